@@ -1,0 +1,1 @@
+"""One engine for serve and replay: schedule, allocate, execute, commit, sample, free."""

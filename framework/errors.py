@@ -1,0 +1,86 @@
+"""Every error the laboratory raises on purpose. Each says what was asked, what was found and what to do."""
+
+from __future__ import annotations
+
+
+class FrameworkError(Exception):
+    """Base of all errors below. Raised before anything changed, unless an error says otherwise."""
+
+
+class InvalidTokens(FrameworkError, ValueError):
+    """Token ids that are no ids: floats, booleans, negative, 2**31 and up, or not one-dimensional."""
+
+
+class InvalidArgument(FrameworkError, ValueError):
+    """A number or a choice outside its range, found before any state changed."""
+
+
+class OutOfBlocks(FrameworkError):
+    """The pool has too few blocks for this call. Nothing changed: preempt a request, or wait for one to end."""
+
+
+class UnknownRequest(FrameworkError, KeyError):
+    """No table under this id: never allocated, or already freed."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class DuplicateRequest(FrameworkError):
+    """This request id holds a table already."""
+
+
+class StaleHit(FrameworkError):
+    """The pool changed since this Hit was looked up. Look it up again, then allocate."""
+
+
+class InvariantViolation(FrameworkError):
+    """`check()` found broken books. Lists each violated invariant; always a bug in the component it names."""
+
+
+class PluginError(FrameworkError):
+    """A plugin broke its contract: the text names the plugin, the method and the rule."""
+
+
+class NoCandidate(FrameworkError):
+    """An eviction policy was asked for a victim and holds no candidate."""
+
+
+class Unsupported(FrameworkError):
+    """Outside what a component declares it can do. Nothing was written."""
+
+
+class BackendUnavailable(FrameworkError):
+    """The chosen backend cannot run this model on this device; lists the reasons and what would work."""
+
+
+class UnknownPlugin(FrameworkError, LookupError):
+    """No installed plugin of that kind and name."""
+
+
+class DuplicatePlugin(FrameworkError):
+    """Two distributions offer the same name of the same kind, and it was chosen."""
+
+
+class PluginImportError(FrameworkError, ImportError):
+    """The chosen plugin's module fails to import."""
+
+
+class ConfigError(FrameworkError, ValueError):
+    """A configuration that cannot be run: names the key, the value found and what is allowed."""
+
+
+class RequestRejected(FrameworkError):
+    """A request that can never be served, with the numbers that say why. Other requests are unaffected."""
+
+
+class ModelError(FrameworkError):
+    """A checkpoint or tokenizer that is missing, incomplete or of a family that is not supported."""
+
+
+class WorkloadError(FrameworkError, ValueError):
+    """A prompt file or trace that cannot be read: names file, line and field."""
+
+
+class RunDirectoryError(FrameworkError, OSError):
+    """A run directory that cannot be written, or that another live run holds."""

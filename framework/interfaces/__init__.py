@@ -1,0 +1,1 @@
+"""The four doors: allocator, eviction, hash, backend. An interface knows no implementation."""

@@ -1,0 +1,45 @@
+"""Plain torch defaults of AttentionBackend's write and copy, correct on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from framework.errors import InvalidArgument
+from framework.interfaces.backend import LayerKV
+
+
+def write(pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+    """Store k, v (T, K, D) at slots (T,) int64, skipping negative ones. Host-synchronises only on padding."""
+    size = pool.block_size
+    if slot_mapping.device.type == "cpu" and bool((slot_mapping < 0).any()):
+        keep = slot_mapping >= 0
+        k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
+    elif slot_mapping.device.type != "cpu":
+        keep = torch.nonzero(slot_mapping >= 0).squeeze(1)
+        k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
+    block, offset = slot_mapping // size, slot_mapping % size
+    for stored, values, scale in ((pool.k, k, pool.k_scale), (pool.v, v, pool.v_scale)):
+        if scale is not None:
+            values = values.float() / scale[None, :, None]
+        values = values.to(stored.dtype)
+        if pool.layout == "NHD":
+            stored[block, offset] = values
+        else:
+            stored[block, :, offset] = values
+
+
+def copy_blocks(pool: LayerKV, copies: Tensor) -> None:
+    """Copy blocks (source, destination) in order, so that a chain a->b, b->c moves a's content to c."""
+    if copies.numel() == 0:
+        return
+    source, destination = copies[:, 0], copies[:, 1]
+    if len(torch.unique(destination)) != len(destination):
+        raise InvalidArgument("copy_blocks: a destination block is named twice")
+    if bool(torch.isin(source, destination).any()):
+        for pair in copies.tolist():
+            pool.k[pair[1]].copy_(pool.k[pair[0]])
+            pool.v[pair[1]].copy_(pool.v[pair[0]])
+        return
+    pool.k[destination] = pool.k[source]
+    pool.v[destination] = pool.v[source]

@@ -1,0 +1,182 @@
+"""Which block holds which tokens?"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.types import BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """How much of a prompt is cached, as `lookup` found it. Valid until the allocator changes.
+
+    Attributes:
+        num_tokens: leading tokens whose KV is cached; always less than the prompt's length.
+        blocks: the blocks that hold them, in order.
+        hashes: the chained hashes of all full blocks of the prompt; lets a later lookup skip hashing.
+        version: the allocator's version at lookup; `allocate` refuses a hit of another version.
+    """
+
+    num_tokens: int = 0
+    blocks: tuple[BlockId, ...] = ()
+    hashes: Sequence[BlockHash] = ()
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorStats:
+    """The books at one moment. `free_blocks + cached_blocks + used_blocks == num_blocks`.
+
+    Attributes:
+        external_blocks: free blocks no request could get for want of a contiguous run; 0 when paged.
+        hit_tokens, prompt_tokens: summed over admissions, once a request each time it is admitted.
+        evictions, copied_blocks, collisions: since construction. A collision is a hash that matched other content.
+    """
+
+    num_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    external_blocks: int = 0
+    num_requests: int = 0
+    hit_tokens: int = 0
+    prompt_tokens: int = 0
+    evictions: int = 0
+    copied_blocks: int = 0
+    collisions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvent:
+    """One line of the event log: content published ("admit") or lost ("evict"). Holds no wall clock."""
+
+    kind: str
+    block: BlockId
+    key: BlockHash
+    now: float
+
+
+class Allocator(ABC):
+    """Owns block ids, reference counts and tables; never tensors. Full control.
+
+    Each public call plans before it changes anything and either succeeds or raises with nothing changed. Sizes are in
+    tokens, block ids run from 1 to `num_blocks`. `tokens` arguments are (n,) int32 and stay the caller's.
+
+    A request's life: `lookup`, `allocate` (room for the whole prompt), then per step `extend` (room for what the step
+    writes), the forward pass, `commit` (those tokens' KV is now written); `fork` at any time in between; `free`.
+    """
+
+    num_blocks: int
+    block_size: int
+
+    @abstractmethod
+    def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
+        """How much of this prompt is cached. Pure: changes no order, no statistic.
+
+        Never covers the whole prompt: at least one token is left to compute. `previous` is an earlier hit for a prefix
+        of the same tokens and namespace, whose hashes may be reused.
+        """
+
+    @abstractmethod
+    def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
+        """Whether `allocate` with these arguments would succeed now. Pure."""
+
+    @abstractmethod
+    def ever_fits(self, request: RequestInfo) -> bool:
+        """Whether `request.max_total_tokens` could be held by an otherwise empty pool. Pure."""
+
+    @abstractmethod
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+        """Make a table with room for all `tokens`, sharing the hit's blocks.
+
+        The hit's tokens count as committed. Hits are counted here, once.
+
+        Raises:
+            OutOfBlocks, DuplicateRequest, StaleHit: nothing changed.
+        """
+
+    @abstractmethod
+    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
+        """Make room for `num_tokens` in all and make every slot from the committed length on safe to write.
+
+        Copies the block about to be written if it is shared. Idempotent: a second call with the same number changes
+        nothing. The engine calls it when a row crosses a block boundary or was forked, not once a token.
+
+        Raises:
+            OutOfBlocks, UnknownRequest: nothing changed.
+        """
+
+    @abstractmethod
+    def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        """All KV of `tokens`, the request's first n tokens, has been written: publish the blocks it fills.
+
+        n may not shrink and may not pass the room. An allocator may swap a block for an equal published one: the
+        change says from where. The engine may call it only when a block fills.
+
+        Raises:
+            UnknownRequest, InvalidArgument: nothing changed.
+        """
+
+    @abstractmethod
+    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
+        """A table for `child` that holds the parent's first `num_tokens` tokens, all of whose KV is written.
+
+        Returns the child's table change: copies to do at once, if blocks are not shared.
+
+        Raises:
+            OutOfBlocks, UnknownRequest, DuplicateRequest, InvalidArgument: nothing changed.
+        """
+
+    @abstractmethod
+    def truncate(self, request: RequestId, num_tokens: int) -> None:
+        """Forget the tokens after `num_tokens`, as if never appended (rejected speculation). Not below what is
+        published.
+
+        Raises:
+            UnknownRequest, InvalidArgument: nothing changed.
+        """
+
+    @abstractmethod
+    def free(self, request: RequestId) -> None:
+        """Drop the request's table: blocks without other users become free, or cached if published.
+
+        Raises:
+            UnknownRequest: never allocated, or freed before.
+        """
+
+    @abstractmethod
+    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+        """The request's block ids in logical order: (m,) int32, a copy or a read-only view valid until the next call.
+
+        Raises:
+            UnknownRequest.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget all cached content (weights changed): no lookup hits what came before; live requests keep theirs."""
+
+    @abstractmethod
+    def stats(self) -> AllocatorStats:
+        """The books now. O(1)."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Recompute every invariant from nothing. O(num_blocks + tables).
+
+        Raises:
+            InvariantViolation: lists each broken one.
+        """
+
+    def advance(self, now: float) -> None:  # noqa: B027
+        """The engine's logical time from here on; passed to the policy. Non-decreasing."""
+
+    def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:  # noqa: B027
+        """Send every CacheEvent to `listener`; None stops. An allocator without a cache sends none."""

@@ -1,0 +1,199 @@
+"""Attention over a paged KV pool."""
+
+# Shapes: T query tokens (packed)  B requests  N blocks in the pool, the null block included  S tokens a block
+#         M blocks a table row     H query heads  K kv heads  D head dim
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LAYOUTS = ("NHD", "HND")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """The shape of one model's attention over one pool. dtypes are torch's names ("float32", "bfloat16")."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    block_size: int
+    kv_dtype: str | None = None
+    layout: str = "NHD"
+    scale: float | None = None
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+
+    @property
+    def softmax_scale(self) -> float:
+        """`scale`, or 1 / sqrt(head_dim)."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can do. None means any.
+
+    Attributes:
+        head_dims, dtypes, kv_dtypes, devices, layouts: allowed values. `kv_dtypes` None means: that of q only.
+        block_size_multiple_of, max_block_size: rule for the block size, tokens.
+        features: of {"sliding_window", "soft_cap", "sinks", "alibi", "lse"}.
+        batch_invariant: a row's output does not depend, bit for bit, on the other rows of the batch.
+        graph_safe: reads no lengths on the host; launches depend on shapes only.
+    """
+
+    dtypes: frozenset[str]
+    devices: frozenset[str]
+    head_dims: frozenset[int] | None = None
+    kv_dtypes: frozenset[str] | None = None
+    layouts: frozenset[str] = frozenset({"NHD"})
+    block_size_multiple_of: int = 1
+    max_block_size: int | None = None
+    features: frozenset[str] = frozenset()
+    batch_invariant: bool = False
+    graph_safe: bool = False
+
+    def reasons_against(self, spec: AttentionSpec, device: str) -> list[str]:
+        """One sentence for each thing asked that is not offered; empty when all is."""
+        reasons = []
+
+        def need(what: str, asked: object, allowed: frozenset[str] | frozenset[int] | None) -> None:
+            if allowed is not None and asked not in allowed:
+                offered = ", ".join(str(value) for value in sorted(allowed, key=str)) or "none"
+                reasons.append(f"{what} {asked} is not supported; supported: {offered}")
+
+        need("device", device.split(":")[0], self.devices)
+        need("dtype", spec.dtype, self.dtypes)
+        if spec.kv_dtype not in (None, spec.dtype):
+            need("KV dtype", spec.kv_dtype, self.kv_dtypes or frozenset())
+        need("head dim", spec.head_dim, self.head_dims)
+        need("layout", spec.layout, self.layouts)
+        if spec.block_size % self.block_size_multiple_of:
+            reasons.append(f"block size {spec.block_size} is not a multiple of {self.block_size_multiple_of}")
+        if self.max_block_size is not None and spec.block_size > self.max_block_size:
+            reasons.append(f"block size {spec.block_size} is larger than {self.max_block_size}")
+        for feature in ("sliding_window", "soft_cap", "sinks", "alibi"):
+            if getattr(spec, feature) and feature not in self.features:
+                reasons.append(f"{feature} is not supported")
+        if spec.num_heads % spec.num_kv_heads:
+            reasons.append(f"{spec.num_heads} query heads are not a multiple of {spec.num_kv_heads} kv heads")
+        return reasons
+
+
+@dataclass(slots=True)
+class LayerKV:
+    """The KV pool of one layer. Block 0 is the null block: finite, never written.
+
+    Attributes:
+        k, v: (N, S, K, D) when layout is "NHD", (N, K, S, D) when "HND". Possibly more than 2**31 elements.
+        k_scale, v_scale: (K,) float32 for fp8 pools, else None: value = stored * scale.
+    """
+
+    k: Tensor
+    v: Tensor
+    layout: str = "NHD"
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """N, the null block included."""
+        return int(self.k.shape[0])
+
+    @property
+    def block_size(self) -> int:
+        """S."""
+        return int(self.k.shape[1 if self.layout == "NHD" else 2])
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step's ragged batch: chunked prefill and decode rows together. All tensors on the pool's device.
+
+    Row b's queries are the last `query_starts[b+1] - query_starts[b]` positions of its context; query i of a row with
+    q queries and context c attends to positions 0 .. c - q + i. The first `num_decodes` rows have one query each.
+
+    Attributes:
+        block_tables: (B, M) int32. Entries past a row's context are 0, the null block.
+        context_lens: (B,) int32, tokens, this step's included. 0 is allowed: the row has no output.
+        query_starts: (B + 1,) int32, row b's first packed query.
+        slot_mapping: (T,) int64, where each new token's K and V go; -1 for padding: not written.
+        max_query_len, max_context_len: host integers, upper bounds over the rows.
+        num_decodes: leading rows with one query.
+        host_context_lens, host_query_starts: the same numbers on the host, for backends that are not graph-safe.
+    """
+
+    block_tables: Tensor
+    context_lens: Tensor
+    query_starts: Tensor
+    slot_mapping: Tensor
+    max_query_len: int
+    max_context_len: int
+    num_decodes: int
+    host_context_lens: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    host_query_starts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+class AttentionBackend(ABC):
+    """Reads the pool through block tables and writes the attention output. Owns no KV memory.
+
+    `check` before anything starts; `setup` once; then per step `plan` once and, for each layer, `write` and `attend`.
+    `write` and `copy_blocks` have defaults, so that a backend may be one method long.
+    """
+
+    capabilities: ClassVar[Capabilities]
+
+    spec: AttentionSpec
+
+    def check(self, spec: AttentionSpec, device: str) -> list[str]:
+        """Why this backend cannot serve `spec` on `device` ("cpu", "cuda", "cuda:1"); empty when it can.
+
+        Override to add what the capabilities cannot say (a missing package, a chip too old). Starts nothing.
+        """
+        return self.capabilities.reasons_against(spec, device)
+
+    def setup(self, spec: AttentionSpec, device: str) -> None:
+        """Called once, after `check` found nothing. Allocate workspaces here."""
+        self.spec = spec
+
+    def plan(self, batch: Batch) -> None:  # noqa: B027
+        """Called once a step, before the layers: what depends on lengths but not on values."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:
+        """Write softmax(q k^T * scale) v, causally masked, into `out`.
+
+        Args:
+            q: (T, H, D). Queries of all rows, packed in row order. May be non-contiguous in T.
+            pool: only slots below each row's context length are read; all others may hold NaN.
+            out: (T, H, D), dtype of q. Overwritten; must not alias q. Rows of context 0 give zeros.
+            lse: (T, H) float32 or None: natural log-sum-exp of the scaled scores, -inf where there are none.
+
+        Raises:
+            Unsupported: outside `capabilities`. Nothing was written.
+
+        Source: Kwon et al. 2023, arXiv:2309.06180 section 4.1. Oracle: framework.testing.oracles.attend_dense.
+        """
+
+    def write(self, pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+        """Store k, v (T, K, D) at `slot_mapping` (T,) int64; negative slots are skipped."""
+        from framework.interfaces import _torch_ops
+
+        _torch_ops.write(pool, k, v, slot_mapping)
+
+    def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
+        """For each row (source, destination) of `copies` (n, 2) int64, in order: copy one block's K and V."""
+        from framework.interfaces import _torch_ops
+
+        _torch_ops.copy_blocks(pool, copies)

@@ -1,0 +1,167 @@
+"""Which cached, unreferenced block goes next?"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from framework.errors import NoCandidate
+from framework.types import BlockHash, BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """What a policy may read of blocks: one read-only column a fact, indexed by block id.
+
+    Valid for every block between its `admit` and its `evicted`. Columns are live views of the allocator's books.
+
+    Attributes:
+        depth: blocks between the root and this block; 0 for a prompt's first block.
+        num_tokens: tokens up to and including this block: what recomputing it from nothing would prefill.
+        admitted: access count when it was published.
+        last_access: access count when a request last used it (admitted, hit or released it). Blocks touched by one
+            call share a count; a later call has a larger one.
+        hits: requests that found it in the cache since it was admitted.
+        priority: of the most important request that used it since it was admitted.
+        tenant: small integer naming the tenant that admitted it.
+        children: cached or in-use blocks published directly below it.
+        next_use: access count of the next request for it; replay only, else infinity. What makes Belady a policy.
+        key: the content's name: equal contents have equal keys, also across evictions. For ghost lists.
+    """
+
+    depth: Sequence[int]
+    num_tokens: Sequence[int]
+    admitted: Sequence[int]
+    last_access: Sequence[int]
+    hits: Sequence[int]
+    priority: Sequence[int]
+    tenant: Sequence[int]
+    children: Sequence[int]
+    next_use: Sequence[float]
+    key: Sequence[BlockHash | None]
+
+
+class EvictionPolicy(ABC):
+    """Orders the eviction candidates: blocks that are cached and that no request uses. Full control.
+
+    The allocator calls, for each block: `admit` once when its content is published (a request is using it, so it is
+    no candidate yet); `release` when its last user lets go: it is a candidate from here; `pin` when a request uses it
+    again; `hit` right after, when that use was a prefix hit; `evicted` once when the content is gone.
+    Each list is deepest block first and never empty. `now` is the engine's logical time, non-decreasing: the step
+    number in a serve run, virtual seconds in a replay with a clock.
+
+    A policy owns its own order and nothing else. It must be deterministic given its constructor's seed, may not
+    keep or change the lists it is handed, and reads facts only through `self.blocks`.
+    """
+
+    blocks: BlockView
+
+    def attach(self, blocks: BlockView) -> None:
+        """Called once by the allocator, before anything else."""
+        self.blocks = blocks
+
+    def admit(self, blocks: Sequence[BlockId], now: float) -> None:  # noqa: B027
+        """These blocks were published. They are in use: not candidates until released."""
+
+    def hit(self, blocks: Sequence[BlockId], now: float) -> None:  # noqa: B027
+        """A request found these blocks in the cache and now uses them. Already pinned if they were candidates."""
+
+    @abstractmethod
+    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+        """These blocks are candidates no longer: a request uses them."""
+
+    @abstractmethod
+    def release(self, blocks: Sequence[BlockId], now: float) -> None:
+        """Nobody uses these blocks any more: they are candidates."""
+
+    @abstractmethod
+    def victim(self, now: float) -> BlockId:
+        """The candidate to evict next. Does not remove it: the allocator answers with `evicted`.
+
+        Raises:
+            NoCandidate: there is none.
+        """
+
+    @abstractmethod
+    def evicted(self, block: BlockId, now: float) -> None:
+        """This candidate's content is gone; it is a candidate no longer. Also called for blocks dropped by a reset."""
+
+
+class Block:
+    """The facts of one block, by name: what `ScoredPolicy.score` is given. Do not keep it."""
+
+    __slots__ = ("_view", "id")
+
+    def __init__(self, view: BlockView) -> None:
+        self._view = view
+        self.id = BlockId(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)[self.id]
+
+    depth: int
+    num_tokens: int
+    admitted: int
+    last_access: int
+    hits: int
+    priority: int
+    tenant: int
+    children: int
+    next_use: float
+    key: BlockHash
+
+
+class ScoredPolicy(EvictionPolicy):
+    """The easy rung: `score(block, now)`, lowest goes first; ties go deepest first, then by lowest id.
+
+    The score is taken when a block becomes a candidate and holds until it is used again: O(log n) an operation.
+    A score that changes while nothing happens to the block needs `time_varying = True`: every eviction then scores
+    all candidates afresh, O(n).
+    """
+
+    time_varying: ClassVar[bool] = False
+
+    @abstractmethod
+    def score(self, block: Block, now: float) -> Any:
+        """How much this block is worth keeping: a number, or a tuple compared in order."""
+
+    def attach(self, blocks: BlockView) -> None:
+        super().attach(blocks)
+        self._facts = Block(blocks)
+        self._scores: dict[BlockId, Any] = {}
+        self._heap: list[tuple[Any, int, BlockId]] = []
+
+    def _entry(self, block: BlockId, now: float) -> tuple[Any, int, BlockId]:
+        self._facts.id = block
+        return (self.score(self._facts, now), -self.blocks.depth[block], block)
+
+    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+        for block in blocks:
+            del self._scores[block]
+
+    def release(self, blocks: Sequence[BlockId], now: float) -> None:
+        for block in blocks:
+            entry = self._entry(block, now)
+            self._scores[block] = entry[0]
+            if not self.time_varying:
+                heapq.heappush(self._heap, entry)
+        if len(self._heap) > 64 + 4 * len(self._scores):
+            self._heap = [(score, -self.blocks.depth[block], block) for block, score in self._scores.items()]
+            heapq.heapify(self._heap)
+
+    def victim(self, now: float) -> BlockId:
+        if not self._scores:
+            raise NoCandidate(f"{type(self).__name__} holds no candidate")
+        if self.time_varying:
+            return min(self._entry(block, now) for block in self._scores)[2]
+        while True:
+            score, _, block = self._heap[0]
+            if block in self._scores and self._scores[block] == score:
+                return block
+            heapq.heappop(self._heap)
+
+    def evicted(self, block: BlockId, now: float) -> None:
+        self._scores.pop(block, None)

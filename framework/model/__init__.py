@@ -1,0 +1,1 @@
+"""Llama and Qwen decoders in plain torch, checkpoint loading, tokenizers, sampling."""

@@ -1,0 +1,1 @@
+"""The toolkit for paged allocators: block pool, prefix index, the easy rung of the allocator ladder."""

@@ -1,0 +1,1 @@
+"""Conformance kits and slow oracles, shipped for plugin authors."""

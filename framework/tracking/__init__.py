@@ -1,0 +1,1 @@
+"""Where results go: run directory, JSON lines, Weights & Biases."""

@@ -1,0 +1,121 @@
+"""The words every part of the laboratory speaks: ids, tokens, namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NewType
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import InvalidTokens
+
+BlockId = NewType("BlockId", int)
+"""A physical block, 1 to num_blocks. Block 0 is the null block: never handed out, never written."""
+
+RequestId = NewType("RequestId", int)
+"""One sequence that holds a block table. Never reused within an allocator's life."""
+
+Slot = NewType("Slot", int)
+"""One token's place in the pool: `block * block_size + offset`."""
+
+BlockHash = NewType("BlockHash", bytes)
+"""The chained name of a full block's content, as its HashScheme made it."""
+
+TokenArray = npt.NDArray[np.int32]
+"""(n,) int32 token ids, each 0 to 2**31 - 1. Plugins must not write to it."""
+
+NULL_BLOCK = BlockId(0)
+
+_LIMIT = 2**31
+
+
+def as_tokens(tokens: Any) -> TokenArray:
+    """The one canonical form of token ids: a contiguous (n,) int32 array.
+
+    Lists, tuples, NumPy arrays of any integer width and torch tensors of equal ids give equal arrays, so
+    that a block hash never depends on the container.
+
+    Raises:
+        InvalidTokens: floats, booleans, ids below 0 or from 2**31 up, or not one-dimensional.
+    """
+    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
+        array = np.ascontiguousarray(tokens)
+        if array.size and int(array.min()) < 0:
+            raise InvalidTokens(f"token ids must be 0 to 2**31 - 1, found {int(array.min())}")
+        return array
+    if isinstance(tokens, Sequence) and not isinstance(tokens, (str, bytes)):
+        if any(isinstance(token, (bool, np.bool_)) for token in tokens):
+            raise InvalidTokens("token ids must be integers, found a bool")
+        if len(tokens) == 0:
+            return np.empty(0, dtype=np.int32)
+    array = np.asarray(tokens)
+    if array.ndim != 1:
+        raise InvalidTokens(f"token ids must be one-dimensional, found shape {array.shape}")
+    if array.dtype.kind not in "iu":
+        if array.size == 0 and array.dtype.kind == "f":
+            raise InvalidTokens("token ids must be integers, found an empty float array; use dtype=int32")
+        raise InvalidTokens(f"token ids must be integers below 2**31, found dtype {array.dtype}")
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= _LIMIT:
+            raise InvalidTokens(f"token ids must be 0 to 2**31 - 1, found {low if low < 0 else high}")
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What besides tokens must be equal for two blocks to hold the same KV. Mixed into the root hash."""
+
+    model: str = ""
+    adapter: str = ""
+    salt: str = ""
+
+    def encode(self) -> bytes:
+        """Injective bytes: each field as its UTF-8 length and its UTF-8 text."""
+        parts = (getattr(self, field.name).encode() for field in fields(self))
+        return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
+ROOT_NAMESPACE = Namespace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestInfo:
+    """What an allocator and a policy may know of a request.
+
+    Attributes:
+        id: names the table in every later call.
+        max_total_tokens: prompt plus the most tokens it may generate; what `contiguous` reserves under `oracle`.
+        namespace: only requests of one namespace share blocks.
+        priority: larger is more important.
+        tenant: for policies that share a cache fairly.
+    """
+
+    id: RequestId
+    max_total_tokens: int
+    namespace: Namespace = ROOT_NAMESPACE
+    priority: int = 0
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the KV of block `source` into block `destination`, in every layer, before anything is written."""
+
+    source: BlockId
+    destination: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """What an allocator call did to one request's block table.
+
+    Attributes:
+        start: the first logical index whose entry differs from before; equal to the table's length when none does.
+        copies: block copies that must be done, in this order, before the next write to the pool.
+    """
+
+    start: int
+    copies: tuple[BlockCopy, ...] = ()
