@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from framework.errors import InvalidArgument, Unsupported
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -20,7 +22,12 @@ LAYOUTS = ("NHD", "HND")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """The shape of one model's attention over one pool. dtypes are torch's names ("float32", "bfloat16")."""
+    """The shape of one model's attention over one pool. dtypes are torch's names ("float32", "bfloat16").
+
+    For a query at position p and a key at position j <= p, in this order: score = scale * (q . k); with `soft_cap`,
+    soft_cap * tanh(score / soft_cap); with `alibi`, plus slope * (j - p). With `sliding_window` w only the w keys
+    p - w < j <= p take part, the query's own among them. With `sinks` one more logit a head joins the denominator.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -98,6 +105,7 @@ class LayerKV:
     Attributes:
         k, v: (N, S, K, D) when layout is "NHD", (N, K, S, D) when "HND". Possibly more than 2**31 elements.
         k_scale, v_scale: (K,) float32 for fp8 pools, else None: value = stored * scale.
+        sinks, alibi_slopes: (H,) float32, the layer's own, when the spec has `sinks` or `alibi`, else None.
     """
 
     k: Tensor
@@ -105,6 +113,8 @@ class LayerKV:
     layout: str = "NHD"
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    sinks: Tensor | None = None
+    alibi_slopes: Tensor | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -164,7 +174,14 @@ class AttentionBackend(ABC):
         return self.capabilities.reasons_against(spec, device)
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
-        """Called once, after `check` found nothing. Allocate workspaces here."""
+        """Called once, after `check` found nothing. Allocate workspaces here; call this one first.
+
+        Raises:
+            Unsupported: `check` finds reasons against it; they are listed.
+        """
+        reasons = self.check(spec, device)
+        if reasons:
+            raise Unsupported(f"{type(self).__name__} cannot serve {spec} on {device}: " + "; ".join(reasons))
         self.spec = spec
 
     def plan(self, batch: Batch) -> None:  # noqa: B027
@@ -178,13 +195,39 @@ class AttentionBackend(ABC):
             q: (T, H, D). Queries of all rows, packed in row order. May be non-contiguous in T.
             pool: only slots below each row's context length are read; all others may hold NaN.
             out: (T, H, D), dtype of q. Overwritten; must not alias q. Rows of context 0 give zeros.
-            lse: (T, H) float32 or None: natural log-sum-exp of the scaled scores, -inf where there are none.
+            lse: (T, H) float32 or None: natural log of the softmax's denominator, a sink included; -inf where
+                context is 0.
 
         Raises:
             Unsupported: outside `capabilities`. Nothing was written.
+            InvalidArgument: shapes that are not the spec's, or `max_context_len` beyond the table's width.
 
         Source: Kwon et al. 2023, arXiv:2309.06180 section 4.1. Oracle: framework.testing.oracles.attend_dense.
         """
+
+    def require(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, lse: Tensor | None = None) -> None:
+        """Refuse what `attend` must refuse, from shapes and host integers alone: no synchronisation. O(1).
+
+        Raises:
+            Unsupported, InvalidArgument: as `attend`.
+        """
+        spec = self.spec
+        if lse is not None and "lse" not in self.capabilities.features:
+            raise Unsupported(f"{type(self).__name__} does not return the log-sum-exp")
+        found = (str(q.dtype).removeprefix("torch."), pool.layout, pool.block_size, *q.shape[1:])
+        asked = (spec.dtype, spec.layout, spec.block_size, spec.num_heads, spec.head_dim)
+        if found != asked:
+            raise Unsupported(
+                f"{type(self).__name__} was set up for (dtype, layout, block size, heads, head dim) {asked}, got {found}"
+            )
+        if out.shape != q.shape or out.dtype != q.dtype:
+            raise InvalidArgument(f"out is {tuple(out.shape)} {out.dtype}; it must be as q, {tuple(q.shape)} {q.dtype}")
+        capacity = batch.block_tables.shape[1] * spec.block_size
+        if batch.max_context_len > capacity:
+            raise InvalidArgument(
+                f"a context of {batch.max_context_len} tokens passes the block table's width: "
+                f"{batch.block_tables.shape[1]} blocks of {spec.block_size} hold {capacity}; widen the table"
+            )
 
     def write(self, pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
         """Store k, v (T, K, D) at `slot_mapping` (T,) int64; negative slots are skipped."""

@@ -1,0 +1,238 @@
+"""Which paged-attention problems should a backend be tried on, and how is one built?"""
+
+# Shapes: T query tokens (packed)  B rows  N blocks  S tokens a block  M blocks a table row
+#         H query heads  K kv heads  D head dim  C context length
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
+from framework.testing.oracles.attention import alibi_slopes_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NULL_FILL = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem: a spec, and each row's context length and number of queries (tokens), decode rows first."""
+
+    spec: AttentionSpec
+    contexts: tuple[int, ...]
+    queries: tuple[int, ...]
+    seed: int = 0
+
+    def __str__(self) -> str:
+        s = self.spec
+        extras = [f"{name} {getattr(s, name)}" for name in ("sliding_window", "soft_cap") if getattr(s, name)]
+        extras += [name for name in ("sinks", "alibi") if getattr(s, name)]
+        return (
+            f"block size {s.block_size}, heads {s.num_heads}/{s.num_kv_heads}/{s.head_dim}, {s.dtype}"
+            f"{'/' + s.kv_dtype if s.kv_dtype else ''}, {s.layout}, {', '.join(extras) or 'plain'}, "
+            f"contexts {list(self.contexts)}, queries {list(self.queries)}"
+        )
+
+
+@dataclass(slots=True)
+class Problem:
+    """A case with its tensors, ready for `attend`. `k_tokens`, `v_tokens`: each row's (C, K, D) as stored."""
+
+    case: Case
+    q: Tensor
+    pool: LayerKV
+    batch: Batch
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return self.case.spec
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype of that name."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), name
+    return dtype
+
+
+def build_problem(
+    case: Case,
+    device: str = "cpu",
+    *,
+    fill: float = float("nan"),
+    placement: int = 0,
+    extra_blocks: int = 3,
+    extra_width: int = 2,
+    scale_q: float = 1.0,
+) -> Problem:
+    """Place the case's tokens into scattered blocks of a pool whose every other slot holds `fill`.
+
+    Args:
+        fill: what unused slots and unused blocks hold. The null block holds 1e4: finite, and wrong to weigh.
+        placement: seed of the physical block ids; the tokens do not depend on it.
+        extra_blocks: blocks no row uses.
+        extra_width: entries of 0 at the end of the longest table row.
+        scale_q: the queries are multiplied by it.
+    """
+    spec, size = case.spec, case.spec.block_size
+    generator = torch.Generator().manual_seed(case.seed)
+    counts = [-(-context // size) for context in case.contexts]
+    total = 1 + sum(counts) + extra_blocks
+    width = max([1, *counts]) + extra_width
+    order = np.random.default_rng(placement).permutation(np.arange(1, total))
+    tables = torch.zeros(len(counts), width, dtype=torch.int32)
+    at = 0
+    for row, count in enumerate(counts):
+        tables[row, :count] = torch.from_numpy(order[at : at + count].astype(np.int32))
+        at += count
+    pool = _empty_pool(spec, total, fill)
+    for row, context in enumerate(case.contexts):
+        shape = (context, spec.num_kv_heads, spec.head_dim)
+        slots = tables[row].long().repeat_interleave(size)[:context] * size + torch.arange(size).repeat(width)[:context]
+        for stored, scale in ((pool.k, pool.k_scale), (pool.v, pool.v_scale)):
+            _place(stored, torch.randn(shape, generator=generator), slots, scale, pool.layout, size)
+    tokens = sum(case.queries)
+    packed = torch.randn(tokens, spec.num_heads + 2, spec.head_dim, generator=generator) * scale_q
+    q = packed.to(torch_dtype(spec.dtype)).to(device)[:, 1:-1]  # a slice of a packed qkv: not contiguous in T
+    return Problem(case, q, _to(pool, device), _batch(case, tables, device))
+
+
+def _empty_pool(spec: AttentionSpec, num_blocks: int, fill: float) -> LayerKV:
+    heads, dim, size = spec.num_kv_heads, spec.head_dim, spec.block_size
+    shape = (num_blocks, size, heads, dim) if spec.layout == "NHD" else (num_blocks, heads, size, dim)
+    dtype = torch_dtype(spec.kv_dtype or spec.dtype)
+    low_range = dtype.itemsize == 1
+
+    def tensor() -> Tensor:
+        value = torch.full(shape, min(fill, 448.0) if low_range and fill == fill else fill)
+        value[0] = min(NULL_FILL, 448.0) if low_range else NULL_FILL
+        return value.to(dtype)
+
+    scales = [torch.rand(heads, generator=torch.Generator().manual_seed(seed)) * 0.05 + 0.02 for seed in (1, 2)]
+    sinks = torch.randn(spec.num_heads, generator=torch.Generator().manual_seed(3)) if spec.sinks else None
+    return LayerKV(
+        tensor(),
+        tensor(),
+        spec.layout,
+        scales[0] if low_range else None,
+        scales[1] if low_range else None,
+        sinks,
+        alibi_slopes_for(spec.num_heads) if spec.alibi else None,
+    )
+
+
+def _place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, layout: str, size: int) -> None:
+    """Token by token, so that the kit leans on no backend's `write`."""
+    if scale is not None:
+        values = values / scale[None, :, None]
+    values = values.to(stored.dtype)
+    for slot, value in zip(slots.tolist(), values, strict=True):
+        block, offset = divmod(slot, size)
+        target = stored[block, offset] if layout == "NHD" else stored[block, :, offset]
+        target.copy_(value)
+
+
+def _to(pool: LayerKV, device: str) -> LayerKV:
+    names = ("k", "v", "k_scale", "v_scale", "sinks", "alibi_slopes")
+    moved = {name: None if getattr(pool, name) is None else getattr(pool, name).to(device) for name in names}
+    return replace(pool, **moved)
+
+
+def _batch(case: Case, tables: Tensor, device: str) -> Batch:
+    contexts = np.array(case.contexts, np.int32)
+    starts = np.concatenate([[0], np.cumsum(case.queries)]).astype(np.int32)
+    size = case.spec.block_size
+    slots = []
+    for row, (context, queries) in enumerate(zip(case.contexts, case.queries, strict=True)):
+        for position in range(context - queries, context):
+            slots.append(int(tables[row, position // size]) * size + position % size if position >= 0 else -1)
+    return Batch(
+        block_tables=tables.to(device),
+        context_lens=torch.from_numpy(contexts).to(device),
+        query_starts=torch.from_numpy(starts).to(device),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        max_query_len=max(case.queries, default=0),
+        max_context_len=max(case.contexts, default=0),
+        num_decodes=len(list(itertools.takewhile(lambda queries: queries == 1, case.queries))),
+        host_context_lens=contexts,
+        host_query_starts=starts,
+    )
+
+
+def pairwise(factors: Mapping[str, Sequence[Any]], valid: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Choices such that every two values of two factors meet in one of them, where `valid` allows it.
+
+    Greedy and deterministic: the first rows cover the most. Pairs that occur only in invalid rows are dropped.
+    """
+    names = list(factors)
+    missing = {
+        (a, i, b, j)
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(factors[a]))
+        for j in range(len(factors[b]))
+    }
+    order = {name: at for at, name in enumerate(names)}
+
+    def pair(a: str, i: int, b: str, j: int) -> tuple[str, int, str, int]:
+        return (a, i, b, j) if order[a] < order[b] else (b, j, a, i)
+
+    rows = []
+    while missing:
+        a, i, b, j = min(missing, key=lambda p: (order[p[0]], order[p[2]], p[1], p[3]))
+        chosen = {a: i, b: j}
+        for name in names:
+            if name not in chosen:
+                gains = [
+                    sum(pair(name, value, other, at) in missing for other, at in chosen.items())
+                    for value in range(len(factors[name]))
+                ]
+                tie = (len(rows) + order[name]) % len(gains)  # rotate, so that ties do not always take the first
+                chosen[name] = max(range(len(gains)), key=lambda v: (gains[v], -((v - tie) % len(gains))))
+        for c, d in itertools.combinations(names, 2):
+            missing.discard((c, chosen[c], d, chosen[d]))
+        row = {name: factors[name][at] for name, at in chosen.items()}
+        if valid(row):
+            rows.append(row)
+    return rows
+
+
+LENGTHS: dict[str, Callable[[int], list[int]]] = {
+    "ragged": lambda size: [1, size, 5 * size + 3, 0, size - 1, 2 * size + 1, size + 1],
+    "5P+3": lambda size: [5 * size + 3],
+    "P+1": lambda size: [size + 1],
+    "P": lambda size: [size],
+    "P-1": lambda size: [size - 1],
+    "2P+1": lambda size: [2 * size + 1],
+    "1": lambda size: [1],
+    "0": lambda size: [0],
+    "edges": lambda size: [size + 1, size - 1, 0, 2 * size + 1],
+}
+"""Name -> context lengths (tokens) of a batch, for a block size."""
+
+WINDOWS: dict[str, Callable[[int], int | None]] = {
+    "none": lambda size: None,
+    "P-1": lambda size: max(size - 1, 1),
+    "P": lambda size: size,
+    "P+1": lambda size: size + 1,
+    "1": lambda size: 1,
+}
+QUERIES = ("1", "mixed", "2", "5", "chunk")
+
+
+def query_lengths(kind: str, contexts: Sequence[int], size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(contexts, queries) with decode rows first. "chunk": the last P + 2 positions; "mixed": every other row a chunk."""
+    wanted = {"1": 1, "2": 2, "5": 5, "chunk": size + 2, "mixed": size + 2}[kind]
+    rows = []
+    for at, context in enumerate(contexts):
+        queries = 1 if kind == "mixed" and at % 2 == 0 and len(contexts) > 1 else min(wanted, max(context, 1))
+        rows.append((context, queries))
+    rows.sort(key=lambda row: row[1] != 1)
+    return tuple(row[0] for row in rows), tuple(row[1] for row in rows)

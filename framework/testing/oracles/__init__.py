@@ -1,0 +1,1 @@
+"""Slow, obvious truths the kits compare against."""

@@ -1,0 +1,116 @@
+"""What should paged attention have returned? Slow, obvious, and in fp64."""
+
+# Shapes: T query tokens (packed)  B rows  N blocks  S tokens a block  H query heads  K kv heads  D head dim  C context
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
+
+
+def attend_dense(
+    q: Tensor,
+    layer_kv: LayerKV,
+    batch: Batch,
+    spec: AttentionSpec,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Causal softmax attention of every row, one row and one head at a time, in fp64.
+
+    Args:
+        q: (T, H, D), any float dtype.
+        layer_kv: the pool. Only slots below each row's context length are read.
+        batch: its tensors decide (`block_tables`, `context_lens`, `query_starts`); host copies are ignored.
+        sinks, alibi_slopes: (H,); default to the layer's own.
+
+    Returns:
+        out (T, H, D) float64 and lse (T, H) float64, on the CPU: the natural log of the softmax's denominator, a sink
+        included. Rows of context 0: zeros and -inf.
+    """
+    return _attend(q, layer_kv, batch, spec, torch.float64, sinks, alibi_slopes)
+
+
+def attend_plain(q: Tensor, layer_kv: LayerKV, batch: Batch, spec: AttentionSpec) -> Tensor:
+    """The same formula in q's own dtype throughout: the error a plain PyTorch program makes. (T, H, D) on the CPU."""
+    return _attend(q, layer_kv, batch, spec, q.dtype, None, None)[0]
+
+
+def gather_tokens(layer_kv: LayerKV, table: list[int], context: int) -> tuple[Tensor, Tensor]:
+    """K and V of a row's first `context` tokens, token by token: two (C, K, D) in the pool's dtype, descaled to fp64
+    when the pool has scales."""
+    size, nhd = layer_kv.block_size, layer_kv.layout == "NHD"
+    gathered = []
+    for stored, scale in ((layer_kv.k, layer_kv.k_scale), (layer_kv.v, layer_kv.v_scale)):
+        tokens = []
+        for position in range(context):
+            block, offset = table[position // size], position % size
+            tokens.append(stored[block, offset] if nhd else stored[block, :, offset])
+        heads = stored.shape[2 if nhd else 1]
+        rows = torch.stack(tokens) if tokens else stored.new_empty(0, heads, stored.shape[3])
+        if scale is not None:
+            rows = rows.float().double() * scale.double()[None, :, None]
+        gathered.append(rows)
+    return gathered[0], gathered[1]
+
+
+def alibi_slopes_for(num_heads: int) -> Tensor:
+    """The published geometric slopes, (H,) float32.
+
+    Source: Press et al. 2021, arXiv:2108.12409 section 3; heads that are no power of 2 interleave the next power's.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
+    return torch.tensor(slopes, dtype=torch.float32)
+
+
+def _attend(
+    q: Tensor,
+    layer_kv: LayerKV,
+    batch: Batch,
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    sinks = layer_kv.sinks if sinks is None else sinks
+    slopes = layer_kv.alibi_slopes if alibi_slopes is None else alibi_slopes
+    heads, group = q.shape[1], q.shape[1] // spec.num_kv_heads
+    out = torch.zeros(q.shape, dtype=dtype)
+    lse = torch.full(q.shape[:2], -math.inf, dtype=dtype)
+    starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
+    for row, context in enumerate(contexts):
+        first, last = starts[row], starts[row + 1]
+        if context == 0:
+            continue
+        k, v = gather_tokens(layer_kv, batch.block_tables[row].tolist(), context)
+        k, v = k.cpu().to(dtype), v.cpu().to(dtype)
+        queries = q[first:last].cpu().to(dtype)
+        position = torch.arange(context - (last - first), context)[:, None]
+        key = torch.arange(context)[None, :]
+        visible = key <= position
+        if spec.sliding_window is not None:
+            visible &= key > position - spec.sliding_window
+        for head in range(heads):
+            score = queries[:, head] @ k[:, head // group].T * spec.softmax_scale
+            if spec.soft_cap is not None:
+                score = spec.soft_cap * torch.tanh(score / spec.soft_cap)
+            if spec.alibi:
+                assert slopes is not None, "the spec has alibi and the layer no slopes"
+                score = score + slopes[head].cpu().to(dtype) * (key - position).to(dtype)
+            score = score.masked_fill(~visible, -math.inf)
+            if spec.sinks:
+                assert sinks is not None, "the spec has sinks and the layer none"
+                score = torch.cat([score, sinks[head].cpu().to(dtype).expand(len(score), 1)], dim=1)
+            probability = torch.softmax(score, dim=1)[:, :context]
+            out[first:last, head] = probability @ v[:, head // group]
+            lse[first:last, head] = torch.logsumexp(score, dim=1)
+    return out, lse
