@@ -14,7 +14,7 @@ from framework.types import BlockHash, BlockId
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """What a policy may read of blocks: one read-only column a fact, indexed by block id.
+    """What a policy may read of blocks: one read-only column a fact, indexed by block id, `num_blocks + 1` long.
 
     Valid for every block between its `admit` and its `evicted`. Columns are live views of the allocator's books.
 
@@ -43,6 +43,11 @@ class BlockView:
     next_use: Sequence[float]
     key: Sequence[BlockHash | None]
 
+    @property
+    def num_blocks(self) -> int:
+        """The pool's capacity in blocks: the cache size of policies that divide it among queues. Known at `attach`."""
+        return len(self.depth) - 1
+
 
 class EvictionPolicy(ABC):
     """Orders the eviction candidates: blocks that are cached and that no request uses. Full control.
@@ -58,6 +63,9 @@ class EvictionPolicy(ABC):
     """
 
     blocks: BlockView
+
+    needs_future: ClassVar[bool] = False
+    """True when the policy reads `blocks.next_use`, so that a replay makes the extra pass that fills it."""
 
     def attach(self, blocks: BlockView) -> None:
         """Called once by the allocator, before anything else."""
