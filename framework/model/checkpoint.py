@@ -1,0 +1,204 @@
+"""Is this folder a checkpoint, and do its weights fit the config?"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from framework.errors import ModelError
+from framework.model.config import ModelConfig, token_ids
+from framework.model.decoder import Decoder, DecoderLayer
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
+_INDEX = "model.safetensors.index.json"
+_SHOWN = 4
+
+
+def find_checkpoint(name_or_path: str | Path) -> Path:
+    """The folder of a checkpoint: itself, or the local copy of a hub repository, downloaded if need be.
+
+    Raises:
+        ModelError: neither a folder nor a hub id, or the hub cannot be reached and holds no local copy.
+    """
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"model '{name_or_path}' is a file; give the folder that holds config.json and *.safetensors")
+    if not _HUB_ID.fullmatch(str(name_or_path)):
+        raise ModelError(f"model '{name_or_path}' is no folder here and no hub id (OWNER/NAME); 'tiny' needs neither")
+    return _download(str(name_or_path))
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The config of a checkpoint; generation_config.json, where there is one, says which tokens end a generation.
+
+    Raises:
+        ModelError: no config.json, or an unsupported family or feature.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"'{folder}' has no config.json: not a Hugging Face checkpoint")
+    config = ModelConfig.from_hf(read_json(folder / "config.json"))
+    if (folder / "generation_config.json").is_file():
+        ends = token_ids(read_json(folder / "generation_config.json").get("eos_token_id"))
+        config = replace(config, eos_token_ids=ends or config.eos_token_ids)
+    return config
+
+
+def load_weights(decoder: Decoder, folder: Path) -> None:
+    """Fill `decoder` from the safetensors files of `folder`, one tensor at a time.
+
+    Raises:
+        ModelError: a tensor missing, unexpected, of another shape or no number; a file missing or damaged. The
+            decoder's weights are then undefined.
+    """
+    targets = weight_targets(decoder)
+    missing = set(targets)
+    unexpected: list[str] = []
+    for name, tensor in _tensors(folder):
+        name = name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+        if name not in targets:
+            if not _known_extra(name, decoder.config):
+                unexpected.append(name)
+            continue
+        target, shape = targets[name]
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"'{folder}': {name} has shape {tuple(tensor.shape)}, the config asks for {shape}")
+        if not tensor.is_floating_point():
+            raise ModelError(f"'{folder}': {name} is {tensor.dtype}; quantised weights are not supported")
+        target.copy_(tensor)
+        missing.discard(name)
+    if missing:
+        raise ModelError(f"'{folder}' lacks {len(missing)} weights: {_some(sorted(missing))}")
+    if unexpected:
+        raise ModelError(
+            f"'{folder}' has {len(unexpected)} weights that a {decoder.config.family} model of this "
+            f"config has no use for: {_some(sorted(unexpected))}"
+        )
+
+
+def weight_targets(decoder: Decoder) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    """Hugging Face name -> (view into the decoder's fused weights, shape the checkpoint's tensor must have)."""
+    views: dict[str, Tensor] = {"model.embed_tokens.weight": decoder.embedding, "model.norm.weight": decoder.norm}
+    if not decoder.config.tie_word_embeddings:
+        views["lm_head.weight"] = decoder.lm_head
+    targets = {name: (view, tuple(view.shape)) for name, view in views.items()}
+    for index, layer in enumerate(decoder.layers):
+        assert isinstance(layer, DecoderLayer)
+        targets |= {f"model.layers.{index}.{name}": target for name, target in _layer_targets(layer).items()}
+    return targets
+
+
+def _layer_targets(layer: DecoderLayer) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    heads, kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
+    views: dict[str, Tensor] = {
+        "input_layernorm.weight": layer.input_norm,
+        "post_attention_layernorm.weight": layer.post_norm,
+    }
+    fused = (
+        ("weight", layer.qkv, layer.output, layer.gate_up, layer.down),
+        ("bias", layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias),
+    )
+    for kind, qkv, output, gate_up, down in fused:
+        if qkv is not None:
+            for name, part in zip("qkv", torch.split(qkv, [heads, kv, kv]), strict=True):
+                views[f"self_attn.{name}_proj.{kind}"] = part
+        if output is not None:
+            views[f"self_attn.o_proj.{kind}"] = output
+        if gate_up is not None:
+            views[f"mlp.gate_proj.{kind}"], views[f"mlp.up_proj.{kind}"] = gate_up.chunk(2)
+        if down is not None:
+            views[f"mlp.down_proj.{kind}"] = down
+    targets: dict[str, tuple[Tensor, tuple[int, ...]]] = {
+        name: (view, tuple(view.shape)) for name, view in views.items()
+    }
+    if layer.qk_norm is not None:
+        # One row of the checkpoint fills the rows of all heads.
+        shape = (layer.head_dim,)
+        targets["self_attn.q_norm.weight"] = (layer.qk_norm[: layer.num_heads], shape)
+        targets["self_attn.k_norm.weight"] = (layer.qk_norm[layer.num_heads :], shape)
+    return targets
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a checkpoint's file.
+
+    Raises:
+        ModelError: unreadable, no JSON, or no object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{path}' cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"'{path}' holds no JSON object but a {type(found).__name__}")
+    return found
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"the hub has no model '{name}', or it is private; check the id, or `hf auth login`"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"model '{name}' is not in the local Hugging Face cache and the hub cannot be reached; "
+            f"run `hf download {name}` where there is a network, or give a local folder"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"model '{name}' cannot be downloaded ({reason}); give a local folder instead") from error
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"'{path}' is damaged or no safetensors file: {error}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / _INDEX).is_file():
+        named = set(read_json(folder / _INDEX).get("weight_map", {}).values())
+        odd = [name for name in named if Path(str(name)).name != name]
+        if odd or not named:
+            raise ModelError(
+                f"'{folder / _INDEX}' names no files of its own folder: {_some(odd) or 'weight_map is empty'}"
+            )
+        absent = sorted(name for name in named if not (folder / name).is_file())
+        if absent:
+            raise ModelError(f"'{folder}' lacks {len(absent)} of {len(named)} weight files: {_some(absent)}")
+        return [folder / name for name in sorted(named)]
+    files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else []
+    files = files or sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"'{folder}' holds no *.safetensors; convert other formats with transformers' save_pretrained")
+    return files
+
+
+def _known_extra(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor without a place is harmless: a tied head stored twice, or a table that old versions saved."""
+    return (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith("rotary_emb.inv_freq")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(str(name) for name in names[:_SHOWN]) + more

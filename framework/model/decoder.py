@@ -1,0 +1,149 @@
+"""A Llama-shaped transformer over packed sequences, with the attention left to the caller."""
+
+# Shapes: T packed tokens  R rows  E hidden  V vocabulary  H query heads  K kv heads  D head dim  I intermediate
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from framework.model.config import ModelConfig, RopeScaling
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q (T, H, D), k (T, K, D), v (T, K, D)) -> (T, H, D).
+
+q and k are rotated. All three are views whose last dimension alone is contiguous; they stay valid for this call only.
+"""
+
+
+class Decoder(nn.Module):
+    """The families of `framework.model.config`: everything of the model but attention's memory.
+
+    Sequences are packed one after another without padding; only `attention` knows where one ends. Weights need no
+    gradient, so no graph is built. q, k and v are one matrix (E, (H + 2K) * D), gate and up another (E, 2I).
+
+    Attributes:
+        config: the shape it was made from.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"):
+        super().__init__()
+        self.config = config
+        dtype = getattr(torch, config.dtype) if dtype is None else dtype
+        factory = {"dtype": dtype, "device": torch.device(device)}
+        self.embedding = _parameter(config.vocab_size, config.hidden_size, factory)
+        self.layers = nn.ModuleList(DecoderLayer(config, index, factory) for index in range(config.num_layers))
+        self.norm = _parameter(config.hidden_size, None, factory)
+        self.lm_head = self.embedding
+        if not config.tie_word_embeddings:
+            self.lm_head = _parameter(config.vocab_size, config.hidden_size, factory)
+        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.register_buffer("frequencies", frequencies.to(device), persistent=False)
+
+    frequencies: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, hidden states, and the KV it hands to attention."""
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and where `forward` wants its arguments."""
+        return self.embedding.device
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """The last layer's normalised hidden states (T, E).
+
+        Args:
+            tokens: (T,) int64 token ids on the model's device.
+            positions: (T,) int64, each token's place in its own sequence, from 0.
+            attention: called once a layer, in order.
+        """
+        rope = self.rope(positions)
+        x = F.embedding(tokens, self.embedding)
+        for layer in self.layers:
+            x = layer(x, rope, attention)
+        return _rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, E) hidden states, as `forward` gives them, to (R, V) float32 logits (float64 for a float64 model)."""
+        logits = F.linear(hidden, self.lm_head)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and signed sin, each (T, 1, D) in the model's dtype: computed in float32, as transformers does."""
+        angles = positions.to(self.frequencies.dtype)[:, None] * self.frequencies
+        cos, sin = angles.cos(), angles.sin()
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each behind an RMS norm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, index: int, factory: dict[str, object]):
+        super().__init__()
+        self.index, self.eps = index, config.rms_norm_eps
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        rotated, rows = config.num_heads + config.num_kv_heads, config.num_heads + 2 * config.num_kv_heads
+        hidden, width = config.hidden_size, config.head_dim
+        self.input_norm = _parameter(hidden, None, factory)
+        self.qkv = _parameter(rows * width, hidden, factory)
+        self.qkv_bias = _parameter(rows * width, None, factory) if config.attention_bias else None
+        # One weight row a head, so that queries and keys are normalised by one call.
+        self.qk_norm = _parameter(rotated, width, factory) if config.qk_norm else None
+        self.output = _parameter(hidden, config.num_heads * width, factory)
+        self.output_bias = _parameter(hidden, None, factory) if config.output_bias else None
+        self.post_norm = _parameter(hidden, None, factory)
+        self.gate_up = _parameter(2 * config.intermediate_size, hidden, factory)
+        self.gate_up_bias = _parameter(2 * config.intermediate_size, None, factory) if config.mlp_bias else None
+        self.down = _parameter(hidden, config.intermediate_size, factory)
+        self.down_bias = _parameter(hidden, None, factory) if config.mlp_bias else None
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
+        """(T, E) to (T, E)."""
+        qkv = F.linear(_rms_norm(x, self.input_norm, self.eps), self.qkv, self.qkv_bias)
+        qkv = qkv.view(len(x), -1, self.head_dim)
+        qk, v = qkv[:, : -self.num_kv_heads], qkv[:, -self.num_kv_heads :]
+        if self.qk_norm is not None:
+            qk = _rms_norm(qk, None, self.eps) * self.qk_norm
+        qk = _rotate(qk, rope)
+        mixed = attention(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
+        x = x + F.linear(mixed.reshape(len(x), -1), self.output, self.output_bias)
+        gate, up = F.linear(_rms_norm(x, self.post_norm, self.eps), self.gate_up, self.gate_up_bias).chunk(2, -1)
+        return x.add_(F.linear(F.silu(gate).mul_(up), self.down, self.down_bias))
+
+
+def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """(D / 2,) float32 angles per position, scaled as the checkpoint asks. Source: arXiv:2104.09864; transformers."""
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+
+
+def _parameter(rows: int, columns: int | None, factory: dict[str, object]) -> nn.Parameter:
+    shape = (rows,) if columns is None else (rows, columns)
+    return nn.Parameter(torch.empty(shape, **factory), requires_grad=False)  # type: ignore[call-overload]
+
+
+def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate pairs (i, i + D/2) of x (T, N, D): x * cos + swapped halves * signed sin."""
+    cos, sin = rope
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

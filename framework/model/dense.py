@@ -1,0 +1,121 @@
+"""The plain dense answer: causal attention over whole sequences, one at a time. The engine's oracle."""
+
+# Shapes: T tokens of one sequence  H query heads  K kv heads  D head dim  V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from framework.errors import InvalidArgument
+from framework.model.decoder import Decoder
+
+TokenIds = Sequence[int] | npt.NDArray[np.int32] | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """What `greedy` chose, and how narrowly.
+
+    Attributes:
+        tokens: the generated ids, the stop token included if one was reached.
+        gaps: per token, the best logit minus the runner-up: where it is small beside rounding error, another correct
+            implementation may choose otherwise.
+        largest_logit: the largest magnitude seen, to judge the gaps by.
+    """
+
+    tokens: list[int]
+    gaps: list[float]
+    largest_logit: float
+
+
+class _DenseCache:
+    """Contiguous K and V of one sequence, every layer: (K, T, D), grown by doubling."""
+
+    def __init__(self, decoder: Decoder):
+        config = decoder.config
+        self._window = config.sliding_window
+        shape = (config.num_layers, 2, config.num_kv_heads, 256, config.head_dim)
+        self._kv = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
+        self.length = 0
+
+    def reserve(self, num_tokens: int) -> None:
+        capacity = self._kv.shape[3]
+        while capacity < num_tokens:
+            capacity *= 2
+        if capacity > self._kv.shape[3]:
+            grown = self._kv.new_empty((*self._kv.shape[:3], capacity, self._kv.shape[4]))
+            grown[:, :, :, : self.length] = self._kv[:, :, :, : self.length]
+            self._kv = grown
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        start, end = self.length, self.length + len(q)
+        stored = self._kv[layer]
+        stored[0, :, start:end] = k.transpose(0, 1)
+        stored[1, :, start:end] = v.transpose(0, 1)
+        keys, values = stored[:, :, :end]
+        return dense_attention(q, keys.transpose(0, 1), values.transpose(0, 1), window=self._window)
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
+    """Causal attention of the last T positions of one sequence: q (T, H, D), k and v (C, K, D) -> (T, H, D).
+
+    Query i stands at position C - T + i. `window`: it sees only the last so many positions, its own included.
+    """
+    queries, context = len(q), len(k)
+    position = torch.arange(context - queries, context, device=q.device)[:, None]
+    column = torch.arange(context, device=q.device)[None]
+    mask = column <= position
+    if window is not None:
+        mask &= column > position - window
+    group = q.shape[1] // k.shape[1]
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)
+
+
+def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:
+    """The logits (T, V) after each token of one sequence, computed in one pass without any cache."""
+    ids = _as_ids(decoder, tokens)
+    window = decoder.config.sliding_window
+    hidden = decoder(
+        ids, torch.arange(len(ids), device=ids.device), lambda _, q, k, v: dense_attention(q, k, v, window=window)
+    )
+    return decoder.logits(hidden)
+
+
+def greedy(decoder: Decoder, prompt: TokenIds, max_tokens: int, *, stop_token_ids: Sequence[int] = ()) -> Greedy:
+    """Greedy decoding of one prompt over a contiguous cache; ties go to the lowest id.
+
+    Ends after `max_tokens`, or with the first of `stop_token_ids`, which is kept. O(T) per token.
+    """
+    ids = _as_ids(decoder, prompt)
+    cache, stops = _DenseCache(decoder), frozenset(stop_token_ids)
+    tokens: list[int] = []
+    gaps: list[float] = []
+    largest = 0.0
+    for _ in range(max_tokens):
+        cache.reserve(cache.length + len(ids))
+        positions = torch.arange(cache.length, cache.length + len(ids), device=ids.device)
+        logits = decoder.logits(decoder(ids, positions, cache.attend)[-1:])[0]
+        cache.length += len(ids)
+        best, second = logits.topk(2).values.tolist()
+        tokens.append(int(logits.argmax()))
+        gaps.append(best - second)
+        largest = max(largest, float(logits.abs().max()))
+        if tokens[-1] in stops:
+            break
+        ids = torch.tensor(tokens[-1:], device=ids.device)
+    return Greedy(tokens, gaps, largest)
+
+
+def _as_ids(decoder: Decoder, tokens: TokenIds) -> Tensor:
+    ids = torch.as_tensor(tokens, dtype=torch.int64, device=decoder.device)
+    if ids.ndim != 1 or len(ids) == 0:
+        raise InvalidArgument(f"a prompt is a row of at least one token id, found shape {tuple(ids.shape)}")
+    return ids

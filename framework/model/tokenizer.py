@@ -1,0 +1,145 @@
+"""How does text become tokens, and a conversation a prompt?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from framework.errors import ModelError
+from framework.model.config import ModelConfig
+
+
+class Tokenizer(Protocol):
+    """What the engine and the workloads need of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids run from 0 to one below it."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation; may be empty."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the special tokens (bos) that the checkpoint adds to a plain prompt."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out. Bytes that are no UTF-8 become U+FFFD."""
+
+    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation ({"role", "content"} each), ending where the assistant is to speak.
+
+        Raises:
+            ModelError: no chat template, or one that refuses these messages.
+        """
+
+
+def load_tokenizer(folder: Path, config: ModelConfig) -> CheckpointTokenizer:
+    """The tokenizer of a checkpoint's folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+
+    Raises:
+        ModelError: no tokenizer.json, or one that cannot be read.
+    """
+    from framework.model.checkpoint import read_json
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(f"'{folder}' has no tokenizer.json; save the tokenizer with transformers' save_pretrained")
+    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    template = settings.get("chat_template")
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return CheckpointTokenizer(path, config.eos_token_ids, template=template, special=_special_tokens(settings))
+
+
+class CheckpointTokenizer:
+    """A Hugging Face tokenizer.json through the `tokenizers` library, and its chat template through Jinja's sandbox.
+
+    Args:
+        path: tokenizer.json.
+        eos_token_ids: ids that end a generation, as the model's config has them; the tokenizer's own is added.
+        template: Jinja source of the chat template; None when the checkpoint has none.
+        special: special tokens by role ("bos_token": "<s>"), as the template may name them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        eos_token_ids: Sequence[int] = (),
+        *,
+        template: str | None = None,
+        special: Mapping[str, str] | None = None,
+    ):
+        from tokenizers import Tokenizer as Rust
+
+        try:
+            self._rust = Rust.from_file(str(path))
+        except Exception as error:  # the binding raises plain Exception
+            raise ModelError(f"'{path}' cannot be read as a tokenizer: {error}") from error
+        self._rust.no_padding()
+        self._rust.no_truncation()
+        self._template, self._special = template, dict(special or {})
+        own = self._rust.token_to_id(self._special.get("eos_token", ""))
+        ends = eos_token_ids if eos_token_ids or own is None else (own,)
+        self.eos_token_ids = tuple(ends)
+        self.vocab_size = max(self._rust.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text` with the special tokens of the checkpoint's post-processor."""
+        return list(self._rust.encode(text).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out."""
+        return str(self._rust.decode(list(ids), skip_special_tokens=True))
+
+    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of the rendered template; the template, not the post-processor, adds special tokens.
+
+        Raises:
+            ModelError: no template, or one that refuses these messages.
+        """
+        return list(self._rust.encode(self.render_chat(messages), add_special_tokens=False).ids)
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The conversation as text, ending where the assistant is to speak. Raises ModelError as `apply_chat`."""
+        from jinja2 import TemplateError
+
+        if self._template is None:
+            raise ModelError("this checkpoint has no chat template; give plain text prompts")
+        try:
+            template = _chat_environment().from_string(self._template)
+            return str(template.render(messages=list(messages), add_generation_prompt=True, **self._special))
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ModelError(f"the chat template refuses these messages: {error}") from error
+
+
+def _chat_environment() -> Any:
+    """Jinja as transformers sets it up (`chat_template_utils`), sandboxed: a template is a stranger's program."""
+    import json
+    from datetime import datetime
+
+    from jinja2 import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for role in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        token = settings.get(role)
+        token = token.get("content") if isinstance(token, Mapping) else token
+        if isinstance(token, str):
+            found[role] = token
+    return found
