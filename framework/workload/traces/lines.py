@@ -1,0 +1,80 @@
+"""The lines of a file, plain, gzip or zstandard, one at a time."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Generator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import IO, cast
+
+from framework.errors import WorkloadError
+
+MAX_LINE_BYTES = 64 * 2**20
+"""A longer line is taken for damage, so that memory stays bounded whatever the file holds."""
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+def open_bytes(path: str | Path) -> IO[bytes]:
+    """The file's content, decompressed. The first bytes decide, not the name.
+
+    Raises:
+        WorkloadError: no such file, unreadable, or zstandard content without the `zstandard` package.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            magic = file.read(4)
+        if magic[:2] == _GZIP:
+            return cast(IO[bytes], gzip.open(path, "rb"))
+        if magic != _ZSTD:
+            return Path(path).open("rb")
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        import zstandard
+    except ImportError:
+        raise WorkloadError(f"{path}: zstandard content; `pip install zstandard` to read it") from None
+    stream: IO[bytes] = zstandard.open(path, "rb")
+    return io.BufferedReader(cast(io.RawIOBase, stream))
+
+
+def first_lines(path: str | Path, count: int) -> list[tuple[int, bytes]]:
+    """The first `count` lines that are not blank, with the file closed again."""
+    with closing(read_lines(path)) as lines:
+        return list(islice(lines, count))
+
+
+def read_lines(path: str | Path) -> Generator[tuple[int, bytes], None, None]:
+    """(line number from 1, line without its end) of every line that is not blank. A byte-order mark is dropped.
+
+    Raises:
+        WorkloadError: unreadable, cut short inside its compression, or a line above MAX_LINE_BYTES.
+    """
+    number = 0
+    with open_bytes(path) as file:
+        while True:
+            try:
+                line = file.readline(MAX_LINE_BYTES + 1)
+            except Exception as error:
+                if not _is_damage(error):
+                    raise
+                where = f"{path}:{number + 1}"
+                raise WorkloadError(f"{where}: compressed content is damaged or cut short: {error}") from error
+            if not line:
+                return
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise WorkloadError(f"{path}:{number}: a line of more than {MAX_LINE_BYTES} bytes is no trace record")
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            line = line.strip(b" \t\r\n")
+            if line:
+                yield number, line
+
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, (EOFError, OSError, zlib.error)) or type(error).__name__ == "ZstdError"
