@@ -1,0 +1,164 @@
+"""Which blocks are free, who refers to each, and what is known of each?"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Any, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.interfaces.eviction import BlockView
+from framework.types import BlockHash
+
+
+class BlockPool:
+    """The books of `num_blocks` blocks as columns: one array a fact, indexed by block id; entry 0 is the null block.
+
+    A block is in one of three states: *free* (in the free set), *in use* (`ref` above 0), *cached* (neither). A block
+    with a `key` is published; cached blocks always are. Columns are `array.array`: fast one at a time in Python, and
+    `column(name)` is a zero-copy NumPy view. About 53 bytes a block, and its key.
+
+    The free set is a sparse set: `free` is a stack, `slot[b]` where b lies in it; any member leaves in O(1).
+
+    Attributes:
+        ref: tables that name the block.
+        candidate: 1 while the eviction policy holds the block.
+        used: blocks in use. `cached` = num_blocks - len(free) - used.
+        access: allocator calls that touched blocks so far: the clock of `admitted` and `last_access`.
+        The other columns are those of BlockView.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        size = num_blocks + 1
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.used = 0
+        self.access = 0
+        self.free = list(range(num_blocks, 0, -1))
+        self.slot = array("i", range(num_blocks, -1, -1))
+        self.ref = array("i", bytes(4 * size))
+        self.candidate = bytearray(size)
+        self.depth = array("i", bytes(4 * size))
+        self.hits = array("i", bytes(4 * size))
+        self.tenant = array("i", bytes(4 * size))
+        self.children = array("i", bytes(4 * size))
+        self.admitted = array("q", bytes(8 * size))
+        self.last_access = array("q", bytes(8 * size))
+        self.priority = array("q", bytes(8 * size))
+        self.next_use = array("d", [inf]) * size
+        self.key: list[BlockHash | None] = [None] * size
+        self._knows_next_use = False
+
+    @property
+    def cached(self) -> int:
+        """Blocks that no request uses and that a lookup can find."""
+        return self.num_blocks - len(self.free) - self.used
+
+    def view(self) -> BlockView:
+        """Read-only live columns for an eviction policy."""
+        return BlockView(
+            depth=_read_only(self.depth),
+            num_tokens=_PrefixTokens(self.depth, self.block_size),
+            admitted=_read_only(self.admitted),
+            last_access=_read_only(self.last_access),
+            hits=_read_only(self.hits),
+            priority=_read_only(self.priority),
+            tenant=_read_only(self.tenant),
+            children=_read_only(self.children),
+            next_use=_read_only(self.next_use),
+            key=_Column(self.key),
+        )
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Column `name` as a read-only NumPy view, (num_blocks + 1,), entry 0 the null block's. Live."""
+        values = np.frombuffer(getattr(self, name), dtype=getattr(getattr(self, name), "typecode", "B"))
+        values.flags.writeable = False
+        return values
+
+    def set_next_use(self, blocks: Iterable[int], access: float) -> None:
+        """For a replay driver that knows the future: the access count of the next request for these blocks.
+
+        Call it after the content was published (`commit`) or hit and before the next call that may evict. The value
+        is forgotten, back to infinity, when other content is published in the block.
+        """
+        self._knows_next_use = True
+        for block in blocks:
+            self.next_use[block] = access
+
+    def is_free(self, block: int) -> bool:
+        """Whether `block` is in the free set. O(1)."""
+        at = self.slot[block]
+        return at < len(self.free) and self.free[at] == block
+
+    def take_free(self, blocks: Sequence[int]) -> None:
+        """Move these free blocks out of the free set. The caller has checked that they are free and distinct."""
+        free, slot = self.free, self.slot
+        for block in blocks:
+            last = free.pop()
+            if last != block:
+                at = slot[block]
+                free[at] = last
+                slot[last] = at
+
+    def give_free(self, blocks: Sequence[int]) -> None:
+        """Put these unreferenced, unpublished blocks into the free set."""
+        slot = self.slot
+        for at, block in enumerate(blocks, len(self.free)):
+            slot[block] = at
+        self.free.extend(blocks)
+
+    def describe(self, block: int, key: BlockHash, depth: int, priority: int, tenant: int) -> None:
+        """Enter the facts of newly published content; `children` belongs to the index."""
+        self.key[block] = key
+        self.depth[block] = depth
+        self.hits[block] = 0
+        self.priority[block] = priority
+        self.tenant[block] = tenant
+        self.admitted[block] = self.last_access[block] = self.access
+        if self._knows_next_use:
+            self.next_use[block] = inf
+
+
+def _read_only(column: array[Any]) -> Sequence[Any]:
+    return cast("Sequence[Any]", memoryview(column).toreadonly())
+
+
+class _Column(Sequence[Any]):
+    """A list that can only be read."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._values[index]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class _PrefixTokens(_Column):
+    """Tokens up to and including a block: follows from its depth, so it is not stored."""
+
+    __slots__ = ("_block_size",)
+
+    def __init__(self, depth: Sequence[int], block_size: int) -> None:
+        super().__init__(depth)
+        self._block_size = block_size
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [(depth + 1) * self._block_size for depth in self._values[index]]
+        return (self._values[index] + 1) * self._block_size
