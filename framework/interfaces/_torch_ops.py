@@ -29,6 +29,16 @@ def write(pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
             stored[block, :, offset] = values
 
 
+def gather(pool: LayerKV, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """K and V of a row's first `context` tokens, each (C, K, D), in the pool's dtype; one copy."""
+    blocks = block_table[: -(-context // pool.block_size)].long()
+    pair = []
+    for stored in (pool.k, pool.v):
+        tokens = stored[blocks] if pool.layout == "NHD" else stored[blocks].transpose(1, 2)
+        pair.append(tokens.flatten(0, 1)[:context])
+    return pair[0], pair[1]
+
+
 def copy_blocks(pool: LayerKV, copies: Tensor) -> None:
     """Copy blocks (source, destination) in order, so that a chain a->b, b->c moves a's content to c."""
     if copies.numel() == 0:

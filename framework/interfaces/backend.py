@@ -15,6 +15,7 @@ import numpy.typing as npt
 from framework.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 LAYOUTS = ("NHD", "HND")
@@ -218,7 +219,8 @@ class AttentionBackend(ABC):
         asked = (spec.dtype, spec.layout, spec.block_size, spec.num_heads, spec.head_dim)
         if found != asked:
             raise Unsupported(
-                f"{type(self).__name__} was set up for (dtype, layout, block size, heads, head dim) {asked}, got {found}"
+                f"{type(self).__name__} was set up for (dtype, layout, block size, heads, head dim) {asked}, "
+                f"got {found}"
             )
         if out.shape != q.shape or out.dtype != q.dtype:
             raise InvalidArgument(f"out is {tuple(out.shape)} {out.dtype}; it must be as q, {tuple(q.shape)} {q.dtype}")
@@ -240,3 +242,74 @@ class AttentionBackend(ABC):
         from framework.interfaces import _torch_ops
 
         _torch_ops.copy_blocks(pool, copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What `DenseBackend.attend_one` may know of the row it is given.
+
+    Attributes:
+        spec: of the model's attention.
+        context: tokens, the queries' own included; at least 1.
+        queries: the last positions of the context.
+        sinks, alibi_slopes: (H,) float32, when the spec has them.
+    """
+
+    spec: AttentionSpec
+    context: int
+    queries: int
+    sinks: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+
+    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Positions of the queries (Tq, 1) and of the keys (1, C), int64."""
+        import torch
+
+        query = torch.arange(self.context - self.queries, self.context, device=device)
+        return query[:, None], torch.arange(self.context, device=device)[None, :]
+
+    def visible(self, device: torch.device) -> Tensor:
+        """Which keys each query sees: (Tq, C) bool; causal, and within the window if there is one."""
+        query, key = self.positions(device)
+        seen = key <= query
+        if self.spec.sliding_window is not None:
+            seen &= key > query - self.spec.sliding_window
+        return seen
+
+
+class DenseBackend(AttentionBackend):
+    """The easy rung: `attend_one`, attention of one row over its own dense K and V. Rows are gathered one by one.
+
+    For an idea to be tried, not for speed. The features the idea honours go into `capabilities`.
+    """
+
+    @abstractmethod
+    def attend_one(self, q: Tensor, k: Tensor, v: Tensor, row: Row) -> Tensor:
+        """One row's output (Tq, H, D), dtype of q.
+
+        Args:
+            q: (Tq, H, D), the last Tq positions of the context.
+            k, v: (C, K, D), dtype of q. Query head h reads kv head h // (H / K).
+            row: lengths, mask and parameters.
+        """
+
+    def gather(self, pool: LayerKV, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:
+        """K and V of a row's first `context` tokens, each (C, K, D), in the pool's dtype; a copy.
+
+        `block_table` (M,) int32 is the row's.
+        """
+        from framework.interfaces import _torch_ops
+
+        return _torch_ops.gather(pool, block_table, context)
+
+    def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:
+        self.require(q, pool, batch, out, lse)
+        starts, contexts = batch.host_query_starts.tolist(), batch.host_context_lens.tolist()
+        for row, context in enumerate(contexts):
+            first, last = starts[row], starts[row + 1]
+            if context == 0:
+                out[first:last] = 0
+                continue
+            k, v = self.gather(pool, batch.block_tables[row], context)
+            facts = Row(self.spec, context, last - first, pool.sinks, pool.alibi_slopes)
+            out[first:last] = self.attend_one(q[first:last], k, v, facts)

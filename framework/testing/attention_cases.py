@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,9 +141,18 @@ def _place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, 
 
 
 def _to(pool: LayerKV, device: str) -> LayerKV:
-    names = ("k", "v", "k_scale", "v_scale", "sinks", "alibi_slopes")
-    moved = {name: None if getattr(pool, name) is None else getattr(pool, name).to(device) for name in names}
-    return replace(pool, **moved)
+    def moved(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(device)
+
+    return LayerKV(
+        pool.k.to(device),
+        pool.v.to(device),
+        pool.layout,
+        moved(pool.k_scale),
+        moved(pool.v_scale),
+        moved(pool.sinks),
+        moved(pool.alibi_slopes),
+    )
 
 
 def _batch(case: Case, tables: Tensor, device: str) -> Batch:
@@ -184,7 +193,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]], valid: Callable[[dict[str, An
     def pair(a: str, i: int, b: str, j: int) -> tuple[str, int, str, int]:
         return (a, i, b, j) if order[a] < order[b] else (b, j, a, i)
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     while missing:
         a, i, b, j = min(missing, key=lambda p: (order[p[0]], order[p[2]], p[1], p[3]))
         chosen = {a: i, b: j}
@@ -228,7 +237,7 @@ QUERIES = ("1", "mixed", "2", "5", "chunk")
 
 
 def query_lengths(kind: str, contexts: Sequence[int], size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(contexts, queries) with decode rows first. "chunk": the last P + 2 positions; "mixed": every other row a chunk."""
+    """(contexts, queries), decode rows first. "chunk": the last P + 2 positions; "mixed": every other row a chunk."""
     wanted = {"1": 1, "2": 2, "5": 5, "chunk": size + 2, "mixed": size + 2}[kind]
     rows = []
     for at, context in enumerate(contexts):

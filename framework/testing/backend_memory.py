@@ -1,0 +1,199 @@
+"""Does a backend write and copy exactly the KV it was told to, wherever it lies?"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import subprocess
+import sys
+import unittest
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from framework.errors import FrameworkError
+from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpec, LayerKV
+from framework.testing.attention_cases import Case, Problem, build_problem, torch_dtype
+from framework.testing.attention_runs import (
+    Make,
+    judge,
+    pool_bytes,
+    prepared,
+    refusal,
+    run_attention,
+    same_bytes,
+    supported,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def check_written_tokens_are_stored_exactly(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """`write` puts each token's K and V into its slot, bit for bit, and nothing elsewhere; 70000 stays 70000."""
+    _check_write(make, device, cases, padding=False)
+
+
+def check_padding_slots_write_nothing(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """Negative slots are skipped: the rest of the pool, the null block too, keeps its bytes."""
+    _check_write(make, device, cases, padding=True)
+
+
+def _check_write(make: Make, device: str, cases: str, *, padding: bool) -> None:
+    for spec in _layouts(make, device):
+        backend = prepared(make, spec, device)
+        for tokens in (1, 7) if cases == "small" else (0, 1, 7, 33):
+            pool, generator = _random_pool(spec, 8, device), torch.Generator().manual_seed(tokens)
+            shape = (tokens, 3 * spec.num_kv_heads, spec.head_dim)
+            packed = torch.randn(shape, generator=generator).to(torch_dtype(spec.dtype))
+            if tokens and spec.dtype != "float16":
+                packed[0, 0, 0] = packed[0, -1, -1] = 70000.0
+            k, v = packed[:, : spec.num_kv_heads], packed[:, 2 * spec.num_kv_heads :]  # slices: not contiguous in T
+            slots = torch.randperm(7 * spec.block_size, generator=generator)[:tokens] + spec.block_size
+            if len(slots) < tokens:
+                continue
+            if padding:
+                slots[::2] = -1
+            want = _written(pool, k, v, slots)
+            backend.write(pool, k.to(device), v.to(device), slots.to(device))
+            wrong = _first_difference(pool, want)
+            assert not wrong, f"{spec}: writing slots {slots.tolist()[:9]}...: {wrong}"
+
+
+def _written(pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor) -> LayerKV:
+    """What `write` owes, token by token, on the CPU."""
+    want = LayerKV(pool.k.cpu().clone(), pool.v.cpu().clone(), pool.layout)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            block, offset = divmod(slot, pool.block_size)
+            at = (block, offset) if pool.layout == "NHD" else (block, slice(None), offset)
+            want.k[at], want.v[at] = k[token], v[token]
+    return want
+
+
+def check_block_copies_are_exact_and_in_order(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """`copy_blocks` copies whole blocks in order (chains, swaps); a destination named twice is refused, unchanged."""
+    for spec in _layouts(make, device):
+        backend = prepared(make, spec, device)
+        for pairs in (
+            [],
+            [(1, 2)],
+            [(1, 2), (3, 4)],
+            [(1, 2), (2, 3), (3, 4)],
+            [(1, 2), (2, 1)],
+            [(5, 5)],
+            [(1, 3), (1, 4)],
+        ):
+            pool = _random_pool(spec, 8, device)
+            want = LayerKV(pool.k.cpu().clone(), pool.v.cpu().clone(), pool.layout)
+            for source, destination in pairs:
+                want.k[destination], want.v[destination] = want.k[source].clone(), want.v[source].clone()
+            backend.copy_blocks(pool, torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).to(device))
+            wrong = _first_difference(pool, want)
+            assert not wrong, f"{spec}: copies {pairs}: {wrong}"
+        pool = _random_pool(spec, 8, device)
+        before = pool_bytes(pool)
+        with refusal("copying two blocks into block 4", FrameworkError):
+            backend.copy_blocks(pool, torch.tensor([(1, 4), (2, 4)], dtype=torch.int64).to(device))
+        assert same_bytes(before, pool_bytes(pool)), "a refused copy changed the pool"
+
+
+def _layouts(make: Make, device: str) -> list[AttentionSpec]:
+    base = supported(make, device)
+    specs = [replace(base, layout=layout) for layout in LAYOUTS]
+    return [spec for spec in specs if not make().check(spec, device)]
+
+
+def _random_pool(spec: AttentionSpec, num_blocks: int, device: str) -> LayerKV:
+    problem = build_problem(Case(spec, (spec.block_size * (num_blocks - 1),), (1,)), device, extra_blocks=0)
+    problem.pool.k[0] = problem.pool.v[0] = 0.0
+    return problem.pool
+
+
+def _first_difference(pool: LayerKV, want: LayerKV) -> str:
+    for name, got, right in (("K", pool.k.cpu(), want.k), ("V", pool.v.cpu(), want.v)):
+        unequal = torch.nonzero(got.view(torch.uint8) != right.view(torch.uint8))
+        if len(unequal):
+            at = tuple(unequal[0].tolist())
+            return f"{name} differs in {len(unequal)} bytes, first in block {at[0]} at {at[1:]}"
+    return ""
+
+
+def check_blocks_beyond_2_31_elements_are_addressed(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """Blocks whose first element is past 2**31 are read, written and copied right: int32 offsets overflow there.
+
+    The pool is allocated and never touched but in a few blocks, so on the CPU it costs address space only. Runs in a
+    process of its own, because an overflow is a segmentation fault.
+    """
+    supported(make, device)
+    try:
+        job = pickle.dumps((make, device))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise AssertionError(f"make must be picklable (a class, or a functools.partial of one): {error}") from error
+    code = "import sys; from framework.testing.backend_memory import far_blocks_main; far_blocks_main()"
+    done = subprocess.run([sys.executable, "-c", code], input=job, capture_output=True, timeout=280, check=False)
+    if done.returncode == _SKIPPED:
+        raise unittest.SkipTest(done.stderr.decode().strip().splitlines()[-1])
+    tail = done.stderr.decode(errors="replace")[-1500:]
+    assert done.returncode == 0, f"blocks beyond 2**31 elements: exit status {done.returncode} (-11 is a crash)\n{tail}"
+
+
+_SKIPPED = 77
+
+
+def far_blocks_main() -> None:
+    """Entry of the subprocess: reads the pickled (make, device) from standard input."""
+    make, device = pickle.loads(sys.stdin.buffer.read())
+    try:
+        _check_far_blocks(make, device)
+    except unittest.SkipTest as reason:
+        sys.stderr.write(f"{reason}\n")
+        sys.exit(_SKIPPED)
+
+
+def _check_far_blocks(make: Make, device: str) -> None:
+    spec = min((supported(make, device, dtype=name) for name in _narrow_dtypes(make, device)), key=_element_bytes)
+    backend = prepared(make, spec, device)
+    near = build_problem(Case(spec, (2 * spec.block_size + 1, spec.block_size), (1, 1)), device, fill=0.0, placement=3)
+    per_block = spec.block_size * spec.num_kv_heads * spec.head_dim
+    num_blocks = 2**31 // per_block + 16
+    far = LayerKV(_untouched(near.pool.k, num_blocks), _untouched(near.pool.v, num_blocks), spec.layout)
+    moved = {old: num_blocks - old if old % 2 else old for old in range(near.pool.num_blocks)}
+    for old, new in moved.items():
+        far.k[new], far.v[new] = near.pool.k[old], near.pool.v[old]
+    names = torch.tensor([moved[old] for old in range(near.pool.num_blocks)], dtype=torch.int32, device=device)
+    batch = replace(near.batch, block_tables=names[near.batch.block_tables.long()])
+    problem = Problem(near.case, near.q, far, batch)
+    out, _ = run_attention(backend, problem)
+    verdict = judge(out, problem)
+    assert verdict.ok, f"blocks {batch.block_tables.tolist()} of {num_blocks}: {verdict}"
+    _check_far_writes(backend, spec, far, num_blocks - 1, device)
+
+
+def _check_far_writes(backend: AttentionBackend, spec: AttentionSpec, far: LayerKV, last: int, device: str) -> None:
+    token = torch.full((1, spec.num_kv_heads, spec.head_dim), 3.0, dtype=torch_dtype(spec.dtype), device=device)
+    backend.write(far, token, token, torch.tensor([last * spec.block_size], dtype=torch.int64, device=device))
+    stored = far.k[last, 0] if spec.layout == "NHD" else far.k[last, :, 0]
+    assert bool((stored == 3.0).all()), f"a token written to block {last} is not there"
+    backend.copy_blocks(far, torch.tensor([[last, last - 9]], dtype=torch.int64, device=device))
+    assert torch.equal(far.k[last - 9], far.k[last]), f"block {last} copied to {last - 9} is not there"
+
+
+def _narrow_dtypes(make: Make, device: str) -> list[str]:
+    base = supported(make, device)
+    return [name for name in make().capabilities.dtypes if not make().check(replace(base, dtype=name), device)]
+
+
+def _element_bytes(spec: AttentionSpec) -> tuple[int, str]:
+    return torch_dtype(spec.dtype).itemsize, spec.dtype
+
+
+def _untouched(like: Tensor, num_blocks: int) -> Tensor:
+    need = num_blocks * math.prod(like.shape[1:]) * like.element_size()
+    if like.device.type == "cuda" and torch.cuda.mem_get_info(like.device)[0] < need + 2**30:
+        raise unittest.SkipTest(f"needs {need / 2**30:.1f} GiB of free device memory a tensor")
+    try:
+        return torch.empty((num_blocks, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    except RuntimeError as error:
+        raise unittest.SkipTest(f"no address space for {need / 2**30:.1f} GiB: {error}") from error
