@@ -1,0 +1,198 @@
+"""Beam search: which continuations of a request's beams live on?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from framework.engine.request import Completion, Request, Sequence, Status, TokenLogprobs
+from framework.sampling import Sampling
+
+if TYPE_CHECKING:
+    from framework.engine.lifecycle import Lifecycle
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One way to go on: `token` after beam `parent` (an index into the live beams)."""
+
+    parent: int
+    token: int
+    logprob: float
+    cumulative: float
+
+
+@dataclass(slots=True, eq=False)
+class BeamGroup:
+    """The beams of one request. All live beams have equal length and take their steps together.
+
+    Ends when `beam_width` sequences have ended and no live one can still beat the worst of them at its present
+    length: the rule of transformers' `early_stopping=False`.
+    """
+
+    sampling: Sampling
+    live: list[Sequence] = field(default_factory=list)
+    ended: list[tuple[float, Completion]] = field(default_factory=list)
+
+    @property
+    def width(self) -> int:
+        """Beams kept."""
+        return self.sampling.beam_width
+
+    @property
+    def num_candidates(self) -> int:
+        """Likeliest tokens wanted of each beam: twice the width, so that ended ones never starve the live."""
+        return 2 * self.width
+
+    def score(self, cumulative: float, num_generated: int) -> float:
+        """Log-probability over length to the penalty's power."""
+        return cumulative / float(num_generated) ** self.sampling.length_penalty
+
+    def rank(self, ids: list[list[int]], logprobs: list[list[float]]) -> list[Continuation]:
+        """The best `num_candidates` continuations of all live beams; ties go to the earlier beam, then lower token."""
+        ways = [
+            Continuation(parent, token, logprob, seq.cumulative_logprob + logprob)
+            for parent, (seq, tokens, values) in enumerate(zip(self.live, ids, logprobs, strict=True))
+            for token, logprob in zip(tokens, values, strict=True)
+        ]
+        ways.sort(key=lambda way: (-way.cumulative, way.parent, way.token))
+        return ways[: self.num_candidates]
+
+    def split(
+        self, ways: list[Continuation], ends: Callable[[int], bool]
+    ) -> tuple[list[Continuation], list[Continuation]]:
+        """(those that end here, those that live on: at most `width`). Only the best `width` may end."""
+        ending = [way for way in ways[: self.width] if ends(way.token)]
+        living = [way for way in ways if not ends(way.token)]
+        return ending, living[: self.width]
+
+    def end(self, completion: Completion, num_generated: int) -> None:
+        """Keep a completed sequence if it is among the best `width`."""
+        assert completion.cumulative_logprob is not None
+        self.ended.append((self.score(completion.cumulative_logprob, num_generated), completion))
+        self.ended.sort(key=lambda entry: -entry[0])
+        del self.ended[self.width :]
+
+    def is_done(self, best_cumulative: float, num_generated: int) -> bool:
+        """Whether no live beam can still enter the best `width`, judged at its present length."""
+        return len(self.ended) >= self.width and self.ended[-1][0] >= self.score(best_cumulative, num_generated)
+
+    def completions(self) -> list[Completion]:
+        """Best first."""
+        return [completion for _, completion in self.ended]
+
+
+class BeamSearch:
+    """Moves beam groups one token on."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self.life = life
+        self.scheduler, self.executor, self.metrics = life.scheduler, life.executor, life.metrics
+
+    def by_group(self, beams: list[tuple[int, Sequence]]) -> list[tuple[BeamGroup, list[tuple[int, Sequence]]]]:
+        groups: dict[int, tuple[BeamGroup, list[tuple[int, Sequence]]]] = {}
+        for at, seq in beams:
+            if seq.request.group is not None:
+                groups.setdefault(id(seq.request.group), (seq.request.group, []))[1].append((at, seq))
+        return list(groups.values())
+
+    def step(self, group: BeamGroup, entries: list[tuple[int, Sequence]]) -> None:
+        request, now = entries[0][1].request, self.executor.now()
+        if request.status.ended:
+            return
+        at = {seq: i for i, seq in entries}
+        index = np.array([at[seq] for seq in group.live], dtype=np.int64)
+        k = group.num_candidates
+        _, ids, values = self.executor.logprobs(index, np.zeros(len(index), dtype=np.int64), k)
+        if not np.isfinite(values[:, 0]).all():
+            self.life.drop(request)
+            self.life.end(request, Status.FAILED, f"logits not finite at step {self.scheduler.step_number}")
+            return
+        self.life.mark_first_token(request, now)
+        length = int(self.scheduler.rows.length[group.live[0].row]) + 1
+        ways = [way for way in group.rank(ids.tolist(), values.tolist()) if np.isfinite(way.cumulative)]
+        ending, living = group.split(ways, lambda token: self.life.why_stop(request, token, 0) == "stop")
+        num_generated = length - len(request.prompt)
+        for way in ending:
+            group.end(self._beam_completion(group, way, "stop"), num_generated)
+        best = living[0].cumulative if living else -np.inf
+        if length >= request.max_total_tokens or not living or group.is_done(best, num_generated):
+            if length >= request.max_total_tokens:
+                for way in living:
+                    group.end(self._beam_completion(group, way, "length"), num_generated)
+            self._finish_beams(request, group)
+        else:
+            self._regroup(request, group, living)
+
+    def _beam_completion(self, group: BeamGroup, way: Continuation, reason: str) -> Completion:
+        seq, rows = group.live[way.parent], self.scheduler.rows
+        start = len(seq.request.prompt)
+        tokens = [*rows.tokens[seq.row, start : int(rows.length[seq.row])].tolist(), way.token]
+        wanted = seq.request.sampling.logprobs is not None
+        logprobs = [*seq.logprobs, TokenLogprobs(way.logprob)] if wanted else None
+        return Completion(tokens, reason, way.cumulative, logprobs)
+
+    def _finish_beams(self, request: Request, group: BeamGroup) -> None:
+        for seq in group.live:
+            self.scheduler.commit(seq, int(self.scheduler.rows.computed[seq.row]))
+            self.scheduler.release(seq)
+            seq.done = True
+        request.completions = group.completions()
+        self.metrics.num_output_tokens += request.num_output_tokens
+        self.life.end(request, Status.FINISHED)
+
+    def _regroup(self, request: Request, group: BeamGroup, living: list[Continuation]) -> None:
+        """Free beams without a successor, go on in place with the first of each, fork off the others."""
+        rows, parents = self.scheduler.rows, list(group.live)
+        kept = {way.parent for way in living}
+        for i, seq in enumerate(parents):
+            if i not in kept:
+                self.scheduler.release(seq)
+                seq.done = True
+                request.sequences.remove(seq)
+        self.scheduler.reserved_rows -= sum(parents[i].forks_due for i in kept)
+        for i in kept:
+            parents[i].forks_due = 0
+        heads: dict[int, tuple[Sequence, Continuation]] = {}
+        live: list[Sequence] = []
+        for way in living:
+            parent = parents[way.parent]
+            if way.parent not in heads:
+                heads[way.parent] = (parent, way)
+                live.append(parent)
+                continue
+            live.append(self._fork_beam(parent, way))
+            if request.status.ended:
+                return
+        for parent, way in heads.values():
+            rows.tokens[parent.row, rows.length[parent.row]] = way.token
+            rows.length[parent.row] += 1
+            self._extend_beam(parent, way)
+        group.live = live
+        if any(seq.row < 0 for seq in live):
+            self._put_back(group)
+
+    def _fork_beam(self, parent: Sequence, way: Continuation) -> Sequence:
+        rows = self.scheduler.rows
+        length = int(rows.length[parent.row])
+        tokens = np.append(rows.tokens[parent.row, :length], np.int32(way.token)).astype(np.int32)
+        child = Sequence(self.life.take_id(), parent.request, parent.stream, tokens)
+        child.cumulative_logprob, child.logprobs = parent.cumulative_logprob, list(parent.logprobs)
+        parent.request.sequences.append(child)
+        self.scheduler.fork(parent, child, int(rows.computed[parent.row]))
+        self._extend_beam(child, way)
+        return child
+
+    def _extend_beam(self, seq: Sequence, way: Continuation) -> None:
+        seq.cumulative_logprob = way.cumulative
+        if seq.request.sampling.logprobs is not None:
+            seq.logprobs.append(TokenLogprobs(way.logprob))
+
+    def _put_back(self, group: BeamGroup) -> None:
+        """Blocks ran out while forking: the beams that have a table wait too, and come back together."""
+        seated = next((seq for seq in group.live if seq.row >= 0), None)
+        if seated is not None:
+            self.scheduler.preempt(seated)

@@ -1,0 +1,73 @@
+"""What stands behind the scheduler: a transformer, a trace, or a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.engine.rows import IntArray, Rows
+from framework.types import BlockCopy
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step's work: B rows, decode rows first.
+
+    Attributes:
+        number: counts steps from 1.
+        rows: (B,) row of each.
+        num_new: (B,) tokens to compute, at least 1.
+        computed: (B,) tokens whose KV was written before this step.
+        num_decodes: leading rows with one new token.
+        sampled: (S,) positions in `rows` whose last token's logits are needed.
+    """
+
+    number: int
+    rows: IntArray
+    num_new: IntArray
+    computed: IntArray
+    num_decodes: int
+    sampled: IntArray
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return int(self.num_new.sum())
+
+
+class Executor(Protocol):
+    """Does a step's work. Tables and copies are told to it as they change; it never sees the allocator."""
+
+    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
+        """From logical index `start` on, `row`'s block table is `ids`."""
+
+    def clear_table(self, row: int) -> None:
+        """`row` holds no table any more."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy these blocks in every layer, in order, before any later write."""
+
+    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
+        """These blocks were just handed out: what they hold is nobody's. A debugging executor poisons them."""
+
+    def forward(self, step: Step, rows: Rows) -> None:
+        """Compute the step's tokens and keep the logits of `step.sampled`."""
+
+    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
+        """Next tokens (K,), and which rows' logits were not finite (K,). `at` (K,) indexes `step.sampled`."""
+
+    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        """Log-probabilities (K,) of `tokens`, and the k likeliest: ids (K, k) and log-probabilities (K, k)."""
+
+    def now(self) -> float:
+        """The clock, seconds."""
+
+    def wait_until(self, when: float) -> None:
+        """Let the clock pass to `when`: sleep, or jump."""

@@ -1,0 +1,157 @@
+"""What a run measures, with every definition in one place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from framework.engine.executor import Step
+from framework.engine.request import Request, Status
+from framework.interfaces.allocator import Allocator
+
+if TYPE_CHECKING:
+    from framework.engine.scheduler import Scheduler
+
+_KINDS = ("live", "internal", "reserved", "external", "cached_idle", "free")
+
+
+class Metrics:
+    """Sums over steps and requests.
+
+    Slots (tokens of pool memory) are, at each step after its writes: *live*: hold KV of a running request; *internal*:
+    past the end in a row's last written block; *reserved*: promised to a row beyond that block; *external*: free, but
+    in no run a request could get; *cached idle*: findable, used by nobody; *free*. They sum to the pool. Utilisation is
+    live / (live + internal + reserved), time-weighted. Times are seconds on the engine's clock.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_steps = self.num_scheduled_tokens = self.num_output_tokens = self.num_decode_tokens = 0
+        self.schedule_s = self.forward_s = self.sample_s = self.step_s = 0.0
+        self.slot_seconds = np.zeros(len(_KINDS))
+        self.slots = np.zeros(len(_KINDS), dtype=np.int64)
+        self.peak_used_blocks = 0
+        self.peak_rows = 0
+        self.statuses: Counter[str] = Counter()
+        self.num_submitted = 0
+        self.first_arrival_s: float | None = None
+        self.last_end_s = 0.0
+        self.ttft_s: list[float] = []
+        self.tpot_s: list[float] = []
+        self.latency_s: list[float] = []
+        self.queue_s: list[float] = []
+        self.request_hit_rates: list[float] = []
+        self.num_recomputed_tokens = 0
+
+    def submitted(self, request: Request) -> None:
+        """A request was submitted."""
+        self.num_submitted += 1
+        arrival = request.arrival_s
+        self.first_arrival_s = arrival if self.first_arrival_s is None else min(self.first_arrival_s, arrival)
+
+    def ended(self, request: Request) -> None:
+        """A request ended, in whatever way."""
+        self.statuses[request.status.value] += 1
+        self.num_recomputed_tokens += request.num_recomputed_tokens
+        if request.status is not Status.FINISHED:
+            return
+        assert request.finished_s is not None
+        assert request.first_token_s is not None
+        self.last_end_s = max(self.last_end_s, request.finished_s)
+        self.ttft_s.append(request.first_token_s - request.arrival_s)
+        self.latency_s.append(request.finished_s - request.arrival_s)
+        if request.first_scheduled_s is not None:
+            self.queue_s.append(request.first_scheduled_s - request.arrival_s)
+        longest = max(len(completion.tokens) for completion in request.completions)
+        if longest > 1:
+            self.tpot_s.append((request.finished_s - request.first_token_s) / (longest - 1))
+        self.request_hit_rates.append(request.num_cached_tokens / len(request.prompt))
+
+    def occupancy(self, step: Step, scheduler: Scheduler, allocator: Allocator) -> None:
+        """Take the slots' split, after this step's writes."""
+        rows, size, stats = scheduler.rows, self.block_size, allocator.stats()
+        active = rows.active()
+        computed, room = rows.computed[active], rows.room[active]
+        internal = int((np.minimum(room, -(-computed // size) * size) - computed).sum())
+        unwritten = int((room - computed).sum())
+        used = stats.used_blocks * size
+        live = max(0, used - unwritten)
+        external = stats.external_blocks * size
+        free = stats.free_blocks * size - external
+        self.slots[:] = (live, internal, unwritten - internal, external, stats.cached_blocks * size, free)
+        self.peak_used_blocks = max(self.peak_used_blocks, stats.used_blocks)
+        self.peak_rows = max(self.peak_rows, len(active))
+        self.num_scheduled_tokens += int(step.num_new.sum())
+        self.num_decode_tokens += step.num_decodes
+
+    def stepped(self, step: Step, start: float, scheduled: float, computed: float, end: float) -> None:
+        """A step ended: its times on the clock."""
+        self.num_steps += 1
+        self.schedule_s += scheduled - start
+        self.forward_s += computed - scheduled
+        self.sample_s += end - computed
+        self.step_s += end - start
+        self.slot_seconds += self.slots * (end - start)
+
+    def step_row(self, scheduler: Scheduler, now: float) -> dict[str, Any]:
+        """One line for a run's metrics file."""
+        row: dict[str, Any] = {
+            "step": scheduler.step_number,
+            "now_s": now,
+            "running": scheduler.rows.num_active,
+            "waiting": len(scheduler.waiting),
+            "output_tokens": self.num_output_tokens,
+            "preemptions": scheduler.num_preemptions,
+        }
+        row.update({f"{kind}_slots": int(count) for kind, count in zip(_KINDS, self.slots, strict=True)})
+        return row
+
+    def summary(self, scheduler: Scheduler, allocator: Allocator) -> dict[str, Any]:
+        """The run's result, flat. Rates without a denominator are None."""
+        stats = allocator.stats()
+        wall = self.last_end_s - (self.first_arrival_s or 0.0)
+        live, internal, reserved, external, cached, _ = self.slot_seconds
+        used, pool = live + internal + reserved, float(self.slot_seconds.sum())
+        result: dict[str, Any] = {
+            "num_requests": self.num_submitted,
+            **{f"num_{status.value}": self.statuses[status.value] for status in Status if status.ended},
+            "prompt_tokens": stats.prompt_tokens,
+            "hit_tokens": stats.hit_tokens,
+            "output_tokens": self.num_output_tokens,
+            "scheduled_tokens": self.num_scheduled_tokens,
+            "recomputed_tokens": self.num_recomputed_tokens,
+            "wall_s": wall,
+            "output_tokens_per_s": _ratio(self.num_output_tokens, wall),
+            "total_tokens_per_s": _ratio(self.num_output_tokens + self.num_scheduled_tokens, wall),
+            "requests_per_s": _ratio(self.statuses[Status.FINISHED.value], wall),
+            "hit_rate": _ratio(stats.hit_tokens, stats.prompt_tokens),
+            "hit_rate_request_mean": float(np.mean(self.request_hit_rates)) if self.request_hit_rates else None,
+            "utilisation": _ratio(live, used),
+            "waste_internal": _ratio(internal, used),
+            "waste_reserved": _ratio(reserved, used),
+            "waste_external": _ratio(external, pool),
+            "cached_idle": _ratio(cached, pool),
+            "pool_used": _ratio(used, pool),
+            "peak_used_blocks": self.peak_used_blocks,
+            "peak_running": self.peak_rows,
+            "num_forks": scheduler.num_forks,
+            "num_copied_blocks": scheduler.num_copied_blocks,
+            "num_evictions": stats.evictions,
+            "num_collisions": stats.collisions,
+            "num_preemptions": scheduler.num_preemptions,
+            "num_steps": self.num_steps,
+            "schedule_s": self.schedule_s,
+            "forward_s": self.forward_s,
+            "sample_s": self.sample_s,
+            "engine_overhead": _ratio(self.step_s - self.forward_s, self.step_s),
+        }
+        for name, values in (("ttft", self.ttft_s), ("tpot", self.tpot_s), ("latency", self.latency_s)):
+            for percent in (50, 95, 99):
+                result[f"{name}_s_p{percent}"] = float(np.percentile(values, percent)) if values else None
+        return result
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part) / float(whole) if whole else None

@@ -1,0 +1,120 @@
+"""What a step's logits become: tokens on rows, samples forked off, sequences finished."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from framework.engine.beam import BeamSearch
+from framework.engine.executor import BoolArray, Step
+from framework.engine.lifecycle import Lifecycle
+from framework.engine.request import Sequence, Status, TokenLogprobs
+from framework.engine.rows import IntArray
+
+
+class Outputs:
+    """Draws each sampled row's next token and acts on it."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self.life = life
+        self.scheduler, self.executor, self.metrics = life.scheduler, life.executor, life.metrics
+        self.beams = BeamSearch(life)
+
+    def sample(self, step: Step) -> None:
+        rows = self.scheduler.rows
+        where = step.rows[step.sampled]
+        beams: list[tuple[int, Sequence]] = []
+        at, streams = np.arange(len(where), dtype=np.int64), rows.stream[where]
+        if rows.special[where].any():
+            at, streams, beams = self._expand(where)
+        if len(at):
+            tokens, bad = self.executor.sample(at, streams, step, rows)
+            self._append(where[at], at, streams, tokens, bad)
+        for group, entries in self.beams.by_group(beams):
+            self.beams.step(group, entries)
+
+    def _expand(self, where: IntArray) -> tuple[IntArray, IntArray, list[tuple[int, Sequence]]]:
+        """Index into the sampled rows, and stream, of each token to draw; beam rows apart."""
+        at: list[int] = []
+        streams: list[int] = []
+        beams: list[tuple[int, Sequence]] = []
+        for i, row in enumerate(where):
+            seq = self.scheduler.rows.sequences[int(row)]
+            if seq is None:
+                continue
+            if seq.request.group is not None:
+                beams.append((i, seq))
+                continue
+            # The parent's own token comes last: it may end it, and the others fork from it.
+            for k in (*range(1, 1 + seq.forks_due), 0):
+                at.append(i)
+                streams.append(seq.stream + k)
+        return np.array(at, dtype=np.int64), np.array(streams, dtype=np.int64), beams
+
+    def _append(self, where: IntArray, at: IntArray, streams: IntArray, tokens: IntArray, bad: BoolArray) -> None:
+        """Give each drawn token to its row; fork, finish and fail where it says so."""
+        rows, now = self.scheduler.rows, self.executor.now()
+        present = rows.length[where] > 0
+        plain = present & ~(rows.special[where] | bad)
+        special = [(i, rows.sequence(int(where[i]))) for i in np.flatnonzero(present & ~plain)]
+        plain_rows, plain_tokens = where[plain], tokens[plain]
+        lengths = rows.length[plain_rows]
+        rows.tokens[plain_rows, lengths] = plain_tokens
+        for row in plain_rows[lengths == rows.first_output[plain_rows]]:
+            self.life.mark_first_token(rows.sequence(int(row)).request, now)
+        rows.length[plain_rows] = lengths + 1
+        self.metrics.num_output_tokens += len(plain_rows)
+        stopped = np.isin(plain_tokens, self.life.eos_token_ids) & ~rows.ignore_eos[plain_rows]
+        for i in np.flatnonzero(stopped | (lengths + 1 >= rows.limit[plain_rows])):
+            self.life.finish_row(rows.sequence(int(plain_rows[i])))
+        for i, seq in special:
+            if seq.row == where[i]:
+                self._append_special(seq, int(at[i]), int(streams[i]), int(tokens[i]), bool(bad[i]), now)
+
+    def _append_special(self, parent: Sequence, at: int, stream: int, token: int, bad: bool, now: float) -> None:
+        """One token of a row with stop ids, log-probabilities or forks due, or with logits that are not finite."""
+        rows, request = self.scheduler.rows, parent.request
+        if bad:
+            self.life.drop(request)
+            self.life.end(request, Status.FAILED, f"logits not finite at step {self.scheduler.step_number}")
+            return
+        self.life.mark_first_token(request, now)
+        seq = parent
+        if stream != parent.stream:
+            seq = self._fork_sample(parent, stream, token)
+            length = len(seq.tokens)
+        else:
+            rows.tokens[parent.row, rows.length[parent.row]] = token
+            rows.length[parent.row] += 1
+            length = int(rows.length[parent.row])
+        if request.status.ended:
+            return
+        self.metrics.num_output_tokens += 1
+        self._record_logprobs(seq, at, token)
+        reason = self.life.why_stop(request, token, length)
+        if reason:
+            self.life.finish_row(seq)
+
+    def _fork_sample(self, parent: Sequence, stream: int, token: int) -> Sequence:
+        """Sample `stream` of a request leaves its parent after the prompt, with its own first token."""
+        request = parent.request
+        child = Sequence(
+            self.life.take_id(), request, stream, np.append(request.prompt, np.int32(token)).astype(np.int32)
+        )
+        child.was_admitted = True
+        request.sequences.append(child)
+        parent.forks_due -= 1
+        self.scheduler.reserved_rows -= 1
+        if parent.forks_due == 0 and not request.sampling.stop_token_ids and request.sampling.logprobs is None:
+            self.scheduler.rows.special[parent.row] = False
+        if not self.life.why_stop(request, token, len(child.tokens)):
+            self.scheduler.fork(parent, child, len(request.prompt))
+        return child
+
+    def _record_logprobs(self, seq: Sequence, at: int, token: int) -> None:
+        k = seq.request.sampling.logprobs
+        if k is None:
+            return
+        chosen, ids, values = self.executor.logprobs(np.array([at]), np.array([token]), k)
+        top = tuple((int(i), float(v)) for i, v in zip(ids[0], values[0], strict=True))
+        seq.logprobs.append(TokenLogprobs(float(chosen[0]), top))
+        seq.cumulative_logprob += float(chosen[0])

@@ -1,0 +1,163 @@
+"""What is asked of the engine, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from framework.sampling import Sampling
+from framework.types import ROOT_NAMESPACE, Namespace, RequestId, RequestInfo, TokenArray
+
+if TYPE_CHECKING:
+    from framework.engine.beam import BeamGroup
+    from framework.interfaces.allocator import Hit
+
+
+class Status(str, Enum):
+    """How a request stands. Each request ends exactly once, in one of the last four."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to the request."""
+        return self not in (Status.WAITING, Status.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the model's raw distribution.
+
+    Attributes:
+        chosen: of the chosen token.
+        top: (token id, log-probability) of the likeliest tokens, likeliest first.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Completion:
+    """One generated sequence: its tokens (a stop token included), why it ended, and its log-probabilities if asked."""
+
+    tokens: list[int]
+    finish_reason: str
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    text: str | None = None
+
+
+@dataclass(slots=True)
+class Request:
+    """One prompt and what became of it. Times are seconds on the engine's clock.
+
+    Attributes:
+        number: counts submissions; never reused.
+        num_cached_tokens: prompt tokens served from the cache when first admitted.
+        num_recomputed_tokens: tokens computed again after preemptions.
+        completions: in sample order, or best beam first; empty unless finished.
+        reason: why it was rejected, failed or cancelled.
+    """
+
+    number: int
+    prompt: TokenArray
+    sampling: Sampling
+    arrival_s: float = 0.0
+    namespace: Namespace = ROOT_NAMESPACE
+    priority: int = 0
+    tenant: str = ""
+    key: str = ""
+    seed: int = 0
+    status: Status = Status.WAITING
+    reason: str = ""
+    num_cached_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    num_preemptions: int = 0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    completions: list[Completion] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    group: BeamGroup | None = None
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt plus the most tokens it may generate."""
+        return len(self.prompt) + self.sampling.max_tokens
+
+    @property
+    def width(self) -> int:
+        """Sequences that may run side by side: samples or beams."""
+        return max(self.sampling.n, self.sampling.beam_width)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens over all completions."""
+        return sum(len(completion.tokens) for completion in self.completions)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One path of tokens with a block table of its own while it runs.
+
+    Attributes:
+        stream: which sample of its request this is; part of its random stream's key.
+        tokens: prompt and generated tokens; kept up to date only while it has no row.
+        row: its row among the running, or -1.
+        forks_due: samples still to be forked off once the prompt is computed.
+        committed: tokens the allocator was told of.
+    """
+
+    id: RequestId
+    request: Request
+    stream: int
+    tokens: TokenArray
+    row: int = -1
+    forks_due: int = 0
+    committed: int = 0
+    was_admitted: bool = False
+    computed_before: int = 0
+    hit: Hit | None = None
+    done: bool = False
+    cumulative_logprob: float = 0.0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def info(self) -> RequestInfo:
+        """What the allocator may know of it."""
+        request = self.request
+        return RequestInfo(
+            id=self.id,
+            max_total_tokens=request.max_total_tokens,
+            namespace=request.namespace,
+            priority=request.priority,
+            tenant=request.tenant,
+        )
+
+    @property
+    def generated(self) -> list[int]:
+        """Generated tokens, valid while it has no row."""
+        return [int(token) for token in self.tokens[len(self.request.prompt) :]]
+
+
+def derived_seed(run_seed: int, number: int) -> int:
+    """A 63-bit seed for request `number` of a run: SplitMix64's finaliser, so that neighbours are unrelated."""
+    mask = (1 << 64) - 1
+    value = (run_seed * 0x9E3779B97F4A7C15 + (number + 1) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return (value ^ (value >> 31)) >> 1
+
+
+def empty_tokens() -> TokenArray:
+    """A (0,) int32 array."""
+    return np.empty(0, dtype=np.int32)
