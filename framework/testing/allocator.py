@@ -1,0 +1,471 @@
+"""Does this allocator keep every promise of its interface?
+
+`allocator_checks` are plain functions `check(make)`, cheap first. `make(num_blocks=, block_size=, hash=, eviction=)`
+builds a fresh allocator. Rules about sharing bind only allocators that are seen to share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from framework.errors import FrameworkError, OutOfBlocks, PluginError
+from framework.interfaces.allocator import Allocator
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.hash import HashScheme
+from framework.testing import adversarial
+from framework.testing.driver import Driver, Traits, Violation
+from framework.testing.histories import Step, hypothesis, play, steps
+from framework.testing.oracles.eviction import SlowFifo, SlowLru
+from framework.types import Namespace, RequestId, RequestInfo, as_tokens
+
+Make = Callable[..., Allocator]
+
+PLAIN, SALTED = Namespace(), Namespace(salt="x")
+
+
+def traits_of(make: Make, *, collides: bool = False, num_blocks: int = 8, block_size: int = 2) -> Traits:
+    """What a fresh allocator is seen to do: share, keep tables exact, give one request the whole pool."""
+    allocator = _fresh(make, 8, 2)
+    prompt = as_tokens([0, 1, 0, 1, 0])
+    allocator.allocate(_info(1, 16), prompt[:1], allocator.lookup(prompt[:1], PLAIN))
+    exact = len(allocator.table(RequestId(1))) == 1
+    allocator.free(RequestId(1))
+    allocator.allocate(_info(2, 5), prompt, allocator.lookup(prompt, PLAIN))
+    allocator.commit(RequestId(2), prompt)
+    shares = allocator.lookup(prompt, PLAIN).num_tokens > 0
+    capacity = _capacity(_fresh(make, num_blocks, block_size))
+    return Traits(shares=shares, exact=exact, capacity=capacity, strict=shares and not collides)
+
+
+def _capacity(allocator: Allocator) -> int:
+    """The most tokens an empty pool takes in one request, as `fits` says, in whole blocks."""
+    for blocks in range(allocator.num_blocks, 0, -1):
+        prompt = as_tokens([7] * (blocks * allocator.block_size))
+        if allocator.fits(_info(1, len(prompt)), prompt, allocator.lookup(prompt, PLAIN)):
+            return len(prompt)
+    return 0
+
+
+def _info(number: int, tokens: int = 8) -> RequestInfo:
+    return RequestInfo(id=RequestId(number), max_total_tokens=tokens)
+
+
+def _fresh(
+    make: Make,
+    num_blocks: int,
+    block_size: int,
+    scheme: HashScheme | None = None,
+    policy: EvictionPolicy | None = None,
+) -> Allocator:
+    return make(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        hash=scheme or adversarial.ReferenceHash(),
+        eviction=policy or SlowLru(),
+    )
+
+
+def driver_of(
+    make: Make,
+    num_blocks: int,
+    block_size: int,
+    scheme: HashScheme | None = None,
+    policy: EvictionPolicy | None = None,
+    traits: Traits | None = None,
+) -> Driver:
+    """A fresh allocator under a driver that knows its traits."""
+    scheme, policy = scheme or adversarial.ReferenceHash(), policy or SlowLru()
+    collides = isinstance(scheme, adversarial.COLLIDING)
+    traits = traits or traits_of(make, collides=collides, num_blocks=num_blocks, block_size=block_size)
+    allocator = _fresh(make, num_blocks, block_size, scheme, policy)
+    about = (
+        f"{type(allocator).__name__}, {num_blocks} blocks of {block_size} tokens, "
+        f"{type(scheme).__name__}, {type(policy).__name__}"
+    )
+    return Driver(allocator, traits, about)
+
+
+# Cheap and pointed
+
+
+def check_a_fresh_pool_is_all_free(make: Make) -> None:
+    """Nothing is used or cached, check() is content, an unseen prompt hits nothing."""
+    driver = driver_of(make, 8, 2)
+    driver.after()
+    books = driver.allocator.stats()
+    driver.need(books.free_blocks == 8, "a fresh pool is not all free", books)
+    driver.need(driver.do_lookup([0, 1, 0], PLAIN).num_tokens == 0, "a fresh pool hits")
+    driver.need(driver.traits.capacity > 0, "a fresh pool of 8 blocks takes no request at all")
+
+
+def check_the_null_block_is_never_handed_out(make: Make) -> None:
+    """Fill the pool to the last block: ids are 1 to num_blocks, each once."""
+    driver = driver_of(make, 5, 1)
+    while driver.do_admit([1], PLAIN) is not None:
+        pass
+    driver.need(bool(driver.live), "an empty pool of 5 blocks refuses one token")
+
+
+def check_a_second_free_is_an_error(make: Make) -> None:
+    """Freeing twice, or a request that never was, raises UnknownRequest and harms nobody (FAULTS F10)."""
+    driver = driver_of(make, 8, 2)
+    driver.do_admit([0, 1, 0], PLAIN)
+    driver.do_admit([1, 1, 0], PLAIN)
+    driver.do_free(0)
+    for kind in ("free", "extend", "commit", "truncate", "table", "fork"):
+        driver.do_wrong(kind, 0)
+    driver.do_admit([0, 0, 0], PLAIN)
+
+
+def check_wrong_calls_raise_and_change_nothing(make: Make) -> None:
+    """A duplicate id, a commit beyond the room or backwards, negative numbers: the right error, the same books."""
+    driver = driver_of(make, 8, 2)
+    driver.do_admit([0, 1, 0], PLAIN)
+    driver.do_compute(0, 3, extend=True, commit=True)
+    for kind in ("duplicate", "fork onto itself", "commit too far", "commit less", "fork too far",
+                 "truncate below 0", "extend below 0"):  # fmt: skip
+        driver.do_wrong(kind, 0)
+
+
+def check_a_hit_leaves_a_token_to_compute(make: Make) -> None:
+    """A prompt whose every block is cached still has one token to compute (FAULTS F3)."""
+    for size in (1, 2, 3):
+        driver = driver_of(make, 8, size)
+        prompt = [0, 1] * size
+        driver.do_admit(prompt, PLAIN)
+        driver.do_compute(0, len(prompt), extend=True, commit=True)
+        driver.do_lookup(prompt, PLAIN)
+        driver.do_admit(prompt, PLAIN)
+        driver.do_free(0)
+        driver.do_free(0)
+        for length in range(len(prompt) + 2):
+            driver.do_lookup((prompt + [1])[:length], PLAIN)
+
+
+def check_nothing_is_found_before_it_is_committed(make: Make) -> None:
+    """Between allocate and commit a block has no KV: a second request may not hit it (FAULTS F4)."""
+    driver = driver_of(make, 8, 2)
+    prompt = [0, 1, 1, 0, 1]
+    driver.do_admit(prompt, PLAIN)
+    driver.do_lookup(prompt, PLAIN)
+    driver.do_compute(0, 2, extend=True, commit=True)
+    driver.do_lookup(prompt, PLAIN)
+    driver.do_compute(0, 1, extend=True, commit=True)
+    driver.do_lookup(prompt, PLAIN)
+    driver.do_free(0)
+    driver.do_lookup(prompt, PLAIN)
+
+
+def check_namespaces_never_share(make: Make) -> None:
+    """Another model, adapter or salt is other KV, under a constant hash too."""
+    others = (SALTED, Namespace(adapter="x"), Namespace(model="x"), Namespace("x", "", ""), Namespace("", "x", ""))
+    for scheme in (adversarial.ReferenceHash, adversarial.Constant):
+        driver = driver_of(make, 8, 2, scheme())
+        driver.do_admit([0, 1, 0, 1, 0], PLAIN)
+        driver.do_compute(0, 5, extend=True, commit=True)
+        for other in others:
+            driver.do_lookup([0, 1, 0, 1, 0], other)
+        driver.do_free(0)
+        driver.do_admit([0, 1, 0, 1, 0], SALTED)
+
+
+def check_a_fork_writes_nothing_its_sibling_reads(make: Make) -> None:
+    """Parent and child part in mid-block; each keeps its own tokens (FAULTS F19)."""
+    for back in range(4):
+        driver = driver_of(make, 12, 2)
+        driver.do_admit([0, 1, 0], PLAIN)
+        driver.do_compute(0, 3, extend=True, commit=True)
+        driver.do_fork(0, back)
+        for pick, token in ((0, 0), (1, 1)):
+            driver.do_append(pick, [token, token])
+            driver.do_compute(pick, 2, extend=True, commit=True)
+        driver.do_free(0)
+        driver.do_append(0, [0])
+        driver.do_compute(0, 9, extend=True, commit=True)
+
+
+def check_refusal_changes_nothing(make: Make) -> None:
+    """OutOfBlocks from allocate, extend and fork leaves tables, books and hits as they were (FAULTS F9)."""
+    driver = driver_of(make, 4, 2)
+    driver.do_admit([0, 1, 0, 1], PLAIN, more=4)
+    driver.do_compute(0, 3, extend=True, commit=True)
+    driver.do_admit([1, 1, 1], PLAIN)
+    driver.do_admit([0, 1, 0, 1, 1, 1, 1], PLAIN)
+    driver.do_fork(0, 0)
+    for pick in range(3):
+        driver.do_append(pick, [0, 0, 1, 1, 0, 1])
+        driver.do_compute(pick, 9, extend=True, commit=True)
+
+
+def check_appending_many_equals_appending_one_by_one(make: Make) -> None:
+    """extend by k at once and k times by one give tables of the same length and the same books (FAULTS F11 to F13)."""
+    for size in (1, 2, 3, 16):
+        many, single = driver_of(make, 24, size), driver_of(make, 24, size)
+        for driver, count in ((many, 9), (single, 1)):
+            driver.do_admit([0], PLAIN, more=9)
+            driver.do_append(0, [1] * 9)
+            while driver.live[1].written < 10:
+                driver.do_compute(0, count, extend=True, commit=True)
+        same = len(many.tables[1]) == len(single.tables[1])
+        many.need(same, "append(k) differs from k appends", f"{many.tables} {single.tables}")
+        books = [replace(driver.allocator.stats(), collisions=0) for driver in (many, single)]
+        many.need(books[0] == books[1], "append(k) and k appends leave different books", books)
+
+
+def check_a_stale_hit_is_refused_or_still_true(make: Make) -> None:
+    """A hit whose blocks were evicted since: StaleHit, and nothing changed (FAULTS F16)."""
+    driver = driver_of(make, 3, 2)
+    driver.do_admit([0, 1, 0], PLAIN)
+    driver.do_compute(0, 3, extend=True, commit=True)
+    driver.do_free(0)
+    hit = driver.do_lookup([0, 1, 0], PLAIN)
+    driver.do_admit([1] * 6, PLAIN)
+    driver.do_compute(0, 6, extend=True, commit=True)
+    driver.do_free(0)
+    driver.do_admit([0, 1, 0], PLAIN, hit=hit)
+
+
+def check_reset_forgets_all_content(make: Make) -> None:
+    """After new weights nothing old is found, not even what a live request finishes later."""
+    driver = driver_of(make, 8, 2)
+    prompt = [0, 1, 1, 0, 1, 1]
+    driver.do_admit(prompt, PLAIN)
+    driver.do_compute(0, 3, extend=True, commit=True)
+    driver.do_reset()
+    driver.do_lookup(prompt, PLAIN)
+    driver.do_compute(0, 3, extend=True, commit=True)
+    driver.do_lookup(prompt, PLAIN)
+    driver.do_free(0)
+    driver.do_lookup(prompt, PLAIN)
+    driver.do_admit(prompt, PLAIN)
+    driver.do_compute(0, 6, extend=True, commit=True)
+    driver.do_lookup(prompt, PLAIN)
+
+
+def check_content_outlives_either_of_two_owners(make: Make) -> None:
+    """Two requests compute one prefix at once; whichever ends first, it stays findable (FAULTS F5)."""
+    for first in (0, 1):
+        driver = driver_of(make, 8, 2)
+        prompt = [0, 1, 1, 0, 1]
+        for _ in range(2):
+            driver.do_admit(prompt, PLAIN)
+        for pick in (0, 1):
+            driver.do_compute(pick, 5, extend=True, commit=True)
+        driver.do_free(first)
+        for _ in range(3):
+            driver.do_admit([1, 1], SALTED)
+        found = driver.do_lookup(prompt, PLAIN).num_tokens
+        driver.need(not driver.traits.shares or found == 4, "a live request's content is not found", found)
+
+
+def check_every_block_comes_back(make: Make) -> None:
+    """When all requests have ended no block is in use, and one new request can have them all."""
+    driver = driver_of(make, 8, 2)
+    _drain_and_refill(driver, busy=True)
+
+
+def _drain_and_refill(driver: Driver, *, busy: bool = False) -> None:
+    if busy:
+        for start in (0, 1):
+            driver.do_admit([start, 1, 0, 1, 0], PLAIN)
+            driver.do_compute(start, 5, extend=True, commit=True)
+        driver.do_fork(0, 1)
+        driver.do_append(0, [1, 1])
+        driver.do_compute(0, 2, extend=True, commit=True)
+    while driver.live:
+        driver.do_free(0)
+    books = driver.allocator.stats()
+    driver.need(books.used_blocks == 0 and books.num_requests == 0, "blocks are in use though nobody is", books)
+    whole = driver.traits.capacity
+    request = driver.do_admit([9] * whole, Namespace(salt="refill"))
+    driver.need(request is not None, "an idle pool does not give back all of its blocks", driver.allocator.stats())
+
+
+def check_ever_fits_tells_the_truth(make: Make) -> None:
+    """What ever_fits promises, an empty pool gives; what it denies, an empty pool refuses (FAULTS F17)."""
+    for tokens in range(1, 13):
+        allocator, prompt = _fresh(make, 4, 2), as_tokens([1] * tokens)
+        info = _info(1, tokens)
+        promise = allocator.ever_fits(info)
+        try:
+            allocator.allocate(info, prompt, allocator.lookup(prompt, PLAIN))
+        except OutOfBlocks:
+            given = False
+        else:
+            given = True
+        if promise != given:
+            raise Violation(f"ever_fits said {promise} of {tokens} tokens in 4 blocks of 2, an empty pool said {given}")
+
+
+def check_listening_ends(make: Make) -> None:
+    """listen(None) stops the events."""
+    driver = driver_of(make, 4, 1)
+    driver.allocator.listen(None)
+    driver.do_admit([0, 1], PLAIN)
+    driver.do_compute(0, 2, extend=True, commit=True)
+    driver.need(not driver.events, "events were sent to nobody", driver.events)
+
+
+# Hostile plugins
+
+
+def check_a_bad_policy_is_named_and_contained(make: Make) -> None:
+    """A policy that names a block it may not, or raises: PluginError with its name, and sound books (FAULTS 3)."""
+    traits = traits_of(make, num_blocks=4)
+    if not traits.shares:
+        return
+    for policy in adversarial.bad_victims():
+        driver = driver_of(make, 4, 2, policy=policy, traits=traits)
+        driver.do_admit([0, 1, 0, 1], PLAIN)
+        driver.do_compute(0, 4, extend=True, commit=True)
+        driver.do_admit([1, 1, 1], PLAIN)
+        driver.do_compute(1, 2, extend=True, commit=True)
+        driver.do_free(1)
+        name = type(policy).__name__
+        prompt = as_tokens([0, 0, 1, 1])
+        hit = driver.do_lookup(prompt.tolist(), PLAIN)
+        before = [driver._table(request) for request in driver.live]
+        try:
+            driver.allocator.allocate(_info(99), prompt, hit)
+        except PluginError as error:
+            driver.need(name in str(error), "the error does not name the policy", f"{name}: {error}")
+        except Exception as error:
+            raise driver.fail(f"{name}: PluginError expected, it raised", repr(error)) from error
+        else:
+            raise driver.fail(f"{name}: a wrong victim was accepted", driver.allocator.stats())
+        driver.need(before == [driver._table(request) for request in driver.live], f"{name}: a table changed")
+        driver.after()
+
+
+def check_a_bad_hash_is_named_and_contained(make: Make) -> None:
+    """A scheme that returns no bytes, the wrong count, or raises: PluginError with its name, nothing changed."""
+    traits = traits_of(make)
+    if not traits.shares:
+        return
+    prompt = as_tokens([0, 1, 0, 1, 0])
+    for scheme in adversarial.bad_names():
+        allocator = _fresh(make, 8, 2, scheme)
+        name, before = type(scheme).__name__, allocator.stats()
+        try:
+            allocator.allocate(_info(1), prompt, allocator.lookup(prompt, PLAIN))
+            allocator.commit(RequestId(1), prompt)
+        except PluginError as error:
+            if name not in str(error):
+                raise Violation(f"the error does not name the scheme {name}: {error}") from error
+        except Exception as error:
+            raise Violation(f"{name}: PluginError expected, it raised {error!r}") from error
+        else:
+            raise Violation(f"{name}: names that are no names were accepted")
+        allocator.check()
+        if allocator.stats().num_requests == 0 and allocator.stats() != before:
+            raise Violation(f"{name}: a failed call changed the books: {before}, {allocator.stats()}")
+
+
+def check_a_scheme_that_lies_costs_misses_only(make: Make) -> None:
+    """Constant, truncated and per-call random names never serve another prefix's KV (FAULTS F2)."""
+    for scheme in (adversarial.Constant, partial(adversarial.Truncated, 1), adversarial.Fickle):
+        driver = driver_of(make, 6, 1, scheme())
+        for prompt in ([0, 1, 1], [1, 1, 1], [1, 0, 1], [0, 0, 1], [0, 1, 1]):
+            driver.do_admit(prompt, PLAIN)
+            driver.do_compute(0, 3, extend=True, commit=True)
+            for other in ([0, 1, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]):
+                driver.do_lookup(other, PLAIN)
+                driver.do_lookup(other, SALTED)
+            driver.do_free(0)
+
+
+# Random histories
+
+
+def _random(make: Make, *, examples: int, schemes: tuple[Callable[[], HashScheme], ...]) -> None:
+    """Play random histories over small pools; a failure shows the shortest one."""
+    st = hypothesis().strategies
+    known: dict[Any, Traits] = {}
+    policies: tuple[type[EvictionPolicy], ...] = (SlowLru, SlowFifo, adversarial.MostRecent)
+
+    def body(num_blocks: int, size: int, scheme: int, policy: int, history: list[Step]) -> None:
+        chosen = schemes[scheme]()
+        key = (num_blocks, size, isinstance(chosen, adversarial.COLLIDING))
+        if key not in known:
+            known[key] = traits_of(make, collides=key[2], num_blocks=num_blocks, block_size=size)
+        driver = driver_of(make, num_blocks, size, chosen, policies[policy](), known[key])
+        play(driver, history)
+        _drain_and_refill(driver)
+
+    tools = hypothesis()
+    run = tools.settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        suppress_health_check=list(tools.HealthCheck),
+    )(
+        tools.given(
+            st.integers(1, 8),
+            st.sampled_from([1, 2, 3, 16]),
+            st.integers(0, len(schemes) - 1),
+            st.integers(0, len(policies) - 1),
+            steps(),
+        )(body)
+    )
+    run()
+
+
+def check_random_histories(make: Make) -> None:
+    """Every rule after every call of 150 random histories, with a sound hash."""
+    _random(make, examples=150, schemes=(adversarial.ReferenceHash,))
+
+
+def check_random_histories_under_colliding_hashes(make: Make) -> None:
+    """The same with a constant, a 2-bit and an 8-bit hash: never another prefix's KV."""
+    schemes = (adversarial.Constant, partial(adversarial.Truncated, 2), partial(adversarial.Truncated, 8))
+    _random(make, examples=80, schemes=schemes)
+
+
+def check_the_same_history_gives_the_same_events(make: Make) -> None:
+    """Two runs of one history: equal tables, equal books, equal event logs (invariant 12)."""
+    st = hypothesis().strategies
+    tools = hypothesis()
+
+    def body(history: list[Step]) -> None:
+        seen = []
+        for _ in range(2):
+            driver = driver_of(make, 5, 2, traits=traits)
+            play(driver, history)
+            seen.append((driver.tables, driver.allocator.stats(), driver.events))
+        driver.need(seen[0] == seen[1], "two runs of one history differ", f"\n{seen[0]}\n{seen[1]}")
+
+    traits = traits_of(make, num_blocks=5)
+    del st
+    tools.settings(max_examples=25, derandomize=True, database=None, deadline=None,
+                   suppress_health_check=list(tools.HealthCheck))(tools.given(steps())(body))()  # fmt: skip
+
+
+allocator_checks = (
+    check_a_fresh_pool_is_all_free,
+    check_the_null_block_is_never_handed_out,
+    check_a_second_free_is_an_error,
+    check_wrong_calls_raise_and_change_nothing,
+    check_a_hit_leaves_a_token_to_compute,
+    check_nothing_is_found_before_it_is_committed,
+    check_namespaces_never_share,
+    check_a_fork_writes_nothing_its_sibling_reads,
+    check_refusal_changes_nothing,
+    check_appending_many_equals_appending_one_by_one,
+    check_a_stale_hit_is_refused_or_still_true,
+    check_reset_forgets_all_content,
+    check_content_outlives_either_of_two_owners,
+    check_every_block_comes_back,
+    check_ever_fits_tells_the_truth,
+    check_listening_ends,
+    check_a_bad_policy_is_named_and_contained,
+    check_a_bad_hash_is_named_and_contained,
+    check_a_scheme_that_lies_costs_misses_only,
+    check_random_histories,
+    check_random_histories_under_colliding_hashes,
+    check_the_same_history_gives_the_same_events,
+)

@@ -1,0 +1,478 @@
+"""Does an allocator keep its promises when an engine leans on it?
+
+`Driver` plays the engine: it makes every call an engine may make, right and wrong ones, does the writes and the copies
+in a `Truth`, and after each call compares what the allocator says with what the slots hold. It looks at nothing but
+the interface.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from framework.errors import (
+    DuplicateRequest,
+    FrameworkError,
+    InvalidArgument,
+    OutOfBlocks,
+    PluginError,
+    StaleHit,
+    UnknownRequest,
+)
+from framework.interfaces.allocator import Allocator, CacheEvent, Hit
+from framework.testing.truth import Truth
+from framework.types import Namespace, RequestId, RequestInfo, TableChange, as_tokens
+
+
+class Violation(AssertionError):
+    """A component broke a rule. The text holds the rule, what was seen, and the calls that led there."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an allocator was seen to do, so that rules about sharing bind only those that share.
+
+    Attributes:
+        shares: content is found again by later requests.
+        exact: a table is as long as its tokens need, and no longer.
+        capacity: tokens that one request may hold in an empty pool.
+        strict: every published prefix must be found: it shares, and the hash scheme does not collide.
+    """
+
+    shares: bool
+    exact: bool
+    capacity: int
+    strict: bool
+
+
+@dataclass
+class Live:
+    """What the engine knows of a running request."""
+
+    info: RequestInfo
+    tokens: list[int]
+    written: int
+    committed: int
+    room: int
+    must_extend: bool
+
+
+class Driver:
+    """An engine without a model. Every `do_*` method is one step of a history; each checks everything afterwards."""
+
+    def __init__(self, allocator: Allocator, traits: Traits, about: str = "") -> None:
+        self.allocator, self.traits, self.about = allocator, traits, about
+        self.size = allocator.block_size
+        self.truth = Truth(self.size)
+        self.live: dict[int, Live] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.history: list[str] = []
+        self.events: list[CacheEvent] = []
+        self.findable: dict[int, bytes] = {}
+        self.prompts: dict[tuple[Namespace, tuple[int, ...]], None] = {}
+        self.totals: Counter[str] = Counter()
+        self.next_id, self.now = 1, 0.0
+        allocator.listen(self._heard)
+
+    # Reporting
+
+    def fail(self, rule: str, seen: object = "") -> Violation:
+        """The error to raise: the rule, what was seen, every call so far."""
+        calls = "\n".join(f"  {number}. {call}" for number, call in enumerate(self.history, 1))
+        text = f"{rule}: {seen}" if seen != "" else rule
+        return Violation(f"{text}\n{self.about or type(self.allocator).__name__}\ncalls so far:\n{calls}")
+
+    def need(self, holds: bool, rule: str, seen: object = "") -> None:
+        """Raise unless the rule holds."""
+        if not holds:
+            raise self.fail(rule, seen)
+
+    def _heard(self, event: CacheEvent) -> None:
+        self.events.append(event)
+        if event.kind == "admit":
+            self.need(event.block not in self.findable, "a block is admitted twice without an evict between", event)
+            self.findable[event.block] = event.key
+        else:
+            self.need(event.kind == "evict", "an event is neither admit nor evict", event)
+            self.need(self.findable.pop(event.block, None) == event.key, "evict of what was never admitted", event)
+
+    # Calling
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """All that the interface shows: tables, books, and what a few prompts would hit."""
+        hits = [self.allocator.lookup(as_tokens(tokens), space) for space, tokens in list(self.prompts)[-3:]]
+        tables = {request: self._table(request) for request in self.live}
+        return tables, replace(self.allocator.stats(), collisions=0), [(hit.num_tokens, hit.blocks) for hit in hits]
+
+    def call(self, text: str, method: Callable[[], Any], *allowed: type[FrameworkError]) -> Any:
+        """Make one call; an allowed error is returned, and must have changed nothing. Any other fails the rule."""
+        self.history.append(text)
+        before = self.snapshot()
+        try:
+            result = method()
+        except allowed as error:
+            self.history[-1] += f" raised {type(error).__name__}"
+            after = self.snapshot()
+            self.need(after == before, f"a failed call changed something ({error})", f"\n{before}\n{after}")
+            return error
+        except Violation:
+            raise
+        except Exception as error:
+            names = ", ".join(kind.__name__ for kind in allowed) or "no error"
+            raise self.fail(f"{text} raised {error!r}, where {names} is allowed") from error
+        return result
+
+    def _table(self, request: int) -> list[int]:
+        return [int(block) for block in self.allocator.table(RequestId(request))]
+
+    def _accept(self, request: int, change: TableChange | None, kept: tuple[int, ...] = ()) -> None:
+        """Read a changed table, do the copies, and poison what was handed out."""
+        old, new = self.tables.get(request, []), self._table(request)
+        if change is not None:
+            pairs = zip(old, new, strict=False)
+            first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(old), len(new)))
+            self.need(change.start == first, "TableChange.start is not the first entry that differs",
+                      f"{change}, was {old}, is {new}")  # fmt: skip
+            self._judge_copies(change, old, new)
+            self.truth.copy(change.copies)
+            self.totals["copied_blocks"] += len(change.copies)
+        written = {pair.destination for pair in change.copies} if change else set()
+        fresh = set(new) - set(old) - set(kept)
+        for block in fresh:
+            owners = [other for other, table in self.tables.items() if other != request and block in table]
+            self.need(not owners, "a block that is in use was handed out", f"block {block}, of requests {owners}")
+        for block in written:
+            self.truth.unpublish(block)
+        self.truth.poison(fresh - written)
+        self.tables[request] = new
+
+    def _judge_copies(self, change: TableChange, old: list[int], new: list[int]) -> None:
+        seen: set[int] = set()
+        for pair in change.copies:
+            self.need(pair.destination in new and pair.destination not in old and pair.destination not in seen,
+                      "a copy's destination is no fresh block of this table", f"{pair}, was {old}, is {new}")  # fmt: skip
+            self.need(1 <= pair.source <= self.allocator.num_blocks and pair.source != pair.destination,
+                      "a copy's source is no block", pair)  # fmt: skip
+            seen.add(pair.destination)
+
+    # Steps
+
+    def do_lookup(self, tokens: list[int], namespace: Namespace) -> Hit:
+        """Ask twice; the answer must be true, as long as can be, and change nothing."""
+        self.history.append(f"lookup({tokens}, {namespace.salt!r})")
+        prompt = as_tokens(tokens)
+        before = replace(self.allocator.stats(), collisions=0)
+        hit = self._quietly("lookup", lambda: self.allocator.lookup(prompt, namespace))
+        again = self._quietly("lookup", lambda: self.allocator.lookup(prompt, namespace, hit))
+        after = replace(self.allocator.stats(), collisions=0)
+        self.history[-1] += f" -> {hit.num_tokens} tokens in {list(hit.blocks)}"
+        self.need((hit.num_tokens, hit.blocks) == (again.num_tokens, again.blocks), "two lookups differ", again)
+        self.need(before == after, "lookup changed the books", f"{before} {after}")
+        self.need(prompt.tolist() == tokens, "lookup wrote to the caller's tokens", prompt)
+        self.need(0 <= hit.num_tokens <= max(0, len(tokens) - 1), "a hit covers the whole prompt",
+                  f"{hit.num_tokens} of {len(tokens)} tokens")  # fmt: skip
+        self.need(len(hit.blocks) == -(-hit.num_tokens // self.size), "a hit's blocks do not fit its tokens", hit)
+        for position in range(hit.num_tokens):
+            meaning = self.truth.read(list(hit.blocks), position)
+            wanted = (namespace, tuple(tokens[: position + 1]), self.truth.epoch)
+            found = meaning and (meaning.namespace, meaning.tokens, meaning.epoch)
+            self.need(found == wanted, "a hit serves KV that is not this prompt's",
+                      f"token {position} of {tokens} finds {found}, wanted {wanted}")  # fmt: skip
+        if self.traits.strict:
+            longest = self.truth.must_hit(namespace, tokens)
+            self.need(hit.num_tokens >= longest, "a published prefix is not found",
+                      f"{hit.num_tokens} tokens hit, {longest} are published")  # fmt: skip
+        return hit
+
+    def _quietly(self, name: str, method: Callable[[], Any]) -> Any:
+        try:
+            return method()
+        except FrameworkError as error:
+            raise self.fail(f"{name} raised {error!r}") from error
+        except Exception as error:
+            raise self.fail(f"{name} raised {error!r}") from error
+
+    def do_admit(self, tokens: list[int], namespace: Namespace, more: int = 0, hit: Hit | None = None) -> int | None:
+        """Look up, ask, allocate. Returns the request's id, or None when it was refused."""
+        stale = hit is not None
+        hit = self.do_lookup(tokens, namespace) if hit is None else hit
+        number = RequestId(self.next_id)
+        self.next_id += 1
+        info = RequestInfo(id=number, max_total_tokens=len(tokens) + more, namespace=namespace)
+        prompt, books = as_tokens(tokens), self.allocator.stats()
+        fits = not stale and self._quietly("fits", lambda: self.allocator.fits(info, prompt, hit))
+        text = f"allocate(request {number}, {tokens}, {namespace.salt!r}, hit of {hit.num_tokens})"
+        allowed = (OutOfBlocks, StaleHit) if stale else (OutOfBlocks,)
+        if not tokens:
+            allowed = (*allowed, InvalidArgument)  # type: ignore[assignment]
+        result = self.call(text, lambda: self.allocator.allocate(info, prompt, hit), *allowed)
+        if isinstance(result, InvalidArgument):
+            return None
+        if not stale:
+            self.need(fits == (result is None), "fits and allocate disagree", f"fits said {fits}")
+        new = self._blocks(len(tokens)) - len(hit.blocks)
+        if isinstance(result, FrameworkError):
+            taken = sum(1 for block in hit.blocks if not any(block in table for table in self.tables.values()))
+            have = books.free_blocks + books.cached_blocks - taken
+            slack = self.allocator.num_blocks - self.traits.capacity // self.size
+            if self.traits.exact and not stale:
+                self.need(new > have - slack, "refused although the blocks are there", f"needs {new}, has {have}")
+            self.after()
+            return None
+        self.live[number] = Live(
+            info, list(tokens), hit.num_tokens, hit.num_tokens, len(tokens), must_extend=hit.num_tokens % self.size != 0
+        )
+        self.prompts[namespace, tuple(tokens)] = None
+        self.totals["hit_tokens"] += hit.num_tokens
+        self.totals["prompt_tokens"] += len(tokens)
+        table = self._table(number)
+        self.need(tuple(table[: len(hit.blocks)]) == hit.blocks or hit.num_tokens % self.size != 0,
+                  "the table does not start with the hit's blocks", f"{table}, {hit}")  # fmt: skip
+        self._accept(number, None, kept=hit.blocks)
+        self._few_evictions(books.evictions, max(0, new - books.free_blocks))
+        self.after()
+        return number
+
+    def _few_evictions(self, before: int, needed: int) -> None:
+        evicted = self.allocator.stats().evictions - before
+        if self.traits.exact:
+            self.need(evicted <= needed, "more blocks were evicted than needed", f"{evicted}, needed {needed}")
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.size)
+
+    def _extend(self, request: int, num_tokens: int) -> bool:
+        row, books = self.live[request], self.allocator.stats()
+        grow = max(0, self._blocks(num_tokens) - len(self.tables[request]))
+        text = f"extend(request {request}, {num_tokens})"
+        method = lambda: self.allocator.extend(RequestId(request), num_tokens)  # noqa: E731
+        change = self.call(text, method, OutOfBlocks)
+        if isinstance(change, FrameworkError):
+            if self.traits.exact:
+                slack = self.allocator.num_blocks - self.traits.capacity // self.size
+                have = books.free_blocks + books.cached_blocks - slack
+                self.need(grow + row.must_extend > have, "refused although the blocks are there", f"{grow} of {have}")
+            self.after()
+            return False
+        self._accept(request, change)
+        self._few_evictions(books.evictions, max(0, grow + len(change.copies) - books.free_blocks))
+        row.must_extend, row.room = False, max(row.room, num_tokens)
+        self.after()
+        again = self.call(text, method)
+        same = again == TableChange(len(self.tables[request])) and self._table(request) == self.tables[request]
+        self.need(same, "extend is not idempotent", f"{again}, was {self.tables[request]}, is {self._table(request)}")
+        return True
+
+    def do_compute(self, pick: int, count: int, extend: bool, commit: bool) -> None:
+        """One step of a request: room, the writes of up to `count` tokens, and, if wished or a block filled, commit."""
+        request = self.pick(pick)
+        if request is None:
+            return
+        row = self.live[request]
+        end = min(len(row.tokens), row.written + max(1, count))
+        if end == row.written:
+            return
+        if extend or row.must_extend or end > len(self.tables[request]) * self.size:
+            if not self._extend(request, end):
+                return
+        for position in range(row.written, end):
+            self._write(request, position)
+        self.history.append(f"write tokens {row.written} to {end - 1} of request {request}")
+        row.written = end
+        if commit or end // self.size > row.committed // self.size:
+            self._commit(request)
+
+    def _write(self, request: int, position: int) -> None:
+        row, table = self.live[request], self.tables[request]
+        block, offset = table[position // self.size], position % self.size
+        meaning = self.truth.next_meaning(table, row.info.namespace, row.tokens, position)
+        if self.truth.slots.get((block, offset)) == meaning:
+            return
+        users = [other for other, theirs in self.tables.items() if block in theirs and other != request]
+        where = f"token {position} of request {request} in block {block}"
+        self.need(not users, "a write lands in a block that others use", f"{where}, users {users}")
+        held = [key[1] for key, holder in self.truth.published.items() if holder == block]
+        self.need(not (self.traits.shares and held), "a write lands in a published block", f"{where} holds {held}")
+        self.truth.write(block, offset, meaning)
+
+    def _commit(self, request: int) -> None:
+        row = self.live[request]
+        tokens = row.tokens[: row.written]
+        prompt = as_tokens(tokens)
+        change = self.call(f"commit(request {request}, {tokens})",
+                           lambda: self.allocator.commit(RequestId(request), prompt))  # fmt: skip
+        self.need(prompt.tolist() == tokens, "commit wrote to the caller's tokens", prompt)
+        first, last = row.committed // self.size, row.written // self.size
+        old, new = self.tables[request], self._table(request)
+        self.need(not change.copies, "commit asks for copies", change)
+        starts = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+        self.need(change.start == min([*starts, len(new)]), "TableChange.start is not the first entry that differs",
+                  f"{change}, was {old}, is {new}")  # fmt: skip
+        self.tables[request], row.committed = new, row.written
+        self._tables_are_true()
+        self.truth.publish(new, row.info.namespace, row.tokens, first, last)
+        self.prompts[row.info.namespace, (*tokens, 0)] = None
+        self.after()
+
+    def do_append(self, pick: int, tokens: list[int]) -> None:
+        """The model or a draft produced more tokens; they are not written yet."""
+        request = self.pick(pick)
+        if request is not None and len(self.live[request].tokens) + len(tokens) <= 24:
+            self.live[request].tokens += tokens
+            self.history.append(f"request {request} is now {self.live[request].tokens}")
+
+    def do_fork(self, pick: int, back: int) -> int | None:
+        """A child that shares all but the last `back` written tokens."""
+        request = self.pick(pick)
+        if request is None:
+            return None
+        row, child = self.live[request], RequestId(self.next_id)
+        self.next_id += 1
+        at = max(0, row.written - back)
+        info = RequestInfo(id=child, max_total_tokens=row.info.max_total_tokens, namespace=row.info.namespace)
+        change = self.call(f"fork(request {request}, child {child}, {at})",
+                           lambda: self.allocator.fork(RequestId(request), info, at), OutOfBlocks)  # fmt: skip
+        if isinstance(change, FrameworkError):
+            self.after()
+            return None
+        row.must_extend = True
+        self.live[child] = Live(info, row.tokens[: max(at, len(row.tokens) - back)], at, at, at, must_extend=True)
+        self._accept(child, change, kept=tuple(self.tables[request]))
+        self.after()
+        return child
+
+    def do_truncate(self, pick: int, back: int) -> None:
+        """Forget the last `back` tokens: refused only below what is committed."""
+        request = self.pick(pick)
+        if request is None:
+            return
+        row = self.live[request]
+        to = max(0, min(len(row.tokens), len(self.tables[request]) * self.size) - back)
+        allowed = (InvalidArgument,) if to < row.committed else ()
+        error = self.call(f"truncate(request {request}, {to})",
+                          lambda: self.allocator.truncate(RequestId(request), to), *allowed)  # fmt: skip
+        if error is None:
+            for index in range(to // self.size, len(self.tables[request])):
+                self.truth.unpublish(self.tables[request][index])
+            del row.tokens[to:]
+            row.written, row.committed = min(row.written, to), min(row.committed, to)
+            row.must_extend, row.room = True, to
+            self.tables[request] = self._table(request)
+        self.after()
+
+    def do_free(self, pick: int) -> None:
+        """End a request, at whatever point it is."""
+        request = self.pick(pick)
+        if request is not None:
+            self.call(f"free(request {request})", lambda: self.allocator.free(RequestId(request)))
+            del self.live[request], self.tables[request]
+            self.after()
+
+    def do_preempt(self, pick: int) -> None:
+        """Free a request and admit it again with all its tokens."""
+        request = self.pick(pick)
+        if request is not None:
+            row = self.live[request]
+            self.do_free(pick)
+            self.do_admit(row.tokens, row.info.namespace)
+
+    def do_reset(self) -> None:
+        """The weights changed."""
+        self.call("reset()", self.allocator.reset)
+        self.truth.reset()
+        self.after()
+
+    def do_advance(self) -> None:
+        """Time passes."""
+        self.now += 1.0
+        self.allocator.advance(self.now)
+
+    def do_wrong(self, kind: str, pick: int) -> None:
+        """A call no engine should make: each has one right error, and changes nothing."""
+        request = self.pick(pick)
+        gone = RequestId(next((n for n in range(self.next_id - 1, 0, -1) if n not in self.live), 10**6))
+        calls: dict[str, tuple[Callable[[], Any], type[FrameworkError]]] = {
+            "free": (lambda: self.allocator.free(gone), UnknownRequest),
+            "extend": (lambda: self.allocator.extend(gone, 1), UnknownRequest),
+            "commit": (lambda: self.allocator.commit(gone, as_tokens([0])), UnknownRequest),
+            "truncate": (lambda: self.allocator.truncate(gone, 0), UnknownRequest),
+            "table": (lambda: self.allocator.table(gone), UnknownRequest),
+            "fork": (lambda: self.allocator.fork(gone, self._info(10**6 + 1), 0), UnknownRequest),
+        }
+        if request is not None:
+            row, many = self.live[request], (len(self.tables[request]) + 1) * self.size
+            far = (row.tokens + [0] * many)[:many]
+            calls |= {
+                "duplicate": (lambda: self.allocator.allocate(self._info(request), as_tokens([0, 1]), self.hit()),
+                              DuplicateRequest),
+                "fork onto itself": (lambda: self.allocator.fork(RequestId(request), self._info(request), 0),
+                                     DuplicateRequest),
+                "commit too far": (lambda: self.allocator.commit(RequestId(request), as_tokens(far)), InvalidArgument),
+                "fork too far": (lambda: self.allocator.fork(RequestId(request), self._info(10**6 + 1), many),
+                                 InvalidArgument),
+                "truncate below 0": (lambda: self.allocator.truncate(RequestId(request), -1), InvalidArgument),
+                "extend below 0": (lambda: self.allocator.extend(RequestId(request), -1), InvalidArgument),
+            }  # fmt: skip
+            if row.committed:
+                less = as_tokens(row.tokens[: row.committed - 1])
+                calls["commit less"] = (lambda: self.allocator.commit(RequestId(request), less), InvalidArgument)
+        if kind in calls:
+            method, right = calls[kind]
+            error = self.call(f"wrong call: {kind} (request {gone if kind in calls and 'gone' in kind else request})",
+                              method, right)  # fmt: skip
+            self.need(isinstance(error, right), f"{kind}: {right.__name__} expected, but it returned", repr(error))
+            self.after()
+
+    def hit(self) -> Hit:
+        """A fresh hit for the prompt of `do_wrong`."""
+        return self.allocator.lookup(as_tokens([0, 1]), Namespace())
+
+    def _info(self, number: int) -> RequestInfo:
+        return RequestInfo(id=RequestId(number), max_total_tokens=8)
+
+    def pick(self, number: int) -> int | None:
+        """The request that a history's small number names."""
+        return sorted(self.live)[number % len(self.live)] if self.live else None
+
+    # After every call
+
+    def after(self) -> None:
+        """All rules that hold between calls."""
+        self._tables_are_true()
+        self._books_are_right()
+        try:
+            self.allocator.check()
+        except Exception as error:
+            raise self.fail(f"check() raised {error!r}") from error
+
+    def _tables_are_true(self) -> None:
+        for request, row in self.live.items():
+            table = self._table(request)
+            self.need(table == self.tables[request], "another request's call changed a table",
+                      f"request {request}: was {self.tables[request]}, is {table}")  # fmt: skip
+            self.need(all(1 <= block <= self.allocator.num_blocks for block in table) and len(set(table)) == len(table),
+                      "a table names the null block, a block twice, or one outside the pool", table)  # fmt: skip
+            blocks = self._blocks(row.room)
+            fits = len(table) == blocks if self.traits.exact else len(table) >= blocks
+            self.need(fits, "a table's length does not fit its tokens", f"{row.room} tokens, {table}")
+            for position in range(row.written):
+                meaning = self.truth.read(table, position)
+                wanted = (row.info.namespace, tuple(row.tokens[: position + 1]))
+                found = meaning and (meaning.namespace, meaning.tokens)
+                self.need(found == wanted, "a request's KV is not its own any more",
+                          f"request {request} token {position}: finds {found}, wrote {wanted}")  # fmt: skip
+
+    def _books_are_right(self) -> None:
+        books = self.allocator.stats()
+        counts = (books.free_blocks, books.cached_blocks, books.used_blocks)
+        self.need(books.num_blocks == self.allocator.num_blocks == sum(counts) and min(counts) >= 0,
+                  "free, cached and used blocks do not sum to num_blocks", books)  # fmt: skip
+        named = {block for table in self.tables.values() for block in table}
+        right = books.used_blocks == len(named) if self.traits.exact else books.used_blocks >= len(named)
+        self.need(right, "used_blocks is not the number of blocks that tables name", f"{books}, tables {self.tables}")
+        self.need(books.num_requests == len(self.live), "num_requests is not the number of live tables", books)
+        for name in ("hit_tokens", "prompt_tokens", "copied_blocks"):
+            self.need(getattr(books, name) == self.totals[name], f"{name} is not what was seen",
+                      f"{books}, seen {self.totals[name]}")  # fmt: skip
