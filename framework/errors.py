@@ -19,6 +19,10 @@ class OutOfBlocks(FrameworkError):
     """The pool has too few blocks for this call. Nothing changed: preempt a request, or wait for one to end."""
 
 
+class OutOfMemory(FrameworkError, MemoryError):
+    """The device has too little memory for the KV pool; with the bytes asked and the bytes free."""
+
+
 class UnknownRequest(FrameworkError, KeyError):
     """No table under this id: never allocated, or already freed."""
 

@@ -1,0 +1,224 @@
+"""The memory that holds the KV of all blocks, layer by layer."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from framework.errors import InvalidArgument, OutOfMemory
+from framework.interfaces.backend import LAYOUTS, AttentionBackend, LayerKV
+from framework.types import BlockCopy
+
+_FP8 = ("float8_e4m3fn",)
+_DTYPES = ("float64", "float32", "bfloat16", "float16", *_FP8)
+
+
+class KVPool:
+    """K and V of `num_blocks` blocks in every layer, and of block 0, the null block: zeros, always.
+
+    Args:
+        num_blocks: usable blocks, ids 1 to `num_blocks`.
+        block_size: tokens a block.
+        dtype: torch's name. "float8_e4m3fn" pools store value / scale, with scales of 1 until set on the layers.
+        layout: "NHD" or "HND", see LayerKV.
+        poison: fill everything but the null block with NaN, and blocks again when told they are `freed`: a read of
+            what was never written then shows.
+
+    Raises:
+        InvalidArgument: a size below 1, an unknown dtype or layout.
+        OutOfMemory: the device has too little; with bytes asked and free.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        device: str | torch.device = "cpu",
+        layout: str = "NHD",
+        poison: bool = False,
+    ) -> None:
+        _require_sizes(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+        )
+        if layout not in LAYOUTS:
+            raise InvalidArgument(f"KV layout {layout!r} is unknown; known: {', '.join(LAYOUTS)}")
+        self.num_blocks, self.block_size, self.layout = num_blocks, block_size, layout
+        self.dtype, self.device, self.poison = dtype, torch.device(device), poison
+        self.bytes = (num_blocks + 1) * block_bytes(block_size, num_layers, num_kv_heads, head_dim, dtype)
+        free = free_bytes(self.device)
+        if self.bytes > free:
+            raise _too_large(self.bytes, free, num_blocks, self.device)
+        inner = (block_size, num_kv_heads) if layout == "NHD" else (num_kv_heads, block_size)
+        shape = (num_blocks + 1, *inner, head_dim)
+        scales = num_kv_heads if dtype in _FP8 else 0
+        try:
+            self.layers = [self._layer(shape, scales) for _ in range(num_layers)]
+        except (RuntimeError, MemoryError) as error:
+            raise _too_large(self.bytes, free, num_blocks, self.device) from error
+
+    def _layer(self, shape: tuple[int, ...], scales: int) -> LayerKV:
+        dtype = torch_dtype(self.dtype)
+        layer = LayerKV(
+            torch.zeros(shape, dtype=dtype, device=self.device),
+            torch.zeros(shape, dtype=dtype, device=self.device),
+            self.layout,
+            torch.ones(scales, device=self.device) if scales else None,
+            torch.ones(scales, device=self.device) if scales else None,
+        )
+        if self.poison:
+            nan = torch.full((1,), math.nan).to(dtype).to(self.device)
+            layer.k[1:], layer.v[1:] = nan, nan
+        return layer
+
+    def copy(self, backend: AttentionBackend, copies: Sequence[BlockCopy]) -> None:
+        """Do these block copies, in order, in every layer.
+
+        Raises:
+            InvalidArgument: a block outside 1 to `num_blocks`. Nothing was copied.
+        """
+        if not copies:
+            return
+        pairs = np.array([(copy.source, copy.destination) for copy in copies], dtype=np.int64)
+        self._require_blocks(pairs)
+        for group in _distinct_destinations(pairs):
+            index = torch.from_numpy(group).to(self.device)
+            for layer in self.layers:
+                backend.copy_blocks(layer, index)
+
+    def freed(self, blocks: npt.NDArray[np.integer]) -> None:
+        """These blocks hold nobody's KV any more. With `poison` they become NaN, else nothing happens.
+
+        Raises:
+            InvalidArgument: a block outside 1 to `num_blocks`. Nothing was changed.
+        """
+        if not self.poison or len(blocks) == 0:
+            return
+        ids = np.asarray(blocks, dtype=np.int64)
+        self._require_blocks(ids)
+        index = torch.from_numpy(ids).to(self.device)
+        nan = torch.full((1,), math.nan).to(torch_dtype(self.dtype)).to(self.device)
+        for layer in self.layers:
+            layer.k[index], layer.v[index] = nan, nan
+
+    def _require_blocks(self, ids: npt.NDArray[np.int64]) -> None:
+        outside = ids[(ids < 1) | (ids > self.num_blocks)]
+        if outside.size:
+            raise InvalidArgument(f"block {int(outside.flat[0])} is not in the pool: blocks are 1 to {self.num_blocks}")
+
+
+def block_bytes(block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
+    """Bytes of one block's K and V in all layers."""
+    return 2 * num_layers * block_size * num_kv_heads * head_dim * torch_dtype(dtype).itemsize
+
+
+def num_blocks_for(
+    fraction: float,
+    device: str | torch.device,
+    block_size: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: str,
+) -> int:
+    """How many usable blocks fit into `fraction` (0 to 1] of the device's free memory, the null block paid for.
+
+    Raises:
+        InvalidArgument: a fraction outside (0, 1], or a size below 1.
+        OutOfMemory: not even one block fits.
+    """
+    if not 0.0 < fraction <= 1.0:
+        raise InvalidArgument(f"the memory fraction must be above 0 and at most 1, found {fraction}")
+    _require_sizes(block_size=block_size, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    each = block_bytes(block_size, num_layers, num_kv_heads, head_dim, dtype)
+    free = free_bytes(device)
+    count = int(fraction * free) // each - 1
+    if count < 1:
+        raise OutOfMemory(
+            f"{fraction:g} of the {free:,} bytes free on {device} holds no block of {each:,} bytes beside the null "
+            "block; raise the fraction or shrink block_size"
+        )
+    return count
+
+
+def free_bytes(device: str | torch.device) -> int:
+    """Bytes a new pool could take: the CUDA driver's free memory plus what torch caches unused, or the host's."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return min(_available_host_bytes(), _cgroup_headroom())
+
+
+def _available_host_bytes() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _cgroup_headroom() -> int:
+    """What the container still allows, page cache it could drop included; practically endless without one."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        if limit == "max":
+            return 2**62
+        facts = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        used = int((root / "memory.current").read_text()) - int(facts.get("inactive_file", 0))
+        return max(0, int(limit) - used)
+    except (OSError, ValueError):
+        return 2**62
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype of that name.
+
+    Raises:
+        InvalidArgument: no dtype a KV pool can have.
+    """
+    if name not in _DTYPES:
+        raise InvalidArgument(f"KV dtype {name!r} is unknown; known: {', '.join(_DTYPES)}")
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _require_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise InvalidArgument(f"{name} must be a whole number of at least 1, found {value!r}")
+
+
+def _too_large(asked: int, free: int, num_blocks: int, device: torch.device) -> OutOfMemory:
+    fit = max(0, free // max(1, asked // (num_blocks + 1)) - 1)
+    return OutOfMemory(
+        f"a KV pool of {num_blocks} blocks takes {asked:,} bytes ({asked / 2**30:.2f} GiB), and {free:,} "
+        f"({free / 2**30:.2f} GiB) are free on {device}; at most {fit} blocks fit: lower cache.num_blocks"
+    )
+
+
+def _distinct_destinations(pairs: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """Split where a destination comes a second time: backends refuse it within one call, and order decides here."""
+    groups, first, seen = [], 0, set[int]()
+    for at, destination in enumerate(pairs[:, 1].tolist()):
+        if destination in seen:
+            groups.append(pairs[first:at])
+            first, seen = at, set()
+        seen.add(destination)
+    return [*groups, pairs[first:]]

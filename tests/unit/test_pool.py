@@ -1,0 +1,156 @@
+"""The pool's shapes, sizes, copies and poison."""
+
+import numpy as np
+import pytest
+import torch
+
+from framework.engine import pool as pool_module
+from framework.engine.pool import KVPool, block_bytes, free_bytes, num_blocks_for
+from framework.errors import InvalidArgument, OutOfMemory
+from framework.interfaces.backend import AttentionSpec
+from framework.types import BlockCopy, BlockId
+from framework_builtin.backend.gather import GatherBackend
+
+SHAPE = {"block_size": 4, "num_layers": 2, "num_kv_heads": 3, "head_dim": 8}
+
+
+def make(num_blocks=5, dtype="float32", **options):
+    return KVPool(num_blocks=num_blocks, dtype=dtype, **(SHAPE | options))
+
+
+def backend(dtype="float32", layout="NHD"):
+    chosen = GatherBackend()
+    spec = AttentionSpec(num_heads=3, num_kv_heads=3, head_dim=8, dtype=dtype, block_size=4, layout=layout)
+    chosen.setup(spec, "cpu")
+    return chosen
+
+
+def copies(*pairs):
+    return [BlockCopy(BlockId(source), BlockId(destination)) for source, destination in pairs]
+
+
+@pytest.mark.parametrize(("layout", "shape"), [("NHD", (6, 4, 3, 8)), ("HND", (6, 3, 4, 8))])
+def test_every_layer_has_the_usable_blocks_and_the_null_block(layout, shape):
+    pool = make(layout=layout)
+    assert len(pool.layers) == 2
+    assert [tuple(layer.k.shape) for layer in pool.layers] == [shape, shape]
+    assert pool.layers[0].num_blocks == 6
+    assert pool.layers[0].block_size == 4
+    assert pool.bytes == sum(t.numel() * t.element_size() for layer in pool.layers for t in (layer.k, layer.v))
+    assert pool.bytes == 6 * block_bytes(dtype="float32", **SHAPE)
+
+
+def test_layers_do_not_share_memory():
+    pool = make()
+    pool.layers[0].k[1] = 1.0
+    assert not pool.layers[1].k.any()
+    assert not pool.layers[0].v.any()
+
+
+def test_poison_spares_the_null_block_only():
+    pool = make(poison=True)
+    for layer in pool.layers:
+        for tensor in (layer.k, layer.v):
+            assert not tensor[0].any()
+            assert tensor[1:].isnan().all()
+
+
+def test_freed_blocks_are_poisoned_and_others_are_not():
+    pool = make(poison=True)
+    for layer in pool.layers:
+        layer.k[1:], layer.v[1:] = 1.0, 2.0
+    pool.freed(np.array([2, 5], dtype=np.int32))
+    for layer in pool.layers:
+        for tensor in (layer.k, layer.v):
+            spoiled = tensor.isnan().flatten(1).all(dim=1).tolist()
+            assert spoiled == [False, False, True, False, False, True], spoiled
+            assert not tensor[[1, 3, 4]].isnan().any()
+
+
+def test_without_poison_freed_blocks_keep_their_content():
+    pool = make()
+    pool.layers[0].k[2] = 3.0
+    pool.freed(np.array([2]))
+    assert (pool.layers[0].k[2] == 3.0).all()
+
+
+@pytest.mark.parametrize("block", [0, 6, -1])
+def test_a_foreign_block_is_refused(block):
+    pool = make(poison=True)
+    with pytest.raises(InvalidArgument, match="not in the pool"):
+        pool.freed(np.array([1, block]))
+    with pytest.raises(InvalidArgument, match="not in the pool"):
+        pool.copy(backend(), copies((1, 2), (block, 3)))
+    assert pool.layers[0].k[1:].isnan().all(), "a refused call changed the pool"
+    assert not pool.layers[0].k[0].any(), "the null block was written"
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize(
+    "pairs", [[(1, 2)], [(1, 2), (2, 3)], [(1, 2), (2, 1)], [(1, 3), (3, 4), (2, 3)], [(1, 2), (3, 2), (2, 5)], []]
+)
+def test_copies_happen_in_order_in_every_layer(layout, pairs):
+    pool = make(layout=layout)
+    content = {}
+    for at, layer in enumerate(pool.layers):
+        for block in range(1, 6):
+            layer.k[block], layer.v[block] = 10 * at + block, 100 + 10 * at + block
+            content[at, block] = 10 * at + block
+    pool.copy(backend(layout=layout), copies(*pairs))
+    for at, layer in enumerate(pool.layers):
+        for source, destination in pairs:
+            content[at, destination] = content[at, source]
+        for block in range(1, 6):
+            assert (layer.k[block] == content[at, block]).all(), (at, block, pairs)
+            assert (layer.v[block] == 100 + content[at, block]).all(), (at, block, pairs)
+
+
+def test_fp8_pools_carry_scales():
+    pool = make(dtype="float8_e4m3fn", poison=True)
+    assert pool.layers[0].k.dtype == torch.float8_e4m3fn
+    assert pool.layers[0].k_scale.tolist() == [1.0] * 3
+    assert pool.layers[0].k[1:].float().isnan().all()
+    assert pool.bytes == 6 * 2 * 2 * 4 * 3 * 8
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_blocks": 0}, {"num_blocks": -4}, {"block_size": 0}, {"num_layers": 0}, {"head_dim": -1}, {"num_kv_heads": 0},
+     {"num_blocks": True}, {"num_blocks": 2.5}, {"dtype": "int8"}, {"dtype": "floaty"}, {"layout": "DHN"}],
+)  # fmt: skip
+def test_sizes_that_are_none_are_refused(wrong):
+    with pytest.raises(InvalidArgument):
+        make(**wrong)
+
+
+def test_a_pool_larger_than_the_machine_says_bytes_asked_free_and_what_fits():
+    with pytest.raises(OutOfMemory, match=r"takes [\d,]+ bytes .* are free on cpu; at most \d+ blocks fit"):
+        make(num_blocks=10**12)
+
+
+def test_a_failing_allocation_is_a_typed_error(monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(pool_module.torch, "zeros", fail)
+    with pytest.raises(OutOfMemory, match=r"lower cache\.num_blocks"):
+        make()
+
+
+def test_a_memory_fraction_becomes_blocks_with_the_null_block_paid(monkeypatch):
+    each = block_bytes(dtype="float32", **SHAPE)
+    monkeypatch.setattr(pool_module, "free_bytes", lambda device: 100 * each)
+    assert num_blocks_for(0.5, "cpu", dtype="float32", **SHAPE) == 49
+    assert num_blocks_for(1.0, "cpu", dtype="float32", **SHAPE) == 99
+    with pytest.raises(OutOfMemory, match="raise the fraction"):
+        num_blocks_for(0.01, "cpu", dtype="float32", **SHAPE)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.5, float("nan")])
+def test_a_fraction_outside_its_range_is_refused(fraction):
+    with pytest.raises(InvalidArgument, match="memory fraction"):
+        num_blocks_for(fraction, "cpu", dtype="float32", **SHAPE)
+
+
+def test_the_machine_has_some_memory():
+    assert 2**20 < free_bytes("cpu") < 2**62
