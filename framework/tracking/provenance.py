@@ -1,0 +1,122 @@
+"""What made this run: code, versions, machine, seeds."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+DISTRIBUTION = "kvcache-framework"
+
+_LIBRARIES = (
+    "torch", "triton", "numpy", "hydra-core", "omegaconf", "xxhash", "transformers", "tokenizers", "safetensors",
+    "huggingface-hub", "wandb", "flash-attn",
+)  # fmt: skip
+
+
+def collect(
+    *,
+    components: Mapping[str, str] | None = None,
+    seeds: Mapping[str, int] | None = None,
+    device: str | None = None,
+    argv: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """A plain dict for `provenance.json`. Imports no library: versions come from the installed metadata.
+
+    Args:
+        components: kind -> chosen name (`{"allocator": "prefix"}`), reported with the distribution each came from.
+        seeds: every seed of the run by name.
+        device: where the model ran, as torch names it.
+        argv: the command line; default this process's.
+    """
+    return {
+        "package": {"name": DISTRIBUTION, "version": _version(DISTRIBUTION), **_git(Path(__file__).parents[2])},
+        "components": {kind: _component(kind, name) for kind, name in (components or {}).items()},
+        "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
+        "argv": list(sys.argv if argv is None else argv),
+        "seeds": dict(seeds or {}),
+        "device": _device(device),
+        "cpu": {"model": _cpu_model(), "num_logical": os.cpu_count(), "num_usable": _usable_cpus()},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "environment": {
+            name: os.environ[name]
+            for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "PYTHONHASHSEED")
+            if name in os.environ
+        },
+        "working_directory": str(Path.cwd()),
+        "started_at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _component(kind: str, name: str) -> dict[str, Any]:
+    for point in metadata.entry_points(group=f"framework.{kind}", name=name):
+        found = point.dist
+        return {
+            "name": name,
+            "class": point.value,
+            "distribution": found.metadata["Name"] if found else None,
+            "version": found.version if found else None,
+        }
+    return {"name": name, "class": None, "distribution": None, "version": None}
+
+
+def _git(checkout: Path) -> dict[str, Any]:
+    """The revision, when the package runs from its own checkout; an installed copy inside another one has none."""
+    if not ((checkout / ".git").exists() and (checkout / "pyproject.toml").exists()):
+        return {"git_revision": None, "git_dirty": None}
+    revision = _git_output(checkout, "rev-parse", "HEAD")
+    changes = _git_output(checkout, "status", "--porcelain", "--untracked-files=normal")
+    return {"git_revision": revision or None, "git_dirty": None if changes is None else bool(changes)}
+
+
+def _git_output(checkout: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git here, or a checkout of another user: the run is none the worse
+    return done.stdout.strip()
+
+
+def _device(device: str | None) -> dict[str, Any]:
+    """Names the accelerator when torch is loaded already; asking must not load it."""
+    facts: dict[str, Any] = {"name": device}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        facts["torch_threads"] = torch.get_num_threads()
+        if device is not None and device.startswith("cuda"):
+            properties = torch.cuda.get_device_properties(device)
+            facts["model"] = properties.name
+            facts["compute_capability"] = f"{properties.major}.{properties.minor}"
+            facts["memory_bytes"] = properties.total_memory
+            facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _usable_cpus() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -1,0 +1,184 @@
+"""The run on Weights & Biases: online with an account, offline without one, and never in the way."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlparse
+
+from framework.errors import ConfigError
+from framework.jsonl import read_jsonl, to_plain
+from framework.tracking.run_directory import METRICS, REQUESTS, RunDirectory
+from framework.tracking.tracker import RunLabel, Tracker, TrackerWarning
+
+_MODES = ("auto", "online", "offline", "disabled")
+
+
+class WandbTracker(Tracker):
+    """Live step metrics, configuration, final summary, a table of requests and the memory timeline.
+
+    The records lie in the run directory's `wandb/`; after an offline run, `wandb sync` uploads them.
+
+    Args:
+        project, entity: where the run appears; no entity means the account's own.
+        mode: `auto` is online where an API key is at hand and offline elsewhere; `online`, `offline` or `disabled`
+            as named. The environment variable WANDB_MODE wins. Without a key, `online` warns and is `offline`:
+            nothing ever asks for one.
+        group, job_type, name: override the run's own label.
+        tags: added to the label's.
+        init_timeout_s: for reaching the server at the start; then the run is recorded offline.
+        finish_timeout_s: for the last upload; then the records stay for `wandb sync`.
+        min_interval_s: live metrics are sent at most this often; the last ones always are.
+        max_table_rows: requests in the table.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str = "kvcache-framework",
+        entity: str | None = None,
+        mode: str = "auto",
+        group: str | None = None,
+        job_type: str | None = None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        init_timeout_s: float = 15.0,
+        finish_timeout_s: float = 60.0,
+        min_interval_s: float = 0.25,
+        max_table_rows: int = 1000,
+    ) -> None:
+        if mode not in _MODES:
+            raise ConfigError(f"tracker.mode must be one of {', '.join(_MODES)}, found {mode!r}")
+        self._project, self._entity, self._mode = project, entity, mode
+        self._group, self._job_type, self._name, self._tags = group, job_type, name, tuple(tags)
+        self._init_timeout_s, self._finish_timeout_s = init_timeout_s, finish_timeout_s
+        self._min_interval_s, self._max_table_rows = min_interval_s, max_table_rows
+        self._run: Any = None
+        self._directory: RunDirectory | None = None
+        self._held: tuple[int, dict[str, Any]] | None = None
+        self._last_log_s = float("-inf")
+
+    def start(self, config: Mapping[str, Any], run: RunDirectory, label: RunLabel) -> None:
+        """Begin a W&B run beside any other of this process."""
+        import wandb
+
+        self._directory = run
+        mode = self._resolved_mode()
+        try:
+            self._run = self._init(mode, config, run.path, label)
+        except wandb.errors.Error as fault:
+            if mode != "online":
+                raise
+            warnings.warn(f"W&B cannot be reached ({fault}); recording offline instead", TrackerWarning, stacklevel=2)
+            self._run = self._init("offline", config, run.path, label)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Send the metrics, unless some were sent within `min_interval_s`; then they wait for the next or the end."""
+        self._held = (step, dict(metrics))
+        if time.monotonic() - self._last_log_s >= self._min_interval_s:
+            self._send_held()
+
+    def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
+        """Send what is left, the summary, the table and the plot, and end the run."""
+        if self._run is None:
+            return
+        try:
+            self._send_held()
+            self._log_requests()
+            self._log_timeline()
+            self._run.summary.update(to_plain(summary))
+        finally:
+            run, self._run = self._run, None
+            run.finish(exit_code=1 if failed else 0)
+
+    def _init(self, mode: str, config: Mapping[str, Any], directory: Path, label: RunLabel) -> Any:
+        import wandb
+
+        return wandb.init(
+            project=self._project,
+            entity=self._entity,
+            mode=cast(Any, mode),
+            group=self._group or label.group or None,
+            job_type=self._job_type or label.job_type or None,
+            name=self._name or label.name or None,
+            tags=[*label.tags, *self._tags] or None,
+            config=to_plain(config),
+            dir=str(directory),
+            reinit="create_new",
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                init_timeout=self._init_timeout_s,
+                finish_timeout=self._finish_timeout_s,
+            ),
+        )
+
+    def _resolved_mode(self) -> str:
+        mode = os.environ.get("WANDB_MODE") or self._mode
+        if mode not in ("auto", "online"):
+            return mode
+        if has_account():
+            return "online"
+        if mode == "online":
+            warnings.warn("W&B knows no API key here; recording offline", TrackerWarning, stacklevel=3)
+        return "offline"
+
+    def _send_held(self) -> None:
+        if self._held is None:
+            return
+        (step, metrics), self._held = self._held, None
+        self._run.log(to_plain(metrics), step=step)
+        self._last_log_s = time.monotonic()
+
+    def _log_requests(self) -> None:
+        import wandb
+
+        rows = self._lines(REQUESTS)[: self._max_table_rows]
+        if rows:
+            columns: list[str | int] = list(dict.fromkeys(key for row in rows for key in row))
+            data = [[_cell(row.get(str(column))) for column in columns] for row in rows]
+            self._run.log({"requests": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+
+    def _log_timeline(self) -> None:
+        import wandb
+        from PIL import Image
+
+        from framework.report.timeline import memory_timeline
+
+        figure = memory_timeline(self._lines(METRICS))
+        if figure is not None:
+            # wandb takes a figure only where pyplot was loaded, which is global state we keep out of a run.
+            picture = BytesIO()
+            figure.savefig(picture, format="png", dpi=150)
+            with Image.open(picture) as image:
+                self._run.log({"memory": wandb.Image(image)})
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        assert self._directory is not None
+        path = self._directory.path / name
+        return read_jsonl(path) if path.exists() else []
+
+
+def has_account() -> bool:
+    """Whether W&B could log in by itself: an API key or identity token in the environment, or a key in netrc."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    for path in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
+        if path and (file := Path(path).expanduser()).is_file():
+            try:
+                return netrc.netrc(str(file)).authenticators(host) is not None
+            except (OSError, netrc.NetrcParseError):
+                return False
+    return False
+
+
+def _cell(value: Any) -> Any:
+    """Tables hold scalars; anything nested is shown as text."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
