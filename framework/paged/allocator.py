@@ -1,0 +1,406 @@
+"""The easy rung of the allocator ladder: blocks of fixed size, tables, sharing and eviction are done."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import (
+    DuplicateRequest,
+    InvalidArgument,
+    InvariantViolation,
+    OutOfBlocks,
+    StaleHit,
+    UnknownRequest,
+)
+from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.hash import HashScheme
+from framework.paged.cache import BlockCache
+from framework.paged.guard import GuardedHash, GuardedPolicy
+from framework.paged.index import HashIndex, TrieIndex
+from framework.paged.pool import BlockPool
+from framework.paged.table import Names, Table, count_of
+from framework.types import BlockCopy, BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
+from framework.types import as_tokens as _as_tokens
+
+_MAX_NAMESPACES = 65_536
+
+
+class PagedAllocator(Allocator):
+    """A complete paged allocator in which a subclass says what is shared, and may override one choice.
+
+    `share_prefix`: full blocks are found again by later requests, by chained hash. `share_forks`: what a fork shares;
+    "none" copies every block, "full" shares full blocks and copies the tail, "all" shares everything and copies a
+    block when it is about to be written. Override `choose_free` to say which free blocks a request gets.
+
+    Costs: O(1) a block for lookup, allocate, extend, commit, free and fork, plus the policy's O(log n) a victim.
+
+    Args:
+        num_blocks: usable blocks; ids 1 to num_blocks.
+        block_size: tokens.
+        hash: names contents; unused unless `share_prefix`.
+        eviction: orders cached blocks; unused unless `share_prefix`. Belongs to this allocator from here on.
+        watermark: fraction of `num_blocks` that an admission leaves free or evictable, so that running requests can
+            grow. Ignored when no request holds a block, and by `extend`.
+        leaf_only: evict a block only after every block published below it.
+
+    Raises:
+        InvalidArgument: a size below 1, a watermark outside 0 to 1.
+
+    Source: Kwon et al. 2023, arXiv:2309.06180; prefix sharing as in vLLM's automatic prefix caching.
+    """
+
+    share_prefix: ClassVar[bool] = False
+    share_forks: ClassVar[Literal["none", "full", "all"]] = "none"
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        hash: HashScheme,
+        eviction: EvictionPolicy,
+        watermark: float = 0.01,
+        leaf_only: bool = False,
+    ) -> None:
+        self.num_blocks = count_of("num_blocks", num_blocks, 1)
+        self.block_size = count_of("block_size", block_size, 1)
+        if not 0.0 <= watermark < 1.0:
+            raise InvalidArgument(f"watermark must be a fraction from 0 to below 1, found {watermark}")
+        self._reserve = int(watermark * num_blocks)
+        self.pool = BlockPool(num_blocks, block_size)
+        index = HashIndex(self.pool) if hash.collision_resistant else TrieIndex(self.pool)
+        policy = GuardedPolicy(eviction)
+        eviction.attach(self.pool.view())
+        overridden = type(self).choose_free is not PagedAllocator.choose_free
+        self.cache = BlockCache(self.pool, index, policy, leaf_only, self.choose_free if overridden else None)
+        self._hash = GuardedHash(hash, block_size)
+        self._tables: dict[RequestId, Table] = {}
+        self._roots: dict[Namespace, tuple[BlockHash, int]] = {}
+        self._last_anchor = 0
+        self._tenants: dict[str, int] = {}
+        self._version = 0
+        self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
+
+    # The hook
+
+    def choose_free(self, count: int) -> Sequence[BlockId]:
+        """Which `count` free blocks to hand out next. Override this.
+
+        Read `self.pool.free` (all free block ids, in no meaningful order but that the last was freed last) and
+        `self.pool.is_free(block)`; change nothing. `0 < count <= len(self.pool.free)`.
+
+        Returns:
+            `count` distinct free block ids, as Python ints, in table order. Anything else is a PluginError, and the
+            call that needed the blocks changes nothing.
+        """
+        return [BlockId(block) for block in self.pool.free[: -count - 1 : -1]]
+
+    # The interface
+
+    def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
+        if not self.share_prefix:
+            return Hit(version=self._version)
+        tokens = _as_tokens(tokens)
+        root, anchor = self._root(namespace)
+        names = self._names(root, tokens, namespace, previous)
+        limit = (len(tokens) - 1) // self.block_size
+        data = b"" if isinstance(self.cache.index, HashIndex) else tokens.tobytes()
+        blocks: Any = self.cache.index.find(anchor, names, data, limit) if limit > 0 else ()
+        return Hit(len(blocks) * self.block_size, tuple(blocks), names, self._version)
+
+    def _names(self, root: BlockHash, tokens: TokenArray, namespace: Namespace, previous: Hit | None) -> Names:
+        known: Sequence[BlockHash] = ()
+        if previous is not None and previous.hashes:
+            known = previous.hashes
+            self._check_names(known, namespace)
+            if isinstance(known, Names) and len(known) == len(tokens) // self.block_size:
+                return known
+            known = known[: len(tokens) // self.block_size]
+        rest = self._hash.blocks(known[-1] if known else root, tokens[len(known) * self.block_size :])
+        return Names.of(namespace, (*known, *rest))
+
+    @staticmethod
+    def _check_names(names: Sequence[BlockHash], namespace: Namespace) -> None:
+        if isinstance(names, Names) and names.namespace != namespace:
+            raise InvalidArgument(f"a hit looked up in {names.namespace} was used in {namespace}; look it up again")
+
+    def _root(self, namespace: Namespace) -> tuple[BlockHash, int]:
+        found = self._roots.get(namespace)
+        if found is None:
+            root = self._hash.root(namespace)
+            if len(self._roots) >= _MAX_NAMESPACES:  # content of the oldest can no longer be hit, and ages out
+                del self._roots[next(iter(self._roots))]
+            self._last_anchor -= 1
+            found = self._roots[namespace] = (root, self._last_anchor)
+        return found
+
+    def _check_hit(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+        if hit.version != self._version:
+            raise StaleHit(
+                f"the hit for request {request.id} is of version {hit.version}, the allocator is at {self._version}; "
+                "look it up again"
+            )
+        if hit.num_tokens != len(hit.blocks) * self.block_size or (hit.blocks and hit.num_tokens >= len(tokens)):
+            raise InvalidArgument(f"a hit of {hit.num_tokens} tokens in {len(hit.blocks)} blocks is not of this prompt")
+        if len(hit.hashes) > len(tokens) // self.block_size:
+            raise InvalidArgument(f"a hit with {len(hit.hashes)} full blocks is not of a prompt of {len(tokens)} tokens")
+        self._check_names(hit.hashes, request.namespace)
+
+    def _shortage(self, num_tokens: int, hits: Sequence[int]) -> tuple[int, int, int]:
+        """Blocks an admission needs, blocks it may have, and the watermark that applies."""
+        need = -(-num_tokens // self.block_size) - len(hits)
+        return need, self.cache.available(hits), self._reserve if self.pool.used else 0
+
+    def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
+        if request.id in self._tables or not len(tokens):
+            return False
+        self._check_hit(request, tokens, hit)
+        need, have, reserve = self._shortage(len(tokens), hit.blocks)
+        return need + reserve <= have
+
+    def ever_fits(self, request: RequestInfo) -> bool:
+        return -(-request.max_total_tokens // self.block_size) <= self.num_blocks
+
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+        self._check_new(request)
+        self._check_hit(request, tokens, hit)
+        tokens = _as_tokens(tokens)
+        if not len(tokens):
+            raise InvalidArgument(f"request {request.id} has an empty prompt; it needs at least one token")
+        need, have, reserve = self._shortage(len(tokens), hit.blocks)
+        if need + reserve > have:
+            raise self._out_of_blocks(need, have, reserve)
+        root, anchor = self._root(request.namespace)
+        names = list(hit.hashes)
+        if self.share_prefix and not names:
+            names = self._hash.blocks(root, tokens)
+        self.pool.access += 1
+        blocks = array("i", hit.blocks)
+        blocks.fromlist(self.cache.take(need, hit.blocks, request.priority))
+        table = Table(request, blocks, root, anchor, self._tenant(request.tenant))
+        if self.share_prefix:
+            table.names = names
+            table.held = bytearray(tokens.tobytes())
+            table.published = len(hit.blocks)
+        table.committed = hit.num_tokens
+        self._tables[request.id] = table
+        self._hit_tokens += hit.num_tokens
+        self._prompt_tokens += len(tokens)
+        self._version += 1
+
+    def _check_new(self, request: RequestInfo) -> None:
+        if isinstance(request.id, bool) or not isinstance(request.id, int):
+            raise InvalidArgument(f"a request id is an int, found {request.id!r}")
+        if request.id in self._tables:
+            raise DuplicateRequest(f"request {request.id} holds a table already; free it first")
+
+    def _tenant(self, tenant: str) -> int:
+        return self._tenants.setdefault(tenant, len(self._tenants))
+
+    def _out_of_blocks(self, need: int, have: int, reserve: int = 0) -> OutOfBlocks:
+        free = min(len(self.pool.free), have)
+        kept = f", {reserve} of them kept by the watermark" if reserve else ""
+        return OutOfBlocks(
+            f"need {need} blocks, have {free} free + {have - free} evictable of {self.num_blocks}{kept}; "
+            "preempt a request or raise cache.num_blocks"
+        )
+
+    def _table(self, request: RequestId) -> Table:
+        try:
+            return self._tables[request]
+        except (KeyError, TypeError):
+            raise UnknownRequest(
+                f"request {request!r} holds no table: never allocated, or freed before; {len(self._tables)} do"
+            ) from None
+
+    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
+        table = self._table(request)
+        count_of("num_tokens", num_tokens, 0)
+        blocks, size = table.blocks, len(table.blocks)
+        grow = max(0, -(-num_tokens // self.block_size) - size)
+        shared = self._unsafe(table) if table.shared else []
+        need = grow + len(shared)
+        if not need:
+            table.shared = False
+            return TableChange(size)
+        if need > self.pool.num_blocks - self.pool.used:
+            raise self._out_of_blocks(need, self.cache.available())
+        self.pool.access += 1
+        fresh = self.cache.take(need)
+        self._version += 1
+        if not shared:
+            blocks.fromlist(fresh)
+            return TableChange(size)
+        return self._copy_on_write(table, shared, fresh)
+
+    def _unsafe(self, table: Table) -> list[int]:
+        """Table indexes from the committed length on whose block others can see."""
+        ref, key, blocks = self.pool.ref, self.pool.key, table.blocks
+        candidates = range(table.committed // self.block_size, len(blocks))
+        return [index for index in candidates if ref[blocks[index]] > 1 or key[blocks[index]] is not None]
+
+    def _copy_on_write(self, table: Table, shared: list[int], fresh: list[int]) -> TableChange:
+        blocks, copies = table.blocks, []
+        for index, block in zip(shared, fresh, strict=False):
+            copies.append(BlockCopy(BlockId(blocks[index]), BlockId(block)))
+            blocks[index] = block
+        blocks.fromlist(fresh[len(shared) :])
+        table.shared = False
+        self._copied_blocks += len(copies)
+        self.cache.drop([copy.source for copy in reversed(copies)])
+        return TableChange(shared[0], tuple(copies))
+
+    def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        table = self._table(request)
+        num_tokens, room = len(tokens), len(table.blocks) * self.block_size
+        if not table.committed <= num_tokens <= room:
+            raise InvalidArgument(
+                f"commit of {num_tokens} tokens for request {request}: {table.committed} are committed and there is "
+                f"room for {room}; extend first"
+            )
+        if not self.share_prefix:
+            table.committed = num_tokens
+            return TableChange(len(table.blocks))
+        first = min(table.committed, table.published * self.block_size)
+        new = _as_tokens(tokens[first - first % self.block_size :])
+        table.compare(first - first % self.block_size, new)
+        full = num_tokens // self.block_size
+        start = len(table.blocks)
+        if full > table.published and not table.closed:
+            start = self._publish(table, full, new, first // self.block_size)
+        table.hold(first - first % self.block_size, new)
+        table.committed = num_tokens
+        return TableChange(start)
+
+    def _publish(self, table: Table, full: int, new: TokenArray, offset: int) -> int:
+        """Publish the blocks up to `full`; `new` are the tokens from block `offset` on."""
+        size, names, first = self.block_size, table.names, table.published
+        if len(names) < full:
+            parent = names[-1] if names else table.root
+            names = names + self._hash.blocks(parent, new[(len(names) - offset) * size : (full - offset) * size])
+        data = new[(first - offset) * size : (full - offset) * size].tobytes()
+        self.pool.access += 1
+        count, start = self.cache.publish(
+            table.anchor, table.blocks, first, names[first:full], data, table.request.priority, table.tenant
+        )
+        table.names = names
+        table.published = first + count
+        table.closed = table.published < full
+        self._version += 1
+        return start
+
+    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
+        table = self._table(parent)
+        self._check_new(child)
+        count_of("num_tokens", num_tokens, 0)
+        room = len(table.blocks) * self.block_size
+        if num_tokens > room:
+            raise InvalidArgument(f"fork of {num_tokens} tokens from request {parent}, which has room for {room}")
+        if child.namespace != table.request.namespace:
+            raise InvalidArgument(f"a fork stays in its parent's {table.request.namespace}, asked for {child.namespace}")
+        held, full = -(-num_tokens // self.block_size), num_tokens // self.block_size
+        kept = {"none": 0, "full": full, "all": held}[self.share_forks]
+        if held - kept > self.pool.num_blocks - self.pool.used:
+            raise self._out_of_blocks(held - kept, self.cache.available())
+        self.pool.access += 1
+        fresh = self.cache.take(held - kept)
+        copies = tuple(BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(table.blocks[kept:held], fresh, strict=True))
+        self._tables[child.id] = self._child(table, child, num_tokens, kept, fresh)
+        self._copied_blocks += len(copies)
+        self._version += 1
+        return TableChange(0, copies)
+
+    def _child(self, parent: Table, child: RequestInfo, num_tokens: int, kept: int, fresh: list[int]) -> Table:
+        blocks = parent.blocks[:kept]
+        ref, last, access = self.pool.ref, self.pool.last_access, self.pool.access
+        for block in blocks:
+            ref[block] += 1
+            last[block] = access
+        blocks.fromlist(fresh)
+        table = Table(child, blocks, parent.root, parent.anchor, self._tenant(child.tenant))
+        table.committed = num_tokens
+        table.names = parent.names[: num_tokens // self.block_size]
+        table.held = parent.held[: 4 * num_tokens]
+        table.published = min(parent.published, num_tokens // self.block_size, kept)
+        table.closed = parent.closed
+        if kept:
+            parent.shared = table.shared = True
+        return table
+
+    def truncate(self, request: RequestId, num_tokens: int) -> None:
+        table = self._table(request)
+        count_of("num_tokens", num_tokens, 0)
+        room = len(table.blocks) * self.block_size
+        published = table.published * self.block_size
+        if not published <= num_tokens <= room:
+            raise InvalidArgument(
+                f"truncate of request {request} to {num_tokens} tokens: {published} are published, {room} have room"
+            )
+        keep = -(-num_tokens // self.block_size)
+        dropped = table.blocks[keep:]
+        del table.blocks[keep:], table.held[4 * num_tokens :], table.names[num_tokens // self.block_size :]
+        table.committed = min(table.committed, num_tokens)
+        table.shared = True
+        if dropped:
+            self.pool.access += 1
+            self._version += 1
+            self.cache.drop(dropped[::-1])
+
+    def free(self, request: RequestId) -> None:
+        table = self._table(request)
+        del self._tables[request]
+        self.pool.access += 1
+        self._version += 1
+        self.cache.drop(table.blocks[::-1])
+
+    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+        return np.array(self._table(request).blocks, dtype=np.int32)
+
+    def reset(self) -> None:
+        for table in self._tables.values():
+            table.closed = True
+            table.published = 0
+            table.shared = True
+        self._version += 1
+        self.pool.access += 1
+        self.cache.reset()
+
+    def stats(self) -> AllocatorStats:
+        pool = self.pool
+        return AllocatorStats(
+            num_blocks=self.num_blocks,
+            free_blocks=len(pool.free),
+            cached_blocks=pool.cached,
+            used_blocks=pool.used,
+            num_requests=len(self._tables),
+            hit_tokens=self._hit_tokens,
+            prompt_tokens=self._prompt_tokens,
+            evictions=self.cache.evictions,
+            copied_blocks=self._copied_blocks,
+            collisions=self.cache.index.collisions,
+        )
+
+    def check(self) -> None:
+        from framework.paged.audit import audit
+
+        faults = audit(self)
+        if faults:
+            raise InvariantViolation(f"{type(self).__name__}: " + "; ".join(faults))
+
+    def tables(self) -> dict[RequestId, Table]:
+        """The live tables, for `check` and for reports. Not to be changed."""
+        return self._tables
+
+    def advance(self, now: float) -> None:
+        if now < self.cache.now:
+            raise InvalidArgument(f"time goes forward: asked for {now}, it is {self.cache.now}")
+        self.cache.now = now
+
+    def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
+        self.cache.listener = listener

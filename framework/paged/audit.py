@@ -1,0 +1,119 @@
+"""Are a paged allocator's books in order?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from framework.paged.allocator import PagedAllocator
+
+
+def audit(allocator: PagedAllocator) -> list[str]:
+    """Every broken invariant, recomputed from the tables and the columns alone. O(num_blocks + tables)."""
+    return [
+        *_tables(allocator),
+        *_references(allocator),
+        *_states(allocator),
+        *_free_set(allocator),
+        *_candidates(allocator),
+        *_published(allocator),
+        *allocator.cache.index.audit(),
+    ]
+
+
+def _tables(allocator: PagedAllocator) -> list[str]:
+    faults = []
+    for request, table in allocator.tables().items():
+        size, blocks = allocator.block_size, table.blocks
+        if table.request.id != request:
+            faults.append(f"I8: the table of request {table.request.id} is filed under {request}")
+        for block in blocks:
+            if not 1 <= block <= allocator.num_blocks:
+                faults.append(f"I11: request {request} names block {block}, outside 1 to {allocator.num_blocks}")
+        if len(set(blocks)) != len(blocks):
+            faults.append(f"I12: request {request} names a block twice: {list(blocks)}")
+        if not 0 <= table.committed <= len(blocks) * size:
+            faults.append(f"I12: request {request} committed {table.committed} tokens in {len(blocks)} blocks of {size}")
+        if table.published * size > table.committed:
+            faults.append(f"I21: request {request} published {table.published} blocks of {table.committed} tokens")
+    return faults
+
+
+def _references(allocator: PagedAllocator) -> list[str]:
+    counts = Counter(block for table in allocator.tables().values() for block in table.blocks)
+    faults = []
+    for block, ref in enumerate(allocator.pool.ref):
+        if ref != counts.get(block, 0):
+            faults.append(f"I2: block {block} is in {counts.get(block, 0)} tables, its count says {ref}")
+        if not 0 <= ref <= len(allocator.tables()):
+            faults.append(f"I6: block {block} counts {ref} references from {len(allocator.tables())} requests")
+    return faults
+
+
+def _states(allocator: PagedAllocator) -> list[str]:
+    pool = allocator.pool
+    faults = []
+    used = cached = 0
+    for block in range(1, pool.num_blocks + 1):
+        free, in_use, published = pool.is_free(block), pool.ref[block] > 0, pool.key[block] is not None
+        used += in_use
+        cached += published and not in_use
+        if free and (in_use or published):
+            faults.append(f"I5: block {block} is free and {'in use' if in_use else 'published'}")
+        if not (free or in_use or published):
+            faults.append(f"I1: block {block} is lost: not free, not in use and not published")
+    if pool.used != used:
+        faults.append(f"I1: {used} blocks are in use, the count says {pool.used}")
+    if used + cached + len(pool.free) != pool.num_blocks:
+        faults.append(f"I1: {len(pool.free)} free + {cached} cached + {used} used blocks of {pool.num_blocks}")
+    if pool.ref[0] or pool.key[0] is not None or pool.is_free(0):
+        faults.append("I16: the null block is in use, published or free")
+    return faults
+
+
+def _free_set(allocator: PagedAllocator) -> list[str]:
+    pool = allocator.pool
+    faults = []
+    if len(set(pool.free)) != len(pool.free):
+        faults.append("I3: the free set names a block twice")
+    for at, block in enumerate(pool.free):
+        if not 1 <= block <= pool.num_blocks:
+            faults.append(f"I11: the free set names block {block}, outside 1 to {pool.num_blocks}")
+        elif pool.slot[block] != at:
+            faults.append(f"I3: free block {block} lies at {at}, its slot says {pool.slot[block]}")
+    return faults
+
+
+def _candidates(allocator: PagedAllocator) -> list[str]:
+    pool, faults = allocator.pool, []
+    for block in range(pool.num_blocks + 1):
+        expected = pool.ref[block] == 0 and pool.key[block] is not None
+        if allocator.cache.leaf_only and pool.children[block]:
+            expected = False
+        if bool(pool.candidate[block]) != expected:
+            state = "a candidate" if pool.candidate[block] else "no candidate"
+            faults.append(
+                f"I5: block {block} is {state} with {pool.ref[block]} references, "
+                f"{'published' if pool.key[block] is not None else 'unpublished'}, {pool.children[block]} children"
+            )
+    return faults
+
+
+def _published(allocator: PagedAllocator) -> list[str]:
+    pool, faults = allocator.pool, []
+    for request, table in allocator.tables().items():
+        for index, block in enumerate(table.blocks[: table.published]):
+            if not 1 <= block <= pool.num_blocks:
+                continue
+            if pool.key[block] is None:
+                faults.append(f"I20: request {request} published its block {index} ({block}), which has no name")
+            elif pool.key[block] != table.names[index]:
+                faults.append(f"I22: block {block} of request {request} has the name of other content")
+            elif pool.depth[block] != index:
+                faults.append(f"I22: block {block} of request {request} is its {index}th, its depth says otherwise")
+    for block in range(1, pool.num_blocks + 1):
+        parent = allocator.cache.index.parent(block) if pool.key[block] is not None else 0
+        if parent and pool.ref[block] and not pool.ref[parent]:
+            faults.append(f"I28: block {block} is in use below block {parent}, which is not")
+    return faults

@@ -1,0 +1,360 @@
+"""Which blocks may a request take, and what has to go for them?"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from framework.errors import PluginError
+from framework.interfaces.allocator import CacheEvent
+from framework.paged.guard import GuardedPolicy
+from framework.paged.index import PrefixIndex
+from framework.paged.pool import BlockPool
+from framework.types import BlockHash, BlockId
+
+ChooseFree = Callable[[int], Sequence[BlockId]]
+
+
+class BlockCache:
+    """Moves blocks between free, cached and in use, and keeps pool, index and eviction policy in step.
+
+    Every method does the calls into plugins first, and undoes what it told the policy if one of them fails, so that a
+    PluginError leaves pool and index as they were.
+
+    Args:
+        choose_free: which free blocks to hand out; None takes the latest freed, without asking.
+        leaf_only: a cached block is offered to the policy only when no resident block is published below it.
+    """
+
+    def __init__(
+        self, pool: BlockPool, index: PrefixIndex, policy: GuardedPolicy, leaf_only: bool, choose_free: ChooseFree | None
+    ) -> None:
+        self.pool = pool
+        self.index = index
+        self.policy = policy
+        self.leaf_only = leaf_only
+        self.now = 0.0
+        self.evictions = 0
+        self.listener: Callable[[CacheEvent], Any] | None = None
+        self._choose_free = choose_free
+
+    def available(self, hits: Sequence[int] = ()) -> int:
+        """Blocks that `take` can hand out beside these hits. O(hits)."""
+        pool = self.pool
+        if not hits:
+            return pool.num_blocks - pool.used
+        ref = pool.ref
+        return pool.num_blocks - pool.used - sum(1 for block in hits if not ref[block])
+
+    def take(self, count: int, hits: Sequence[int] = (), priority: int = 0) -> list[int]:
+        """Share `hits` (shallowest first) and hand out `count` other blocks, each with one reference.
+
+        Free blocks go first, then the policy's victims. The caller has checked `available(hits) >= count`.
+
+        Raises:
+            PluginError: the policy or `choose_free` broke a rule; nothing changed.
+        """
+        pool = self.pool
+        spare = min(count, len(pool.free))
+        fresh = self._choose(spare)
+        if hits:
+            pinned, accesses, priorities = self._share(hits, priority)
+        try:
+            if hits:
+                if pinned:
+                    self.policy.pin(pinned, self.now)
+                self.policy.hit(hits[::-1], self.now)
+            victims = self._gather(count - spare) if count > spare else []
+        except PluginError:
+            if hits:
+                self._unshare(hits, pinned, accesses, priorities)
+            raise
+        if self._choose_free is None:
+            del pool.free[len(pool.free) - spare :]
+        else:
+            pool.take_free(fresh)
+        if victims:
+            self._forget(victims)
+            fresh += victims
+        ref = pool.ref
+        for block in fresh:
+            ref[block] = 1
+        pool.used += count
+        return fresh
+
+    def _choose(self, count: int) -> list[int]:
+        free = self.pool.free
+        if self._choose_free is None or not count:
+            return free[: -count - 1 : -1]
+        try:
+            chosen: list[Any] = list(self._choose_free(count))
+        except PluginError:
+            raise
+        except Exception as error:
+            raise PluginError(f"choose_free raised {error!r} when asked for {count} of {len(free)} free blocks") from error
+        sound = all(type(block) is int and 0 < block <= self.pool.num_blocks for block in chosen)
+        if len(chosen) != count or not sound or len({*chosen}) != count or not all(map(self.pool.is_free, chosen)):
+            raise PluginError(f"choose_free must return {count} distinct free blocks, returned {chosen}")
+        return chosen
+
+    def _share(self, hits: Sequence[int], priority: int) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        """Count a reference and the hit's facts; returns the blocks to pin, and what is needed to undo it."""
+        pool = self.pool
+        ref, counts, last, candidate, importance = pool.ref, pool.hits, pool.last_access, pool.candidate, pool.priority
+        access = pool.access
+        accesses: list[int] = []
+        priorities: list[tuple[int, int]] = []
+        pinned: list[int] = []
+        for block in hits:
+            users = ref[block]
+            ref[block] = users + 1
+            if not users:
+                pool.used += 1
+                if candidate[block]:
+                    candidate[block] = 0
+                    pinned.append(block)
+            counts[block] += 1
+            accesses.append(last[block])
+            last[block] = access
+            if importance[block] < priority:
+                priorities.append((block, importance[block]))
+                importance[block] = priority
+        pinned.reverse()
+        return pinned, accesses, priorities
+
+    def _unshare(
+        self, hits: Sequence[int], pinned: list[int], accesses: list[int], priorities: list[tuple[int, int]]
+    ) -> None:
+        pool = self.pool
+        for block, access in zip(hits, accesses, strict=True):
+            pool.ref[block] -= 1
+            pool.used -= not pool.ref[block]
+            pool.hits[block] -= 1
+            pool.last_access[block] = access
+        for block, priority in priorities:
+            pool.priority[block] = priority
+        if pinned:
+            for block in pinned:
+                pool.candidate[block] = 1
+            with suppress(PluginError):  # the first error is the one to report
+                self.policy.release(pinned, self.now)
+
+    def _gather(self, count: int) -> list[int]:
+        """Ask the policy for victims, without touching the books but for `candidate`, which marks those chosen."""
+        policy, candidate, now = self.policy, self.pool.candidate, self.now
+        victims: list[int] = []
+        late: list[int] = []
+        try:
+            for _ in range(count):
+                block = policy.victim(now, candidate)
+                candidate[block] = 0
+                victims.append(block)
+                policy.evicted(block, now)
+                if self.leaf_only:
+                    self._orphan(block, late)
+        except PluginError:
+            self._hand_back(victims, late)
+            raise
+        if self.leaf_only:
+            for block in victims:
+                parent = self.index.parent(block)
+                self.pool.children[parent] += parent > 0  # `_forget` counts them down for good
+        return victims
+
+    def _orphan(self, block: int, late: list[int]) -> None:
+        """Under `leaf_only`: offer the victim's parent, if this was its last resident child."""
+        pool, parent = self.pool, self.index.parent(block)
+        if not parent:
+            return
+        pool.children[parent] -= 1
+        if not pool.children[parent] and not pool.ref[parent]:
+            pool.candidate[parent] = 1
+            late.append(parent)
+            self.policy.release([parent], self.now)
+
+    def _hand_back(self, victims: list[int], late: list[int]) -> None:
+        pool = self.pool
+        if self.leaf_only:
+            for block in victims:
+                parent = self.index.parent(block)
+                pool.children[parent] += parent > 0
+        withheld = set(late)
+        for block in reversed(victims):
+            with suppress(PluginError):  # the first error is the one to report
+                self.policy.admit([block], self.now)
+                if block not in withheld:
+                    self.policy.release([block], self.now)
+            pool.candidate[block] = block not in withheld
+        chosen = set(victims)
+        for block in late:
+            pool.candidate[block] = 0
+            if block not in chosen:
+                with suppress(PluginError):
+                    self.policy.pin([block], self.now)
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        """Unpublish these; the policy knows already."""
+        pool, listener = self.pool, self.listener
+        key, remove = pool.key, self.index.remove
+        for block in blocks:
+            remove(block)
+            if listener is not None:
+                name = key[block]
+                assert name is not None, f"block {block} is not published"
+                listener(CacheEvent("evict", BlockId(block), name, self.now))
+            key[block] = None
+        self.evictions += len(blocks)
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Give back one reference to each of these, deepest first. Who has none left is cached or free.
+
+        Raises:
+            PluginError: the policy failed. The references are gone all the same, and so is the content of the blocks
+                that the policy would not take: they are free.
+        """
+        pool = self.pool
+        ref, last, key, access = pool.ref, pool.last_access, pool.key, pool.access
+        released: list[int] = []
+        freed: list[int] = []
+        for block in blocks:
+            last[block] = access
+            users = ref[block] - 1
+            ref[block] = users
+            if not users:
+                (freed if key[block] is None else released).append(block)
+        pool.used -= len(freed) + len(released)
+        if freed:
+            pool.give_free(freed)
+        if released:
+            self._offer(released)
+
+    def _offer(self, blocks: list[int]) -> None:
+        candidate = self.pool.candidate
+        if self.leaf_only:
+            children = self.pool.children
+            blocks = [block for block in blocks if not children[block]]
+            if not blocks:
+                return
+        for block in blocks:
+            candidate[block] = 1
+        try:
+            self.policy.release(blocks, self.now)
+        except PluginError:
+            self._abandon(blocks)
+            raise
+
+    def _abandon(self, blocks: list[int]) -> None:
+        """Make candidates free that no policy keeps."""
+        for block in blocks:
+            self.pool.candidate[block] = 0
+        offered: list[int] = []
+        if self.leaf_only:
+            for block in blocks:
+                self._orphan_quietly(block, offered)
+        self._forget(blocks)
+        self.pool.give_free(blocks)
+        if offered:
+            with suppress(PluginError):
+                self._offer(offered)
+
+    def _orphan_quietly(self, block: int, offered: list[int]) -> None:
+        parent = self.index.parent(block)
+        if parent and self.pool.children[parent] == 1 and not self.pool.ref[parent]:
+            offered.append(parent)
+
+    def publish(
+        self, anchor: int, table: array[int], first: int, keys: Sequence[BlockHash], data: bytes, priority: int, tenant: int
+    ) -> tuple[int, int]:
+        """Make the contents of table[first : first + len(keys)] findable. `data` are their tokens as int32 bytes.
+
+        An entry whose content another block holds already is swapped for that block. Stops before a content whose
+        hash names another one.
+
+        Returns:
+            How many contents are published, and the first table index that was swapped (len(table) if none).
+
+        Raises:
+            PluginError: nothing changed.
+        """
+        new, swaps, count = self._insert(anchor, table, first, keys, data)
+        pool = self.pool
+        pinned = [block for _, block in reversed(swaps) if pool.candidate[block]]
+        for index, block in new:
+            pool.describe(block, keys[index - first], index, priority, tenant)
+        try:
+            if pinned:
+                self.policy.pin(pinned, self.now)
+            if new:
+                self.policy.admit([block for _, block in reversed(new)], self.now)
+        except PluginError:
+            for _, block in reversed(new):
+                self.index.remove(block)
+                pool.key[block] = None
+            if pinned:
+                with suppress(PluginError):
+                    self.policy.release(pinned, self.now)
+            raise
+        if self.listener is not None:
+            for index, block in new:
+                self.listener(CacheEvent("admit", BlockId(block), keys[index - first], self.now))
+        for index, block in swaps:
+            self._swap(table, index, block, priority)
+        return count, swaps[0][0] if swaps else len(table)
+
+    def _insert(
+        self, anchor: int, table: array[int], first: int, keys: Sequence[BlockHash], data: bytes
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
+        """Enter the contents into the index: (index, block) of the new ones, of the swaps, and how many are there."""
+        insert, step, key_of = self.index.insert, 4 * self.pool.block_size, self.pool.key
+        parent = table[first - 1] if first else 0
+        new: list[tuple[int, int]] = []
+        swaps: list[tuple[int, int]] = []
+        for offset, key in enumerate(keys):
+            own = table[first + offset]
+            was_published = key_of[own] is not None
+            holder = insert(anchor, parent, key, data[offset * step : (offset + 1) * step], own)
+            if not holder:
+                return new, swaps, offset
+            if holder != own:
+                swaps.append((first + offset, holder))
+            elif not was_published:
+                key_of[own] = key
+                new.append((first + offset, own))
+            parent = holder
+        return new, swaps, len(keys)
+
+    def _swap(self, table: array[int], index: int, block: int, priority: int) -> None:
+        """Let the table use `block`, which holds the same content, in place of its own."""
+        pool, own = self.pool, table[index]
+        table[index] = block
+        if not pool.ref[block]:
+            pool.used += 1
+            pool.candidate[block] = 0
+        pool.ref[block] += 1
+        pool.last_access[block] = pool.access
+        pool.priority[block] = max(pool.priority[block], priority)
+        pool.ref[own] -= 1
+        if not pool.ref[own]:
+            pool.used -= 1
+            pool.give_free([own])
+
+    def reset(self) -> None:
+        """Unpublish everything: cached blocks become free, those in use lose their name and stay."""
+        pool = self.pool
+        published = [block for block in range(1, pool.num_blocks + 1) if pool.key[block] is not None]
+        published.sort(key=pool.depth.__getitem__, reverse=True)
+        failure: PluginError | None = None
+        for block in published:
+            pool.candidate[block] = 0
+            try:
+                self.policy.evicted(block, self.now)
+            except PluginError as error:
+                failure = failure or error
+        cached = [block for block in published if not pool.ref[block]]
+        self._forget(published)
+        self.index.clear()
+        pool.give_free(cached)
+        if failure is not None:
+            raise failure

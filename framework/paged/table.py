@@ -1,0 +1,88 @@
+"""What does a paged allocator keep of one request?"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+import numpy as np
+
+from framework.errors import InvalidArgument
+from framework.types import BlockHash, Namespace, RequestInfo, TokenArray
+
+
+class Table:
+    """One request's blocks, and how far they are written and published.
+
+    Attributes:
+        blocks: block ids in logical order.
+        root, anchor: what the namespace's first blocks hang below, as a hash and as a node of the index.
+        committed: leading tokens whose KV is written.
+        published: leading blocks that lookups can find.
+        names: chained hashes of the leading full blocks as far as they are known; a prompt's are from the start.
+        held: the known tokens as int32 bytes: the prompt, and what was committed since. Empty without prefix sharing.
+        closed: nothing more is published: a collision, or a reset, cut the chain.
+        shared: a block from the committed length on may be shared; `extend` looks.
+    """
+
+    __slots__ = (
+        "anchor", "blocks", "closed", "committed", "held", "names", "published", "request", "root", "shared", "tenant",
+    )  # fmt: skip
+
+    def __init__(self, request: RequestInfo, blocks: array[int], root: BlockHash, anchor: int, tenant: int) -> None:
+        self.request = request
+        self.blocks = blocks
+        self.root = root
+        self.anchor = anchor
+        self.tenant = tenant
+        self.committed = 0
+        self.published = 0
+        self.names: list[BlockHash] = []
+        self.held = bytearray()
+        self.closed = False
+        self.shared = False
+
+    def compare(self, start: int, new: TokenArray) -> None:
+        """Refuse tokens that differ from those known. `new` are the tokens from position `start` on.
+
+        Raises:
+            InvalidArgument: names the first position that differs.
+        """
+        known = self.held[4 * start : 4 * (start + len(new))]
+        if known and known != new.data.cast("B")[: len(known)]:
+            ours = np.frombuffer(known, dtype=np.int32)
+            at = int(np.argmax(ours != new[: len(ours)]))
+            raise InvalidArgument(
+                f"commit of request {self.request.id}: token {start + at} is {new[at]}, it was {ours[at]} before"
+            )
+
+    def hold(self, start: int, new: TokenArray) -> None:
+        """Remember the tokens not known before."""
+        known = len(self.held) // 4 - start
+        if known < len(new):
+            self.held += new[known:].tobytes()
+
+
+class Names(tuple[BlockHash, ...]):
+    """Chained hashes that know the namespace they were made for."""
+
+    namespace: Namespace
+
+    @classmethod
+    def of(cls, namespace: Namespace, names: Iterable[BlockHash]) -> Names:
+        """These names, made for this namespace."""
+        made = cls(names)
+        made.namespace = namespace
+        return made
+
+
+def count_of(name: str, value: object, least: int) -> int:
+    """`value`, if it is an integer of at least `least`.
+
+    Raises:
+        InvalidArgument: a bool, a float, anything else, or too small.
+    """
+    if type(value) is int or isinstance(value, np.integer):
+        if value >= least:
+            return int(value)
+    raise InvalidArgument(f"{name} must be an integer of at least {least}, found {value!r}")

@@ -1,0 +1,93 @@
+"""Least recently used goes first."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Sequence
+
+from framework.errors import NoCandidate
+from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.types import BlockId
+
+
+class Lru(EvictionPolicy):
+    """Smallest (last_access, deepest first) goes first: a prefix outlives its suffixes.
+
+    Blocks released together share their last access and come deepest first, so a release is one entry of a queue: no
+    sorting, O(1) a block for each callback, amortised for `victim`. Blocks offered late (older than the queue's newest)
+    go to a heap, O(log n). 4 bytes a block, and 40 to 80 a queued one.
+
+    Source: the classic; deepest first as in vLLM v1/core/kv_cache_manager.py (free in reverse order).
+    """
+
+    def attach(self, blocks: BlockView) -> None:
+        super().attach(blocks)
+        self._last, self._depth = blocks.last_access, blocks.depth
+        self._turn = array("q", bytes(8 * len(blocks.depth)))  # which release holds the block; 0: none
+        self._count = 0
+        self._size = 0
+        self._stored = 0
+        self._newest = -1
+        self._queue: deque[tuple[int, int, list[BlockId]]] = deque()  # (last access, turn, blocks shallowest first)
+        self._late: list[tuple[int, int, int, BlockId]] = []  # (last access, -depth, turn, block)
+
+    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+        turn = self._turn
+        for block in blocks:
+            turn[block] = 0
+        self._size -= len(blocks)
+
+    def release(self, blocks: Sequence[BlockId], now: float) -> None:
+        self._count += 1
+        count, turn, last = self._count, self._turn, self._last
+        access = last[blocks[0]]
+        in_order = access > self._newest
+        for block in blocks:
+            turn[block] = count
+            if last[block] != access:
+                in_order = False
+        if in_order:
+            self._newest = access
+            self._queue.append((access, count, list(blocks[::-1])))
+        else:
+            for block in blocks:
+                heapq.heappush(self._late, (last[block], -self._depth[block], count, block))
+        self._size += len(blocks)
+        self._stored += len(blocks)
+        if self._stored > 64 + 4 * self._size:
+            self._compact()
+
+    def victim(self, now: float) -> BlockId:
+        turn, queue, late = self._turn, self._queue, self._late
+        while queue:
+            access, count, blocks = queue[0]
+            while blocks and turn[blocks[-1]] != count:
+                blocks.pop()
+                self._stored -= 1
+            if blocks:
+                break
+            queue.popleft()
+        while late and turn[late[0][3]] != late[0][2]:
+            heapq.heappop(late)
+            self._stored -= 1
+        if not queue and not late:
+            raise NoCandidate("LRU holds no candidate")
+        if not late or (queue and (access, -self._depth[blocks[-1]]) <= late[0][:2]):
+            return blocks[-1]
+        return late[0][3]
+
+    def evicted(self, block: BlockId, now: float) -> None:
+        if self._turn[block]:
+            self._turn[block] = 0
+            self._size -= 1
+
+    def _compact(self) -> None:
+        """Forget entries of blocks that were used again."""
+        turn = self._turn
+        kept = ((access, count, [b for b in blocks if turn[b] == count]) for access, count, blocks in self._queue)
+        self._queue = deque(entry for entry in kept if entry[2])
+        self._late = [entry for entry in self._late if turn[entry[3]] == entry[2]]
+        heapq.heapify(self._late)
+        self._stored = sum(len(blocks) for _, _, blocks in self._queue) + len(self._late)
