@@ -90,12 +90,12 @@ def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         return scale
     if name.endswith("norm"):
         return torch.ones(shape)
-    values: Tensor = torch.randn(shape, generator=generator)
+    values = torch.randn(shape, generator=generator)
     if name == "embedding":
-        return values * 0.5
+        return values.mul_(0.5)
     if name == "lm_head":
         keep = torch.zeros(len(values), 1)
-        keep[[*_PRINTABLE, EOS]] = 1.0
-        return values * keep * 4.0 * shape[1] ** -0.5
+        keep[[*_PRINTABLE, EOS]] = 4.0 * shape[1] ** -0.5
+        return values.mul_(keep)
     gain = 4.0 if name in ("output", "down") else 1.0
-    return values * gain * shape[1] ** -0.5
+    return values.mul_(gain * shape[1] ** -0.5)

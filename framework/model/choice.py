@@ -1,0 +1,41 @@
+"""Which model does a configuration ask for?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.errors import ConfigError
+from framework.model.loading import LoadedModel, load_model, random_model
+from framework.options import call_checked
+
+MODELS = ("tiny", "checkpoint", "random")
+
+
+def build_model(
+    name: str, options: Mapping[str, Any], *, dtype: str | None = None, device: str = "cpu", seed: int = 0
+) -> LoadedModel:
+    """The model that `model=name` means: the embedded tiny one, a checkpoint by path or hub id, or random weights.
+
+    Args:
+        options: `tiny` has none but `seed`; `checkpoint` takes `path`; `random` takes `shape`; all take `dtype`.
+        dtype, seed: what the run says where the options do not.
+
+    Raises:
+        ConfigError: no such choice, or an option it does not have.
+        ModelError: the model cannot be loaded.
+    """
+
+    def tiny(*, dtype: str | None = dtype, seed: int = 0) -> LoadedModel:
+        return load_model("tiny", dtype=dtype, device=device, seed=seed)
+
+    def checkpoint(*, path: str, dtype: str | None = dtype) -> LoadedModel:
+        return load_model(path, dtype=dtype, device=device)
+
+    def random(*, shape: str, dtype: str | None = dtype, seed: int = seed) -> LoadedModel:
+        return random_model(shape, dtype=dtype, device=device, seed=seed)
+
+    choices = {"tiny": tiny, "checkpoint": checkpoint, "random": random}
+    if name not in choices:
+        raise ConfigError(f"no model {name!r}; there are {', '.join(MODELS)}; a path or hub id is model=checkpoint")
+    return call_checked(f"model.{name}", choices[name], options)

@@ -1,0 +1,147 @@
+"""Which token comes next, for every row of a batch at once?"""
+
+# Shapes: R rows  V vocabulary  C candidates, likeliest first
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_CANDIDATES = 1024
+"""Ranked at first; a row whose filters keep as many or more is ranked in full. Ranking all is 20 times as dear."""
+
+_TINY_TEMPERATURE = 1e-30
+
+
+def sample(
+    logits: Tensor,
+    *,
+    temperature: npt.ArrayLike,
+    top_k: npt.ArrayLike,
+    top_p: npt.ArrayLike,
+    seeds: npt.ArrayLike,
+    streams: npt.ArrayLike,
+    positions: npt.ArrayLike,
+) -> tuple[Tensor, Tensor]:
+    """One token a row: the argmax where temperature is 0 (ties to the lowest id), else a draw.
+
+    A draw is temperature, then top-k (ties with the k-th are kept), then top-p, as in transformers; one uniform number
+    from (seed, stream, position) then picks from what is left, so a row's token depends on no other row, nor on the
+    device but for rounding of the logits.
+
+    Args:
+        logits: (R, V) float32, not changed. A row may hold -inf, but not only.
+        temperature, top_k, top_p: (R,) on the host, ranges as in `framework.sampling.Sampling`.
+        seeds, streams, positions: (R,) non-negative integers on the host: of the request, the sample's index within
+            it, the place of the token to be drawn.
+
+    Returns:
+        tokens (R,) int64 and bad (R,) bool, on the device of `logits`. A row is bad if it holds NaN or +inf or nothing
+        above -inf: its token is -1, and the other rows are unharmed.
+    """
+    best, tokens = logits.max(dim=-1)
+    bad = ~best.isfinite()
+    temperature, top_k, top_p = (np.asarray(x, dtype=np.float64) for x in (temperature, top_k, top_p))
+    drawn = np.flatnonzero(temperature > 0)
+    if len(drawn):
+        uniforms = uniform(seeds, streams, positions)
+        filtered = (top_p < 1) | ((top_k > 0) & (top_k < logits.shape[1]))
+        for rows in (drawn[~filtered[drawn]], drawn[filtered[drawn]]):
+            if len(rows):
+                picks = _Rows(logits, best, rows, temperature, top_k, top_p, uniforms)
+                tokens[picks.index] = picks.draw_filtered() if filtered[rows[0]] else picks.draw()
+    return tokens.masked_fill_(bad, -1), bad
+
+
+def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Natural log-probabilities under the raw logits (R, V) float32, before temperature and filters.
+
+    Returns:
+        chosen (R,) float32, of `tokens` (R,) int64; the ids (R, k) int64 and the log-probabilities (R, k) float32 of
+        the k likeliest, likeliest first, equals by id. k is cut to V.
+    """
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    chosen = logits.gather(1, tokens.clamp(min=0)[:, None]) - total
+    values, ids = _ranked(logits, min(k, logits.shape[1]))
+    return chosen.squeeze(1), ids, values - total
+
+
+def uniform(seeds: npt.ArrayLike, streams: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """(R,) numbers in [0, 1), each a pure function of its (seed, stream, position): 53 bits of a chained splitmix64.
+
+    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators".
+    """
+    state = np.zeros(np.shape(seeds), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for word in (seeds, streams, positions):
+            state = _mix(state + np.uint64(0x9E3779B97F4A7C15) + np.asarray(word).astype(np.uint64))
+    numbers: npt.NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+class _Rows:
+    """The rows of one batch that are drawn alike, scaled so that the likeliest score is 0."""
+
+    def __init__(self, logits: Tensor, best: Tensor, rows: npt.NDArray[Any], *per_row: npt.NDArray[np.float64]):
+        self.index = torch.from_numpy(rows).to(logits.device)
+        numbers = torch.from_numpy(np.stack([column[rows] for column in per_row])).to(logits.device)
+        temperature, self.top_k, self.top_p, self.uniforms = numbers[:, :, None].unbind()
+        scores, top = logits[self.index], best[self.index, None]
+        # A bad row is drawn from as if flat: its token is thrown away.
+        scores = torch.where(top.isfinite(), scores - top, 0.0)
+        self.scores = scores.div_(temperature.clamp(min=_TINY_TEMPERATURE).float())
+
+    def draw(self) -> Tensor:
+        """(R,) ids, without filters: the inverse of the cumulative distribution in the vocabulary's order."""
+        cumulative = self.scores.exp().cumsum(dim=-1, dtype=torch.float64)
+        return _invert(cumulative, self.uniforms)
+
+    def draw_filtered(self) -> Tensor:
+        """(R,) ids, after top-k and top-p."""
+        vocab, total = self.scores.shape[1], self.scores.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
+        for count in (min(_CANDIDATES, vocab), vocab):
+            values, ids = _ranked(self.scores, count)
+            weights, lowest = self._kept(values, total)
+            # Complete once the last candidate fell out and is no tie of one that was kept.
+            if count == vocab or bool((lowest > values[:, -1:]).all()):
+                break
+        return ids.gather(1, _invert(weights.cumsum(dim=-1), self.uniforms)[:, None]).squeeze(1)
+
+    def _kept(self, values: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """(R, C) float64: e^score of the candidates that pass both filters, 0 for the others. (R, 1): the lowest score
+        that matters, which is the k-th even where top-p keeps fewer, since top-p takes its share of all k."""
+        kth = values.gather(1, (self.top_k.long() - 1).clamp(min=0, max=values.shape[1] - 1))
+        by_k = self.top_k > 0
+        weights = values.exp().double().masked_fill(by_k & (values < kth), 0.0)
+        total = torch.where(by_k, weights.sum(dim=-1, keepdim=True), total)
+        before = weights.cumsum(dim=-1) - weights
+        weights.masked_fill_(before >= self.top_p * total, 0.0)
+        lowest = torch.where(weights > 0, values, torch.inf).amin(dim=-1, keepdim=True)
+        return weights, torch.where(by_k, kth, lowest)
+
+
+def _invert(cumulative: Tensor, uniforms: Tensor) -> Tensor:
+    """(R,) first index whose cumulative weight passes uniform * total: never one of weight 0."""
+    target = uniforms * cumulative[:, -1:]
+    return (cumulative <= target).sum(dim=-1).clamp_(max=cumulative.shape[1] - 1)
+
+
+def _ranked(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row and their ids, largest first, ties by lowest id."""
+    if count == scores.shape[1]:
+        values, ids = scores.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    ids = scores.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    values, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
