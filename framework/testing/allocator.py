@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any
 
-from framework.errors import FrameworkError, OutOfBlocks, PluginError
+from framework.errors import OutOfBlocks, PluginError
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.testing import adversarial
 from framework.testing.driver import Driver, Traits, Violation
-from framework.testing.histories import Step, hypothesis, play, steps
+from framework.testing.histories import Step, fail_shortest, play, random_history
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
 from framework.types import Namespace, RequestId, RequestInfo, as_tokens
 
@@ -382,37 +383,30 @@ def check_a_scheme_that_lies_costs_misses_only(make: Make) -> None:
 
 def _random(make: Make, *, examples: int, schemes: tuple[Callable[[], HashScheme], ...]) -> None:
     """Play random histories over small pools; a failure shows the shortest one."""
-    st = hypothesis().strategies
     known: dict[Any, Traits] = {}
     policies: tuple[type[EvictionPolicy], ...] = (SlowLru, SlowFifo, adversarial.MostRecent)
-
-    def body(num_blocks: int, size: int, scheme: int, policy: int, history: list[Step]) -> None:
-        chosen = schemes[scheme]()
-        key = (num_blocks, size, isinstance(chosen, adversarial.COLLIDING))
+    for seed in range(examples):
+        draw = Random(seed)
+        size = draw.choice((1, 1, 2, 2, 3, 16))
+        num_blocks = draw.randint(1, 6 if size == 16 else 12)
+        scheme, policy = draw.choice(schemes), draw.choice(policies)
+        key = (num_blocks, size)
         if key not in known:
-            known[key] = traits_of(make, collides=key[2], num_blocks=num_blocks, block_size=size)
-        driver = driver_of(make, num_blocks, size, chosen, policies[policy](), known[key])
-        play(driver, history)
-        _drain_and_refill(driver)
+            collides = isinstance(scheme(), adversarial.COLLIDING)
+            known[key] = traits_of(make, collides=collides, num_blocks=num_blocks, block_size=size)
 
-    tools = hypothesis()
-    run = tools.settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        print_blob=False,
-        suppress_health_check=list(tools.HealthCheck),
-    )(
-        tools.given(
-            st.integers(1, 8),
-            st.sampled_from([1, 2, 3, 16]),
-            st.integers(0, len(schemes) - 1),
-            st.integers(0, len(policies) - 1),
-            steps(),
-        )(body)
-    )
-    run()
+        def run(
+            history: list[Step],
+            num_blocks: int = num_blocks,
+            size: int = size,
+            scheme: Callable[[], HashScheme] = scheme,
+            policy: type[EvictionPolicy] = policy,
+        ) -> None:
+            driver = driver_of(make, num_blocks, size, scheme(), policy(), known[num_blocks, size])
+            play(driver, history)
+            _drain_and_refill(driver)
+
+        fail_shortest(run, random_history(draw, num_steps=30, longest=20 if size == 16 else 4 * size))
 
 
 def check_random_histories(make: Make) -> None:
@@ -428,10 +422,9 @@ def check_random_histories_under_colliding_hashes(make: Make) -> None:
 
 def check_the_same_history_gives_the_same_events(make: Make) -> None:
     """Two runs of one history: equal tables, equal books, equal event logs (invariant 12)."""
-    st = hypothesis().strategies
-    tools = hypothesis()
+    traits = traits_of(make, num_blocks=5)
 
-    def body(history: list[Step]) -> None:
+    def run(history: list[Step]) -> None:
         seen = []
         for _ in range(2):
             driver = driver_of(make, 5, 2, traits=traits)
@@ -439,10 +432,8 @@ def check_the_same_history_gives_the_same_events(make: Make) -> None:
             seen.append((driver.tables, driver.allocator.stats(), driver.events))
         driver.need(seen[0] == seen[1], "two runs of one history differ", f"\n{seen[0]}\n{seen[1]}")
 
-    traits = traits_of(make, num_blocks=5)
-    del st
-    tools.settings(max_examples=25, derandomize=True, database=None, deadline=None,
-                   suppress_health_check=list(tools.HealthCheck))(tools.given(steps())(body))()  # fmt: skip
+    for seed in range(10):
+        fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8))
 
 
 allocator_checks = (

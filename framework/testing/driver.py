@@ -49,7 +49,13 @@ class Traits:
 
 @dataclass
 class Live:
-    """What the engine knows of a running request."""
+    """What the engine knows of a running request.
+
+    Attributes:
+        tokens: known tokens; the first `written` have KV, the first `committed` were committed, `room` were asked for.
+        must_extend: its blocks may be shared since the last extend.
+        old: it was running when the weights changed; what it publishes later may be left out of the cache.
+    """
 
     info: RequestInfo
     tokens: list[int]
@@ -57,6 +63,7 @@ class Live:
     committed: int
     room: int
     must_extend: bool
+    old: bool = False
 
 
 class Driver:
@@ -312,7 +319,8 @@ class Driver:
                   f"{change}, was {old}, is {new}")  # fmt: skip
         self.tables[request], row.committed = new, row.written
         self._tables_are_true()
-        self.truth.publish(new, row.info.namespace, row.tokens, first, last)
+        if not row.old:
+            self.truth.publish(new, row.info.namespace, row.tokens, first, last)
         self.prompts[row.info.namespace, (*tokens, 0)] = None
         self.after()
 
@@ -338,7 +346,7 @@ class Driver:
             self.after()
             return None
         row.must_extend = True
-        self.live[child] = Live(info, row.tokens[: max(at, len(row.tokens) - back)], at, at, at, must_extend=True)
+        self.live[child] = Live(info, row.tokens[: max(at, len(row.tokens) - back)], at, at, at, must_extend=True, old=row.old)
         self._accept(child, change, kept=tuple(self.tables[request]))
         self.after()
         return child
@@ -382,6 +390,8 @@ class Driver:
         """The weights changed."""
         self.call("reset()", self.allocator.reset)
         self.truth.reset()
+        for row in self.live.values():
+            row.old = True
         self.after()
 
     def do_advance(self) -> None:

@@ -1,15 +1,22 @@
-"""What may happen to an allocator: random histories, small enough to shrink and to read."""
+"""What may happen to an allocator: random histories, and the shortest one that still fails.
+
+Seeded `random` and a greedy shrinker, not Hypothesis: the kits then need nothing installed, and weighted steps over
+few prompts reach hits, forks and evictions that unweighted lists seldom do.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from random import Random
+from typing import Any, TypeVar
 
-from framework.errors import Unsupported
-from framework.testing.driver import Driver
+from framework.testing.driver import Driver, Violation
 from framework.types import Namespace
 
 Step = tuple[Any, ...]
 """A step's name and its small numbers; requests are picked by position, so that any step suits any state."""
+
+T = TypeVar("T")
 
 NAMESPACES = (Namespace(), Namespace(salt="x"))
 
@@ -18,46 +25,39 @@ WRONG_CALLS = (
     "fork too far", "truncate below 0", "extend below 0", "commit less",
 )  # fmt: skip
 
-
-def hypothesis() -> Any:
-    """The hypothesis package, which only the random checks need.
-
-    Raises:
-        Unsupported: it is not installed.
-    """
-    try:
-        import hypothesis
-        import hypothesis.strategies
-    except ModuleNotFoundError as error:
-        raise Unsupported("the random checks need hypothesis: pip install 'kvcache-framework[test]'") from error
-    return hypothesis
+WEIGHTS = {
+    "admit": 8, "compute": 10, "finish": 5, "append": 5, "free": 2, "fork": 2, "branch": 3, "truncate": 2, "preempt": 1,
+    "remember": 1, "use remembered": 1, "wrong": 2, "advance": 1, "reset": 0.3,
+}  # fmt: skip
 
 
-def steps(max_size: int = 14) -> Any:
-    """A strategy of histories: lists of `Step`."""
-    st = hypothesis().strategies
-    pick, few = st.integers(0, 3), st.integers(0, 4)
-    tokens = st.lists(st.integers(0, 1), max_size=9)
-    admit = st.tuples(st.just("admit"), tokens, st.integers(0, 1))
-    compute = st.tuples(st.just("compute"), pick, st.integers(1, 9), st.booleans(), st.booleans())
-    step = st.one_of(
-        admit,
-        compute,
-        st.tuples(st.just("finish"), pick),
-        admit,
-        compute,
-        st.tuples(st.just("append"), pick, st.lists(st.integers(0, 1), min_size=1, max_size=4)),
-        st.tuples(st.just("free"), pick),
-        st.tuples(st.just("fork"), pick, few),
-        st.tuples(st.just("truncate"), pick, few),
-        st.tuples(st.just("preempt"), pick),
-        st.tuples(st.just("remember"), tokens, st.integers(0, 1)),
-        st.tuples(st.just("use remembered")),
-        st.tuples(st.just("wrong"), st.sampled_from(WRONG_CALLS), pick),
-        st.tuples(st.just("advance")),
-        st.tuples(st.just("reset")),
-    )
-    return st.lists(step, max_size=max_size)
+def prompt(draw: Random, longest: int) -> list[int]:
+    """0 to `longest` tokens of {0, 1}: a stem of three, and sometimes a tail of its own."""
+    length = draw.randint(0, longest)
+    stem = draw.choice(([0, 0, 0], [0, 1, 1], [1, 0, 1]))
+    tokens = (stem * (length // 3 + 1))[:length]
+    return [*tokens, draw.randint(0, 1)] if draw.random() < 0.5 else tokens
+
+
+def random_history(draw: Random, num_steps: int, longest: int) -> list[Step]:
+    """`num_steps` steps over prompts of up to `longest` tokens."""
+
+    def step(name: str) -> Step:
+        pick, few = draw.randint(0, 3), draw.randint(0, 4)
+        if name in ("admit", "remember"):
+            return (name, prompt(draw, longest), int(draw.random() < 0.2))
+        if name == "compute":
+            return (name, pick, draw.choice((1, 2, 3, longest)), draw.random() < 0.7, draw.random() < 0.7)
+        if name == "append":
+            return (name, pick, [draw.randint(0, 1) for _ in range(draw.randint(1, 4))])
+        if name in ("fork", "branch", "truncate"):
+            return (name, pick, few)
+        if name == "wrong":
+            return (name, draw.choice(WRONG_CALLS), pick)
+        return (name, pick) if name in ("finish", "free", "preempt") else (name,)
+
+    names = draw.choices(list(WEIGHTS), list(WEIGHTS.values()), k=num_steps)
+    return [step(name) for name in names]
 
 
 def play(driver: Driver, history: list[Step]) -> None:
@@ -69,15 +69,58 @@ def play(driver: Driver, history: list[Step]) -> None:
         elif name == "finish":
             driver.do_compute(given[0], 99, extend=True, commit=True)
             driver.do_free(given[0])
+        elif name == "branch":
+            branch(driver, *given)
         elif name == "append":
             driver.do_append(given[0], list(given[1]))
         elif name == "wrong":
             driver.do_wrong(*given)
         elif name == "remember":
-            prompt, namespace = list(given[0]), NAMESPACES[given[1]]
-            remembered = prompt, namespace, driver.do_lookup(prompt, namespace)
+            tokens, namespace = list(given[0]), NAMESPACES[given[1]]
+            remembered = tokens, namespace, driver.do_lookup(tokens, namespace)
         elif name == "use remembered":
             if remembered is not None:
                 driver.do_admit(remembered[0], remembered[1], hit=remembered[2])
         else:
             getattr(driver, f"do_{name}")(*given)
+
+
+def branch(driver: Driver, pick: int, back: int) -> None:
+    """Fork, then let parent and child each write one token of its own."""
+    parent, child = driver.pick(pick), driver.do_fork(pick, back)
+    for token, request in enumerate((parent, child)):
+        if request is not None and child is not None:
+            at = sorted(driver.live).index(request)
+            driver.do_append(at, [token])
+            driver.do_compute(at, 99, extend=True, commit=True)
+
+
+def fail_shortest(run: Callable[[list[T]], None], history: list[T]) -> None:
+    """Run a history; when it breaks a rule, raise what the shortest part of it that still breaks one raises.
+
+    Drops runs of steps, halving their length down to one, until no single step can go.
+    """
+    failure = _failure(run, history)
+    if failure is None:
+        return
+    width = max(1, len(history) // 2)
+    while True:
+        start, shorter = 0, False
+        while start < len(history):
+            candidate = history[:start] + history[start + width :]
+            found = _failure(run, candidate)
+            if found is None:
+                start += width
+            else:
+                history, failure, shorter = candidate, found, True
+        if width == 1 and not shorter:
+            raise failure
+        width = max(1, width // 2)
+
+
+def _failure(run: Callable[[list[T]], None], history: list[T]) -> Violation | None:
+    try:
+        run(history)
+    except Violation as violation:
+        return violation
+    return None

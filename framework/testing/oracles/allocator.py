@@ -244,6 +244,7 @@ class SlowAllocator(Allocator):
         self.changed()
 
     def reset(self) -> None:
+        self.free_blocks += self.cached()
         for block in list(self.content):
             self.forget(block)
         for row in self.rows.values():
