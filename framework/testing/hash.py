@@ -1,0 +1,253 @@
+"""Does this hash scheme keep every promise of its interface?
+
+`hash_checks` are plain functions `check(make)`, cheap first; `make()` builds a fresh scheme. A scheme that is not
+collision resistant may collide; it may not forget the namespace, the prefix or the order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from framework.interfaces.hash import HashScheme
+from framework.testing.driver import Violation
+from framework.types import BlockHash, Namespace, as_tokens
+
+Make = Callable[[], HashScheme]
+
+NAMESPACES = (
+    Namespace(), Namespace(model="a"), Namespace(adapter="a"), Namespace(salt="a"), Namespace(model="ab"),
+    Namespace("a", "b", ""), Namespace("a", "", "b"), Namespace("", "a", "b"), Namespace("ab", "", "c"),
+    Namespace("a", "bc", ""), Namespace("a\x00", "b"), Namespace("a", "\x00b"), Namespace(salt="\x00"),
+    Namespace(model="\N{SNOWMAN}"), Namespace(model="a" * 300),
+)  # fmt: skip
+
+
+def _need(scheme: HashScheme, holds: bool, rule: str, seen: object = "") -> None:
+    if not holds:
+        raise Violation(f"{type(scheme).__name__}: {rule}: {seen}")
+
+
+def _spreads(scheme: HashScheme) -> bool:
+    """Whether unrelated contents get different names: false for a constant or a few-bit scheme, which is legal."""
+    root = scheme.root(Namespace(), 4)
+    names = {bytes(scheme.block(root, as_tokens([i, i + 1, 7 * i, i * i]))) for i in range(64)}
+    return len(names) == 64
+
+
+def _distinct(scheme: HashScheme, named: dict[Any, BlockHash], rule: str) -> None:
+    """Different things have different names, unless the scheme is one that collides anywhere."""
+    seen: dict[bytes, Any] = {}
+    for thing, name in named.items():
+        _need(scheme, name not in seen, rule, f"{seen.get(name)!r} and {thing!r} are both {bytes(name).hex()}")
+        seen[name] = thing
+
+
+def check_names_are_bytes_of_one_length(make: Make) -> None:
+    """Names are non-empty bytes, all of one length, for roots and blocks."""
+    scheme = make()
+    names: list[Any] = [scheme.root(space, size) for space in NAMESPACES for size in (1, 16)]
+    for size in (1, 3, 16):
+        names += scheme.blocks(names[0], as_tokens(range(100)), size)
+    for name in names:
+        _need(scheme, type(name) is bytes and len(name) > 0, "a name is no non-empty bytes", repr(name))
+    _need(scheme, len({len(name) for name in names}) == 1, "names differ in length", sorted({len(n) for n in names}))
+
+
+def check_naming_is_pure(make: Make) -> None:
+    """The same question has the same answer, in this instance and in another, in any order."""
+    scheme, other = make(), make()
+    root = scheme.root(Namespace(salt="s"), 4)
+    tokens = as_tokens(range(40))
+    first = [root, *scheme.blocks(root, tokens, 4)]
+    other.blocks(other.root(Namespace(), 2), as_tokens([5] * 9), 2)
+    for again in (scheme, other):
+        parent = again.root(Namespace(salt="s"), 4)
+        _need(scheme, [parent, *again.blocks(parent, tokens, 4)] == first, "the same content was named differently")
+
+
+def check_one_call_equals_many(make: Make) -> None:
+    """blocks() names each full block as block() does, and no partial one."""
+    scheme = make()
+    for size in (1, 2, 3, 16):
+        parent = scheme.root(Namespace(), size)
+        for count in (0, 1, size - 1, size, size + 1, 3 * size, 5 * size + size // 2):
+            tokens = as_tokens([(7 * i + 3) % 101 for i in range(count)])
+            names, expected = scheme.blocks(parent, tokens, size), [parent]
+            for start in range(0, count - size + 1, size):
+                expected.append(scheme.block(expected[-1], tokens[start : start + size]))
+            rule = f"blocks() differs from block() for {count} tokens in blocks of {size}"
+            _need(scheme, isinstance(names, list) and names == expected[1:], rule, names)
+
+
+def check_names_chain(make: Make) -> None:
+    """A prompt named in two calls, the second from the first's last name, is named as in one."""
+    scheme = make()
+    root, tokens = scheme.root(Namespace(), 2), as_tokens(range(12))
+    whole = scheme.blocks(root, tokens, 2)
+    parts = scheme.blocks(root, tokens[:4], 2)
+    parts += scheme.blocks(parts[-1], tokens[4:], 2)
+    _need(scheme, parts == whole, "a prompt continued is named differently than a prompt at once", (parts, whole))
+
+
+def check_tokens_are_left_alone(make: Make) -> None:
+    """Tokens are read: a read-only array is fine, a writable one comes back as it was, a strided one is equal."""
+    scheme = make()
+    root = scheme.root(Namespace(), 2)
+    tokens = as_tokens([1, 2, 3, 4, 5, 6])
+    expected = scheme.blocks(root, tokens, 2)
+    _need(scheme, tokens.tolist() == [1, 2, 3, 4, 5, 6], "blocks() wrote to the caller's tokens", tokens)
+    scheme.block(root, tokens[:2])
+    _need(scheme, tokens.tolist() == [1, 2, 3, 4, 5, 6], "block() wrote to the caller's tokens", tokens)
+    tokens.flags.writeable = False
+    strided = np.repeat(tokens, 2)[::2]
+    for same in (tokens, strided):
+        try:
+            names = scheme.blocks(root, same, 2)
+        except Exception as error:
+            raise Violation(f"{type(scheme).__name__}: read-only or strided tokens raised {error!r}") from error
+        _need(scheme, names == expected, "a view of equal tokens is named differently", names)
+
+
+def check_containers_do_not_matter(make: Make) -> None:
+    """Equal ids have equal names whatever they came in (FAULTS F7)."""
+    scheme, values = make(), [0, 1, 127, 128, 65535, 65536, 2**31 - 1, 5]
+    root = scheme.root(Namespace(), 4)
+    expected = scheme.blocks(root, as_tokens(values), 4)
+    kinds = [tuple(values), np.array(values, np.int64), np.array(values, np.uint32), np.array(values, ">i8")]
+    for kind in kinds:
+        _need(scheme, scheme.blocks(root, as_tokens(kind), 4) == expected, "a container changes the name", kind)
+
+
+def check_namespace_and_block_size_matter(make: Make) -> None:
+    """Every field of the namespace and the block size is mixed into the root, and fields do not run together."""
+    scheme = make()
+    if scheme.collision_resistant or _spreads(scheme):
+        roots = {(space, size): scheme.root(space, size) for space in NAMESPACES for size in (1, 2, 16, 256)}
+        _distinct(scheme, roots, "two roots have one name")
+        firsts = {key: scheme.blocks(root, as_tokens([1] * 256), key[1])[0] for key, root in roots.items()}
+        _distinct(scheme, firsts, "first blocks of different roots have one name")
+
+
+def check_prefix_order_and_content_matter(make: Make) -> None:
+    """A name depends on the parent, on every token and on their order; roots and blocks never share one."""
+    scheme = make()
+    if not (scheme.collision_resistant or _spreads(scheme)):
+        return
+    named: dict[Any, BlockHash] = {("root", size): scheme.root(Namespace(), size) for size in (1, 2, 4)}
+    root = named["root", 4]
+    rows = [[1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 3, 4], [1, 2, 4, 3], [0, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
+    rows += [[1 + 31, 2 - 1, 3, 4], [1, 2, 3, 2**31 - 1], [258, 0, 0, 0], [2, 1, 0, 0], [513, 0, 0, 0], [0, 2, 1, 0]]
+    for row in rows:
+        name = named["first", tuple(row)] = scheme.block(root, as_tokens(row))
+        for second in ([1, 2, 3, 4], [0, 0, 0, 0]):
+            named[tuple(row), tuple(second)] = scheme.block(name, as_tokens(second))
+    _distinct(scheme, named, "two contents have one name")
+
+
+GOLDEN = ([108879, 39402, 22434, 64464, 80930], [24108, 98172, 9969, 97247, 62542])
+"""At positions 0, 4, 8, 12, 16 of an otherwise equal block: one xxh64 digest over little-endian int64 tokens."""
+
+BUILTIN = ([108879, 81531, 65425, 34532, 39402], [98855, 41375, 121632, 97027, 64197])
+"""After (False, 0): one value of CPython's hash of the tuple, whatever follows."""
+
+
+def check_resistant_schemes_do_not_collide(make: Make) -> None:
+    """A scheme that declares itself collision resistant: at least 128 bits, and no collision in a truncated search."""
+    scheme = make()
+    if not scheme.collision_resistant:
+        return
+    draw = Random(0)
+    root = scheme.root(Namespace(), 20)
+    _need(scheme, len(root) >= 16, "a collision-resistant name has at least 16 bytes, found", len(root))
+    rows: list[list[int]] = []
+    for pair in (GOLDEN, BUILTIN):
+        for values in pair:
+            row = list(range(20))
+            for position, value in zip(range(0, 20, 4), values, strict=True):
+                row[position] = value
+            rows += [row, [*values, *range(15)], [0, 0, *values, *range(13)]]
+    rows += [[draw.randrange(150_000) for _ in range(20)] for _ in range(4000)]
+    rows += [[int(i == j) * k for i in range(20)] for j in range(20) for k in (1, 2, 2**16, 2**30)]
+    names = {tuple(row): scheme.block(root, as_tokens(row)) for row in rows}
+    _distinct(scheme, names, "a collision")
+    for part in (slice(0, 8), slice(-8, None)):
+        cut = {row: BlockHash(bytes(name)[part]) for row, name in names.items()}
+        _distinct(scheme, cut, "a collision in 8 bytes of the name")
+
+
+def check_processes_agree(make: Make) -> None:
+    """The same names in other processes, whatever PYTHONHASHSEED (FAULTS F7; LMCache issue 1139).
+
+    The scheme must be importable, or picklable, so that another process can build it.
+    """
+    scheme = make()
+    expected = probe(scheme)
+    recipe = _recipe(scheme)
+    code = "import sys; from framework.testing.hash import _answer; _answer(sys.stdin.buffer.read())"
+    runs = []
+    for seed in ("0", "1"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        runs.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+            )
+        )
+    answers = [run.communicate(recipe, timeout=120) for run in runs]
+    for run, (out, err) in zip(runs, answers, strict=True):
+        _need(scheme, run.returncode == 0, "cannot be built in another process", err.decode()[-2000:])
+        _need(scheme, out.decode().strip() == expected, "another process names the same content differently",
+              f"{expected}, {out.decode().strip()}")  # fmt: skip
+
+
+def probe(scheme: HashScheme) -> str:
+    """A few names in hex: what processes compare."""
+    root = scheme.root(Namespace("m", "a", "s"), 4)
+    return " ".join(bytes(name).hex() for name in [root, *scheme.blocks(root, as_tokens(range(12)), 4)])
+
+
+def _recipe(scheme: HashScheme) -> bytes:
+    try:
+        return pickle.dumps(("pickle", pickle.dumps(scheme)))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        kind = type(scheme)
+        return pickle.dumps(("import", (kind.__module__, kind.__qualname__)))
+
+
+def _answer(recipe: bytes) -> None:
+    """Runs in the other process: build the scheme, print its names."""
+    how, what = pickle.loads(recipe)
+    if how == "pickle":
+        scheme = pickle.loads(what)
+    else:
+        scheme = importlib.import_module(what[0])
+        for part in what[1].split("."):
+            scheme = getattr(scheme, part)
+        scheme = scheme()
+    sys.stdout.write(probe(scheme))
+
+
+hash_checks = (
+    check_names_are_bytes_of_one_length,
+    check_naming_is_pure,
+    check_one_call_equals_many,
+    check_names_chain,
+    check_tokens_are_left_alone,
+    check_containers_do_not_matter,
+    check_namespace_and_block_size_matter,
+    check_prefix_order_and_content_matter,
+    check_resistant_schemes_do_not_collide,
+    check_processes_agree,
+)
