@@ -149,7 +149,9 @@ class PagedAllocator(Allocator):
         if hit.num_tokens != len(hit.blocks) * self.block_size or (hit.blocks and hit.num_tokens >= len(tokens)):
             raise InvalidArgument(f"a hit of {hit.num_tokens} tokens in {len(hit.blocks)} blocks is not of this prompt")
         if len(hit.hashes) > len(tokens) // self.block_size:
-            raise InvalidArgument(f"a hit with {len(hit.hashes)} full blocks is not of a prompt of {len(tokens)} tokens")
+            raise InvalidArgument(
+                f"a hit with {len(hit.hashes)} full blocks is not of a prompt of {len(tokens)} tokens"
+            )
         self._check_names(hit.hashes, request.namespace)
 
     def _shortage(self, num_tokens: int, hits: Sequence[int]) -> tuple[int, int, int]:
@@ -195,8 +197,7 @@ class PagedAllocator(Allocator):
         self._version += 1
 
     def _check_new(self, request: RequestInfo) -> None:
-        if isinstance(request.id, bool) or not isinstance(request.id, int):
-            raise InvalidArgument(f"a request id is an int, found {request.id!r}")
+        count_of("a request id", request.id, 0)
         if request.id in self._tables:
             raise DuplicateRequest(f"request {request.id} holds a table already; free it first")
 
@@ -303,7 +304,9 @@ class PagedAllocator(Allocator):
         if num_tokens > room:
             raise InvalidArgument(f"fork of {num_tokens} tokens from request {parent}, which has room for {room}")
         if child.namespace != table.request.namespace:
-            raise InvalidArgument(f"a fork stays in its parent's {table.request.namespace}, asked for {child.namespace}")
+            raise InvalidArgument(
+                f"a fork stays in its parent's {table.request.namespace}, asked for {child.namespace}"
+            )
         held, full = -(-num_tokens // self.block_size), num_tokens // self.block_size
         kept = {"none": 0, "full": full, "all": held}[self.share_forks]
         if held - kept > self.pool.num_blocks - self.pool.used:

@@ -34,7 +34,9 @@ def _tables(allocator: PagedAllocator) -> list[str]:
         if len(set(blocks)) != len(blocks):
             faults.append(f"I12: request {request} names a block twice: {list(blocks)}")
         if not 0 <= table.committed <= len(blocks) * size:
-            faults.append(f"I12: request {request} committed {table.committed} tokens in {len(blocks)} blocks of {size}")
+            faults.append(
+                f"I12: request {request} committed {table.committed} tokens in {len(blocks)} blocks of {size}"
+            )
         if table.published * size > table.committed:
             faults.append(f"I21: request {request} published {table.published} blocks of {table.committed} tokens")
     return faults

@@ -29,7 +29,12 @@ class BlockCache:
     """
 
     def __init__(
-        self, pool: BlockPool, index: PrefixIndex, policy: GuardedPolicy, leaf_only: bool, choose_free: ChooseFree | None
+        self,
+        pool: BlockPool,
+        index: PrefixIndex,
+        policy: GuardedPolicy,
+        leaf_only: bool,
+        choose_free: ChooseFree | None,
     ) -> None:
         self.pool = pool
         self.index = index
@@ -93,7 +98,9 @@ class BlockCache:
         except PluginError:
             raise
         except Exception as error:
-            raise PluginError(f"choose_free raised {error!r} when asked for {count} of {len(free)} free blocks") from error
+            raise PluginError(
+                f"choose_free raised {error!r} when asked for {count} of {len(free)} free blocks"
+            ) from error
         sound = all(type(block) is int and 0 < block <= self.pool.num_blocks for block in chosen)
         if len(chosen) != count or not sound or len({*chosen}) != count or not all(map(self.pool.is_free, chosen)):
             raise PluginError(f"choose_free must return {count} distinct free blocks, returned {chosen}")
@@ -265,7 +272,14 @@ class BlockCache:
             offered.append(parent)
 
     def publish(
-        self, anchor: int, table: array[int], first: int, keys: Sequence[BlockHash], data: bytes, priority: int, tenant: int
+        self,
+        anchor: int,
+        table: array[int],
+        first: int,
+        keys: Sequence[BlockHash],
+        data: bytes,
+        priority: int,
+        tenant: int,
     ) -> tuple[int, int]:
         """Make the contents of table[first : first + len(keys)] findable. `data` are their tokens as int32 bytes.
 

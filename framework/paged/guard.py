@@ -68,7 +68,10 @@ class GuardedPolicy:
 
 
 class GuardedHash:
-    """A hash scheme whose every failure is a PluginError naming class, method and rule. It is handed read-only tokens."""
+    """A hash scheme whose every failure is a PluginError naming class, method and rule.
+
+    It is handed read-only tokens.
+    """
 
     def __init__(self, scheme: HashScheme, block_size: int) -> None:
         self._scheme = scheme

@@ -82,7 +82,6 @@ def count_of(name: str, value: object, least: int) -> int:
     Raises:
         InvalidArgument: a bool, a float, anything else, or too small.
     """
-    if type(value) is int or isinstance(value, np.integer):
-        if value >= least:
-            return int(value)
+    if (type(value) is int or isinstance(value, np.integer)) and value >= least:
+        return int(value)
     raise InvalidArgument(f"{name} must be an integer of at least {least}, found {value!r}")
