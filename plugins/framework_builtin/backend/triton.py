@@ -1,0 +1,135 @@
+"""Paged attention by our own Triton kernels; without a GPU they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, ClassVar
+
+from framework.errors import InvalidArgument
+from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch, Capabilities, LayerKV
+from framework_builtin.backend.triton_kernels.configs import ARCHS, ArchConfig, arch_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from framework_builtin.backend.triton_kernels.launch import Launcher, StepPlan
+
+
+class TritonBackend(AttentionBackend):
+    """Split-KV decode and ragged chunked prefill in Triton; interpreted on a machine without a GPU.
+
+    Args:
+        split_tokens: cut every decode row at multiples of this many tokens, so that a row's result does not depend on
+            the other rows; None: by the work that is left, to fill the device.
+        arch: a row of the configuration table ("sm_80", "sm_90", "sm_100", "gfx942"); None: the device's own, and on
+            a CPU shapes that suit the interpreter.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        dtypes=frozenset({"float32", "float16", "bfloat16"}),
+        kv_dtypes=frozenset({"float8_e4m3fn"}),
+        devices=frozenset({"cpu", "cuda"}),
+        head_dims=frozenset(range(1, 257)),
+        layouts=frozenset({"NHD", "HND"}),
+        max_block_size=256,
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
+        graph_safe=True,
+    )
+
+    def __init__(self, split_tokens: int | None = None, arch: str | None = None) -> None:
+        if split_tokens is not None and split_tokens < 1:
+            raise InvalidArgument(f"split_tokens must be at least 1, found {split_tokens}")
+        if arch is not None and arch not in ARCHS:
+            raise InvalidArgument(f"no configuration for arch {arch!r}; the table has {', '.join(ARCHS)}")
+        self._split_tokens = split_tokens
+        self._arch = arch
+        self._launcher: Launcher | None = None
+        self._step: StepPlan | None = None
+
+    def check(self, spec: AttentionSpec, device: str) -> list[str]:
+        """Why not: also a missing triton, and a GPU older than the table."""
+        reasons = self.capabilities.reasons_against(spec, device)
+        if importlib.util.find_spec("triton") is None:
+            reasons.append(
+                "the package triton is not installed (Linux x86-64: pip install triton); or use +backend=torch"
+            )
+        elif device.split(":")[0] == "cuda" and not reasons:
+            reasons += _cuda_reasons(device, self._arch)
+        return reasons
+
+    def setup(self, spec: AttentionSpec, device: str) -> None:
+        """Choose the configuration; on a CPU say once on stderr that the interpreter runs."""
+        super().setup(spec, device)
+        from framework_builtin.backend.triton_kernels.launch import Launcher
+
+        if device.split(":")[0] == "cpu":
+            _say_interpreted()
+            arch, items = (ARCHS[self._arch] if self._arch else None), 0
+        else:
+            arch, items = _device_config(device, self._arch)
+        self._step = None
+        self._launcher = Launcher(spec, device, arch=arch, device_items=items, split_tokens=self._split_tokens)
+
+    def plan(self, batch: Batch) -> None:
+        """Cut the decode rows into splits, on the device."""
+        self._step = self._kernels().plan(batch)
+
+    def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:
+        """Write softmax(q k^T * scale) v, causally masked, into `out`; one launch for decode rows, one for chunks."""
+        self.require(q, pool, batch, out, lse)
+        if self._step is None or self._step.batch is not batch:
+            self.plan(batch)
+        assert self._step is not None
+        self._kernels().attend(q, pool, self._step, out, lse)
+
+    def write(self, pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+        """Store k, v (T, K, D) at `slot_mapping` (T,) int64 in one launch; e4m3 pools are quantised on the way."""
+        self._kernels().write(pool, k, v, slot_mapping)
+
+    def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
+        """Copy blocks (source, destination) in order, one launch.
+
+        Raises:
+            InvalidArgument: a destination is named twice. Looking costs a synchronisation when there are several.
+        """
+        import torch
+
+        if len(copies) == 0:
+            return
+        if len(copies) > 1 and len(torch.unique(copies[:, 1])) != len(copies):
+            raise InvalidArgument("copy_blocks: a destination block is named twice")
+        self._kernels().copy_blocks(pool, copies)
+
+    def _kernels(self) -> Launcher:
+        if self._launcher is None:
+            raise InvalidArgument("the triton backend was not set up; call setup(spec, device) first")
+        return self._launcher
+
+
+@functools.cache
+def _say_interpreted() -> None:
+    """One sentence, once a process: the interpreter's speed says nothing about the kernels'."""
+    sys.stderr.write("triton: no GPU in use, the kernels run in Triton's interpreter (correct, and slow)\n")
+
+
+def _device_config(device: str, arch: str | None) -> tuple[ArchConfig, int]:
+    """The table's row for a device and the decode programs that fill it."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    if arch is None and torch.version.hip is not None:
+        arch = "gfx942"
+    config = ARCHS[arch or arch_of(properties.major, properties.minor)]
+    return config, config.items_per_sm * properties.multi_processor_count
+
+
+def _cuda_reasons(device: str, arch: str | None) -> list[str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return [f"device {device}: torch finds no CUDA device; use device=cpu, where Triton's interpreter runs"]
+    if arch is None and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+        return [f"device {device} is older than compute capability 8.0"]
+    return []

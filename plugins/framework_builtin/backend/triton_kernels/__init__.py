@@ -1,0 +1,1 @@
+"""Triton kernels of paged attention: plain functions, so that one process may interpret and compile them."""

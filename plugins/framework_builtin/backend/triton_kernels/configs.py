@@ -1,0 +1,118 @@
+"""Which tile shapes run where? An explicit table, screened ahead of time; nothing is tuned at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from framework.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig:
+    """Tokens a tile, warps and pipeline stages of the decode kernel."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig:
+    """Query rows (token x head) and context tokens a tile, warps and pipeline stages of the prefill kernel."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchConfig:
+    """What a chip runs.
+
+    Attributes:
+        shared_bytes: shared memory one program may use.
+        native_fp8: the chip converts e4m3 itself.
+        decode, prefill: by (bytes of an element of q, padded head dim).
+        items_per_sm: programs of the decode grid for each multiprocessor; 0: rows are never split.
+        min_split_tokens: a split is at least this long.
+    """
+
+    target: tuple[str, int | str, int]
+    shared_bytes: int
+    native_fp8: bool
+    decode: dict[tuple[int, int], DecodeConfig]
+    prefill: dict[tuple[int, int], PrefillConfig]
+    items_per_sm: int = 4
+    min_split_tokens: int = 256
+
+
+# In a paged loop Triton divides num_stages by the depth of the indirection (page id, then page): 3 keeps one K/V tile
+# in flight, 5 two. M 128 needs 8 warps; with 4 it spills.
+_HALF_DECODE = {
+    64: DecodeConfig(block_n=128, num_warps=4, num_stages=3),
+    128: DecodeConfig(block_n=64, num_warps=4, num_stages=3),
+    256: DecodeConfig(block_n=32, num_warps=4, num_stages=3),
+}
+_FLOAT_DECODE = {
+    64: DecodeConfig(block_n=32, num_warps=4, num_stages=2),
+    128: DecodeConfig(block_n=32, num_warps=4, num_stages=2),
+    256: DecodeConfig(block_n=16, num_warps=4, num_stages=2),
+}
+_HALF_PREFILL = {
+    64: PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    128: PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    256: PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3),
+}
+_FLOAT_PREFILL = {
+    64: PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
+    128: PrefillConfig(block_m=32, block_n=32, num_warps=8, num_stages=2),
+    256: PrefillConfig(block_m=16, block_n=32, num_warps=8, num_stages=2),
+}
+
+
+def _by_size(half: dict[int, DecodeConfig], full: dict[int, DecodeConfig]) -> dict[tuple[int, int], DecodeConfig]:
+    return {(2, dim): config for dim, config in half.items()} | {(4, dim): config for dim, config in full.items()}
+
+
+def _by_size_prefill(
+    half: dict[int, PrefillConfig], full: dict[int, PrefillConfig]
+) -> dict[tuple[int, int], PrefillConfig]:
+    return {(2, dim): config for dim, config in half.items()} | {(4, dim): config for dim, config in full.items()}
+
+
+_DECODE = _by_size(_HALF_DECODE, _FLOAT_DECODE)
+_PREFILL = _by_size_prefill(_HALF_PREFILL, _FLOAT_PREFILL)
+
+ARCHS: dict[str, ArchConfig] = {
+    "sm_80": ArchConfig(
+        target=("cuda", 80, 32), shared_bytes=163 * 1024, native_fp8=False, decode=_DECODE, prefill=_PREFILL
+    ),
+    "sm_90": ArchConfig(
+        target=("cuda", 90, 32), shared_bytes=227 * 1024, native_fp8=True, decode=_DECODE, prefill=_PREFILL
+    ),
+    "sm_100": ArchConfig(
+        target=("cuda", 100, 32), shared_bytes=227 * 1024, native_fp8=True, decode=_DECODE, prefill=_PREFILL
+    ),
+    "gfx942": ArchConfig(
+        target=("hip", "gfx942", 64), shared_bytes=64 * 1024, native_fp8=False, decode=_DECODE, prefill=_PREFILL
+    ),
+}
+"""Shipped configurations. Every one of them compiles without a spill; `resources.json` beside this file has the numbers."""
+
+
+def padded_dim(head_dim: int) -> int:
+    """The tile's head dim: the next of 64, 128, 256, the sizes that the table has."""
+    for dim in (64, 128, 256):
+        if head_dim <= dim:
+            return dim
+    raise InvalidArgument(f"head dim {head_dim} is above 256, the largest tile")
+
+
+def arch_of(major: int, minor: int) -> str:
+    """The table's row for a CUDA compute capability: the newest that is not newer."""
+    capability = 10 * major + minor
+    known = [name for name in ARCHS if name.startswith("sm_") and int(name[3:]) <= capability]
+    if not known:
+        raise InvalidArgument(f"compute capability {major}.{minor} is older than 8.0, the oldest in the table")
+    return max(known, key=lambda name: int(name[3:]))

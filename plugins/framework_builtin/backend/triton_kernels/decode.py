@@ -1,0 +1,331 @@
+"""One query a row against its paged context, in splits of equal work.
+
+The functions are kernels without a decorator: `kernels.compiled` and `kernels.interpreted` wrap them. They call only
+builtins of triton.language, no jitted helper, because the interpreter patches the language once more for each of those.
+"""
+
+# mypy: ignore-errors
+# Kernel code is a language of its own: its arguments are pointers or compile-time constants, and mypy knows neither.
+# Shapes: B rows  W work items (a row's split)  H query heads  K kv heads  D head dim, padded to a power of 2
+#         M query heads of one kv head, padded  N tokens a tile  I work items x kv heads of one program (1 on a GPU)
+
+import triton.language as tl
+
+
+def plan_splits(
+    LENS,  # (B,) int32
+    WORK,  # (W, 4) int32 out: row or -1, first token, end token, splits of that row
+    ROWS,  # (B, 2) int32 out: the row's first work item, its splits
+    num_rows,
+    num_work,
+    window,
+    min_tiles,
+    HAS_WINDOW: tl.constexpr,
+    N: tl.constexpr,
+    B: tl.constexpr,
+    W: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """Cut all rows into at most `num_work` pieces of at most `chunk` tiles, the smallest chunk that fits. One program."""
+    row = tl.arange(0, B)
+    live = row < num_rows
+    context = tl.load(LENS + row, mask=live, other=0)
+    skipped = context * 0
+    if HAS_WINDOW:
+        skipped = tl.maximum(context - window, 0) // N
+    tiles = tl.where(live, tl.maximum((context + N - 1) // N - skipped, 1), 0)
+    low = min_tiles + tl.program_id(0)
+    high = tl.maximum(tl.reduce(tiles, 0, tl.standard._elementwise_max), low)
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        fits = tl.reduce((tiles + middle - 1) // middle, 0, tl.standard._sum_combine) <= num_work
+        low = tl.where(fits, low, tl.minimum(middle + 1, high))
+        high = tl.where(fits, middle, high)
+    splits = tl.maximum((tiles + high - 1) // high, 1)
+    chunk = tl.maximum((tiles + splits - 1) // splits, 1)
+    splits = (tiles + chunk - 1) // chunk
+    first = tl.associative_scan(splits, 0, tl.standard._sum_combine) - splits
+    tl.store(ROWS + row * 2, first, mask=live)
+    tl.store(ROWS + row * 2 + 1, splits, mask=live)
+    most = tl.reduce(splits, 0, tl.standard._elementwise_max)
+    for split in range(0, most):
+        has = split < splits
+        item = WORK + (first + split) * 4
+        start = (skipped + split * chunk) * N
+        tl.store(item, row, mask=has)
+        tl.store(item + 1, start, mask=has)
+        tl.store(item + 2, tl.minimum(start + chunk * N, context), mask=has)
+        tl.store(item + 3, splits, mask=has)
+    total = tl.reduce(splits, 0, tl.standard._sum_combine)
+    spare = tl.arange(0, W)
+    tl.store(WORK + spare * 4, spare * 0 - 1, mask=(spare >= total) & (spare < num_work))
+
+
+def decode(
+    Q,
+    K,
+    V,
+    OUT,
+    LSE,  # (T, H) float32 or None
+    TABLES,
+    LENS,
+    SINKS,
+    SLOPES,
+    K_SCALE,
+    V_SCALE,
+    WORK,
+    PART,  # (W, H, HEAD_DIM) float32: a split's own output
+    PART_LSE,  # (W, H) float32, base 2
+    num_items,
+    score_scale,
+    cap_scale,
+    window,
+    table_stride,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_s,
+    k_stride_h,
+    v_stride_b,
+    v_stride_s,
+    v_stride_h,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    ITEMS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    FP8: tl.constexpr,  # 0: the pool holds q's dtype. 1: e4m3 decoded by bit moves. 2: by the chip's conversion
+    UPCAST: tl.constexpr,  # the interpreter's bfloat16 arithmetic works on raw bits: compute in float32 there
+):
+    """One work item and kv head a program (`ITEMS` of them in the interpreter): softmax(q k) v over its tokens."""
+    g = tl.arange(0, M)
+    d = tl.arange(0, D)
+    n = tl.arange(0, N)
+    if ITEMS == 1:
+        item = tl.program_id(0)
+    else:
+        item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    live = item < num_items
+    kv_head = item % NUM_KV_HEADS
+    work = item // NUM_KV_HEADS
+    if SPLIT:
+        row = tl.load(WORK + work * 4, mask=live, other=-1)
+        live = live & (row >= 0)
+        start = tl.load(WORK + work * 4 + 1, mask=live, other=0)
+        stop = tl.load(WORK + work * 4 + 2, mask=live, other=0)
+        splits = tl.load(WORK + work * 4 + 3, mask=live, other=1)
+        row = tl.maximum(row, 0)
+        context = tl.load(LENS + row, mask=live, other=0)
+    else:
+        row = tl.where(live, work, 0)
+        context = tl.load(LENS + row, mask=live, other=0)
+        stop = context
+        start = context * 0
+        if HAS_WINDOW:
+            start = tl.maximum(context - window, 0) // N * N
+        splits = context * 0 + 1
+    lowest = start
+    origin = context * 0
+    if HAS_WINDOW:
+        origin = tl.maximum(context - window, 0)
+        lowest = tl.maximum(origin, start)
+    # Conditions on an item become numbers of heads: the interpreter makes integers of a scalar comparison's broadcast.
+    own_heads = tl.where(live, GROUP, 0)
+    sole_heads = tl.where(splits == 1, own_heads, 0)
+    first_heads = tl.where(start <= origin, own_heads, 0)
+    row = row.to(tl.int64)
+    kv_head = kv_head.to(tl.int64)
+
+    # Names ending in _n broadcast against (N,) or (I, N), those in _x against (M, D) or (I, M, D).
+    if ITEMS == 1:
+        first = start
+        last = stop
+        row_n = row
+        head_n = kv_head
+        lowest_n = lowest
+        stop_n = stop
+        context_n = context
+        row_x = row
+        head_x = kv_head
+        own_heads_x = own_heads
+        sole_heads_x = sole_heads
+        first_heads_x = first_heads
+        work_x = work
+        context_x = context
+        g_x = g[:, None]
+        d_x = d[None, :]
+        n_n = n
+    else:
+        first = tl.reduce(start, 0, tl.standard._elementwise_min)
+        last = tl.reduce(stop, 0, tl.standard._elementwise_max)
+        row_n = row[:, None]
+        head_n = kv_head[:, None]
+        lowest_n = lowest[:, None]
+        stop_n = stop[:, None]
+        context_n = context[:, None]
+        row_x = row[:, None, None]
+        head_x = kv_head[:, None, None]
+        own_heads_x = own_heads[:, None, None]
+        sole_heads_x = sole_heads[:, None, None]
+        first_heads_x = first_heads[:, None, None]
+        work_x = work[:, None, None]
+        context_x = context[:, None, None]
+        g_x = g[None, :, None]
+        d_x = d[None, None, :]
+        n_n = n[None, :]
+
+    q_head_x = head_x * GROUP + g_x
+    own_x = g_x < own_heads_x
+    q_offset = row_x * q_stride_t + q_head_x * q_stride_h + d_x
+    q = tl.load(Q + q_offset, mask=own_x & (d_x < HEAD_DIM), other=0.0)
+    if UPCAST:
+        q = q.to(tl.float32)
+    scale = score_scale
+    if K_SCALE is not None:
+        scale = score_scale * tl.load(K_SCALE + head_x)
+    if SLOPES is not None:
+        slope = tl.load(SLOPES + q_head_x, mask=own_x, other=0.0) * 1.4426950408889634
+    if SINKS is not None:
+        # The sink joins a row's first split, as a key of that score and of value zero.
+        is_first = g_x < first_heads_x
+        sink = tl.load(SINKS + q_head_x, mask=is_first, other=float("-inf")) * 1.4426950408889634
+        top = sink
+        total = tl.where(is_first, 1.0, 0.0)
+    else:
+        top = tl.where(own_x, float("-inf"), float("-inf"))
+        total = tl.where(own_x, 0.0, 0.0)
+    acc = tl.where(own_x & (d_x < 0), 1.0, 0.0)
+
+    for tile in range(first, last, N):
+        position = tile + n_n
+        inside = (position >= lowest_n) & (position < stop_n)
+        # Page ids: one load a page where pages and tiles fit each other, else one a token.
+        if ITEMS == 1 and PAGE % N == 0:
+            page = tl.load(TABLES + row * table_stride + tile // PAGE).to(tl.int64)
+            k_offset = page * k_stride_b + (tile % PAGE + n) * k_stride_s
+            v_offset = page * v_stride_b + (tile % PAGE + n) * v_stride_s
+        elif ITEMS == 1 and N % PAGE == 0:
+            index = tile // PAGE + tl.arange(0, N // PAGE)
+            page = tl.load(TABLES + row * table_stride + index, mask=index * PAGE < stop, other=0).to(tl.int64)
+            slot = tl.arange(0, PAGE)[None, :]
+            k_offset = tl.reshape(page[:, None] * k_stride_b + slot * k_stride_s, (N,))
+            v_offset = tl.reshape(page[:, None] * v_stride_b + slot * v_stride_s, (N,))
+        else:
+            page = tl.load(TABLES + row_n * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
+            k_offset = page * k_stride_b + (position % PAGE) * k_stride_s
+            v_offset = page * v_stride_b + (position % PAGE) * v_stride_s
+        k_offset = tl.expand_dims(k_offset + head_n * k_stride_h, -2)
+        v_offset = tl.expand_dims(v_offset + head_n * v_stride_h, -1)
+        d_k = tl.expand_dims(d, -1) if ITEMS == 1 else d[None, :, None]
+        k = tl.load(K + k_offset + d_k, mask=tl.expand_dims(inside, -2) & (d_k < HEAD_DIM), other=0)
+        v = tl.load(V + v_offset + d_x, mask=tl.expand_dims(inside, -1) & (d_x < HEAD_DIM), other=0)
+        if FP8 == 1:
+            k16 = k.to(tl.uint16)
+            v16 = v.to(tl.uint16)
+            k = ((((k16 & 0x80) << 8) | ((k16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
+            v = ((((v16 & 0x80) << 8) | ((v16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
+        elif FP8 == 2:
+            k = k.to(tl.float8e4nv, bitcast=True).to(q.dtype)
+            v = v.to(tl.float8e4nv, bitcast=True).to(q.dtype)
+        elif UPCAST:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        score = tl.dot(q, k, input_precision="ieee") * scale
+        if HAS_CAP:
+            # tanh: its series where 1 - e^-2x would cancel, the exponential elsewhere.
+            size = tl.abs(score)
+            square = score * score
+            decay = tl.exp2(size * -2.8853900817779268)
+            large = (1.0 - decay) / (1.0 + decay)
+            series = 0.021869488536155202 + square * -0.008863235529902197
+            series = -0.05396825396825397 + square * series
+            series = -0.3333333333333333 + square * (0.13333333333333333 + square * series)
+            series = score * (1.0 + square * series)
+            score = tl.where(size < 0.3, series, tl.where(score < 0, -large, large)) * cap_scale
+        if SLOPES is not None:
+            behind = tl.expand_dims(position - context_n + 1, -2)
+            score = score + slope * behind.to(tl.float32)
+        score = tl.where(tl.expand_dims(inside, -2), score, float("-inf"))
+        new_top = tl.maximum(top, tl.expand_dims(tl.reduce(score, -1, tl.standard._elementwise_max), -1))
+        finite = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.exp2(top - finite)
+        weight = tl.exp2(score - finite)
+        total = total * shrink + tl.expand_dims(tl.reduce(weight, -1, tl.standard._sum_combine), -1)
+        acc = acc * shrink + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        top = new_top
+
+    if SINKS is not None:
+        total = tl.where(context_x > 0, total, 0.0)
+    some = total > 0.0
+    safe_total = tl.where(some, total, 1.0)
+    result = acc / safe_total
+    if V_SCALE is not None:
+        result = result * tl.load(V_SCALE + head_x)
+    lse = tl.where(some, top + tl.log2(safe_total), float("-inf"))
+    sole = g_x < sole_heads_x
+    if SPLIT:
+        part = work_x.to(tl.int64) * (NUM_KV_HEADS * GROUP) + q_head_x
+        shared = own_x & (g_x >= sole_heads_x)
+        tl.store(PART + part * HEAD_DIM + d_x, result, mask=shared & (d_x < HEAD_DIM))
+        tl.store(PART_LSE + part, lse, mask=shared)
+    target = OUT + row_x * out_stride_t + q_head_x * out_stride_h + d_x
+    tl.store(target, result.to(OUT.dtype.element_ty), mask=sole & (d_x < HEAD_DIM))
+    if LSE is not None:
+        tl.store(LSE + row_x * lse_stride_t + q_head_x * lse_stride_h, lse * 0.6931471805599453, mask=sole)
+
+
+def merge_splits(
+    PART,
+    PART_LSE,
+    ROWS,
+    OUT,
+    LSE,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Weigh the splits of one row and M heads by their share of the softmax's denominator. Rows of one split: nothing."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * M + tl.arange(0, M)
+    d = tl.arange(0, D)
+    first = tl.load(ROWS + row * 2)
+    splits = tl.load(ROWS + row * 2 + 1)
+    if splits > 1:
+        known = head < NUM_HEADS
+        both = known[:, None] & (d < HEAD_DIM)[None, :]
+        top = tl.full((M,), float("-inf"), tl.float32)
+        total = tl.full((M,), 0.0, tl.float32)
+        acc = tl.full((M, D), 0.0, tl.float32)
+        for split in range(first, first + splits):
+            part = (row * 0 + split) * NUM_HEADS + head  # row: int64
+            lse = tl.load(PART_LSE + part, mask=known, other=float("-inf"))
+            value = tl.load(PART + part[:, None] * HEAD_DIM + d[None, :], mask=both, other=0.0)
+            new_top = tl.maximum(top, lse)
+            finite = tl.where(new_top == float("-inf"), 0.0, new_top)
+            shrink = tl.exp2(top - finite)
+            weight = tl.exp2(lse - finite)
+            total = total * shrink + weight
+            acc = acc * shrink[:, None] + value * weight[:, None]
+            top = new_top
+        some = total > 0.0
+        safe_total = tl.where(some, total, 1.0)
+        target = OUT + row * out_stride_t + head[:, None] * out_stride_h + d[None, :]
+        tl.store(target, (acc / safe_total[:, None]).to(OUT.dtype.element_ty), mask=both)
+        if LSE is not None:
+            lse = tl.where(some, (top + tl.log2(safe_total)) * 0.6931471805599453, float("-inf"))
+            tl.store(LSE + row * lse_stride_t + head * lse_stride_h, lse, mask=known)

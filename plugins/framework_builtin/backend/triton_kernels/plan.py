@@ -1,0 +1,105 @@
+"""Which launch does a batch need? Tile shapes, grids and constants, from shapes and host bounds alone."""
+
+# Shapes: T query tokens  B rows  H query heads  K kv heads  D head dim  S tokens a block  M blocks a table row
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from framework.interfaces.backend import AttentionSpec
+from framework_builtin.backend.triton_kernels.configs import ArchConfig, padded_dim
+
+LOG2_E = 1.4426950408889634
+_INTERPRETED_ELEMENTS = 1 << 20  # of one K tile in the interpreter: 8 MiB of addresses
+_E4M3_BY_BITS, _E4M3_BY_CHIP = 1, 2
+
+
+def next_power(value: int) -> int:
+    """The smallest power of 2 that is not below `value` (at least 1)."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Everything a decode or prefill kernel is specialised on, besides the spec."""
+
+    m: int
+    n: int
+    d: int
+    items: int = 1
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, max_context: int) -> Shape:
+    """Tiles of the decode kernel. Without an arch the interpreter's: few programs, each of many rows and heads.
+
+    The interpreter's cost is per program and per tile, hardly per element.
+    """
+    group = spec.num_heads // spec.num_kv_heads
+    if arch is not None:
+        dim = padded_dim(spec.head_dim)
+        config = arch.decode[(element_bytes(spec.dtype), dim)]
+        rows = max(next_power(group), 16)
+        return Shape(m=rows, n=config.block_n, d=dim, num_warps=config.num_warps, num_stages=config.num_stages)
+    dim = next_power(spec.head_dim)
+    tokens = min(max(next_power(max_context), 16), 512, max(_INTERPRETED_ELEMENTS // dim, 16))
+    items = max(min(next_power(num_rows * spec.num_kv_heads), _INTERPRETED_ELEMENTS // (tokens * dim)), 1)
+    return Shape(m=next_power(group), n=tokens, d=dim, items=items)
+
+
+def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int, max_context: int) -> Shape:
+    """Tiles of the prefill kernel; rows shrink to what the longest chunk fills."""
+    group = spec.num_heads // spec.num_kv_heads
+    needed = next_power(max(max_queries, 1) * group)
+    if arch is not None:
+        dim = padded_dim(spec.head_dim)
+        config = arch.prefill[(element_bytes(spec.dtype), dim)]
+        rows = max(config.block_m, next_power(group))
+        return Shape(m=rows, n=config.block_n, d=dim, num_warps=config.num_warps, num_stages=config.num_stages)
+    dim = next_power(spec.head_dim)
+    tokens = min(max(next_power(max_context), 16), 512)
+    return Shape(m=max(min(needed, 512), next_power(group)), n=tokens, d=dim)
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of one element of a torch dtype's name."""
+    return {"float32": 4, "float16": 2, "bfloat16": 2}[dtype]
+
+
+def feature_constants(spec: AttentionSpec, arch: ArchConfig | None) -> dict[str, int | bool]:
+    """The constants that both attention kernels share."""
+    fp8 = 0
+    if spec.kv_dtype not in (None, spec.dtype):
+        fp8 = _E4M3_BY_CHIP if arch is not None and arch.native_fp8 else _E4M3_BY_BITS
+    return {
+        "GROUP": spec.num_heads // spec.num_kv_heads,
+        "HEAD_DIM": spec.head_dim,
+        "PAGE": spec.block_size,
+        "HAS_WINDOW": spec.sliding_window is not None,
+        "HAS_CAP": spec.soft_cap is not None,
+        "FP8": fp8,
+    }
+
+
+def scales(spec: AttentionSpec) -> tuple[float, float]:
+    """What a raw score is multiplied by, and what the capped one is: base-2 logits come out."""
+    if spec.soft_cap is None:
+        return spec.softmax_scale * LOG2_E, 1.0
+    return spec.softmax_scale / spec.soft_cap, spec.soft_cap * LOG2_E
+
+
+def work_capacity(
+    num_rows: int, max_context: int, block_n: int, arch_items: int, num_kv_heads: int, split_tokens: int | None
+) -> tuple[int, int]:
+    """(work items, tiles a split at least) of a decode launch. As many items as rows means: nothing is split.
+
+    Args:
+        arch_items: programs that fill the device, over all kv heads; 0: do not split.
+        split_tokens: cut every row at multiples of this many tokens instead of by what is left of the device.
+    """
+    if split_tokens is not None:
+        tiles = max(split_tokens // block_n, 1)
+        return num_rows * max(-(-max_context // (tiles * block_n)) + 1, 1), tiles
+    target = arch_items // num_kv_heads
+    return max(target, num_rows + target // 2) if target else num_rows, 1

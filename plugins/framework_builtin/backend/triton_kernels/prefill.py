@@ -1,0 +1,201 @@
+"""Chunks of queries against their paged context, ragged rows packed into one launch.
+
+A program takes BLOCK_Q query tokens of a row and all query heads of one kv head, packed into M rows of a tile. Which row
+a program belongs to is searched on the device, so that the grid depends on shapes only.
+"""
+
+# mypy: ignore-errors
+# Kernel code is a language of its own: its arguments are pointers or compile-time constants, and mypy knows neither.
+# Shapes: T query tokens  B rows  H query heads  K kv heads  D head dim, padded  M query token x head of a tile
+#         N tokens of context a tile
+
+import triton.language as tl
+
+
+def prefill(
+    Q,
+    K,
+    V,
+    OUT,
+    LSE,  # (T, H) float32 or None
+    TABLES,
+    LENS,
+    STARTS,
+    SINKS,
+    SLOPES,
+    K_SCALE,
+    V_SCALE,
+    first_row,
+    num_rows,
+    score_scale,
+    cap_scale,
+    window,
+    table_stride,
+    q_stride_t,
+    q_stride_h,
+    k_stride_b,
+    k_stride_s,
+    k_stride_h,
+    v_stride_b,
+    v_stride_s,
+    v_stride_h,
+    out_stride_t,
+    out_stride_h,
+    lse_stride_t,
+    lse_stride_h,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    FP8: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """One tile of queries a program; the rows are `first_row` .. `first_row + num_rows - 1`."""
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1).to(tl.int64)
+    base = tl.load(STARTS + first_row)
+    # Row r's tiles begin at (its first query) // BLOCK_Q + r: each row is given one tile more than it may need.
+    low = tile * 0
+    high = low + num_rows
+    for _ in range(SEARCH_STEPS):
+        middle = (low + high) // 2
+        begins = (tl.load(STARTS + first_row + middle) - base) // BLOCK_Q + middle
+        low = tl.where(begins <= tile, middle, low)
+        high = tl.where(begins <= tile, high, middle)
+    row = (first_row + low).to(tl.int64)
+    begin = tl.load(STARTS + row)
+    num_queries = tl.load(STARTS + row + 1) - begin
+    tiles = (num_queries + BLOCK_Q - 1) // BLOCK_Q
+    index = tile - ((begin - base) // BLOCK_Q + low)
+    if index >= tiles:
+        return
+    index = tiles - 1 - index  # the last tile sees most context: heavy tiles first
+    context = tl.load(LENS + row)
+
+    m = tl.arange(0, M)
+    n = tl.arange(0, N)
+    d = tl.arange(0, D)
+    token = index * BLOCK_Q + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    own = (m < BLOCK_Q * GROUP) & (token < num_queries)
+    query_position = context - num_queries + token
+    at = (begin + token).to(tl.int64)
+    q_offset = (at * q_stride_t + head * q_stride_h)[:, None] + d[None, :]
+    q = tl.load(Q + q_offset, mask=own[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    if UPCAST:
+        q = q.to(tl.float32)
+    scale = score_scale
+    if K_SCALE is not None:
+        scale = score_scale * tl.load(K_SCALE + kv_head)
+    if SLOPES is not None:
+        slope = tl.load(SLOPES + head, mask=own, other=0.0) * 1.4426950408889634
+    top = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.full((M,), 0.0, tl.float32)
+    acc = tl.full((M, D), 0.0, tl.float32)
+    if SINKS is not None:
+        top = tl.load(SINKS + head, mask=own, other=float("-inf")) * 1.4426950408889634
+        total = tl.where(own, 1.0, 0.0)
+
+    first_position = context - num_queries + index * BLOCK_Q
+    stop = tl.minimum(context, first_position + BLOCK_Q)
+    start = stop * 0
+    if HAS_WINDOW:
+        start = tl.maximum(first_position - window + 1, 0) // N * N
+    # Tiles that every query sees whole need no mask; a window needs masks throughout.
+    plain_stop = start
+    if not HAS_WINDOW:
+        plain_stop = tl.maximum(first_position + 1, 0) // N * N
+    for phase in tl.static_range(2):
+        if phase == 0:
+            phase_start = start
+            phase_stop = plain_stop
+        else:
+            phase_start = plain_stop
+            phase_stop = stop
+        for tile_start in range(phase_start, phase_stop, N):
+            position = tile_start + n
+            inside = position < stop
+            if PAGE % N == 0:
+                page = tl.load(TABLES + row * table_stride + tile_start // PAGE).to(tl.int64)
+                k_offset = page * k_stride_b + (tile_start % PAGE + n) * k_stride_s
+                v_offset = page * v_stride_b + (tile_start % PAGE + n) * v_stride_s
+            elif N % PAGE == 0:
+                page_index = tile_start // PAGE + tl.arange(0, N // PAGE)
+                page_mask = page_index * PAGE < stop
+                page = tl.load(TABLES + row * table_stride + page_index, mask=page_mask, other=0).to(tl.int64)
+                slot = tl.arange(0, PAGE)[None, :]
+                k_offset = tl.reshape(page[:, None] * k_stride_b + slot * k_stride_s, (N,))
+                v_offset = tl.reshape(page[:, None] * v_stride_b + slot * v_stride_s, (N,))
+            else:
+                page = tl.load(TABLES + row * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
+                k_offset = page * k_stride_b + (position % PAGE) * k_stride_s
+                v_offset = page * v_stride_b + (position % PAGE) * v_stride_s
+            k_at = K + (k_offset + kv_head * k_stride_h)[None, :] + d[:, None]
+            v_at = V + (v_offset + kv_head * v_stride_h)[:, None] + d[None, :]
+            if phase == 1:
+                k = tl.load(k_at, mask=inside[None, :] & (d < HEAD_DIM)[:, None], other=0)
+                v = tl.load(v_at, mask=inside[:, None] & (d < HEAD_DIM)[None, :], other=0)
+            elif HEAD_DIM == D:
+                k = tl.load(k_at)
+                v = tl.load(v_at)
+            else:
+                k = tl.load(k_at, mask=(d < HEAD_DIM)[:, None], other=0)
+                v = tl.load(v_at, mask=(d < HEAD_DIM)[None, :], other=0)
+            if FP8 == 1:
+                k16 = k.to(tl.uint16)
+                v16 = v.to(tl.uint16)
+                k = ((((k16 & 0x80) << 8) | ((k16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
+                v = ((((v16 & 0x80) << 8) | ((v16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
+            elif FP8 == 2:
+                k = k.to(tl.float8e4nv, bitcast=True).to(q.dtype)
+                v = v.to(tl.float8e4nv, bitcast=True).to(q.dtype)
+            elif UPCAST:
+                k = k.to(tl.float32)
+                v = v.to(tl.float32)
+            score = tl.dot(q, k, input_precision="ieee") * scale
+            if HAS_CAP:
+                # tanh: its series where 1 - e^-2x would cancel, the exponential elsewhere.
+                size = tl.abs(score)
+                square = score * score
+                decay = tl.exp2(size * -2.8853900817779268)
+                large = (1.0 - decay) / (1.0 + decay)
+                series = 0.021869488536155202 + square * -0.008863235529902197
+                series = -0.05396825396825397 + square * series
+                series = -0.3333333333333333 + square * (0.13333333333333333 + square * series)
+                series = score * (1.0 + square * series)
+                score = tl.where(size < 0.3, series, tl.where(score < 0, -large, large)) * cap_scale
+            if SLOPES is not None:
+                score = score + slope[:, None] * (position[None, :] - query_position[:, None]).to(tl.float32)
+            if phase == 1:
+                seen = position[None, :] <= query_position[:, None]
+                if HAS_WINDOW:
+                    seen = seen & (position[None, :] > query_position[:, None] - window)
+                score = tl.where(seen & inside[None, :], score, float("-inf"))
+            new_top = tl.maximum(top, tl.reduce(score, 1, tl.standard._elementwise_max))
+            finite = new_top
+            if phase == 1:
+                finite = tl.where(new_top == float("-inf"), 0.0, new_top)
+            shrink = tl.exp2(top - finite)
+            weight = tl.exp2(score - finite[:, None])
+            total = total * shrink + tl.reduce(weight, 1, tl.standard._sum_combine)
+            acc = acc * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+            top = new_top
+
+    if SINKS is not None:
+        total = tl.where(query_position >= 0, total, 0.0)
+    some = total > 0.0
+    safe_total = tl.where(some, total, 1.0)
+    result = acc / safe_total[:, None]
+    if V_SCALE is not None:
+        result = result * tl.load(V_SCALE + kv_head)
+    target = OUT + (at * out_stride_t + head * out_stride_h)[:, None] + d[None, :]
+    tl.store(target, result.to(OUT.dtype.element_ty), mask=own[:, None] & (d < HEAD_DIM)[None, :])
+    if LSE is not None:
+        lse = tl.where(some, (top + tl.log2(safe_total)) * 0.6931471805599453, float("-inf"))
+        tl.store(LSE + at * lse_stride_t + head * lse_stride_h, lse, mask=own)
