@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -229,7 +230,7 @@ class ContiguousAllocator(Allocator):
         free = list(zip(self._starts, self._sizes, strict=True))
         if any(size < 1 for _, size in free) or any(run.size < 1 for run in self._runs.values()):
             faults.append("I3: a run is empty")
-        if any(start + size >= later for (start, size), (later, _) in zip(free, free[1:], strict=False)):
+        if any(start + size >= later for (start, size), (later, _) in pairwise(free)):
             faults.append(f"I3: free runs overlap, touch or are out of order: {free}")
         if self._free != sum(self._sizes):
             faults.append(f"I1: the free runs hold {sum(self._sizes)} blocks, the count says {self._free}")
