@@ -1,0 +1,196 @@
+"""The embedded model, and the dense decoding that everything else is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from framework.errors import InvalidArgument, ModelError
+from framework.model.config import ModelConfig
+from framework.model.dense import dense_attention, dense_logits, greedy
+from framework.model.loading import load_model, random_model
+from framework.model.shapes import SHAPES
+from framework.model.tiny import BOS, EOS, TINY_CONFIG, ByteTokenizer, tiny_decoder
+
+TEXTS = ("Hello, world. ", "You are a helpful assistant. " * 12, "def f(x):\n    return x\n" * 9)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_model("tiny")
+
+
+def test_equal_seeds_give_equal_weights_and_others_do_not(tiny):
+    again, other = tiny_decoder(seed=0), tiny_decoder(seed=1)
+    for name, weight in tiny.decoder.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+    assert not torch.equal(tiny.decoder.layers[0].qkv, other.layers[0].qkv)
+
+
+def test_the_first_weights_are_pinned_so_that_results_stay_comparable(tiny):
+    found = [f"{value:.5f}" for value in tiny.decoder.layers[1].down.flatten()[:3].tolist()]
+    assert found == PINNED_WEIGHTS
+
+
+def test_asking_for_another_dtype_rounds_the_same_weights(tiny):
+    double, half = tiny_decoder(dtype=torch.float64), load_model("tiny", dtype="bfloat16").decoder
+    assert torch.equal(double.layers[0].qkv.float(), tiny.decoder.layers[0].qkv)
+    assert torch.equal(half.layers[0].qkv, tiny.decoder.layers[0].qkv.bfloat16())
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_greedy_text_is_printable_varied_and_clear_of_rounding(tiny, text):
+    found = greedy(tiny.decoder, tiny.tokenizer.encode(text), 96)
+    assert all(32 <= token < 127 or token == EOS for token in found.tokens)
+    assert len(set(found.tokens)) >= 12, tiny.tokenizer.decode(found.tokens)
+    assert min(found.gaps) > 1e-5 * found.largest_logit
+
+
+def test_the_first_words_of_a_long_prompt_decide_what_comes_out(tiny):
+    """A cache that served a wrong first block must be seen in the tokens."""
+    tail = "The rest of a long prompt is the same for both. " * 6
+    one, two = (
+        greedy(tiny.decoder, tiny.tokenizer.encode(head + tail), 32).tokens
+        for head in ("Sixteen bytes AA", "Sixteen bytes BB")
+    )
+    assert one != two
+
+
+def test_greedy_over_its_cache_equals_dense_logits_without_one(tiny):
+    prompt = tiny.tokenizer.encode(TEXTS[0])
+    found = greedy(tiny.decoder, prompt, 300)
+    logits = dense_logits(tiny.decoder, prompt + found.tokens[:-1])[len(prompt) - 1 :]
+    assert logits.argmax(-1).tolist() == found.tokens
+    assert len(found.tokens) == len(found.gaps) == 300
+
+
+def test_greedy_stops_with_the_stop_token_and_keeps_it(tiny):
+    prompt = tiny.tokenizer.encode("Stop. ")
+    free = greedy(tiny.decoder, prompt, 20).tokens
+    stopped = greedy(tiny.decoder, prompt, 20, stop_token_ids=[free[7]]).tokens
+    assert stopped == free[: free.index(free[7]) + 1]
+
+
+def test_a_prompt_without_tokens_is_refused(tiny):
+    with pytest.raises(InvalidArgument, match="at least one token"):
+        greedy(tiny.decoder, [], 4)
+
+
+def test_packed_sequences_do_not_see_each_other(tiny):
+    decoder = tiny.decoder
+    parts = [torch.tensor(tiny.tokenizer.encode(text)) for text in TEXTS]
+    lengths = [len(part) for part in parts]
+
+    def attention(_, q, k, v):
+        rows = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+        return torch.cat([dense_attention(*row) for row in rows])
+
+    packed = decoder(torch.cat(parts), torch.cat([torch.arange(length) for length in lengths]), attention)
+    for part, logits in zip(parts, decoder.logits(packed).split(lengths), strict=True):
+        torch.testing.assert_close(logits, dense_logits(decoder, part), atol=2e-4, rtol=0)
+
+
+def test_dense_attention_is_the_softmax_by_the_book():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, h, 8, generator=generator, dtype=torch.float64) for n, h in ((5, 4), (9, 2), (9, 2)))
+    for window in (None, 3):
+        found = dense_attention(q, k, v, window=window)
+        for i in range(5):
+            first = 0 if window is None else 4 + i - window + 1
+            for head in range(4):
+                keys, values = k[first : 5 + i, head // 2], v[first : 5 + i, head // 2]
+                expected = torch.softmax(keys @ q[i, head] * 8**-0.5, 0) @ values
+                torch.testing.assert_close(found[i, head], expected)
+
+
+def test_bytes_come_back_as_text():
+    tokenizer = ByteTokenizer()
+    for text in ("", "plain", "naïve 数据 🙂"):
+        ids = tokenizer.encode(text)
+        assert ids[0] == BOS
+        assert tokenizer.decode([*ids, EOS]) == text
+    assert tokenizer.decode([0xF0, 0x41]) == "\ufffdA"
+
+
+def test_a_conversation_of_bytes_shares_its_prefix_with_a_longer_one():
+    tokenizer = ByteTokenizer()
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    short, long = (
+        tokenizer.apply_chat(messages),
+        tokenizer.apply_chat([*messages, {"role": "assistant", "content": "A"}]),
+    )
+    assert long[: len(short)] == short
+    with pytest.raises(ModelError, match="no role 'wizard'; known: system, user"):
+        tokenizer.apply_chat([{"role": "wizard", "content": ""}])
+
+
+def test_a_random_model_is_deterministic_and_never_ends_by_itself():
+    shape = replace(SHAPES["llama-100m"], num_layers=1, hidden_size=64, vocab_size=300, intermediate_size=64)
+    one, two = random_model(shape, seed=3), random_model(shape, seed=3)
+    assert torch.equal(one.decoder.layers[0].down, two.decoder.layers[0].down)
+    assert one.tokenizer.eos_token_ids == ()
+    assert dense_logits(one.decoder, [1, 2, 3]).isfinite().all()
+    with pytest.raises(ModelError, match="no model shape 'gpt-5'; known: qwen3-100m"):
+        random_model("gpt-5")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("qwen3-100m", 0.100),
+        ("qwen3-0.6b", 0.596),
+        ("llama-3.2-1b", 1.236),
+        ("llama-3.1-8b", 8.030),
+        ("qwen3-8b", 8.191),
+    ],
+)
+def test_the_known_shapes_have_their_published_parameter_counts(name, billions):
+    assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, abs=6e-4)
+
+
+def test_shapes_that_cannot_be_are_refused():
+    for change, message in (
+        ({"num_kv_heads": 3}, "4 query heads are not a multiple of 3"),
+        ({"head_dim": 15}, "head_dim must be even"),
+        ({"num_layers": 0}, "num_layers must be an integer of at least 1, found 0"),
+        ({"dtype": "int8"}, "no model dtype 'int8'"),
+        ({"family": "gpt2"}, "no model family 'gpt2'; supported: llama"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            replace(TINY_CONFIG, **change)
+
+
+def test_a_config_without_a_key_or_with_an_unknown_feature_is_refused_by_name():
+    base = {"model_type": "llama", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
+    base |= {"num_attention_heads": 2, "intermediate_size": 8}
+    assert ModelConfig.from_hf(base).num_kv_heads == 2
+    for change, message in (
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: llama, mistral, qwen2, qwen3"),
+        ({"model_type": None}, "None is not supported"),
+        ({"hidden_size": None}, "config.json has no 'hidden_size'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised weights \\('awq'\\)"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope scaling 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "needs 'low_freq_factor'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"torch_dtype": "int4"}, "no model dtype 'int4'"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            ModelConfig.from_hf(base | change)
+    mixed = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    with pytest.raises(ModelError, match="layers with and without a sliding window"):
+        ModelConfig.from_hf(base | mixed | {"num_hidden_layers": 2})
+
+
+def test_a_config_of_transformers_4_and_one_of_5_mean_the_same():
+    base = {"model_type": "qwen3", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
+    base |= {"num_attention_heads": 2, "intermediate_size": 8, "eos_token_id": [3, 4]}
+    four = base | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}, "torch_dtype": "bfloat16"}
+    five = base | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2}, "dtype": "bfloat16"}
+    assert ModelConfig.from_hf(four) == ModelConfig.from_hf(five)
+    assert ModelConfig.from_hf(four).eos_token_ids == (3, 4)
+
+
+PINNED_WEIGHTS = ["-0.50695", "0.00690", "0.53806"]
