@@ -1,0 +1,127 @@
+"""What did the user mean? Overrides in one canonical spelling, before Hydra sees them. Pure; imports no Hydra.
+
+Hydra 1.3 refuses `+group=x` for a group of the defaults list and `group=x` for one that is not. Here both mean the
+same. What is not about our groups passes through untouched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+_OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|)(?P<key>[A-Za-z_][\w]*)(?P<path>(?:\.[^=@~]+)?)=(?P<value>.*)$", re.DOTALL)
+_FREE = re.compile(r"[\\/]|^~|^\.|\.[A-Za-z][A-Za-z0-9]{0,7}$")
+_SWEEP = re.compile(r"^(glob|choice|range|interval|shuffle|sort|tag)\(")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of our defaults list, as the normaliser needs them.
+
+    Attributes:
+        names: every group.
+        open: those whose components check their own options, so that `+group.key=v` may name any key.
+        files: group -> the option that takes a file or hub id in its `path`, so that `model=PATH` is a choice too.
+        options: options of the groups in `files`, which win over a file of the same name.
+    """
+
+    names: frozenset[str]
+    open: frozenset[str] = frozenset()
+    files: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+def normalise(overrides: Sequence[str], groups: Groups, exists: Callable[[str], bool] = lambda path: False) -> list[str]:
+    """The same overrides, each in the one spelling that plain Hydra takes.
+
+    `+g=x`, `++g=x` and `g=x` become `g=x`; `+g.key=v` becomes `++g.key=v` where `g` checks its own keys, else
+    `g.key=v`; `model=PATH` becomes `model=checkpoint model.path='PATH'`. Idempotent, but for the last.
+
+    Args:
+        exists: whether a word names a file or folder; asked only for words that are no option.
+    """
+    normal: list[str] = []
+    for override in overrides:
+        normal.extend(_normalise(override, groups, exists))
+    return normal
+
+
+def _normalise(override: str, groups: Groups, exists: Callable[[str], bool]) -> list[str]:
+    match = _OVERRIDE.match(override)
+    if match is None or match["key"] not in groups.names:
+        return [override]
+    group, path, value = match["key"], match["path"], match["value"]
+    if path:
+        if match["sign"] != "+":
+            return [override]
+        return [f"{'++' if group in groups.open else ''}{group}{path}={value}"]
+    if group in groups.files:
+        words = split_choices(value)
+        if words and all(_is_file(word, groups.options.get(group, ()), exists) for word in words):
+            return [f"{group}={groups.files[group]}", f"++{group}.path={','.join(map(quote, words))}"]
+    return [f"{group}={value}"]
+
+
+def _is_file(word: str, options: Collection[str], exists: Callable[[str], bool]) -> bool:
+    bare = unquote(word)
+    if not bare or bare in options or bare == "null" or _SWEEP.match(bare) or bare[0] in "[{$":
+        return False
+    return bool(_FREE.search(bare)) or exists(bare)
+
+
+def split_choices(value: str) -> list[str]:
+    """`a,b` as `[a, b]`; commas inside quotes or brackets separate nothing."""
+    words, depth, quoted, start = [], 0, "", 0
+    for index, character in enumerate(value):
+        if quoted:
+            if character == quoted and value[index - 1] != "\\":
+                quoted = ""
+        elif character in "'\"":
+            quoted = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and not depth:
+            words.append(value[start:index])
+            start = index + 1
+    return [word.strip() for word in [*words, value[start:]]]
+
+
+def unquote(word: str) -> str:
+    """The text inside one pair of matching quotes, else the word itself."""
+    if len(word) >= 2 and word[0] == word[-1] and word[0] in "'\"":
+        return word[1:-1].replace("\\" + word[0], word[0])
+    return word
+
+
+def quote(word: str) -> str:
+    """A word as a Hydra string literal, whatever it holds."""
+    if word != unquote(word):
+        return word
+    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + r"\'", word)
+    trailing = len(escaped) - len(escaped.rstrip("\\"))
+    return f"'{escaped}{escaped[len(escaped) - trailing :]}'"
+
+
+def normalise_argv(arguments: Sequence[str], groups: Groups, exists: Callable[[str], bool]) -> list[str]:
+    """`sys.argv[1:]` with its overrides normalised; options (`-m`, `--cfg job`) pass through."""
+    return normalise(arguments, groups, exists)
+
+
+def normalise_line(line: str, groups: Groups) -> str:
+    """A shell's `COMP_LINE`, word by word; the signs of our groups are dropped, spacing is kept."""
+    words = re.split(r"(\s+)", line)
+    return "".join(_sign_free(word, groups) for word in words)
+
+
+def _sign_free(word: str, groups: Groups) -> str:
+    match = re.match(r"^(\+{1,2})([A-Za-z_]\w*)(?=[=.]|$)", word)
+    if match and (match[2] in groups.names):
+        return word[len(match[1]) :]
+    if match is None and re.match(r"^\++$", word):
+        return ""
+    if match and any(name.startswith(match[2]) for name in groups.names):
+        return word[len(match[1]) :]
+    return word

@@ -1,0 +1,65 @@
+"""What may be set of a plugin: a typed dataclass made from its constructor, for Hydra to check and complete."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import field, make_dataclass
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from framework import registry
+from framework.errors import PluginError
+from framework.parameters import Parameter
+
+
+def options_schema(kind: str, name: str) -> Any:
+    """A structured OmegaConf node: `name`, then the plugin's own options with their types and defaults.
+
+    An option without default is `???`; a type OmegaConf does not know is `Any` (the registry checks it later).
+
+    Raises:
+        UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: see `registry.load`.
+    """
+    own = registry.own_options(registry.load(kind, name)).parameters
+    if any(parameter.name == "name" for parameter in own):
+        raise PluginError(f"{kind} {name!r}: an option may not be called 'name', which says which plugin is meant")
+    fields = [("name", str, field(default=name)), *(_field(parameter) for parameter in own)]
+    node = OmegaConf.structured(make_dataclass("Options", fields))
+    # The made class exists in this process only: the node forgets it, so that a worker can unpickle the config. The
+    # leaves keep their types.
+    node._metadata.object_type = dict
+    node._metadata.ref_type = Any
+    return node
+
+
+def _field(parameter: Parameter) -> tuple[str, Any, Any]:
+    default = MISSING if parameter.required else _plain(parameter.default)
+    annotation = parameter.annotation if _fits(parameter.annotation, default) else Any
+    if not _fits(annotation, default):
+        default = None
+    if isinstance(default, (list, dict)):
+        return parameter.name, annotation, field(default_factory=lambda: copy.deepcopy(default))
+    return parameter.name, annotation, field(default=default)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, set, frozenset)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return value.name if isinstance(value, Enum) else value
+
+
+def _fits(annotation: Any, default: Any) -> bool:
+    default_field: Any = (
+        field(default_factory=lambda: default) if isinstance(default, (list, dict)) else field(default=default)
+    )
+    try:
+        OmegaConf.structured(make_dataclass("Probe", [("value", annotation, default_field)]))
+    except (OmegaConfBaseException, ValueError, TypeError):
+        return False
+    return True

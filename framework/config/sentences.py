@@ -1,0 +1,98 @@
+"""Hydra's errors as one sentence with the nearest valid choice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+
+from framework import registry
+from framework.errors import ConfigError, FrameworkError
+from framework.parameters import did_you_mean, listing
+
+
+def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSearchPath) -> FrameworkError:
+    """What went wrong in composing `overrides` over `path`, as an error of ours."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, FrameworkError):
+            return cause
+        cause = cause.__cause__
+    if isinstance(error, OverrideParseException):
+        reason = str(error.message).splitlines()[0]
+        return ConfigError(f"cannot read the override {error.override!r}: {reason}; write KEY=VALUE, quoted for the shell")
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _no_option(str(error.missing_cfg_file), list(error.options or ()))
+    text = _text(error)
+    unknown = re.search(r"Could not (?:override|append[^']*|delete[^']*) '([^']*)'", text)
+    if unknown and ("not in" in text or "No match" in text):
+        return _unknown_key(unknown[1], overrides, path)
+    where = re.search(r"full_key: (\S+)", text)
+    reason = re.split(r"\s+full_key:", text, maxsplit=1)[0]
+    return ConfigError(f"{where[1]}: {reason}" if where and "could not be converted" in reason else reason)
+
+
+def _text(error: Exception) -> str:
+    parts = [str(error)]
+    if error.__cause__ is not None and str(error.__cause__) not in parts[0]:
+        parts.append(str(error.__cause__))
+    lines = [line.strip() for part in parts for line in part.splitlines()]
+    wanted = [line for line in lines if line and not line.startswith(("See ", "Set the environment", "To append"))]
+    return " ".join(re.sub(r"^Error merging override (.*)$", r"cannot set \1:", line) for line in wanted)
+
+
+def _no_option(missing: str, options: list[str]) -> FrameworkError:
+    group, _, name = missing.removesuffix(".yaml").rpartition("/")
+    if group in registry.kinds():
+        try:
+            registry.find(group, name)
+        except FrameworkError as error:
+            return error
+    near = did_you_mean(name, options)
+    hint = "; a file or folder of that name is not there either" if group in ("model", "workload") and not near else ""
+    return ConfigError(f"no {group or 'configuration'} named {name!r}; options: {listing(options)}{near}{hint}")
+
+
+def _unknown_key(key: str, overrides: Sequence[str], path: ConfigSearchPath) -> ConfigError:
+    key = key.split("@")[0]
+    known = known_keys(overrides, path)
+    parent = key.rpartition(".")[0]
+    siblings = [name for name in known if name.rpartition(".")[0] == parent]
+    near = did_you_mean(key, known)
+    return ConfigError(f"unknown key {key!r}{near}" if near else f"unknown key {key!r}; keys: {listing(siblings or known[:30])}")
+
+
+def known_keys(overrides: Sequence[str], path: ConfigSearchPath) -> list[str]:
+    """Every key that can be set under the group choices among `overrides`; those of no choice if they do not compose."""
+    from framework.config.compose import compose_normal
+
+    choices = [override for override in overrides if re.match(r"^\w+=[\w-]+$", override)]
+    groups = [override for override in choices if override.split("=")[0] in _group_names()]
+    for attempt in (groups, []):
+        try:
+            return _flat(compose_normal(attempt, path))
+        except (FrameworkError, RecursionError):
+            continue
+    return []
+
+
+def _group_names() -> frozenset[str]:
+    from framework.config.folder import conf_folder, default_choices
+
+    return frozenset(default_choices(conf_folder()))
+
+
+def _flat(config: DictConfig) -> list[str]:
+    def walk(node: Any, prefix: str) -> list[str]:
+        keys = []
+        for key, value in node.items():
+            keys.append(f"{prefix}{key}")
+            if isinstance(value, dict):
+                keys.extend(walk(value, f"{prefix}{key}."))
+        return keys
+
+    return walk(OmegaConf.to_container(config, resolve=False), "")

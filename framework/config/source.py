@@ -1,0 +1,107 @@
+"""Every entry point as a Hydra option: `allocator=prefix` needs no YAML, ours or a stranger's."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from framework import registry
+from framework.config.schema import options_schema
+from framework.errors import FrameworkError
+
+SCHEME = "plugins"
+EVERY = f"{SCHEME}://every"
+IMPORTABLE = f"{SCHEME}://importable"
+"""Lists only plugins that can be imported, so that a sweep's `glob(*)` passes over broken ones."""
+
+PRESETS = "framework.conf"
+"""Entry-point group of optional YAML presets; the value is a dotted package path."""
+
+
+class PluginConfigSource(ConfigSource):
+    """The groups are the kinds, the configs their plugins. Loading one imports that one class, no other."""
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        self._names: dict[str, list[str]] = {}
+
+    @staticmethod
+    def scheme() -> str:
+        return SCHEME
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path.strip("/") in ("", *registry.kinds())
+
+    def is_config(self, config_path: str) -> bool:
+        kind, _, name = config_path.strip("/").partition("/")
+        return kind in registry.kinds() and name.removesuffix(".yaml") in self._listed(kind)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        group = config_path.strip("/")
+        if not group:
+            return sorted(registry.kinds()) if results_filter != ObjectType.CONFIG else []
+        if group not in registry.kinds() or results_filter == ObjectType.GROUP:
+            return []
+        names = self._listed(group)
+        return [name for name in names if self._imports(group, name)] if self.path == "importable" else names
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        kind, _, name = config_path.strip("/").partition("/")
+        name = name.removesuffix(".yaml")
+        if kind not in registry.kinds() or name not in self._listed(kind):
+            raise ConfigLoadError(f"Config not found : {config_path}")
+        return ConfigResult(
+            config=options_schema(kind, name), path=self.full_path(), provider=self.provider, header={"package": None}
+        )
+
+    def _listed(self, kind: str) -> list[str]:
+        if kind not in self._names:
+            self._names[kind] = registry.names(kind)
+        return self._names[kind]
+
+    def _imports(self, kind: str, name: str) -> bool:
+        try:
+            registry.load(kind, name)
+        except FrameworkError as error:
+            print(f"skipped: {error}", file=sys.stderr)  # noqa: T201
+            self._names[kind].remove(name)
+            return False
+        return True
+
+
+class EveryPlugin(SearchPathPlugin):
+    """Puts the entry points, and strangers' YAML presets, behind our own conf folder on Hydra's search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for provider, folder in preset_folders():
+            search_path.append(provider, f"file://{folder}")
+        search_path.append("entry points", EVERY)
+
+
+def preset_folders() -> list[tuple[str, Path]]:
+    """Distribution and folder of every readable preset package. Imports none; an unreadable one is named on stderr."""
+    folders = []
+    for point in sorted(importlib.metadata.entry_points(group=PRESETS), key=lambda point: point.name):
+        path = registry.source_path(point.value)
+        folder = path.parent if path is not None and path.is_file() else path
+        if folder is None or not folder.is_dir():
+            print(f"skipped: presets {point.name!r}: no folder {point.value}", file=sys.stderr)  # noqa: T201
+            continue
+        folders.append((point.dist.metadata["Name"] if point.dist else point.name, folder))
+    return folders
+
+
+def register() -> None:
+    """Make Hydra know both classes. Idempotent."""
+    for plugin in (PluginConfigSource, EveryPlugin):
+        Plugins.instance().register(plugin)
