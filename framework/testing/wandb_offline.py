@@ -56,11 +56,11 @@ def read_offline_run(directory: str | Path, *, timeout_s: float = 10.0) -> Offli
     run is in the file.
 
     Raises:
-        RunDirectoryError: not exactly one `run-*.wandb` below, or its end did not appear within `timeout_s`.
+        RunDirectoryError: not exactly one `offline-run-*/run-*.wandb` below, or its end did not appear in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        paths = sorted(Path(directory).rglob("run-*.wandb"))
+        paths = sorted(Path(directory).glob("**/offline-run-*/run-*.wandb"))
         if len(paths) == 1:
             run = _replayed(paths[0])
             if run.exit_code is not None:

@@ -54,6 +54,8 @@ class Tracker(ABC):
 class Trackers:
     """The run directory's metrics, always, and any number of trackers, each on probation.
 
+    As a context manager it lets trackers that were never finished finish as failed, with an empty summary.
+
     Args:
         run: open for the whole run. Its errors are the run's errors: it is the source of truth.
         trackers: the first exception of one drops it with a TrackerWarning.
@@ -82,6 +84,13 @@ class Trackers:
         """Write `result.json`, then let every tracker finish; those that fail are told and dropped."""
         self._run.write_result(summary)
         self._each("finish", lambda tracker: tracker.finish(summary, failed=failed))
+        self._trackers.clear()
+
+    def __enter__(self) -> Trackers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._each("finish", lambda tracker: tracker.finish({}, failed=True))
         self._trackers.clear()
 
     def _each(self, what: str, call: Callable[[Tracker], None]) -> None:

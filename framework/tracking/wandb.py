@@ -72,7 +72,7 @@ class WandbTracker(Tracker):
         mode = self._resolved_mode()
         try:
             self._run = self._init(mode, config, run.path, label)
-        except wandb.errors.Error as fault:
+        except (wandb.errors.Error, TimeoutError) as fault:
             if mode != "online":
                 raise
             warnings.warn(f"W&B cannot be reached ({fault}); recording offline instead", TrackerWarning, stacklevel=2)
@@ -115,6 +115,7 @@ class WandbTracker(Tracker):
                 console="off",
                 silent=True,
                 init_timeout=self._init_timeout_s,
+                login_timeout=self._init_timeout_s,
                 finish_timeout=self._finish_timeout_s,
             ),
         )
@@ -169,11 +170,17 @@ def has_account() -> bool:
     """Whether W&B could log in by itself: an API key or identity token in the environment, or a key in netrc."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    import wandb
+
+    host = urlparse(wandb.setup().settings.base_url).netloc
+    # The public service answers under two names, and old netrc entries know the first.
+    public = ("api.wandb.ai", "api.forge.coreweave.com")
+    hosts = public if host in public else (host,)
     for path in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
         if path and (file := Path(path).expanduser()).is_file():
             try:
-                return netrc.netrc(str(file)).authenticators(host) is not None
+                entries = netrc.netrc(str(file))
+                return any(entries.authenticators(name) for name in hosts)
             except (OSError, netrc.NetrcParseError):
                 return False
     return False

@@ -1,0 +1,214 @@
+"""A run directory: one owner, whole files, and nothing lost when the disk is full or the run is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from framework.errors import RunDirectoryError
+from framework.jsonl import read_jsonl
+from framework.tracking import RunDirectory, collect_provenance, read_result
+from framework.tracking.lock import Holder, boot_id
+from framework.tracking.run_directory import JsonLinesWriter
+
+HOLD = """
+import sys, time
+from framework.tracking import RunDirectory
+run = RunDirectory(sys.argv[1])
+step = 0
+while True:
+    run.log_metrics({"step": step, "text": "x" * 200})
+    step += 1
+    if step == 2000:
+        run.flush()
+        print("ready", flush=True)
+"""
+
+
+def test_a_run_leaves_every_file_and_lets_go_of_the_directory(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "a" / "run") as run:
+        run.write_config({"seed": 1, "cache": {"block_size": 16, "path": Path("x")}})
+        run.write_provenance(collect_provenance(components={"eviction": "lru"}, seeds={"run": 1}, device="cpu"))
+        for step in range(3):
+            run.log_metrics({"step": step, "loss": float("nan")})
+        run.log_event({"event": "evict", "block": 3})
+        run.log_request({"key": "r1"})
+        run.write_result({"hit_rate": 0.5, "bad": float("inf")})
+        assert (run.path / "lock").exists()
+    files = sorted(path.name for path in run.path.iterdir())
+    assert files == [
+        "config.yaml", "events.jsonl", "metrics.jsonl", "provenance.json", "requests.jsonl", "result.json",
+    ], files  # fmt: skip
+    assert yaml.safe_load((run.path / "config.yaml").read_text()) == {
+        "seed": 1,
+        "cache": {"block_size": 16, "path": "x"},
+    }
+    assert read_jsonl(run.path / "metrics.jsonl") == [{"step": step, "loss": None} for step in range(3)]
+    assert read_result(run.path) == {"hit_rate": 0.5, "bad": None}
+    provenance = json.loads((run.path / "provenance.json").read_text())
+    assert provenance["components"]["eviction"]["distribution"] == "kvcache-framework"
+    assert provenance["seeds"] == {"run": 1}
+
+
+def test_two_runs_cannot_hold_one_directory(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.log_metrics({"step": 0})
+        with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()}"):
+            RunDirectory(tmp_path)
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1, "the refused run harmed the first one's file"
+
+
+def test_a_killed_run_leaves_readable_lines_and_its_lock_is_taken_over(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        with pytest.raises(RunDirectoryError, match=f"in use by process {child.pid}"):
+            RunDirectory(tmp_path)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    steps = [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert steps == list(range(len(steps)))
+    assert len(steps) >= 2000
+    with pytest.raises(RunDirectoryError, match="did not finish"):
+        read_result(tmp_path)
+    with RunDirectory(tmp_path) as run:
+        assert run.took_over
+        assert not (tmp_path / "metrics.jsonl").exists(), "an unfinished run's lines would mix with the new ones"
+
+
+@pytest.mark.parametrize(
+    ("change", "stale"),
+    [
+        ({"pid": 2**22 + 1}, True),
+        ({"started": "1"}, True),
+        ({"boot": "another boot"}, True),
+        ({"boot": "another boot", "host": "another machine"}, False),
+        ({}, False),
+    ],
+)
+def test_a_lock_is_stale_only_when_its_process_is_surely_gone(tmp_path: Path, change: dict, stale: bool) -> None:
+    me = Holder.this_process()
+    fields = {"host": me.host, "boot": me.boot, "pid": me.pid, "started": me.started, **change}
+    (tmp_path / "lock").write_text(json.dumps(fields))
+    if stale:
+        RunDirectory(tmp_path).close()
+    else:
+        with pytest.raises(RunDirectoryError, match="in use by process"):
+            RunDirectory(tmp_path)
+    assert boot_id()
+
+
+def test_a_lock_that_is_none_of_ours_is_not_overruled(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("apt")
+    with pytest.raises(RunDirectoryError, match="no lock of ours"):
+        RunDirectory(tmp_path)
+    assert (tmp_path / "lock").read_text() == "apt"
+
+
+def test_a_finished_run_is_replaced_only_on_request(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.log_metrics({"step": 0})
+        run.write_result({"a": 1})
+    with pytest.raises(RunDirectoryError, match="holds a finished run"):
+        RunDirectory(tmp_path)
+    assert read_result(tmp_path) == {"a": 1}
+    with RunDirectory(tmp_path, overwrite=True):
+        assert not (tmp_path / "result.json").exists()
+
+
+def test_foreign_files_of_the_directory_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    RunDirectory(tmp_path).close()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_full_disk_is_a_typed_error_that_keeps_whole_lines(tmp_path: Path) -> None:
+    # RLIMIT_FSIZE stands for a full disk: the write that crosses it is cut short, the next one fails.
+    script = f"""
+import resource, signal
+from framework.errors import RunDirectoryError
+from framework.tracking import RunDirectory
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+run = RunDirectory({str(tmp_path)!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+try:
+    for step in range(100_000):
+        run.log_metrics({{"step": step, "text": "x" * 100}})
+except RunDirectoryError as error:
+    print(error)
+try:
+    run.write_result({{"text": "x" * 200_000}})
+except RunDirectoryError as error:
+    print(error)
+run.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert "metrics.jsonl cannot be written" in first, done.stdout
+    assert "result.json cannot be written" in second, done.stdout
+    steps = [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert steps == list(range(len(steps)))
+    assert 700 < len(steps) < 900, f"100 000 bytes hold about 800 lines, kept {len(steps)}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"], "a temporary file or lock was left"
+
+
+def test_a_device_without_space_is_a_typed_error() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    writer = JsonLinesWriter(Path("/dev/full"))
+    writer.write({"step": 0})
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        writer.flush()
+    writer.close()
+
+
+@pytest.mark.parametrize("make_parent", [lambda path: path.write_text("a file"), lambda path: path.mkdir(mode=0o500)])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, make_parent) -> None:
+    parent = tmp_path / "parent"
+    make_parent(parent)
+    if parent.is_dir() and os.access(parent, os.W_OK):
+        pytest.skip("this user may write anywhere")
+    with pytest.raises(RunDirectoryError, match="parent"):
+        RunDirectory(parent / "run")
+
+
+def test_a_result_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.write_result({"a": 1})
+
+        def no_rename(self: Path, target: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "replace", no_rename)
+        with pytest.raises(RunDirectoryError, match="No space left"):
+            run.write_result({"a": 2})
+        monkeypatch.undo()
+        assert read_result(tmp_path) == {"a": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["result.json"]
+
+
+def test_lines_reach_the_disk_without_a_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("framework.tracking.run_directory.time.monotonic", lambda: now)
+    run = RunDirectory(tmp_path)
+    run.log_metrics({"step": 0})
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"", "a step should not cost a system call"
+    now += 1.5
+    run.log_metrics({"step": 1})
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 2
+    run.close()
+
+
+def test_paths_with_spaces_and_accents_work(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "läuf 1, ü") as run:
+        run.log_metrics({"step": 0})
+    assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 0}]

@@ -1,0 +1,196 @@
+"""Trackers: the run directory always, W&B offline read back, and no tracker that can hurt a run."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import tracking
+from framework.errors import ConfigError, RunDirectoryError
+from framework.testing.wandb_offline import read_offline_run
+from framework.tracking import RunDirectory, RunLabel, Tracker, Trackers, TrackerWarning, read_jsonl, read_result
+from framework.tracking.wandb import has_account
+
+RESULT = {
+    "hit_rate": 0.75, "output_tokens_per_s": 1234.5, "num_requests": 48, "ttft_s_p50": None, "clock": "wall",
+    "by_status": {"finished": 47, "failed": 1}, "bad": float("nan"),
+}  # fmt: skip
+
+ONLINE = """
+import sys
+from framework import tracking
+run = tracking.RunDirectory(sys.argv[1])
+options = {"init_timeout_s": 1.0, "finish_timeout_s": 1.0}
+with run, tracking.Trackers(run, tracking.build("wandb", options)) as trackers:
+    trackers.start({})
+    trackers.log(0, {"x": 1})
+    trackers.finish({"hit_rate": 0.75})
+"""
+
+
+class _Bad(Tracker):
+    """Raises in one of its methods, from its n-th call on."""
+
+    def __init__(self, method: str, nth: int) -> None:
+        self.method, self.nth, self.calls = method, nth, []
+
+    def _call(self, method: str) -> None:
+        self.calls.append(method)
+        if method == self.method and self.calls.count(method) >= self.nth:
+            raise OSError("the sink is blocked")
+
+    def start(self, config: Mapping[str, Any], run: RunDirectory, label: RunLabel) -> None:
+        self._call("start")
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._call("log")
+
+    def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
+        self._call("finish")
+
+
+def _run(directory: Path, trackers: list[Tracker], steps: int = 5) -> None:
+    with RunDirectory(directory) as run:
+        all_trackers = Trackers(run, trackers)
+        all_trackers.start(
+            {"seed": 1, "cache": {"block_size": 16}}, RunLabel(name="n", group="sweep", job_type="cow-lru")
+        )
+        for number in range(2):
+            run.log_request({"key": f"r{number}", "ttft_s": 0.5 * number, "tokens": [1, 2]})
+        for step in range(steps):
+            all_trackers.log(
+                step, {"time_s": step / 10, "utilisation": 0.5, "waste_internal": 0.1, "nan": float("nan")}
+            )
+        all_trackers.finish(RESULT)
+
+
+@pytest.mark.parametrize(("method", "nth", "calls"), [("start", 1, 1), ("log", 1, 2), ("log", 3, 4), ("finish", 1, 7)])
+def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on(
+    tmp_path: Path, method: str, nth: int, calls: int
+) -> None:
+    bad, good = _Bad(method, nth), _Bad("never", 1)
+    with pytest.warns(TrackerWarning, match=f"_Bad.{method} failed.*the sink is blocked") as warned:
+        _run(tmp_path, [bad, good])
+    assert len(warned) == 1, [str(one.message) for one in warned]
+    assert len(bad.calls) == calls, bad.calls
+    assert good.calls == ["start", *["log"] * 5, "finish"], good.calls
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 5
+    assert read_result(tmp_path)["hit_rate"] == 0.75
+
+
+def test_an_interrupt_is_not_contained(tmp_path: Path) -> None:
+    class Stop(_Bad):
+        def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _run(tmp_path, [Stop("never", 1)])
+
+
+def test_a_run_that_never_finished_ends_its_trackers_as_failed(tmp_path: Path) -> None:
+    tracker = _Bad("never", 1)
+
+    def broken_run() -> None:
+        with RunDirectory(tmp_path) as run, Trackers(run, [tracker]) as trackers:
+            trackers.start({})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken_run()
+    assert tracker.calls == ["start", "finish"]
+    with pytest.raises(RunDirectoryError, match="did not finish"):
+        read_result(tmp_path)
+
+
+def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path) -> None:
+    _run(tmp_path, tracking.build("wandb", {"min_interval_s": 0.0, "project": "lab", "tags": ["t"]}), steps=7)
+    stored = read_offline_run(tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    missing = {
+        key: (value, stored.summary.get(key)) for key, value in result.items() if stored.summary.get(key) != value
+    }
+    assert not missing, missing
+    assert (stored.name, stored.project, stored.group, stored.job_type) == ("n", "lab", "sweep", "cow-lru")
+    assert stored.tags == ("t",)
+    assert stored.exit_code == 0
+    assert stored.config["cache"] == {"block_size": 16}
+    live = [line for line in stored.history if "utilisation" in line]
+    assert [line["_step"] for line in live] == list(range(7))
+    assert all(line["nan"] is None for line in live), live
+    table = next(path for path in stored.files if "requests" in path)
+    rows = json.loads(next(tmp_path.rglob(Path(table).name)).read_text())
+    assert rows["columns"] == ["key", "ttft_s", "tokens"]
+    assert rows["data"] == [["r0", 0.0, "[1, 2]"], ["r1", 0.5, "[1, 2]"]]
+    assert any("memory" in path and path.endswith(".png") for path in stored.files), stored.files
+
+
+def test_two_wandb_runs_of_one_process_are_two_runs_of_one_group(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        _run(tmp_path / name, tracking.build("wandb"), steps=2)
+    runs = [read_offline_run(tmp_path / name) for name in ("a", "b")]
+    assert [run.group for run in runs] == ["sweep", "sweep"]
+    assert [len(run.history) >= 2 for run in runs] == [True, True]
+
+
+def test_slow_live_metrics_are_thinned_but_the_last_ones_arrive(tmp_path: Path) -> None:
+    _run(tmp_path, tracking.build("wandb", {"min_interval_s": 1000.0}), steps=50)
+    stored = read_offline_run(tmp_path)
+    steps = [line["_step"] for line in stored.history if "utilisation" in line]
+    assert steps == [0, 49]
+
+
+def test_an_unreachable_server_means_offline_and_the_run_goes_on(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    environment = {**os.environ, "WANDB_MODE": "online", "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": url}
+    # A process of its own: wandb reads its environment once.
+    done = subprocess.run(
+        [sys.executable, "-c", ONLINE, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("W&B cannot be reached") == 1, done.stderr
+    assert read_result(tmp_path) == {"hit_rate": 0.75}
+    assert read_offline_run(tmp_path).summary["hit_rate"] == 0.75
+
+
+def test_without_an_account_nothing_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert not has_account()
+    _run(tmp_path / "auto", tracking.build("wandb"))
+    assert read_offline_run(tmp_path / "auto").exit_code == 0
+    with pytest.warns(TrackerWarning, match="no API key"):
+        _run(tmp_path / "online", tracking.build("wandb", {"mode": "online"}))
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert has_account()
+
+
+def test_wandb_that_is_not_installed_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackers = tracking.build("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.warns(TrackerWarning, match=r"WandbTracker\.start failed"):
+        _run(tmp_path, trackers)
+    assert read_result(tmp_path)["num_requests"] == 48
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("wandbb", {}, "no tracker named 'wandbb'; there are: none, wandb"),
+        ("wandb", {"projct": "x"}, "did you mean 'project'"),
+        ("wandb", {"mode": "sometimes"}, "must be one of auto, online, offline, disabled"),
+        ("wandb", {"init_timeout_s": "long"}, "init_timeout_s must be float"),
+        ("none", {"project": "x"}, "has no option 'project'"),
+    ],
+)
+def test_a_tracker_that_cannot_be_built_is_refused_before_the_run(name: str, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tracking.build(name, options)
