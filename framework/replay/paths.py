@@ -1,0 +1,183 @@
+"""A trace as paths through a prefix tree, in arrays: what every cache-only model walks."""
+# Shapes: R requests  E block references (all blocks of all requests)  N nodes = distinct (prefix, block) pairs
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import WorkloadError
+from framework.workload.traces.record import TraceRequest
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class RequestPaths:
+    """Every request as a path of tree nodes. Node numbers are dense, in order of first reference, parents first.
+
+    Attributes:
+        nodes: (E,) int32, the references of all requests, in order.
+        starts: (R + 1,) int64, request i references `nodes[starts[i]:starts[i + 1]]`, root side first.
+        parents: (N,) int32, the node above, -1 at the root.
+        depths: (N,) int32, 0 for a prompt's first block.
+        input_tokens: (R,) int64.
+        tenants: (R,) int32, small numbers in order of first appearance.
+        block_tokens: tokens a block.
+    """
+
+    nodes: npt.NDArray[np.int32]
+    starts: Ints
+    parents: npt.NDArray[np.int32]
+    depths: npt.NDArray[np.int32]
+    input_tokens: Ints
+    tenants: npt.NDArray[np.int32]
+    block_tokens: int
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def num_references(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def requests(self) -> npt.NDArray[np.int32]:
+        """(E,) the request each reference belongs to."""
+        return np.repeat(np.arange(self.num_requests, dtype=np.int32), np.diff(self.starts))
+
+    @cached_property
+    def next_requests(self) -> npt.NDArray[np.int32]:
+        """(E,) the next request that references the same node; `num_requests` when there is none."""
+        order = np.argsort(self.nodes, kind="stable")
+        result = np.full(self.num_references, self.num_requests, dtype=np.int32)
+        same = self.nodes[order[1:]] == self.nodes[order[:-1]]
+        result[order[:-1][same]] = self.requests[order[1:][same]]
+        return result
+
+    @cached_property
+    def node_tokens(self) -> Ints:
+        """(N,) tokens up to and including each node; a partial block counts what its first request filled."""
+        _, first = np.unique(self.nodes, return_index=True)
+        filled = (self.depths.astype(np.int64) + 1) * self.block_tokens
+        return np.minimum(filled, self.input_tokens[self.requests[first]])
+
+    @cached_property
+    def infinite_hits(self) -> Ints:
+        """(R,) leading blocks of each request that earlier requests referenced: the hits of an unbounded cache."""
+        _, first = np.unique(self.nodes, return_index=True)
+        new = np.zeros(self.num_references, dtype=bool)
+        new[first] = True
+        return np.diff(self.starts) - np.bincount(self.requests[new], minlength=self.num_requests)
+
+    def hit_tokens(self, hits: npt.NDArray[np.integer]) -> Ints:
+        """(R,) prompt tokens that `hits` (R,) leading blocks hold; a partial last block counts its tokens."""
+        return np.minimum(hits.astype(np.int64) * self.block_tokens, self.input_tokens)
+
+    def walk(self) -> Iterator[list[int]]:
+        """Each request's nodes as a list."""
+        bounds = self.starts.tolist()
+        for start, end in pairwise(bounds):
+            yield self.nodes[start:end].tolist()
+
+
+class _Interner:
+    """Numbers (parent, id) pairs in order of first sight."""
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self._roots: dict[str, dict[int, int]] = {}
+        self._seconds: dict[tuple[str, int, int], int] = {}
+
+    def path(self, scope: str, ids: list[int]) -> list[int]:
+        """Node numbers of one request. The usual case, an id with one parent, is one dictionary look-up a block."""
+        known, parents, parent = self._roots.setdefault(scope, {}), self.parents, -1
+        path: list[int] = []
+        for block in ids:
+            node = known.get(block)
+            if node is None:
+                node = known[block] = self._new(parent)
+            elif parents[node] != parent:
+                node = self._second(scope, parent, block)
+            path.append(node)
+            parent = node
+        return path
+
+    def _second(self, scope: str, parent: int, block: int) -> int:
+        key = (scope if parent < 0 else "", parent, block)
+        if key not in self._seconds:
+            self._seconds[key] = self._new(parent)
+        return self._seconds[key]
+
+    def _new(self, parent: int) -> int:
+        self.parents.append(parent)
+        self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+        return len(self.parents) - 1
+
+
+def build_paths(requests: Iterable[TraceRequest], *, full_blocks_only: bool = False) -> RequestPaths:
+    """Number the blocks of a trace whose requests come in order of arrival.
+
+    Args:
+        full_blocks_only: leave out a partial last block, as engines do that cache full blocks only.
+
+    Raises:
+        WorkloadError: no request, one without block ids or out of order, or blocks of several sizes.
+    """
+    interner = _Interner()
+    paths: list[npt.NDArray[np.int32]] = []
+    arrivals: list[float] = []
+    lengths: list[int] = []
+    tenants: dict[str, int] = {}
+    tenant_of: list[int] = []
+    sizes: set[int] = set()
+    for request in requests:
+        if request.block_ids is None:
+            raise WorkloadError("this trace has lengths only; a cache needs block ids or tokens")
+        sizes.add(request.block_tokens)
+        ids = request.block_ids[: request.num_full_blocks] if full_blocks_only else request.block_ids
+        if arrivals and request.arrival_s < arrivals[-1]:
+            raise WorkloadError(f"request {len(arrivals)} arrives before the one ahead of it; sort the trace by time")
+        paths.append(np.array(interner.path(request.scope, ids.tolist()), dtype=np.int32))
+        arrivals.append(request.arrival_s)
+        lengths.append(request.input_tokens)
+        tenant_of.append(tenants.setdefault(request.tenant or request.scope, len(tenants)))
+    if len(sizes) != 1:
+        raise WorkloadError(f"a trace has blocks of one size, found {sorted(sizes) or 'no request'}")
+    return RequestPaths(
+        nodes=np.concatenate(paths) if paths else np.empty(0, np.int32),
+        starts=np.concatenate([[0], np.cumsum([len(path) for path in paths])]).astype(np.int64),
+        parents=np.array(interner.parents, dtype=np.int32),
+        depths=np.array(interner.depths, dtype=np.int32),
+        input_tokens=np.array(lengths, dtype=np.int64),
+        tenants=np.array(tenant_of, dtype=np.int32),
+        block_tokens=sizes.pop(),
+    )
+
+
+def flat_paths(paths: RequestPaths) -> RequestPaths:
+    """The same references as a flat stream: each its own request of one block, prefixes forgotten.
+
+    What caches of independent objects (libcachesim) see.
+    """
+    count = paths.num_references
+    return RequestPaths(
+        nodes=paths.nodes,
+        starts=np.arange(count + 1, dtype=np.int64),
+        parents=np.full(paths.num_nodes, -1, dtype=np.int32),
+        depths=np.zeros(paths.num_nodes, dtype=np.int32),
+        input_tokens=np.full(count, paths.block_tokens, dtype=np.int64),
+        tenants=paths.tenants[paths.requests],
+        block_tokens=paths.block_tokens,
+    )

@@ -1,0 +1,308 @@
+"""How many blocks does an eviction policy hit when each request is one atomic access?
+
+The mode of published hit-rate tables: no time passes inside a request, no output is cached, only the request at
+hand is pinned. The policy is an ordinary `EvictionPolicy`, driven by the same callbacks as in an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import InvalidArgument, PluginError
+from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.replay.paths import RequestPaths
+from framework.types import BlockHash, BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOnlyResult:
+    """Exact counts of one replay.
+
+    Attributes:
+        hit_blocks: blocks of the longest resident prefix, summed over requests; `prompt_blocks` all references.
+        hit_tokens, prompt_tokens: the same in tokens; a partial last block counts the tokens it holds.
+        admitted, evictions: blocks inserted and removed; their difference is what is resident at the end.
+        request_hits: (R,) int32, hit blocks of each request.
+    """
+
+    num_requests: int
+    hit_blocks: int
+    prompt_blocks: int
+    hit_tokens: int
+    prompt_tokens: int
+    admitted: int
+    evictions: int
+    request_hits: npt.NDArray[np.int32] = field(repr=False, compare=False)
+
+    @property
+    def hit_rate(self) -> float:
+        """By tokens: the primary definition."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def block_hit_rate(self) -> float:
+        return self.hit_blocks / self.prompt_blocks if self.prompt_blocks else 0.0
+
+
+def summarise(paths: RequestPaths, hits: Sequence[int], admitted: int, evictions: int) -> CacheOnlyResult:
+    """The result of a replay in which request i hit its first `hits[i]` blocks."""
+    request_hits = np.asarray(hits, dtype=np.int32)
+    return CacheOnlyResult(
+        num_requests=paths.num_requests,
+        hit_blocks=int(request_hits.sum(dtype=np.int64)),
+        prompt_blocks=paths.num_references,
+        hit_tokens=int(paths.hit_tokens(request_hits).sum()),
+        prompt_tokens=int(paths.input_tokens.sum()),
+        admitted=admitted,
+        evictions=evictions,
+        request_hits=request_hits,
+    )
+
+
+def replay_infinite(paths: RequestPaths) -> CacheOnlyResult:
+    """The cache that never evicts: the ceiling of every policy."""
+    return summarise(paths, paths.infinite_hits.tolist(), admitted=paths.num_nodes, evictions=0)
+
+
+def replay(
+    paths: RequestPaths,
+    policy: EvictionPolicy,
+    num_blocks: int,
+    *,
+    leaf_first: bool = False,
+    bypass: bool = False,
+    on_evict: Callable[[int, int], Any] | None = None,
+) -> CacheOnlyResult:
+    """Replay the request model: look up, touch, admit, evict, insert.
+
+    Request i, in order: (1) its longest resident prefix is hit; (2) all its resident blocks are touched, also those
+    cut off from the root (orphans); (3) its missing blocks are admitted in prefix order, at most as many as leave
+    `num_blocks` of its blocks resident; (4) the policy names victims, one at a time and only when needed, among the
+    blocks of other requests; (5) the new blocks are inserted. `now` and all access counts are i + 1.
+
+    Args:
+        leaf_first: a victim with resident children is set aside until its last child is gone, and the policy is asked
+            again; then it is released anew. Needs nothing of the policy.
+        bypass: blocks of the current request compete too: all are inserted, then the policy trims the cache to
+            `num_blocks`. A block may be admitted and evicted within one request.
+        on_evict: called with (request, node) at each eviction.
+
+    Raises:
+        InvalidArgument: `num_blocks` below 1.
+        PluginError: the policy named a block that is no candidate.
+
+    O(1) Python steps a reference besides the policy's own. Memory: about 100 bytes a block of capacity, 16 bytes a
+    node of the trace, and the paths.
+    """
+    if num_blocks < 1:
+        raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
+    return _Replay(paths, policy, num_blocks, leaf_first, bypass, on_evict).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _View(BlockView):
+    """A view whose columns may have spare rows beyond the capacity."""
+
+    capacity: int
+
+    @property
+    def num_blocks(self) -> int:
+        return self.capacity
+
+
+class _ByNode(Sequence[Any]):
+    """A column kept by node instead of by block."""
+
+    def __init__(self, node_of: list[int], fact: Callable[[int], Any]) -> None:
+        self._node_of, self._fact = node_of, fact
+
+    def __getitem__(self, block: Any) -> Any:
+        return self._fact(self._node_of[block])
+
+    def __len__(self) -> int:
+        return len(self._node_of)
+
+
+def _name(node: int) -> BlockHash:
+    return BlockHash(node.to_bytes(8, "little"))
+
+
+class _Replay:
+    """The books of one replay: which node sits in which block, and the facts a policy may read."""
+
+    def __init__(
+        self,
+        paths: RequestPaths,
+        policy: EvictionPolicy,
+        num_blocks: int,
+        leaf_first: bool,
+        bypass: bool,
+        on_evict: Callable[[int, int], Any] | None,
+    ) -> None:
+        self.paths, self.policy, self.num_blocks = paths, policy, num_blocks
+        self.leaf_first, self.bypass, self.on_evict = leaf_first, bypass, on_evict
+        longest = int(np.diff(paths.starts).max(initial=0))
+        rows = min(num_blocks + (longest if bypass else 0), paths.num_nodes) + 1
+        self.block_of = [0] * paths.num_nodes
+        self.node_of = [-1] * rows
+        self.parents = paths.parents.tolist()
+        self.children = [0] * (paths.num_nodes + 1)  # the last entry counts the roots
+        self.free = list(range(rows - 1, 0, -1))
+        self.aside: set[int] = set()
+        self.num_resident = self.num_evicted = self.num_admitted = 0
+        self.depth, self.admitted, self.last_access, self.hits = ([0] * rows for _ in range(4))
+        self.tenant = [0] * rows if paths.tenants.any() else []
+        self.next_use = [float("inf")] * rows if policy.needs_future else []
+        policy.attach(self._view(rows))
+
+    def _view(self, rows: int) -> BlockView:
+        tokens = self.paths.node_tokens
+        return _View(
+            depth=self.depth,
+            num_tokens=_ByNode(self.node_of, lambda node: int(tokens[node])),
+            admitted=self.admitted,
+            last_access=self.last_access,
+            hits=self.hits,
+            priority=_Constant(0, rows),
+            tenant=self.tenant or _Constant(0, rows),
+            children=_ByNode(self.node_of, self.children.__getitem__),
+            next_use=self.next_use or _Constant(float("inf"), rows),
+            key=_ByNode(self.node_of, _name),
+            capacity=self.num_blocks,
+        )
+
+    def run(self) -> CacheOnlyResult:
+        block_of, last_access, hits = self.block_of, self.last_access, self.hits
+        pin, hit, release = self.policy.pin, self.policy.hit, self.policy.release
+        aside, next_use = self.aside, self.next_use
+        bounds, futures = self.paths.starts.tolist(), self._futures()
+        request_hits: list[int] = []
+        for request, path in enumerate(self.paths.walk()):
+            count = request + 1
+            blocks: list[Any] = [block_of[node] for node in path]
+            num_hits = blocks.index(0) if 0 in blocks else len(blocks)
+            request_hits.append(num_hits)
+            found = [block for block in blocks if block] if num_hits < len(blocks) else blocks
+            if found:
+                touched = found[::-1]
+                if aside:
+                    candidates = [block for block in touched if block not in aside]
+                    aside.difference_update(touched)
+                else:
+                    candidates = touched
+                if candidates:
+                    pin(candidates, count)
+                for block in touched:
+                    last_access[block] = count
+                    hits[block] += 1
+                hit(touched, count)
+            if len(found) < len(path):
+                self._admit(request, path, blocks, num_hits, len(found))
+                blocks = [block for block in blocks if block]
+            if next_use:
+                first = bounds[request]
+                for node, future in zip(path, futures[first : bounds[request + 1]], strict=True):
+                    next_use[block_of[node]] = future
+            if blocks:
+                release(blocks[::-1], count)
+            if self.bypass:
+                self._evict(request, self.num_resident - self.num_blocks)
+        return summarise(self.paths, request_hits, self.num_admitted, self.num_evicted)
+
+    def _futures(self) -> list[float]:
+        if not self.policy.needs_future:
+            return []
+        following = self.paths.next_requests.astype(np.float64) + 1
+        following[following > self.paths.num_requests] = np.inf
+        return list(following.tolist())
+
+    def _admit(self, request: int, path: list[int], blocks: list[Any], num_hits: int, num_found: int) -> None:
+        """Insert the missing nodes; fills in `blocks`, cut ones stay 0."""
+        count = request + 1
+        missing: Sequence[int] = range(num_hits, len(path))
+        if num_found > num_hits:
+            missing = [depth for depth in missing if not blocks[depth]]
+        if not self.bypass:
+            missing = missing[: self.num_blocks - num_found]
+            self._evict(request, self.num_resident + len(missing) - self.num_blocks)
+        block_of, node_of, free, parents, children = self.block_of, self.node_of, self.free, self.parents, self.children
+        depths, admitted, last_access, hits = self.depth, self.admitted, self.last_access, self.hits
+        fresh: list[Any] = []
+        for depth in missing:
+            node, block = path[depth], free.pop()
+            block_of[node] = blocks[depth] = block
+            node_of[block] = node
+            depths[block] = depth
+            admitted[block] = last_access[block] = count
+            hits[block] = 0
+            children[parents[node]] += 1
+            fresh.append(block)
+        if fresh:
+            self.num_resident += len(fresh)
+            self.num_admitted += len(fresh)
+            if self.tenant:
+                tenant = int(self.paths.tenants[request])
+                for block in fresh:
+                    self.tenant[block] = tenant
+            self.policy.admit(fresh[::-1], count)
+
+    def _evict(self, request: int, needed: int) -> None:
+        if needed <= 0:
+            return
+        count, node_of, block_of, free = request + 1, self.node_of, self.block_of, self.free
+        parents, children, aside = self.parents, self.children, self.aside
+        choose = self._leaf_victim if self.leaf_first else self.policy.victim
+        evicted, last_access, pinned = self.policy.evicted, self.last_access, 0 if self.bypass else count
+        for _ in range(needed):
+            block = choose(count)
+            if type(block) is not int or block < 1 or last_access[block] == pinned or node_of[block] < 0:
+                raise PluginError(self._blame(block, request))
+            node = node_of[block]
+            evicted(block, count)
+            block_of[node] = 0
+            node_of[block] = -1
+            free.append(block)
+            parent = parents[node]
+            children[parent] -= 1
+            if aside and parent >= 0 and not children[parent]:
+                self._release_parent(block_of[parent], count)
+            if self.on_evict is not None:
+                self.on_evict(request, node)
+        self.num_resident -= needed
+        self.num_evicted += needed
+
+    def _leaf_victim(self, count: int) -> BlockId:
+        """The policy's first choice that has no resident child; those before it are set aside."""
+        while True:
+            block = self.policy.victim(count)
+            if block in self.aside or not 0 < block < len(self.node_of) or not self.children[self.node_of[block]]:
+                return block
+            self.aside.add(block)
+            self.policy.pin([block], count)
+
+    def _release_parent(self, block: int, count: int) -> None:
+        if block in self.aside:
+            self.aside.remove(block)
+            self.policy.release([BlockId(block)], count)
+
+    def _blame(self, block: Any, request: int) -> str:
+        name = type(self.policy).__name__
+        return f"{name}.victim named {block!r} at request {request}, which is no candidate (free, in use or unknown)"
+
+
+class _Constant(Sequence[Any]):
+    """A column that says the same of every block."""
+
+    def __init__(self, value: float, length: int) -> None:
+        self._value, self._length = value, length
+
+    def __getitem__(self, block: Any) -> Any:
+        return self._value
+
+    def __len__(self) -> int:
+        return self._length
