@@ -265,32 +265,30 @@ class PagedAllocator(Allocator):
                 f"commit of {num_tokens} tokens for request {request}: {table.committed} are committed and there is "
                 f"room for {room}; extend first"
             )
-        if not self.share_prefix:
-            table.committed = num_tokens
-            return TableChange(len(table.blocks))
-        first = min(table.committed, table.published * self.block_size)
-        new = _as_tokens(tokens[first - first % self.block_size :])
-        table.compare(first - first % self.block_size, new)
-        full = num_tokens // self.block_size
         start = len(table.blocks)
-        if full > table.published and not table.closed:
-            start = self._publish(table, full, new, first // self.block_size)
-        table.hold(first - first % self.block_size, new)
+        if self.share_prefix and not table.closed:
+            offset, full = table.published, num_tokens // self.block_size
+            new = _as_tokens(tokens[offset * self.block_size :])
+            table.compare(offset * self.block_size, new)
+            if full > offset:
+                start = self._publish(table, full, new)
+            table.hold(offset * self.block_size, new)
         table.committed = num_tokens
         return TableChange(start)
 
-    def _publish(self, table: Table, full: int, new: TokenArray, offset: int) -> int:
-        """Publish the blocks up to `full`; `new` are the tokens from block `offset` on."""
+    def _publish(self, table: Table, full: int, new: TokenArray) -> int:
+        """Publish the blocks up to `full`; `new` are the tokens after those published."""
         size, names, first = self.block_size, table.names, table.published
+        more: list[BlockHash] = []
         if len(names) < full:
             parent = names[-1] if names else table.root
-            names = names + self._hash.blocks(parent, new[(len(names) - offset) * size : (full - offset) * size])
-        data = new[(first - offset) * size : (full - offset) * size].tobytes()
+            more = self._hash.blocks(parent, new[(len(names) - first) * size : (full - first) * size])
+        data = new[: (full - first) * size].tobytes()
         self.pool.access += 1
         count, start = self.cache.publish(
-            table.anchor, table.blocks, first, names[first:full], data, table.request.priority, table.tenant
+            table.anchor, table.blocks, first, names[first:full] + more, data, table.request.priority, table.tenant
         )
-        table.names = names
+        names += more
         table.published = first + count
         table.closed = table.published < full
         self._version += 1

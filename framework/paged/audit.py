@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 def audit(allocator: PagedAllocator) -> list[str]:
     """Every broken invariant, recomputed from the tables and the columns alone. O(num_blocks + tables)."""
+    index = allocator.cache.index.audit()
     return [
         *_tables(allocator),
         *_references(allocator),
@@ -18,7 +19,7 @@ def audit(allocator: PagedAllocator) -> list[str]:
         *_free_set(allocator),
         *_candidates(allocator),
         *_published(allocator),
-        *allocator.cache.index.audit(),
+        *(index or _ancestry(allocator)),  # a broken index cannot be asked for parents
     ]
 
 
@@ -114,6 +115,11 @@ def _published(allocator: PagedAllocator) -> list[str]:
                 faults.append(f"I22: block {block} of request {request} has the name of other content")
             elif pool.depth[block] != index:
                 faults.append(f"I22: block {block} of request {request} is its {index}th, its depth says otherwise")
+    return faults
+
+
+def _ancestry(allocator: PagedAllocator) -> list[str]:
+    pool, faults = allocator.pool, []
     for block in range(1, pool.num_blocks + 1):
         parent = allocator.cache.index.parent(block) if pool.key[block] is not None else 0
         if parent and pool.ref[block] and not pool.ref[parent]:

@@ -1,0 +1,325 @@
+"""What paged allocators do beyond the kit: forks, watermark, leaf-only, reset, events, facts, the hook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+import pytest
+from paged_helpers import NS, ConstantHash, admit, info, make, serve, table, tokens
+
+from framework.errors import DuplicateRequest, InvalidArgument, OutOfBlocks, PluginError
+from framework.interfaces.allocator import CacheEvent
+from framework.paged.allocator import PagedAllocator
+from framework.types import BlockCopy, BlockId, Namespace, RequestId, TableChange
+from framework_builtin.allocator.cow import CowAllocator
+from framework_builtin.allocator.naive import NaiveAllocator
+from framework_builtin.allocator.prefix import PrefixAllocator
+from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework_builtin.eviction.fifo import Fifo
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.eviction.random import Random
+from framework_builtin.hash.xxh64 import Xxh64
+
+ONE = RequestId(1)
+
+
+def running(kind: type[PagedAllocator], num_blocks: int = 8) -> PagedAllocator:
+    """Request 1 with five written tokens in blocks of two."""
+    allocator = make(num_blocks, 2, kind=kind)
+    admit(allocator, 1, tokens(1, 2, 3, 4, 5))
+    allocator.commit(ONE, tokens(1, 2, 3, 4, 5))
+    return allocator
+
+
+@pytest.mark.parametrize("kind", [NaiveAllocator, CowAllocator, PrefixAllocator, PrefixCowAllocator])
+def test_a_fork_shares_what_its_allocator_shares(kind: type[PagedAllocator]) -> None:
+    allocator = running(kind)
+    change = allocator.fork(ONE, info(2), 5)
+    mine, theirs = table(allocator, 1), table(allocator, 2)
+    copied = {"none": 3, "full": 1, "all": 0}[kind.share_forks]
+    assert change.copies == tuple(
+        BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(mine, theirs, strict=True) if a != b
+    )
+    assert len(change.copies) == copied, change
+    assert allocator.stats().copied_blocks == copied
+    allocator.check()
+
+
+@pytest.mark.parametrize("kind", [NaiveAllocator, CowAllocator, PrefixAllocator, PrefixCowAllocator])
+def test_a_child_outlives_its_parent_and_has_children_of_its_own(kind: type[PagedAllocator]) -> None:
+    allocator = running(kind, 16)
+    allocator.fork(ONE, info(2), 5)
+    allocator.free(ONE)
+    allocator.fork(RequestId(2), info(3), 4)
+    allocator.free(RequestId(2))
+    allocator.extend(RequestId(3), 6)
+    allocator.commit(RequestId(3), tokens(1, 2, 3, 4, 9, 9))
+    allocator.check()
+    allocator.free(RequestId(3))
+    assert allocator.stats().used_blocks == 0
+    allocator.check()
+
+
+def test_a_fork_back_inside_a_published_block_copies_it_before_writing() -> None:
+    allocator = running(PrefixCowAllocator)
+    allocator.fork(ONE, info(2), 3)
+    allocator.free(ONE)
+    old = table(allocator, 2)
+    change = allocator.extend(RequestId(2), 4)
+    assert [copy.source for copy in change.copies] == [old[1]], "alone, but the block is published"
+    allocator.commit(RequestId(2), tokens(1, 2, 3, 9))
+    assert allocator.lookup(tokens(1, 2, 3, 4, 0), NS).num_tokens == 4
+    assert allocator.lookup(tokens(1, 2, 3, 9, 0), NS).num_tokens == 4
+    allocator.check()
+
+
+def test_a_copy_that_does_not_fit_changes_nothing() -> None:
+    allocator = running(CowAllocator, 3)
+    allocator.fork(ONE, info(2), 5)
+    before = (allocator.stats(), table(allocator, 1), table(allocator, 2))
+    with pytest.raises(OutOfBlocks):
+        allocator.extend(RequestId(2), 6)
+    assert (allocator.stats(), table(allocator, 1), table(allocator, 2)) == before
+    allocator.free(ONE)
+    assert allocator.extend(RequestId(2), 6) == TableChange(3)
+
+
+def test_a_fork_refuses_another_namespace_a_taken_id_and_tokens_without_room() -> None:
+    allocator = running(PrefixCowAllocator)
+    with pytest.raises(InvalidArgument, match="stays in its parent's"):
+        allocator.fork(ONE, info(2, Namespace(salt="x")), 5)
+    with pytest.raises(InvalidArgument, match="has room for 6"):
+        allocator.fork(ONE, info(2), 7)
+    with pytest.raises(DuplicateRequest):
+        allocator.fork(ONE, info(1), 5)
+    allocator.check()
+
+
+def test_truncate_forgets_tokens_but_nothing_that_is_published() -> None:
+    allocator = running(PrefixCowAllocator)
+    allocator.extend(ONE, 8)
+    allocator.truncate(ONE, 5)
+    assert len(table(allocator, 1)) == 3
+    with pytest.raises(InvalidArgument, match="4 are published"):
+        allocator.truncate(ONE, 3)
+    allocator.truncate(ONE, 4)
+    allocator.extend(ONE, 6)
+    allocator.commit(ONE, tokens(1, 2, 3, 4, 7, 7))
+    assert allocator.lookup(tokens(1, 2, 3, 4, 7, 7, 0), NS).num_tokens == 6
+    assert allocator.lookup(tokens(1, 2, 3, 4, 5, 7, 0), NS).num_tokens == 4
+    allocator.check()
+
+
+def test_commit_refuses_tokens_that_differ_from_those_it_holds() -> None:
+    allocator = make(8, 2)
+    admit(allocator, 1, tokens(1, 2, 3, 4, 5))
+    with pytest.raises(InvalidArgument, match="token 2 is 9, it was 3"):
+        allocator.commit(ONE, tokens(1, 2, 9, 4))
+    allocator.commit(ONE, tokens(1, 2, 3, 4))
+    for wrong in (tokens(1, 2, 3), tokens(1, 2, 3, 4, 5, 6, 7)):
+        with pytest.raises(InvalidArgument):
+            allocator.commit(ONE, wrong)
+    allocator.check()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+@pytest.mark.parametrize("hash", [None, Xxh64(), ConstantHash()])
+def test_any_chunking_of_commit_publishes_the_same(chunk: int, hash: object) -> None:
+    allocator = make(8, 2, hash=hash)
+    prompt = tokens(1, 2, 3, 4, 5, 6, 7)
+    admit(allocator, 1, prompt)
+    for end in [*range(chunk, 7, chunk), 7]:
+        allocator.commit(ONE, prompt[:end])
+        assert allocator.lookup(prompt, NS).num_tokens == end // 2 * 2
+        allocator.check()
+    assert [allocator.pool.depth[block] for block in table(allocator, 1)[:3]] == [0, 1, 2]
+
+
+def test_the_watermark_keeps_blocks_free_at_admission_only() -> None:
+    allocator = make(10, 1, watermark=0.2)
+    assert admit(allocator, 1, tokens(*range(10))) == 0, "alone, a request may take all"
+    allocator.free(ONE)
+    admit(allocator, 2, tokens(1, 2, 3))
+    hit = allocator.lookup(tokens(*range(6)), NS)
+    assert not allocator.fits(info(3), tokens(*range(6)), hit)
+    with pytest.raises(OutOfBlocks, match="2 of them kept by the watermark"):
+        allocator.allocate(info(3), tokens(*range(6)), hit)
+    admit(allocator, 3, tokens(*range(5)))
+    allocator.extend(RequestId(3), 7)
+    assert allocator.stats().free_blocks == 0
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.0, float("nan")])
+def test_a_watermark_outside_its_range_is_refused(bad: float) -> None:
+    with pytest.raises(InvalidArgument, match="watermark"):
+        make(watermark=bad)
+
+
+@pytest.mark.parametrize("name", ["num_blocks", "block_size"])
+@pytest.mark.parametrize("bad", [0, -1, True, 2.0, "4", None])
+def test_sizes_that_are_no_sizes_are_refused(name: str, bad: object) -> None:
+    with pytest.raises(InvalidArgument, match=name):
+        make(**{name: bad})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", [Lru, Fifo, Random])
+@pytest.mark.parametrize("hash", [None, Xxh64(), ConstantHash()])
+def test_leaf_only_never_evicts_a_parent_before_its_children(policy: type, hash: object) -> None:
+    allocator = make(10, 1, hash=hash, eviction=policy(), leaf_only=True)
+    heard: list[CacheEvent] = []
+    allocator.listen(heard.append)
+    draw = np.random.default_rng(3)
+    for number in range(300):
+        prompt = draw.integers(0, 2, int(draw.integers(1, 8)), dtype=np.int32)
+        serve(allocator, number, prompt)
+        allocator.check()
+        for block in range(1, 11):
+            if allocator.pool.key[block] is not None and allocator.pool.depth[block]:
+                assert allocator.cache.index.parent(block), f"block {block} is an orphan after request {number}"
+    assert sum(event.kind == "evict" for event in heard) > 50
+
+
+@pytest.mark.parametrize("hash", [None, Xxh64()])
+def test_without_leaf_only_children_become_orphans_and_are_counted_again(hash: object) -> None:
+    allocator = make(10, 1, hash=hash, eviction=Random(5))
+    draw = np.random.default_rng(3)
+    orphans = 0
+    for number in range(400):
+        serve(allocator, number, draw.integers(0, 2, int(draw.integers(1, 8)), dtype=np.int32))
+        allocator.check()
+        published = [b for b in range(1, 11) if allocator.pool.key[b] is not None and allocator.pool.depth[b]]
+        orphans += sum(1 for block in published if not allocator.cache.index.parent(block))
+    assert orphans > 50
+
+
+def test_reset_forgets_content_and_leaves_live_requests_alone() -> None:
+    allocator = running(PrefixCowAllocator, 12)
+    serve(allocator, 2, tokens(8, 8, 8))
+    before = table(allocator, 1)
+    allocator.reset()
+    allocator.check()
+    assert table(allocator, 1) == before
+    assert allocator.stats().cached_blocks == 0
+    prompt = tokens(1, 2, 3, 4, 5, 6, 7)
+    assert allocator.lookup(prompt, NS).num_tokens == 0
+    allocator.extend(ONE, 7)
+    allocator.commit(ONE, prompt)
+    assert allocator.lookup(prompt, NS).num_tokens == 0, "old content was published after the reset"
+    serve(allocator, 3, prompt)
+    assert allocator.lookup(prompt, NS).num_tokens == 6
+    allocator.free(ONE)
+    allocator.check()
+    assert allocator.lookup(prompt, NS).num_tokens == 6
+
+
+def test_events_tell_all_that_was_published_and_lost_in_order() -> None:
+    allocator = make(3, 2)
+    heard: list[CacheEvent] = []
+    allocator.listen(heard.append)
+    allocator.advance(1.0)
+    serve(allocator, 1, tokens(1, 2, 3, 4, 5))
+    allocator.advance(2.0)
+    admit(allocator, 2, tokens(9, 9, 9, 9))
+    assert [(event.kind, event.now) for event in heard] == [("admit", 1.0), ("admit", 1.0), ("evict", 2.0)]
+    assert heard[2].key == heard[1].key, "the deepest block goes first"
+    with pytest.raises(InvalidArgument, match="time goes forward"):
+        allocator.advance(1.0)
+    allocator.listen(None)
+    allocator.reset()
+    assert len(heard) == 3
+
+
+def test_block_facts_are_kept() -> None:
+    allocator = make(8, 2)
+    view = allocator.pool.view()
+    admit(allocator, 1, tokens(1, 2, 3, 4, 5), priority=1, tenant="a")
+    allocator.commit(ONE, tokens(1, 2, 3, 4, 5))
+    first, second = table(allocator, 1)[:2]
+    facts = [
+        (view.depth[b], view.num_tokens[b], view.hits[b], view.priority[b], view.children[b]) for b in (first, second)
+    ]
+    assert facts == [(0, 2, 0, 1, 1), (1, 4, 0, 1, 0)]
+    since = view.admitted[first]
+    assert view.last_access[first] == since
+    admit(allocator, 2, tokens(1, 2, 9), priority=5, tenant="b")
+    assert (view.hits[first], view.priority[first], view.tenant[first]) == (1, 5, 0)
+    assert (view.hits[second], view.priority[second]) == (0, 1)
+    assert view.admitted[first] == since < view.last_access[first]
+    assert view.key[first] is not None
+    assert view.num_blocks == 8
+    with pytest.raises(TypeError):
+        view.depth[first] = 3  # type: ignore[index]
+    with pytest.raises(TypeError):
+        view.key[first] = None  # type: ignore[index]
+
+
+def test_the_future_is_told_by_the_driver_and_forgotten_with_the_content() -> None:
+    allocator = make(2, 2)
+    view = allocator.pool.view()
+    admit(allocator, 1, tokens(1, 2, 3))
+    allocator.commit(ONE, tokens(1, 2, 3))
+    block = table(allocator, 1)[0]
+    assert view.next_use[block] == inf
+    allocator.pool.set_next_use([block], 17)
+    assert view.next_use[block] == 17
+    allocator.free(ONE)
+    admit(allocator, 2, tokens(8, 8, 8))
+    allocator.commit(RequestId(2), tokens(8, 8, 8))
+    assert view.next_use[table(allocator, 2)[0]] == inf
+
+
+def test_hits_are_counted_once_at_admission() -> None:
+    allocator = make(8, 2)
+    serve(allocator, 1, tokens(1, 2, 3))
+    for _ in range(5):
+        allocator.lookup(tokens(1, 2, 3), NS)
+    assert allocator.stats().hit_tokens == 0
+    serve(allocator, 2, tokens(1, 2, 3))
+    stats = allocator.stats()
+    assert (stats.hit_tokens, stats.prompt_tokens) == (2, 6)
+
+
+def test_a_table_is_a_copy() -> None:
+    allocator = running(PrefixCowAllocator)
+    copy = allocator.table(ONE)
+    assert copy.dtype == np.int32
+    copy[:] = 0
+    allocator.check()
+
+
+class LowestFirst(PrefixCowAllocator):
+    """Hands out the free blocks of lowest id: an allocator on the easy rung."""
+
+    def choose_free(self, count: int) -> Sequence[BlockId]:
+        return [BlockId(block) for block in sorted(self.pool.free)[:count]]
+
+
+def test_the_hook_says_which_free_blocks_are_handed_out() -> None:
+    allocator = make(6, 2, kind=LowestFirst)
+    admit(allocator, 1, tokens(1, 2, 3))
+    admit(allocator, 2, tokens(4, 5, 6))
+    allocator.free(ONE)
+    allocator.check()
+    admit(allocator, 3, tokens(7, 8, 9, 1, 2))
+    assert (table(allocator, 2), table(allocator, 3)) == ([3, 4], [1, 2, 5])
+    allocator.check()
+
+
+@pytest.mark.parametrize("answer", [[], [1, 1], [1, 99], [1.0, 2.0], [True, 2], [1, 0], [3, 4], None])
+def test_a_hook_that_names_other_than_free_blocks_is_stopped(answer: object) -> None:
+    class Wrong(PrefixCowAllocator):
+        answer: object = [4, 3]
+
+        def choose_free(self, count: int) -> Sequence[BlockId]:
+            return self.answer  # type: ignore[return-value]
+
+    allocator = make(6, 2, kind=Wrong)
+    admit(allocator, 1, tokens(1, 2, 3))
+    allocator.answer = answer  # type: ignore[attr-defined]
+    before = allocator.stats()
+    with pytest.raises(PluginError, match="choose_free"):
+        admit(allocator, 2, tokens(4, 5, 6))
+    assert allocator.stats() == before
+    allocator.check()

@@ -1,0 +1,412 @@
+"""The faults that real block managers shipped, each as a test that a faulty allocator fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from paged_helpers import NS, ConstantHash, admit, info, make, serve, table, tokens
+
+from framework.errors import InvalidArgument, InvalidTokens, OutOfBlocks, StaleHit, UnknownRequest
+from framework.interfaces.hash import HashScheme
+from framework.paged.allocator import PagedAllocator
+from framework.types import BlockCopy, BlockHash, Namespace, RequestId, RequestInfo, TableChange
+from framework_builtin.allocator.contiguous import ContiguousAllocator
+from framework_builtin.allocator.cow import CowAllocator
+from framework_builtin.allocator.naive import NaiveAllocator
+from framework_builtin.allocator.prefix import PrefixAllocator
+from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework_builtin.hash.sha256 import Sha256
+from framework_builtin.hash.xxh3_128 import Xxh3_128
+from framework_builtin.hash.xxh64 import Xxh64
+
+PAGED = [NaiveAllocator, CowAllocator, PrefixAllocator, PrefixCowAllocator]
+SHARING = [PrefixAllocator, PrefixCowAllocator]
+
+
+class RawXxh64(HashScheme):
+    """Names blocks as nano-vllm does: xxh64 over the parent's digest, if any, and the tokens as int64."""
+
+    def root(self, namespace: Namespace, block_size: int) -> BlockHash:
+        return BlockHash(b"root")
+
+    def block(self, parent: BlockHash, tokens: Any) -> BlockHash:
+        prefix = b"" if parent == b"root" else parent
+        return BlockHash(xxhash.xxh64_digest(prefix + tokens.astype("<i8").tobytes()))
+
+
+@pytest.mark.parametrize("hash", [Sha256(), Xxh64(), ConstantHash()])
+def test_f1_a_block_reused_for_other_content_is_not_found_by_its_old_name(hash: HashScheme) -> None:
+    allocator = make(3, 2, hash=hash)
+    serve(allocator, 1, tokens(1, 2, 3, 4, 5))
+    serve(allocator, 2, tokens(9, 8, 3, 4, 5, 6))  # takes all three blocks; the second holds (3, 4) after (9, 8)
+    assert allocator.lookup(tokens(1, 2, 3, 4, 5), NS).blocks == ()
+    assert sum(key is not None for key in allocator.pool.key) <= 3
+    allocator.check()
+
+
+def test_f1_the_index_never_grows_beyond_the_pool() -> None:
+    allocator = make(10, 2)
+    for number in range(500):
+        serve(allocator, number, tokens(number, 1, number, 2, 3))
+    assert len(allocator.cache.index._blocks) <= 10
+    allocator.check()
+
+
+@pytest.mark.parametrize("block_size", [20, 32, 64, 256])
+def test_f2_two_blocks_of_equal_xxh64_digest_never_share(block_size: int) -> None:
+    first, second = np.full(2 * block_size + 1, 7, dtype=np.int32), np.full(2 * block_size + 1, 7, dtype=np.int32)
+    first[[0, 4, 8, 12, 16]] = [108879, 39402, 22434, 64464, 80930]
+    second[[0, 4, 8, 12, 16]] = [24108, 98172, 9969, 97247, 62542]
+    scheme = RawXxh64()
+    names = [scheme.blocks(scheme.root(NS, block_size), prompt, block_size) for prompt in (first, second)]
+    assert names[0] == names[1], "the golden pair no longer collides: the test proves nothing"
+    allocator = make(8, block_size, hash=scheme)
+    serve(allocator, 1, first)
+    assert allocator.lookup(second, NS).num_tokens == 0
+    assert serve(allocator, 2, second) == 0
+    assert allocator.lookup(second, NS).num_tokens == 0, "the second block's tokens are equal, its prefix is not"
+    assert allocator.lookup(first, NS).num_tokens == 2 * block_size
+    assert allocator.stats().collisions == 1
+    allocator.check()
+
+
+@pytest.mark.parametrize("hash", [Sha256(), Xxh64(), RawXxh64(), ConstantHash()])
+def test_f2_namespaces_never_share(hash: HashScheme) -> None:
+    allocator = make(8, 2, hash=hash)
+    prompt = tokens(1, 2, 3, 4, 5)
+    serve(allocator, 1, prompt)
+    for other in (Namespace(salt="x"), Namespace(adapter="x"), Namespace(model="x")):
+        assert allocator.lookup(prompt, other).num_tokens == 0, other
+    assert allocator.lookup(prompt, NS).num_tokens == 4
+
+
+def test_f2_a_hit_of_one_namespace_is_refused_in_another() -> None:
+    allocator = make(8, 2)
+    prompt = tokens(1, 2, 3, 4, 5)
+    serve(allocator, 1, prompt)
+    hit = allocator.lookup(prompt, NS)
+    with pytest.raises(InvalidArgument, match="was used in"):
+        allocator.allocate(info(2, Namespace(salt="x")), prompt, hit)
+    with pytest.raises(InvalidArgument, match="was used in"):
+        allocator.lookup(prompt, Namespace(salt="x"), hit)
+
+
+@pytest.mark.parametrize("kind", SHARING)
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_f3_a_hit_leaves_a_token_to_compute(kind: type[PagedAllocator], block_size: int) -> None:
+    allocator = make(8, block_size, kind=kind)
+    prompt = tokens(*range(2 * block_size))
+    serve(allocator, 1, prompt)
+    assert allocator.lookup(prompt, NS).num_tokens == block_size
+    assert allocator.lookup(prompt[: block_size + 1], NS).num_tokens == block_size
+    assert allocator.lookup(prompt[:1], NS).num_tokens == 0
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_f4_nothing_is_found_before_it_is_committed(kind: type[PagedAllocator]) -> None:
+    allocator = make(8, 2, kind=kind)
+    prompt = tokens(1, 2, 3, 4, 5)
+    admit(allocator, 1, prompt)
+    assert allocator.lookup(prompt, NS).num_tokens == 0
+    allocator.commit(RequestId(1), prompt[:3])
+    assert allocator.lookup(prompt, NS).num_tokens == 2
+    allocator.free(RequestId(1))
+    assert allocator.lookup(prompt, NS).num_tokens == 2
+    admit(allocator, 2, tokens(8, 8, 8))
+    allocator.free(RequestId(2))  # cancelled before its forward pass
+    assert allocator.lookup(tokens(8, 8, 8), NS).num_tokens == 0
+    assert allocator.stats().cached_blocks == 1, allocator.stats()
+
+
+@pytest.mark.parametrize("hash", [Sha256(), Xxh64()])
+def test_f5_two_requests_that_compute_the_same_end_with_one_copy(hash: HashScheme) -> None:
+    allocator = make(8, 2, hash=hash)
+    prompt = tokens(1, 2, 3, 4, 5)
+    admit(allocator, 1, prompt)
+    admit(allocator, 2, prompt)
+    assert not set(table(allocator, 1)) & set(table(allocator, 2))
+    assert allocator.commit(RequestId(1), prompt) == TableChange(3)
+    assert allocator.commit(RequestId(2), prompt) == TableChange(0)
+    assert table(allocator, 1)[:2] == table(allocator, 2)[:2]
+    assert table(allocator, 1)[2] != table(allocator, 2)[2]
+    allocator.check()
+    allocator.free(RequestId(1))
+    assert allocator.lookup(prompt, NS).num_tokens == 4, "freeing one copy hid the other"
+    allocator.free(RequestId(2))
+    assert allocator.stats().cached_blocks == 2
+    allocator.check()
+
+
+def test_f5_children_of_a_swapped_block_hang_below_the_published_one() -> None:
+    allocator = make(12, 2)
+    admit(allocator, 1, tokens(1, 2, 3))
+    admit(allocator, 2, tokens(1, 2, 4))
+    allocator.commit(RequestId(1), tokens(1, 2))
+    allocator.commit(RequestId(2), tokens(1, 2))
+    for number, last in ((1, 3), (2, 4)):
+        allocator.extend(RequestId(number), 4)
+        allocator.commit(RequestId(number), tokens(1, 2, last, 9))
+    shared = table(allocator, 1)[0]
+    assert table(allocator, 2)[0] == shared
+    assert allocator.pool.children[shared] == 2
+    allocator.check()
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_f6_admission_counts_hits(kind: type[PagedAllocator]) -> None:
+    allocator = make(9, 2, kind=kind)
+    prompt = np.arange(16, dtype=np.int32)
+    admit(allocator, 1, prompt)
+    allocator.commit(RequestId(1), prompt)
+    longer = np.arange(17, dtype=np.int32)
+    hit = allocator.lookup(longer, NS)
+    assert allocator.fits(info(2), longer, hit), "it needs one block and one is free"
+    allocator.allocate(info(2), longer, hit)
+    allocator.check()
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_f6_a_hit_that_is_a_candidate_is_not_counted_twice(kind: type[PagedAllocator]) -> None:
+    allocator = make(4, 2, kind=kind)
+    serve(allocator, 1, tokens(1, 2, 3, 4))
+    admit(allocator, 2, tokens(9, 9, 9, 9))
+    longer = tokens(1, 2, 3, 4, 5)  # hits both cached blocks and needs a third: nothing is left
+    hit = allocator.lookup(longer, NS)
+    assert hit.num_tokens == 4
+    assert not allocator.fits(info(3), longer, hit)
+    with pytest.raises(OutOfBlocks, match="need 1 blocks, have 0 free"):
+        allocator.allocate(info(3), longer, hit)
+    allocator.check()
+
+
+@pytest.mark.parametrize("scheme", [Sha256(), Xxh64(), Xxh3_128()])
+def test_f7_names_do_not_depend_on_the_container(scheme: HashScheme) -> None:
+    allocator = make(8, 2, hash=scheme)
+    serve(allocator, 1, tokens(1, 2, 3))
+    for same in ([1, 2, 3], (1, 2, 3), np.array([1, 2, 3], dtype=np.uint8), np.array([1, 2, 3])):
+        assert allocator.lookup(same, NS).num_tokens == 2, type(same)
+    for bad in ([1.0, 2.0], [True, False], [-1, 2], [2**31], np.zeros((2, 2), dtype=np.int32), np.empty(0)):
+        with pytest.raises(InvalidTokens):
+            allocator.lookup(bad, NS)
+
+
+@pytest.mark.parametrize("scheme", [Sha256(), Xxh64(), Xxh3_128()])
+def test_f7_names_are_separated_by_parent_length_and_domain(scheme: HashScheme) -> None:
+    root = scheme.root(NS, 2)
+    one = scheme.block(root, tokens(1, 2))
+    names = {root, one, scheme.block(one, tokens(1, 2)), scheme.block(root, tokens(2, 1)), scheme.root(NS, 4)}
+    assert len(names) == 5, names
+    assert scheme.root(Namespace("a", "bc"), 2) != scheme.root(Namespace("ab", "c"), 2)
+    assert scheme.blocks(root, tokens(1, 2, 1, 2, 3), 2) == [one, scheme.block(one, tokens(1, 2))]
+
+
+@pytest.mark.parametrize("hash", [Sha256(), Xxh64()])
+def test_f8_a_hit_stops_at_the_first_hole_and_goes_on_when_it_is_filled(hash: HashScheme) -> None:
+    class Chosen(type(make().cache.policy._policy)):  # type: ignore[misc]
+        target = 0
+
+        def victim(self, now: float) -> int:
+            return self.target or super().victim(now)
+
+    policy = Chosen()
+    allocator = make(5, 2, hash=hash, eviction=policy)
+    prompt = tokens(1, 2, 3, 4, 5, 6, 7)
+    admit(allocator, 1, prompt)
+    allocator.commit(RequestId(1), prompt)
+    middle = table(allocator, 1)[1]
+    allocator.free(RequestId(1))
+    policy.target = middle
+    admit(allocator, 2, tokens(9, 9, 9, 9, 9))
+    policy.target = 0
+    assert allocator.lookup(prompt, NS).num_tokens == 2, "the third block is there, its parent is not"
+    allocator.check()
+    allocator.free(RequestId(2))
+    serve(allocator, 3, prompt[:5])
+    assert allocator.lookup(prompt, NS).num_tokens == 6, "the orphan is found again below its recomputed parent"
+    allocator.check()
+
+
+def snapshot(allocator: Any) -> tuple[Any, ...]:
+    pool = allocator.pool
+    tables = {request: (list(t.blocks), t.committed, t.published) for request, t in allocator.tables().items()}
+    columns = [list(getattr(pool, name)) for name in ("ref", "candidate", "key", "children", "last_access", "hits")]
+    return allocator.stats(), tables, sorted(pool.free), columns
+
+
+@pytest.mark.parametrize("kind", PAGED)
+def test_f9_exhaustion_changes_nothing(kind: type[PagedAllocator]) -> None:
+    allocator = make(6, 2, kind=kind)
+    serve(allocator, 1, tokens(1, 2, 3))
+    admit(allocator, 2, tokens(1, 2, 3, 4, 5, 6, 7))
+    allocator.commit(RequestId(2), tokens(1, 2, 3, 4, 5))
+    before = snapshot(allocator)
+    with pytest.raises(OutOfBlocks):
+        admit(allocator, 3, tokens(1, 2, 9, 9, 9, 9, 9, 9, 9, 9))
+    with pytest.raises(OutOfBlocks):
+        allocator.extend(RequestId(2), 14)
+    if kind.share_forks == "none":
+        with pytest.raises(OutOfBlocks):
+            allocator.fork(RequestId(2), info(4), 5)
+    assert snapshot(allocator) == before
+    allocator.check()
+    allocator.free(RequestId(2))
+    admit(allocator, 3, tokens(1, 2, 9, 9, 9, 9, 9, 9, 9, 9))
+    allocator.check()
+
+
+@pytest.mark.parametrize("kind", PAGED)
+def test_f10_a_second_free_is_an_error(kind: type[PagedAllocator]) -> None:
+    allocator = make(8, 2, kind=kind)
+    admit(allocator, 1, tokens(1, 2, 3))
+    admit(allocator, 2, tokens(1, 2, 3))
+    allocator.free(RequestId(1))
+    before = snapshot(allocator)
+    for wrong in (RequestId(1), RequestId(-1), RequestId(77)):
+        with pytest.raises(UnknownRequest, match="holds no table"):
+            allocator.free(wrong)
+    assert snapshot(allocator) == before
+
+
+@pytest.mark.parametrize("kind", PAGED)
+def test_f11_a_refused_append_takes_no_block_and_wrong_ids_reach_no_row(kind: type[PagedAllocator]) -> None:
+    allocator = make(2, 2, kind=kind)
+    admit(allocator, 0, tokens(1, 2, 3))
+    for _ in range(5):
+        with pytest.raises(OutOfBlocks):
+            allocator.extend(RequestId(0), 5)
+    assert allocator.stats().used_blocks == 2
+    for wrong in (-1, 1, 10**9):
+        with pytest.raises(UnknownRequest):
+            allocator.extend(RequestId(wrong), 5)
+    with pytest.raises(InvalidArgument):
+        admit(allocator, True, tokens(1))
+
+
+@pytest.mark.parametrize("kind", PAGED)
+def test_f12_extend_is_idempotent(kind: type[PagedAllocator]) -> None:
+    allocator = make(8, 2, kind=kind)
+    admit(allocator, 1, tokens(1, 2, 3))
+    allocator.commit(RequestId(1), tokens(1, 2, 3))
+    assert allocator.extend(RequestId(1), 5) == TableChange(2)
+    before = table(allocator, 1)
+    assert allocator.extend(RequestId(1), 5) == TableChange(3)
+    assert table(allocator, 1) == before
+
+
+@pytest.mark.parametrize("kind", PAGED)
+@pytest.mark.parametrize("block_size", [1, 2, 3, 16])
+@pytest.mark.parametrize("chunk", [1, 2, 5, 40])
+def test_f13_tables_have_the_length_their_tokens_need(kind: type[PagedAllocator], block_size: int, chunk: int) -> None:
+    allocator = make(64, block_size, kind=kind)
+    whole = np.arange(41, dtype=np.int32)
+    admit(allocator, 1, whole[:7])
+    allocator.commit(RequestId(1), whole[:7])
+    for end in range(8, 41, chunk):
+        allocator.extend(RequestId(1), end)
+        allocator.commit(RequestId(1), whole[:end])
+        assert len(table(allocator, 1)) == -(-end // block_size)
+        allocator.check()
+    with pytest.raises(InvalidArgument, match="empty prompt"):
+        admit(allocator, 2, tokens())
+    assert allocator.lookup(tokens(), NS).num_tokens == 0
+
+
+def test_f14_two_block_sizes_live_side_by_side() -> None:
+    together, alone = [make(8, 2), make(8, 3)], [make(8, 2), make(8, 3)]
+    prompt = tokens(1, 2, 3, 4, 5, 6, 7)
+    for number in range(4):
+        for allocator in together:
+            serve(allocator, number, prompt[: 3 + number])
+    for allocator in alone:
+        for number in range(4):
+            serve(allocator, number, prompt[: 3 + number])
+    for a, b in zip(together, alone, strict=True):
+        assert a.stats() == b.stats()
+        assert a.lookup(prompt, NS).blocks == b.lookup(prompt, NS).blocks
+
+
+def operations(num_blocks: int) -> int:
+    """Bytecode lines run by one hit, one eviction and one free in a full pool of that size."""
+    import sys
+
+    allocator = make(num_blocks, 1)
+    for number in range(num_blocks // 8):
+        serve(allocator, number, np.arange(8, dtype=np.int32) + 8 * number)
+    count = 0
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    old = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        serve(allocator, 10**6, np.arange(8, dtype=np.int32) + 8 * (num_blocks // 16))
+        serve(allocator, 10**6 + 1, np.arange(8, dtype=np.int32) + 10**6)
+    finally:
+        sys.settrace(old)
+    assert allocator.stats().evictions > 0
+    return count
+
+
+def test_f15_work_does_not_grow_with_the_pool() -> None:
+    small, large = operations(64), operations(4096)
+    assert large <= 1.2 * small + 50, f"{small} lines at 64 blocks, {large} at 4096"
+
+
+def test_f16_a_hit_of_an_older_state_is_refused() -> None:
+    allocator = make(4, 2)
+    serve(allocator, 1, tokens(1, 2, 3, 4, 5))
+    hit = allocator.lookup(tokens(1, 2, 3, 4, 5), NS)
+    assert hit.num_tokens == 4
+    serve(allocator, 2, tokens(9, 9, 9, 9, 9, 9, 9, 9))
+    with pytest.raises(StaleHit, match="look it up again"):
+        allocator.allocate(info(3), tokens(1, 2, 3, 4, 5), hit)
+    with pytest.raises(StaleHit):
+        allocator.fits(info(3), tokens(1, 2, 3, 4, 5), hit)
+    allocator.check()
+
+
+def test_f17_a_prompt_larger_than_the_pool_is_refused_alone() -> None:
+    for allocator in (make(4, 2), ContiguousAllocator(num_blocks=4, block_size=2, max_model_len=64)):
+        admit(allocator, 1, tokens(1, 2, 3))
+        big = RequestInfo(id=RequestId(2), max_total_tokens=9)
+        assert not allocator.ever_fits(big)
+        assert allocator.ever_fits(RequestInfo(id=RequestId(2), max_total_tokens=8))
+        with pytest.raises(OutOfBlocks):
+            allocator.allocate(big, np.zeros(9, dtype=np.int32), allocator.lookup(np.zeros(9, dtype=np.int32), NS))
+        allocator.check()
+
+
+@pytest.mark.parametrize("kind", PAGED)
+def test_f18_the_null_block_is_never_handed_out(kind: type[PagedAllocator]) -> None:
+    allocator = make(5, 1, kind=kind)
+    for number in range(5):
+        admit(allocator, number, tokens(number))
+    assert sorted(sum((table(allocator, n) for n in range(5)), [])) == [1, 2, 3, 4, 5]
+    with pytest.raises(OutOfBlocks):
+        admit(allocator, 9, tokens(1))
+
+
+@pytest.mark.parametrize("kind", [CowAllocator, PrefixCowAllocator])
+def test_f19_a_shared_block_is_copied_once_before_it_is_written(kind: type[PagedAllocator]) -> None:
+    allocator = make(8, 2, kind=kind)
+    admit(allocator, 1, tokens(1, 2, 3))
+    allocator.commit(RequestId(1), tokens(1, 2, 3))
+    assert allocator.fork(RequestId(1), info(2), 3) == TableChange(0)
+    old = table(allocator, 1)
+    assert table(allocator, 2) == old
+    change = allocator.extend(RequestId(2), 4)
+    new = table(allocator, 2)
+    assert change == TableChange(1, (BlockCopy(old[1], new[1]),))
+    assert new[0] == old[0]
+    assert new[1] != old[1]
+    assert allocator.extend(RequestId(2), 4) == TableChange(2), "the pair is emitted once"
+    assert allocator.extend(RequestId(1), 4) == TableChange(2), "alone again, the parent writes in place"
+    assert table(allocator, 1) == old
+    assert allocator.stats().copied_blocks == 1
+    allocator.check()
