@@ -69,7 +69,7 @@ class _Hints:
 
     def __init__(self, cls: type) -> None:
         module = sys.modules.get(cls.__module__)
-        names = getattr(cls.__init__, "__globals__", None)
+        names = getattr(inspect.getattr_static(cls, "__init__"), "__globals__", None)
         self._names: dict[str, Any] = dict(vars(module) if names is None and module else names or {})
 
     def resolve(self, annotation: Any) -> Any:

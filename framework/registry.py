@@ -147,7 +147,7 @@ def _checked(plugin: Plugin, found: Any) -> type:
     if not (isinstance(found, type) and issubclass(found, interface)):
         raise PluginError(f"{_title(plugin)}: {plugin.value} is not a subclass of {interface.__name__}")
     if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise PluginError(f"{_title(plugin)}: {plugin.value} does not implement {missing}")
     return found
 

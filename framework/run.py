@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,15 +42,23 @@ def call(arguments: Sequence[str]) -> int:
     """The exit status of one command line, as `main` would run it. Prints; raises only under HYDRA_FULL_ERROR=1."""
     outcomes: list[Outcome] = []
     try:
-        if _asks_help(arguments):
+        if _asks(arguments, "--help", "-h"):
             from framework.config.help import help_text
 
             print(help_text(), end="")  # noqa: T201
+            return 0
+        if _asks(arguments, "--version"):
+            from framework.config.help import version_text
+
+            print(version_text())  # noqa: T201
             return 0
         _dispatch(list(arguments), outcomes)
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
+    except BrokenPipeError:  # `| head` has read enough; keep the interpreter from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Exception as error:
         if _full_error():
             raise
@@ -72,6 +80,8 @@ def job(config: DictConfig) -> Outcome:
 
         settings = checked(config)
         settings["run"]["dir"] = directory
+        if _is_sweep(hydra) and not settings["run"]["group"]:
+            settings["run"]["group"] = Path(hydra.sweep.dir).name
         from framework.build import run
 
         result = run(settings)
@@ -79,10 +89,20 @@ def job(config: DictConfig) -> Outcome:
         if _full_error():
             raise
         reason = _sentence(error)
-        number = f"job {hydra.job.num} ({hydra.job.override_dirname}): " if str(hydra.mode).endswith("MULTIRUN") else ""
+        number = f"job {hydra.job.num} ({hydra.job.override_dirname}): " if _is_sweep(hydra) else ""
         _complain(f"{number}{reason}")
         return Outcome(directory, REFUSED if isinstance(error, _REFUSALS) else FAILED, reason)
-    return Outcome(directory, int(getattr(result, "exit_code", 0)))
+    return Outcome(directory, _exit_status(result))
+
+
+def _is_sweep(hydra: Any) -> bool:
+    return str(hydra.mode).endswith("MULTIRUN")
+
+
+def _exit_status(result: Mapping[str, Any]) -> int:
+    """A run that ended is still a failure when a request failed or the tokens differ from the dense model's."""
+    bad = result.get("status", "ok") != "ok" or result.get("num_failed", 0) or result.get("dense_mismatches", 0)
+    return FAILED if bad else 0
 
 
 def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
@@ -100,7 +120,8 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     if args.shell_completion:
         from framework.config.completion import complete
 
-        complete(args, parser, conf, groups)
+        path = compose.search_path(conf, args.config_dir)
+        print(complete("".join(arguments[-1:]), groups, path))  # noqa: T201
     elif args.cfg or args.info or args.hydra_help:
         _show(args, parser, conf, name)
     else:
@@ -112,14 +133,23 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
 
 def _show(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Path, name: str) -> None:
     """`--cfg`, `--info` and `--hydra-help` are Hydra's own, over our search path; the config is checked first."""
-    from hydra._internal.utils import _run_hydra
+    from hydra.core.global_hydra import GlobalHydra
 
     from framework.config import compose
 
     path = compose.search_path(conf, args.config_dir)
     if args.cfg:
         compose.checked(compose.compose_normal(args.overrides, path, name), missing_allowed=True)
-    _run_hydra(args, parser, job, f"file://{conf}", name)
+    hydra = compose.create_hydra(path)
+    try:
+        if args.cfg:
+            hydra.show_cfg(name, args.overrides, args.cfg, args.package, args.resolve)
+        elif args.info:
+            hydra.show_info(args.info, name, args.overrides)
+        else:
+            hydra.hydra_help(name, parser, args)
+    finally:
+        GlobalHydra.instance().clear()
 
 
 def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator[Outcome]:
@@ -166,8 +196,8 @@ def _status(outcomes: Sequence[Outcome]) -> int:
     return FAILED if statuses else 0
 
 
-def _asks_help(arguments: Sequence[str]) -> bool:
-    return "--help" in arguments or "-h" in arguments
+def _asks(arguments: Sequence[str], *flags: str) -> bool:
+    return any(flag in arguments for flag in flags)
 
 
 def _refuse_option(parser: argparse.ArgumentParser) -> Any:

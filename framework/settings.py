@@ -18,11 +18,12 @@ from framework.parameters import convert, did_you_mean, listing, signature
 class Cache:
     """The pool that all components share: sizes in blocks and tokens, dtypes by torch's names."""
 
-    num_blocks: int
+    num_blocks: int | None
     block_size: int
     memory_fraction: float | None
     dtype: str | None
     layout: Literal["NHD", "HND"]
+    poison: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,23 +35,27 @@ class Engine:
     chunk_size: int | None
     max_model_len: int | None
     preempt_every: int
+    compile: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Where a run writes, and what."""
 
-    name: str
+    name: str | None
+    group: str | None
     dir: str
     sweep: str
+    overwrite: bool
     progress: bool
     events: bool
-    verify: bool
+    log_every: int
+    check_requests: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """Every top-level key. Plugin kinds are nodes of a `name` and options; the last five are checked by their owners."""
+    """Every top-level key. Components are nodes of a `name` and options; the last five are checked by their owners."""
 
     mode: Literal["serve", "replay", "kernel"]
     executor: Literal["model", "none", "roofline", "cache_only"] | None
@@ -71,7 +76,18 @@ class Root:
 
 
 SECTIONS: Mapping[str, type] = {"cache": Cache, "engine": Engine, "run": Run}
-_LOWEST = {"cache.num_blocks": 1, "cache.block_size": 1, "seed": 0, "engine.preempt_every": 0}
+_LOWEST = {
+    "cache.num_blocks": 1,
+    "cache.block_size": 1,
+    "engine.max_batch_tokens": 1,
+    "engine.max_batch_requests": 1,
+    "engine.chunk_size": 1,
+    "engine.max_model_len": 1,
+    "engine.preempt_every": 0,
+    "run.log_every": 1,
+    "run.check_requests": 0,
+    "seed": 0,
+}
 
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +144,7 @@ def _section(key: str, value: Any) -> dict[str, Any]:
 def _value(key: str, value: Any, annotation: Any) -> Any:
     converted = convert(value, annotation, key)
     lowest = _LOWEST.get(key)
-    if lowest is not None and converted < lowest:
+    if lowest is not None and converted is not None and converted < lowest:
         raise ConfigError(f"{key} must be at least {lowest}, found {converted}")
     if key == "cache.memory_fraction" and converted is not None and not 0 < converted <= 1:
         raise ConfigError(f"{key} must be above 0 and at most 1, found {converted}")

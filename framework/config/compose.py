@@ -78,7 +78,9 @@ def del_hydra(config: DictConfig) -> None:
     OmegaConf.set_struct(config, True)
 
 
-def search_path(folder: Path, config_dir: str | Path | None = None, *, importable_only: bool = False) -> ConfigSearchPath:
+def search_path(
+    folder: Path, config_dir: str | Path | None = None, *, importable_only: bool = False
+) -> ConfigSearchPath:
     """Our conf folder, `config_dir`, strangers' presets, then every entry point.
 
     Args:

@@ -32,7 +32,9 @@ class Groups:
     options: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
-def normalise(overrides: Sequence[str], groups: Groups, exists: Callable[[str], bool] = lambda path: False) -> list[str]:
+def normalise(
+    overrides: Sequence[str], groups: Groups, exists: Callable[[str], bool] = lambda path: False
+) -> list[str]:
     """The same overrides, each in the one spelling that plain Hydra takes.
 
     `+g=x`, `++g=x` and `g=x` become `g=x`; `+g.key=v` becomes `++g.key=v` where `g` checks its own keys, else
@@ -103,25 +105,3 @@ def quote(word: str) -> str:
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + r"\'", word)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{escaped[len(escaped) - trailing :]}'"
-
-
-def normalise_argv(arguments: Sequence[str], groups: Groups, exists: Callable[[str], bool]) -> list[str]:
-    """`sys.argv[1:]` with its overrides normalised; options (`-m`, `--cfg job`) pass through."""
-    return normalise(arguments, groups, exists)
-
-
-def normalise_line(line: str, groups: Groups) -> str:
-    """A shell's `COMP_LINE`, word by word; the signs of our groups are dropped, spacing is kept."""
-    words = re.split(r"(\s+)", line)
-    return "".join(_sign_free(word, groups) for word in words)
-
-
-def _sign_free(word: str, groups: Groups) -> str:
-    match = re.match(r"^(\+{1,2})([A-Za-z_]\w*)(?=[=.]|$)", word)
-    if match and (match[2] in groups.names):
-        return word[len(match[1]) :]
-    if match is None and re.match(r"^\++$", word):
-        return ""
-    if match and any(name.startswith(match[2]) for name in groups.names):
-        return word[len(match[1]) :]
-    return word

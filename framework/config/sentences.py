@@ -24,7 +24,9 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
         cause = cause.__cause__
     if isinstance(error, OverrideParseException):
         reason = str(error.message).splitlines()[0]
-        return ConfigError(f"cannot read the override {error.override!r}: {reason}; write KEY=VALUE, quoted for the shell")
+        return ConfigError(
+            f"cannot read the override {error.override!r}: {reason}; write KEY=VALUE, quoted for the shell"
+        )
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_option(str(error.missing_cfg_file), list(error.options or ()))
     text = _text(error)
@@ -63,11 +65,13 @@ def _unknown_key(key: str, overrides: Sequence[str], path: ConfigSearchPath) -> 
     parent = key.rpartition(".")[0]
     siblings = [name for name in known if name.rpartition(".")[0] == parent]
     near = did_you_mean(key, known)
-    return ConfigError(f"unknown key {key!r}{near}" if near else f"unknown key {key!r}; keys: {listing(siblings or known[:30])}")
+    return ConfigError(
+        f"unknown key {key!r}{near}" if near else f"unknown key {key!r}; keys: {listing(siblings or known[:30])}"
+    )
 
 
 def known_keys(overrides: Sequence[str], path: ConfigSearchPath) -> list[str]:
-    """Every key that can be set under the group choices among `overrides`; those of no choice if they do not compose."""
+    """Every key that can be set under the group choices among `overrides`, or under the defaults."""
     from framework.config.compose import compose_normal
 
     choices = [override for override in overrides if re.match(r"^\w+=[\w-]+$", override)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from pathlib import Path
+from typing import TypeAlias
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
@@ -21,6 +22,8 @@ EVERY = f"{SCHEME}://every"
 IMPORTABLE = f"{SCHEME}://importable"
 """Lists only plugins that can be imported, so that a sweep's `glob(*)` passes over broken ones."""
 
+Names: TypeAlias = list[str]  # the class below has a method called list
+
 PRESETS = "framework.conf"
 """Entry-point group of optional YAML presets; the value is a dotted package path."""
 
@@ -30,7 +33,7 @@ class PluginConfigSource(ConfigSource):
 
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
-        self._names: dict[str, list[str]] = {}
+        self._names: dict[str, Names] = {}
 
     @staticmethod
     def scheme() -> str:
@@ -46,7 +49,7 @@ class PluginConfigSource(ConfigSource):
         kind, _, name = config_path.strip("/").partition("/")
         return kind in registry.kinds() and name.removesuffix(".yaml") in self._listed(kind)
 
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+    def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
         group = config_path.strip("/")
         if not group:
             return sorted(registry.kinds()) if results_filter != ObjectType.CONFIG else []
@@ -64,7 +67,7 @@ class PluginConfigSource(ConfigSource):
             config=options_schema(kind, name), path=self.full_path(), provider=self.provider, header={"package": None}
         )
 
-    def _listed(self, kind: str) -> list[str]:
+    def _listed(self, kind: str) -> Names:
         if kind not in self._names:
             self._names[kind] = registry.names(kind)
         return self._names[kind]

@@ -1,0 +1,82 @@
+"""Tab completion of both spellings, for the console script and for `python -m framework.run`."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from hydra._internal.core_plugins.bash_completion import BashCompletion
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from framework.config.compose import CONFIG_NAME, create_hydra
+from framework.config.overrides import Groups, normalise
+from framework.errors import ConfigError, FrameworkError
+from framework.parameters import did_you_mean
+
+_COMMAND = re.compile(r"^\s*(?:\S*python[\d.]*\s+-m\s+framework\.run|\S+)(?:\s+|$)")
+_FLAGS = ("--cfg", "--config-dir", "--help", "--hydra-help", "--info", "--multirun", "--resolve", "--version")
+_SCRIPT = r"""_kvcache_framework() {
+    local line="${COMP_LINE:0:$COMP_POINT}" helper
+    case "$line" in
+        *python*" -m framework.run "*) helper="${COMP_WORDS[0]} -m framework.run" ;;
+        *python*) return ;;
+        *) helper="${COMP_WORDS[0]}" ;;
+    esac
+    local IFS=$'\n' word="${line##* }"
+    COMPREPLY=($(COMP_LINE="$line" eval "$helper -sc query=bash" 2>/dev/null))
+    local before="${word%"${word##*[=:]}"}"
+    if [[ "$COMP_WORDBREAKS" == *"="* && -n "$before" ]]; then
+        COMPREPLY=("${COMPREPLY[@]#"$before"}")
+    fi
+}
+complete -o nospace -o default -F _kvcache_framework kvcache-framework python python3
+"""
+
+
+def script() -> str:
+    """The shell function that `eval "$(kvcache-framework -sc install=bash)"` installs."""
+    return _SCRIPT
+
+
+def removal() -> str:
+    """What undoes `script`."""
+    return "complete -r kvcache-framework python python3 2>/dev/null; unset -f _kvcache_framework\n"
+
+
+def complete(request: str, groups: Groups, path: ConfigSearchPath) -> str:
+    """The text to print for `-sc REQUEST`: `install=bash`, `uninstall=bash` or `query=bash`.
+
+    Raises:
+        ConfigError: another request.
+    """
+    answers = {"install=bash": script, "uninstall=bash": removal}
+    if request in answers:
+        return answers[request]()
+    if request == "query=bash":
+        return "\n".join(choices(os.environ.get("COMP_LINE", ""), groups, path))
+    allowed = [*answers, "query=bash"]
+    raise ConfigError(f"-sc takes one of {', '.join(allowed)}, found {request!r}{did_you_mean(request, allowed)}")
+
+
+def choices(line: str, groups: Groups, path: ConfigSearchPath) -> list[str]:
+    """What may follow the last word of a shell's line, in the user's own spelling; empty when the line is wrong."""
+    words = _COMMAND.sub("", line).split(" ")
+    words, word = [entry for entry in words[:-1] if entry], words[-1]
+    if word.startswith("-"):
+        return [flag for flag in _FLAGS if flag.startswith(word)]
+    sign = re.match(r"^\+*", word)
+    assert sign is not None
+    earlier = normalise([entry for entry in words if "=" in entry], groups, lambda entry: Path(entry).exists())
+    previous = GlobalHydra.instance().hydra
+    try:
+        plugin = BashCompletion(create_hydra(path).config_loader)
+        found = plugin._query(CONFIG_NAME, " ".join([*earlier, word[sign.end() :]]))
+    except (FrameworkError, HydraException, OmegaConfBaseException, SystemExit):
+        return []
+    finally:
+        GlobalHydra.instance().hydra = previous
+    return [sign[0] + entry for entry in found]
