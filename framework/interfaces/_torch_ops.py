@@ -22,7 +22,7 @@ def write(pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
     for stored, values, scale in ((pool.k, k, pool.k_scale), (pool.v, v, pool.v_scale)):
         if scale is not None:
             values = values.float() / scale[None, :, None]
-        values = values.to(stored.dtype)
+        values, stored = _raw(values.to(stored.dtype)), _raw(stored)
         if pool.layout == "NHD":
             stored[block, offset] = values
         else:
@@ -51,5 +51,10 @@ def copy_blocks(pool: LayerKV, copies: Tensor) -> None:
             pool.k[pair[1]].copy_(pool.k[pair[0]])
             pool.v[pair[1]].copy_(pool.v[pair[0]])
         return
-    pool.k[destination] = pool.k[source]
-    pool.v[destination] = pool.v[source]
+    for stored in (_raw(pool.k), _raw(pool.v)):
+        stored[destination] = stored[source]
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """One-byte floats as bytes: indexing knows no fp8."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

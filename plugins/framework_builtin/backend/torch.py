@@ -1,0 +1,313 @@
+"""Paged attention in plain PyTorch: gather a cache-sized tile of KV, attend, forget it."""
+
+# Shapes: T query tokens (packed)  R rows of a tile  Tq queries a row  C keys a row  S tokens a block  M blocks a row
+#         H query heads  K kv heads  G = H / K  D head dim
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from framework.errors import InvalidArgument
+from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch, Capabilities, LayerKV
+
+_CALL_BYTES = 2**19
+"""KV bytes that cost about as much to read as one more call: padding below it is cheaper than another tile."""
+
+_MASK_ELEMENTS = 2**22
+"""Most entries of a tile's mask (queries x keys); 16 MiB in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Queries that are answered in one go: R decode rows of like length, or a chunk of one row's queries.
+
+    Attributes:
+        tokens: which packed queries, R * Tq of them.
+        queries: positions (R, Tq) int64. keys: positions (R, C) int64; those past the row's context are padding.
+        where: flat pool indices, in the order the layout wants; padding repeats the row's last token.
+        mask: (R, 1, Tq or 1, C), 0 or -inf; None when every key is seen, or when `causal`.
+        causal: keys and queries are the same positions.
+    """
+
+    tokens: slice | Tensor
+    queries: Tensor
+    keys: Tensor
+    where: Tensor
+    mask: Tensor | None
+    causal: bool
+
+
+class TorchBackend(AttentionBackend):
+    """Vectorised over rows of like length; never materialises repeated heads; memory bounded whatever the context.
+
+    A tile's K and V are gathered token by token through the block tables into a reused buffer that stays in the
+    cache, and attended with SDPA. Longer rows, and what SDPA cannot do (soft-cap, sinks, ALiBi, log-sum-exp, fp8
+    pools), go chunk by chunk with a running maximum, in fp32.
+
+    Args:
+        tile_bytes: KV gathered at once for decode rows, and by the running-maximum path; about the last-level cache
+            a core has for itself.
+        prefill_bytes: KV of one row gathered at once for a prefill chunk.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
+        kv_dtypes=frozenset({"float8_e4m3fn"}),
+        devices=frozenset({"cpu", "cuda"}),
+        layouts=frozenset({"NHD", "HND"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
+    )
+
+    def __init__(self, tile_bytes: int = 8 * 2**20, prefill_bytes: int = 64 * 2**20) -> None:
+        if tile_bytes < 1 or prefill_bytes < 1:
+            raise InvalidArgument(f"tile_bytes and prefill_bytes must be positive, found {tile_bytes}, {prefill_bytes}")
+        self.tile_bytes, self.prefill_bytes = tile_bytes, prefill_bytes
+        self._planned: Batch | None = None
+
+    def setup(self, spec: AttentionSpec, device: str) -> None:
+        super().setup(spec, device)
+        dtype = getattr(torch, spec.kv_dtype or spec.dtype)
+        self._token_bytes = 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+        self._plain = (
+            spec.soft_cap is None and not spec.sinks and not spec.alibi and spec.kv_dtype in (None, spec.dtype)
+        )
+        self._buffers = (torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype))
+        self._planned = None
+
+    def plan(self, batch: Batch) -> None:
+        contexts = batch.host_context_lens.astype(np.int64)
+        starts = batch.host_query_starts.astype(np.int64)
+        if len(contexts) != len(batch.context_lens):
+            contexts, starts = batch.context_lens.cpu().numpy(), batch.query_starts.cpu().numpy()
+        self._check_widths(batch, contexts)
+        counts = np.diff(starts)
+        live = np.nonzero(contexts)[0]
+        decodes, prefills = live[counts[live] == 1], live[counts[live] > 1]
+        self._tiles = [self._decode_tile(batch, rows, contexts, starts) for rows in self._groups(decodes, contexts)]
+        for row in prefills.tolist():
+            self._tiles += self._prefill_tiles(batch, row, int(contexts[row]), int(starts[row]), int(counts[row]))
+        empty = np.repeat(contexts == 0, counts)
+        self._empty = torch.from_numpy(np.nonzero(empty)[0]).to(batch.block_tables.device) if empty.any() else None
+        self._planned = batch
+
+    def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:
+        self.require(q, pool, batch, out, lse)
+        if self._planned is not batch:
+            self.plan(batch)
+        with torch.no_grad():
+            if self._empty is not None:
+                out[self._empty] = 0
+                if lse is not None:
+                    lse[self._empty] = -math.inf
+            for tile in self._tiles:
+                if self._plain and lse is None and self._fits(tile):
+                    out[tile.tokens] = self._sdpa(q[tile.tokens], pool, tile)
+                    continue
+                out[tile.tokens], sums = self._running(q[tile.tokens], pool, tile)
+                if lse is not None:
+                    lse[tile.tokens] = sums.to(lse.dtype)
+
+    def _check_widths(self, batch: Batch, contexts: npt.NDArray[np.int64]) -> None:
+        capacity = batch.block_tables.shape[1] * self.spec.block_size
+        if len(contexts) and int(contexts.max()) > capacity:
+            row = int(contexts.argmax())
+            raise InvalidArgument(
+                f"row {row} has {int(contexts[row])} tokens of context, its block table holds {capacity}; widen the table"
+            )
+
+    def _fits(self, tile: _Tile) -> bool:
+        """Whether the tile's K and V may be gathered at once."""
+        rows, keys = tile.keys.shape
+        limit = self.prefill_bytes if tile.queries.shape[1] > 1 else 2 * self.tile_bytes
+        return rows * keys * self._token_bytes <= limit
+
+    def _groups(self, rows: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+        """Rows sorted by length, cut where a tile is full or padding would cost more than a call."""
+        spans = contexts[rows]
+        if self.spec.sliding_window is not None:
+            spans = np.minimum(spans, self.spec.sliding_window)
+        order = np.argsort(spans, kind="stable")
+        rows, sizes = rows[order], spans[order] * self._token_bytes
+        first, padding = 0, 0
+        for at in range(1, len(rows)):
+            padding += int(sizes[at] - sizes[at - 1]) * (at - first)
+            if (at - first + 1) * int(sizes[at]) > self.tile_bytes or padding > _CALL_BYTES:
+                yield rows[first:at]
+                first, padding = at, 0
+        if len(rows):
+            yield rows[first:]
+
+    def _decode_tile(
+        self, batch: Batch, rows: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
+    ) -> _Tile:
+        lengths = contexts[rows]
+        first = np.zeros_like(lengths)
+        if self.spec.sliding_window is not None:
+            first = np.maximum(0, lengths - self.spec.sliding_window)
+        spans = lengths - first
+        keys = first[:, None] + np.arange(int(spans.max()))
+        mask = None
+        if int(spans.min()) < int(spans.max()):
+            mask = torch.zeros(keys.shape, dtype=getattr(torch, self.spec.dtype))
+            mask.masked_fill_(torch.from_numpy(keys >= lengths[:, None]), -math.inf)
+            mask = mask[:, None, None, :].to(batch.block_tables.device)
+        return self._tile(batch, rows, starts[rows], lengths[:, None] - 1, keys, mask, causal=False)
+
+    def _prefill_tiles(self, batch: Batch, row: int, context: int, start: int, count: int) -> Iterator[_Tile]:
+        window = self.spec.sliding_window
+        causal = count == context and window is None
+        step = count if causal else max(1, _MASK_ELEMENTS // context)
+        for at in range(0, count, step):
+            queries = np.arange(context - count + at, context - count + min(at + step, count))
+            low = 0 if window is None else max(0, int(queries[0]) - window + 1)
+            keys = np.arange(low, int(queries[-1]) + 1)
+            mask = None
+            if not causal:
+                seen = keys[None, :] <= queries[:, None]
+                if window is not None:
+                    seen &= keys[None, :] > queries[:, None] - window
+                mask = torch.zeros(seen.shape, dtype=getattr(torch, self.spec.dtype))
+                mask = mask.masked_fill_(torch.from_numpy(~seen), -math.inf)[None, None].to(batch.block_tables.device)
+            tokens = np.arange(start + at, start + at + len(queries))
+            yield self._tile(batch, np.array([row]), tokens, queries[None], keys[None], mask, causal)
+
+    def _tile(
+        self,
+        batch: Batch,
+        rows: npt.NDArray[np.int64],
+        tokens: npt.NDArray[np.int64],
+        queries: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.int64],
+        mask: Tensor | None,
+        causal: bool,
+    ) -> _Tile:
+        device, size = batch.block_tables.device, self.spec.block_size
+        read = np.minimum(keys, queries[:, -1:])  # padding reads the row's own last token: written, and finite
+        row = torch.from_numpy(rows).to(device)[:, None]
+        block = batch.block_tables[row, torch.from_numpy(read // size).to(device)].long()
+        offset = torch.from_numpy(read % size).to(device)
+        if self.spec.layout == "NHD":
+            where = block * size + offset
+        else:
+            head = torch.arange(self.spec.num_kv_heads, device=device)[None, :, None]
+            where = (block[:, None] * self.spec.num_kv_heads + head) * size + offset[:, None]
+        whole = len(tokens) == 1 or bool((np.diff(tokens) == 1).all())
+        return _Tile(
+            slice(int(tokens[0]), int(tokens[-1]) + 1) if whole else torch.from_numpy(tokens).to(device),
+            torch.from_numpy(queries).to(device),
+            torch.from_numpy(keys).to(device),
+            where,
+            mask,
+            causal,
+        )
+
+    def _gather(self, pool: LayerKV, where: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V (R, K, C, D) at `where`: views of the reused buffers, overwritten by the next call."""
+        heads, dim = self.spec.num_kv_heads, self.spec.head_dim
+        need = where.numel() * (dim if pool.layout == "HND" else heads * dim)
+        if self._buffers[0].numel() < need or self._buffers[0].device != where.device:
+            self._buffers = (
+                torch.empty(need, dtype=pool.k.dtype, device=where.device),
+                torch.empty(need, dtype=pool.k.dtype, device=where.device),
+            )
+        pair = []
+        for stored, buffer in ((pool.k, self._buffers[0]), (pool.v, self._buffers[1])):
+            width = dim if pool.layout == "HND" else heads * dim
+            source, target = stored.view(-1, width), buffer[:need].view(-1, width)
+            if stored.dtype.itemsize == 1:  # index_select knows no fp8
+                source, target = source.view(torch.uint8), target.view(torch.uint8)
+            torch.index_select(source, 0, where.reshape(-1), out=target)
+            shape = (*where.shape, dim) if pool.layout == "HND" else (*where.shape, heads, dim)
+            tokens = buffer[:need].view(shape)
+            pair.append(tokens if pool.layout == "HND" else tokens.transpose(1, 2))
+        return pair[0], pair[1]
+
+    def _sdpa(self, q: Tensor, pool: LayerKV, tile: _Tile) -> Tensor:
+        """(R * Tq, H, D). Query heads of a group become queries (decode) or heads of stride 0 (prefill)."""
+        rows, count = tile.queries.shape
+        heads, dim = self.spec.num_kv_heads, self.spec.head_dim
+        group = self.spec.num_heads // heads
+        k, v = self._gather(pool, tile.where)
+        scale = self.spec.softmax_scale
+        if count == 1:
+            q = q.reshape(rows, heads, group, dim)
+            found = F.scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, scale=scale)
+            return found.reshape(rows, heads * group, dim)
+        k, v = (tensor[0, :, None].expand(heads, group, -1, dim) for tensor in (k, v))
+        q = q.view(count, heads, group, dim).permute(1, 2, 0, 3)
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, is_causal=tile.causal, scale=scale)
+        return found.permute(2, 0, 1, 3).reshape(count, heads * group, dim)
+
+    def _running(self, q: Tensor, pool: LayerKV, tile: _Tile) -> tuple[Tensor, Tensor]:
+        """(R * Tq, H, D) in q's dtype and the log-sum-exp (R * Tq, H), over chunks of keys with a running maximum."""
+        rows, count = tile.queries.shape
+        spec, heads, dim = self.spec, self.spec.num_kv_heads, self.spec.head_dim
+        group, wide = spec.num_heads // heads, torch.promote_types(q.dtype, torch.float32)
+        q = q.reshape(rows, count, heads, group, dim).permute(0, 2, 3, 1, 4).reshape(rows, heads, group * count, dim)
+        q = q.to(wide) * spec.softmax_scale
+        top, total, summed = self._start(pool, rows, count, q)
+        chunk = self._chunk(rows, count)
+        for low in range(0, tile.keys.shape[1], chunk):
+            k, v = self._gather(pool, tile.where[..., low : low + chunk])
+            k, v = _widened(k, pool.k_scale, wide), _widened(v, pool.v_scale, wide)
+            scores = self._scores(q, k, pool, tile, low)
+            peak = torch.maximum(top, scores.amax(-1, keepdim=True))
+            keep = torch.exp(top - peak).nan_to_num_(0.0)  # -inf - -inf: nothing seen so far
+            weights = torch.exp(scores - peak.clamp_min(-torch.finfo(wide).max))
+            total = total * keep + weights.sum(-1, keepdim=True)
+            summed = summed * keep + weights @ v
+            top = peak
+        out = (summed / total).view(rows, heads, group, count, dim).permute(0, 3, 1, 2, 4)
+        sums = (top + total.log()).view(rows, heads, group, count).permute(0, 3, 1, 2)
+        return out.reshape(rows * count, heads * group, dim).to(self._out_dtype), sums.reshape(rows * count, -1)
+
+    @property
+    def _out_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.spec.dtype)
+        return dtype
+
+    def _start(self, pool: LayerKV, rows: int, count: int, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Running maximum and total, (R, K, G * Tq, 1), and weighted sum; a sink is a key seen already, worth 0."""
+        shape = (*q.shape[:3], 1)
+        summed = torch.zeros_like(q)
+        if pool.sinks is None or not self.spec.sinks:
+            return torch.full(shape, -math.inf, dtype=q.dtype, device=q.device), torch.zeros(shape).to(q), summed
+        sinks = pool.sinks.to(q).view(1, self.spec.num_kv_heads, -1, 1).expand(rows, -1, -1, count)
+        return sinks.reshape(shape), torch.ones(shape).to(q), summed
+
+    def _chunk(self, rows: int, count: int) -> int:
+        """Keys at a time, so that neither their KV nor the scores (fp32) pass the tile's bytes by much."""
+        scores = rows * count * self.spec.num_heads * 4
+        return max(16, self.tile_bytes // max(rows * self._token_bytes, scores))
+
+    def _scores(self, q: Tensor, k: Tensor, pool: LayerKV, tile: _Tile, low: int) -> Tensor:
+        """(R, K, G * Tq, C), -inf where not seen; soft-capped, then biased, then masked."""
+        spec, (rows, count) = self.spec, tile.queries.shape
+        scores = (q[0] @ k[0].transpose(1, 2))[None] if rows == 1 else q @ k.transpose(2, 3)
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        split = scores.view(rows, spec.num_kv_heads, -1, count, scores.shape[-1])
+        key = tile.keys[:, None, None, None, low : low + scores.shape[-1]]
+        query = tile.queries[:, None, None, :, None]
+        if spec.alibi and pool.alibi_slopes is not None:
+            slopes = pool.alibi_slopes.to(q).view(1, spec.num_kv_heads, -1, 1, 1)
+            split = split + slopes * (key - query)
+        unseen = key > query
+        if spec.sliding_window is not None:
+            unseen |= key <= query - spec.sliding_window
+        return split.masked_fill(unseen, -math.inf).view(scores.shape)
+
+
+def _widened(tokens: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """(R, K, C, D) in `dtype`, times the kv head's scale for fp8 pools."""
+    tokens = tokens.to(dtype)
+    return tokens if scale is None else tokens * scale.to(dtype)[None, :, None, None]
