@@ -52,8 +52,8 @@ class WTinyLfu(EvictionPolicy):
     area's: the less often accessed is evicted, the newcomer in a tie; a newcomer that wins moves to the main area.
 
     The main area is a probation list and a protected one (80 %): a hit lifts a block to protected, whose oldest
-    falls back when it is over its size. Before the cache is full nothing is evicted, so all of it counts as window
-    first. Within one call the deepest is first in its list; pinned blocks keep their place. O(log n) amortised.
+    falls back when it is over its size. While the main area has room, what overflows the window moves on without a
+    duel. Within one call the deepest is first in its list; pinned blocks keep their place. O(log n) amortised.
 
     Args:
         window: share of the blocks in the window.
@@ -97,23 +97,29 @@ class WTinyLfu(EvictionPolicy):
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
         for block in blocks:
             self._home[block].show(block)
+        self._settle()
 
     def victim(self, now: float) -> BlockId:
-        while True:
-            newcomer, old = self._window.front(), self._probation.front()
-            if old is None:
-                old = self._protected.front()
-            main_full = len(self._home) - len(self._window) >= self.blocks.num_blocks - self._window_blocks
-            if newcomer is None or (old is not None and len(self._window) < self._window_blocks):
-                if old is None:
-                    raise NoCandidate("WTinyLfu holds no candidate")
-                return old
-            if main_full or len(self._window) <= self._window_blocks:
-                return newcomer if old is None or self._loses(newcomer, old) else old
-            self._move(newcomer, self._probation)
+        newcomer, old = self._window.front(), self._probation.front()
+        if old is None:
+            old = self._protected.front()
+        if newcomer is not None and (old is None or len(self._window) >= self._window_blocks):
+            return newcomer if old is None or self._loses(newcomer, old) else old
+        if old is None:
+            raise NoCandidate("WTinyLfu holds no candidate")
+        return old
 
     def evicted(self, block: BlockId, now: float) -> None:
         self._home.pop(block).remove(block)
+
+    def _settle(self) -> None:
+        """What overflows the window moves on while the main area has room."""
+        main_blocks = self.blocks.num_blocks - self._window_blocks
+        while len(self._window) > self._window_blocks and len(self._home) - len(self._window) < main_blocks:
+            newcomer = self._window.front()
+            if newcomer is None:
+                return
+            self._move(newcomer, self._probation)
 
     def _loses(self, newcomer: BlockId, old: BlockId) -> bool:
         key = self.blocks.key
