@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_CANDIDATES = 1024
-"""Ranked at first; a row whose filters keep as many or more is ranked in full. Ranking all is 20 times as dear."""
+_BUCKETS, _BUCKETS_PER_ROOT = 1024, 64
+"""Scores 0 to -256 fall into buckets by their square root: fine near the best, and the tail is one bucket."""
 
 _TINY_TEMPERATURE = 1e-30
 
@@ -109,32 +109,37 @@ class _Rows:
 
     def draw_filtered(self) -> Tensor:
         """(R,) ids, after top-k and top-p."""
-        vocab, total = self.scores.shape[1], self.scores.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
-        for count in (min(_CANDIDATES, vocab), vocab):
-            values, ids = _ranked(self.scores, count)
-            weights, lowest = self._kept(values, total)
-            # Complete once the last candidate fell out and is no tie of one that was kept.
-            if count == vocab or bool((lowest > values[:, -1:]).all()):
-                break
-        return ids.gather(1, _invert(weights.cumsum(dim=-1), self.uniforms)[:, None]).squeeze(1)
-
-    def _kept(self, values: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-        """(R, C) float64: e^score of the candidates that pass both filters, 0 for the others. (R, 1): the lowest score
-        that matters, which is the k-th even where top-p keeps fewer, since top-p takes its share of all k."""
-        kth = values.gather(1, (self.top_k.long() - 1).clamp(min=0, max=values.shape[1] - 1))
+        weights = self.scores.exp().double()
+        total = weights.sum(dim=-1, keepdim=True)
+        values, ids = _gather_ranked(self.scores, self._candidates(weights, total))
         by_k = self.top_k > 0
+        kth = values.gather(1, (self.top_k.long() - 1).clamp(min=0, max=values.shape[1] - 1))
         weights = values.exp().double().masked_fill(by_k & (values < kth), 0.0)
         total = torch.where(by_k, weights.sum(dim=-1, keepdim=True), total)
         before = weights.cumsum(dim=-1) - weights
         weights.masked_fill_(before >= self.top_p * total, 0.0)
-        lowest = torch.where(weights > 0, values, torch.inf).amin(dim=-1, keepdim=True)
-        return weights, torch.where(by_k, kth, lowest)
+        return ids.gather(1, _invert(weights.cumsum(dim=-1), self.uniforms)[:, None]).squeeze(1)
+
+    def _candidates(self, weights: Tensor, total: Tensor) -> Tensor:
+        """(R, V) bool: all that top-k can keep, or top-p where there is no top-k, and little more.
+
+        Scores are put into buckets, so that only the candidates need sorting: equal scores share a bucket and higher
+        ones never come later, so whole buckets from the best down to the one that completes the filter are enough.
+        One more is taken, since sums by bucket round otherwise than sums in order.
+        """
+        buckets = self.scores.neg().sqrt_().mul_(_BUCKETS_PER_ROOT).clamp_(max=_BUCKETS - 1).long()
+        by_k = self.top_k > 0
+        amounts = torch.where(by_k, 1.0, weights)
+        needed = torch.where(by_k, self.top_k, self.top_p * total)
+        filled = weights.new_zeros(len(weights), _BUCKETS).scatter_add_(1, buckets, amounts).cumsum(dim=-1)
+        return buckets <= (filled < needed).sum(dim=-1, keepdim=True) + 1
 
 
 def _invert(cumulative: Tensor, uniforms: Tensor) -> Tensor:
     """(R,) first index whose cumulative weight passes uniform * total: never one of weight 0."""
     target = uniforms * cumulative[:, -1:]
-    return (cumulative <= target).sum(dim=-1).clamp_(max=cumulative.shape[1] - 1)
+    found = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    return found.clamp_(max=cumulative.shape[1] - 1)
 
 
 def _ranked(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -144,4 +149,17 @@ def _ranked(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return values, ids
     ids = scores.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
     values, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _gather_ranked(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The masked scores of each row and their ids, largest first, ties by lowest id, padded with -inf: (R, C)."""
+    row, column = mask.nonzero(as_tuple=True)
+    counts = mask.sum(dim=-1)
+    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    width = int(counts.max())
+    values = scores.new_full((len(scores), width), -torch.inf)
+    ids = column.new_zeros(len(scores), width)
+    values[row, place], ids[row, place] = scores[row, column], column
+    values, order = values.sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
