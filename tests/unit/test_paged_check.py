@@ -164,7 +164,7 @@ def test_check_finds_a_hash_that_leads_to_the_wrong_block() -> None:
 def test_check_finds_a_forgotten_orphan_count() -> None:
     allocator = books()
     allocator.cache.index._orphans[b"gone"] = 1
-    with pytest.raises(InvariantViolation, match="I20: .* absent parents"):
+    with pytest.raises(InvariantViolation, match=r"I20: .* absent parents"):
         allocator.check()
 
 

@@ -387,7 +387,7 @@ def test_f18_the_null_block_is_never_handed_out(kind: type[PagedAllocator]) -> N
     allocator = make(5, 1, kind=kind)
     for number in range(5):
         admit(allocator, number, tokens(number))
-    assert sorted(sum((table(allocator, n) for n in range(5)), [])) == [1, 2, 3, 4, 5]
+    assert sorted(table(allocator, n)[0] for n in range(5)) == [1, 2, 3, 4, 5]
     with pytest.raises(OutOfBlocks):
         admit(allocator, 9, tokens(1))
 

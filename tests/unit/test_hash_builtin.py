@@ -1,0 +1,71 @@
+"""Block names: golden bytes, equal in one call or many, and in every process."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xxhash
+
+from framework.interfaces.hash import DigestScheme
+from framework.types import Namespace
+from framework_builtin.hash.sha256 import Sha256
+from framework_builtin.hash.xxh3_128 import Xxh3_128
+from framework_builtin.hash.xxh64 import Xxh64
+
+SCHEMES = [Sha256, Xxh64, Xxh3_128]
+DIGESTS = {
+    Sha256: lambda data: hashlib.sha256(data).digest(),
+    Xxh64: lambda data: xxhash.xxh64(data).digest(),
+    Xxh3_128: lambda data: xxhash.xxh3_128(data).digest(),
+}
+NS = Namespace("m", "", "salt")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_names_are_the_digest_of_tag_parent_and_tokens(scheme: type[DigestScheme]) -> None:
+    digest, made = DIGESTS[scheme], scheme()
+    root = digest(b"\x00kvcache-framework/root/1\x00" + (4).to_bytes(8, "little") + NS.encode())
+    assert made.root(NS, 4) == root
+    tokens = np.arange(10, dtype=np.int32)
+    first = digest(b"\x01" + root + tokens[:4].tobytes())
+    second = digest(b"\x01" + first + tokens[4:8].tobytes())
+    assert made.blocks(made.root(NS, 4), tokens, 4) == [first, second]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
+def test_one_call_equals_a_call_a_block(scheme: type[DigestScheme], block_size: int) -> None:
+    made = scheme()
+    tokens = np.random.default_rng(0).integers(0, 2**31, 6 * block_size - 1, dtype=np.int32)
+    parent, one_by_one = made.root(NS, block_size), []
+    for index in range(5):
+        parent = made.block(parent, tokens[index * block_size : (index + 1) * block_size])
+        one_by_one.append(parent)
+    assert made.blocks(made.root(NS, block_size), tokens, block_size) == one_by_one
+    assert made.blocks(made.root(NS, block_size), tokens[: block_size - 1], block_size) == []
+
+
+def test_only_sha256_is_taken_at_its_word() -> None:
+    assert [scheme.collision_resistant for scheme in SCHEMES] == [True, False, False]
+
+
+def test_names_are_equal_in_every_process() -> None:
+    code = (
+        "import numpy as np\n"
+        "from framework.types import Namespace\n"
+        "from framework_builtin.hash.sha256 import Sha256\n"
+        "from framework_builtin.hash.xxh3_128 import Xxh3_128\n"
+        "from framework_builtin.hash.xxh64 import Xxh64\n"
+        "n, t = Namespace('m', '', 'salt'), np.arange(64, dtype=np.int32)\n"
+        "print([s().blocks(s().root(n, 16), t, 16)[-1].hex() for s in (Sha256, Xxh64, Xxh3_128)])"
+    )
+    tokens = np.arange(64, dtype=np.int32)
+    here = str([scheme().blocks(scheme().root(NS, 16), tokens, 16)[-1].hex() for scheme in SCHEMES])
+    for seed in ("0", "1", "random"):
+        env = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+        assert done.stdout.strip() == here

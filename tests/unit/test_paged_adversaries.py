@@ -1,0 +1,240 @@
+"""Policies and hash schemes that misbehave are stopped, named, and leave the pool as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from paged_helpers import NS, admit, info, make, serve, table, tokens
+
+from framework.errors import NoCandidate, PluginError
+from framework.paged.allocator import PagedAllocator
+from framework.types import RequestId
+from framework_builtin.eviction.fifo import Fifo
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.eviction.random import Random
+from framework_builtin.hash.sha256 import Sha256
+from framework_builtin.hash.xxh64 import Xxh64
+
+
+class Bad(Lru):
+    """LRU until `spoil` is set; from the n-th victim on it answers with `answer`, or raises it."""
+
+    def __init__(self) -> None:
+        self.good, self.answer, self.spoil = 0, None, ""
+
+    def victim(self, now: float) -> Any:
+        if self.spoil != "victim":
+            return super().victim(now)
+        self.good -= 1
+        if self.good >= 0:
+            return super().victim(now)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def _fail(self, method: str) -> None:
+        if self.spoil == method:
+            raise RuntimeError("boom")
+
+    def admit(self, blocks: Any, now: float) -> None:
+        self._fail("admit")
+
+    def hit(self, blocks: Any, now: float) -> None:
+        self._fail("hit")
+
+    def pin(self, blocks: Any, now: float) -> None:
+        self._fail("pin")
+        super().pin(blocks, now)
+
+    def release(self, blocks: Any, now: float) -> None:
+        self._fail("release")
+        super().release(blocks, now)
+
+    def evicted(self, block: Any, now: float) -> None:
+        self._fail("evicted")
+        super().evicted(block, now)
+
+
+def books(allocator: PagedAllocator) -> tuple[Any, ...]:
+    pool = allocator.pool
+    columns = [
+        list(getattr(pool, n)) for n in ("ref", "candidate", "key", "children", "last_access", "hits", "priority")
+    ]
+    return allocator.stats(), list(pool.free), columns, {r: list(t.blocks) for r, t in allocator.tables().items()}
+
+
+def full(policy: Any, leaf_only: bool = False, hash: Any = None) -> PagedAllocator:
+    """Six blocks: 1 free, request 1 uses two (one published), three cached in one chain."""
+    allocator = make(6, 2, eviction=policy, leaf_only=leaf_only, hash=hash)
+    serve(allocator, 9, tokens(5, 5, 6, 6, 7, 7))
+    admit(allocator, 1, tokens(1, 2, 3))
+    allocator.commit(RequestId(1), tokens(1, 2, 3))
+    assert allocator.stats().free_blocks == 1
+    return allocator
+
+
+ANSWERS = [None, 0, -1, 7, 10**9, 1.0, "1", True, np.int64(2), [1], RuntimeError("boom"), NoCandidate("none")]
+
+
+@pytest.mark.parametrize("hash", [Sha256(), Xxh64()])
+@pytest.mark.parametrize("leaf_only", [False, True])
+@pytest.mark.parametrize("good", [0, 1, 2])
+@pytest.mark.parametrize("answer", [*ANSWERS, "pinned", "free", "again"], ids=repr)
+def test_a_wrong_victim_is_named_and_changes_nothing(answer: Any, good: int, leaf_only: bool, hash: Any) -> None:
+    policy = Bad()
+    allocator = full(policy, leaf_only, hash)
+    if answer == "pinned":
+        answer = table(allocator, 1)[0]
+    elif answer == "free":
+        answer = allocator.pool.free[0]
+    elif answer == "again":
+        answer = Lru.victim(policy, 0.0)
+        good = max(good, 1)
+    policy.answer, policy.good, policy.spoil = answer, good, "victim"
+    before = books(allocator)
+    with pytest.raises(PluginError, match=r"eviction policy Bad\.victim"):
+        admit(allocator, 2, tokens(9, 9, 9, 9, 9, 9, 9, 9))
+    assert books(allocator) == before
+    allocator.check()
+    policy.spoil = ""
+    assert admit(allocator, 3, tokens(9, 9, 9, 9, 9, 9, 9, 9)) == 0, "the policy has its candidates back"
+    allocator.check()
+    assert allocator.stats().evictions == 3
+
+
+@pytest.mark.parametrize("method", ["pin", "hit", "evicted"])
+def test_a_policy_that_raises_during_admission_changes_nothing(method: str) -> None:
+    policy = Bad()
+    allocator = full(policy)
+    policy.spoil = method
+    before = books(allocator)
+    with pytest.raises(PluginError, match=rf"Bad\.{method}: raised RuntimeError\('boom'\)"):
+        admit(allocator, 2, tokens(5, 5, 6, 6, 9, 9, 9))
+    assert books(allocator) == before
+    allocator.check()
+
+
+def test_a_policy_that_raises_at_commit_leaves_the_content_unpublished() -> None:
+    policy = Bad()
+    allocator = make(6, 2, eviction=policy)
+    admit(allocator, 1, tokens(1, 2, 3))
+    policy.spoil = "admit"
+    before = books(allocator)
+    with pytest.raises(PluginError, match=r"Bad\.admit"):
+        allocator.commit(RequestId(1), tokens(1, 2, 3))
+    after = books(allocator)  # an unpublished block has no facts, so its columns may differ
+    assert (after[0], after[1], after[3], after[2][2]) == (before[0], before[1], before[3], before[2][2])
+    allocator.check()
+    policy.spoil = ""
+    allocator.commit(RequestId(1), tokens(1, 2, 3))
+    assert allocator.lookup(tokens(1, 2, 3), NS).num_tokens == 2
+
+
+@pytest.mark.parametrize("leaf_only", [False, True])
+def test_a_policy_that_raises_at_free_leaks_no_block(leaf_only: bool) -> None:
+    policy = Bad()
+    allocator = make(6, 2, eviction=policy, leaf_only=leaf_only)
+    admit(allocator, 1, tokens(1, 2, 3, 4, 5))
+    allocator.commit(RequestId(1), tokens(1, 2, 3, 4, 5))
+    policy.spoil = "release"
+    with pytest.raises(PluginError, match=r"Bad\.release"):
+        allocator.free(RequestId(1))
+    allocator.check()
+    stats = allocator.stats()
+    assert (stats.used_blocks, stats.num_requests, stats.free_blocks) == (0, 0, 6), stats
+
+
+def test_a_policy_that_raises_at_reset_keeps_no_content() -> None:
+    policy = Bad()
+    allocator = full(policy)
+    policy.spoil = "evicted"
+    with pytest.raises(PluginError, match=r"Bad\.evicted"):
+        allocator.reset()
+    allocator.check()
+    assert allocator.stats().cached_blocks == 0
+
+
+class WrongNames(Sha256):
+    """SHA-256 until `answer` is set."""
+
+    answer: Any = None
+
+    def blocks(self, parent: Any, tokens: Any, block_size: int) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if self.answer == "mutate":
+            tokens[:] = 0
+        return super().blocks(parent, tokens, block_size) if self.answer is None else self.answer
+
+
+NAMES = [RuntimeError("boom"), "mutate", [], [b"a"], [b"a", b"b", b"c"], [b"a", ""], [b"a", None], [b"a", b""], "ab", 3]
+
+
+@pytest.mark.parametrize("answer", NAMES, ids=repr)
+def test_a_wrong_name_is_named_and_changes_nothing(answer: Any) -> None:
+    scheme = WrongNames()
+    allocator = make(8, 2, hash=scheme)
+    prompt = tokens(1, 2, 3, 4, 5)
+    serve(allocator, 1, tokens(1, 2, 3))
+    admit(allocator, 2, tokens(1, 2))
+    hit = allocator.lookup(tokens(7), NS)
+    before = books(allocator)
+    scheme.answer = answer
+    with pytest.raises(PluginError, match=r"hash scheme WrongNames\.blocks"):
+        allocator.lookup(prompt, NS)
+    with pytest.raises(PluginError, match=r"hash scheme WrongNames\.blocks"):
+        allocator.allocate(info(3), prompt, hit)
+    assert prompt.tolist() == [1, 2, 3, 4, 5]
+    assert books(allocator) == before
+    allocator.check()
+
+
+def test_a_scheme_that_fails_at_commit_changes_nothing() -> None:
+    scheme = WrongNames()
+    allocator = make(8, 2, hash=scheme)
+    admit(allocator, 1, tokens(1))
+    allocator.extend(RequestId(1), 5)
+    before = books(allocator)
+    scheme.answer = RuntimeError("boom")
+    with pytest.raises(PluginError, match="boom"):
+        allocator.commit(RequestId(1), tokens(1, 2, 3, 4))
+    assert books(allocator) == before
+    scheme.answer = None
+    allocator.commit(RequestId(1), tokens(1, 7, 3, 4))
+    assert allocator.lookup(tokens(1, 7, 3, 4, 0), NS).num_tokens == 4
+    allocator.check()
+
+
+@pytest.mark.parametrize("bad", [b"", None, 3, "root"])
+def test_a_root_that_is_no_name_is_named(bad: Any) -> None:
+    class NoRoot(Sha256):
+        def root(self, namespace: Any, block_size: int) -> Any:
+            return bad
+
+    with pytest.raises(PluginError, match=r"hash scheme NoRoot\.root"):
+        make(8, 2, hash=NoRoot()).lookup(tokens(1, 2, 3), NS)
+
+
+@pytest.mark.parametrize("policy", [Lru, Fifo, Random])
+def test_a_policy_keeps_working_after_its_victims_were_handed_back(policy: type) -> None:
+    class Failing(policy):  # type: ignore[misc, valid-type]
+        left = -1
+
+        def victim(self, now: float) -> int:
+            self.left -= 1
+            return 0 if self.left == 0 else super().victim(now)
+
+    failing = Failing()
+    allocator = make(8, 1, eviction=failing)
+    draw = np.random.default_rng(1)
+    failures = 0
+    for number in range(200):
+        failing.left = int(draw.integers(1, 6))
+        try:
+            serve(allocator, number, draw.integers(0, 3, int(draw.integers(1, 8)), dtype=np.int32))
+        except PluginError:
+            failures += 1
+        allocator.check()
+    assert failures > 20

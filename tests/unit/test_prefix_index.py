@@ -1,0 +1,115 @@
+"""Both forms of the prefix index against a dictionary of whole prefixes."""
+
+from __future__ import annotations
+
+from random import Random as Draw
+
+import pytest
+import xxhash
+
+from framework.paged.index import HashIndex, PrefixIndex, TrieIndex
+from framework.paged.pool import BlockPool
+from framework.types import BlockHash
+
+ANCHORS = (-1, -2)
+
+
+def key(anchor: int, prefix: tuple[int, ...], bits: int) -> BlockHash:
+    """A chained name of so many bits; 64 do not collide here."""
+    value = xxhash.xxh64_intdigest(repr((anchor, prefix))) % 2**bits
+    return BlockHash(value.to_bytes(9, "little"))
+
+
+class Books:
+    """A pool, an index and a dictionary that says which block holds which prefix."""
+
+    def __init__(self, form: type[PrefixIndex], bits: int) -> None:
+        self.pool = BlockPool(12, 1)
+        self.index = form(self.pool)
+        self.bits = bits
+        self.where: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.free = list(range(1, 13))
+
+    def find(self, anchor: int, tokens: tuple[int, ...]) -> list[int]:
+        keys = [key(anchor, tokens[: n + 1], self.bits) for n in range(len(tokens))]
+        data = b"".join(token.to_bytes(4, "little") for token in tokens)
+        return self.index.find(anchor, keys, data, len(tokens))
+
+    def expected(self, anchor: int, tokens: tuple[int, ...]) -> list[int]:
+        found = []
+        for n in range(len(tokens)):
+            if (anchor, tokens[: n + 1]) not in self.where:
+                break
+            found.append(self.where[anchor, tokens[: n + 1]])
+        return found
+
+    def publish(self, anchor: int, tokens: tuple[int, ...]) -> None:
+        parent = 0
+        for n in range(len(tokens)):
+            prefix = tokens[: n + 1]
+            holder = self.where.get((anchor, prefix))
+            if holder is None:
+                if not self.free:
+                    return
+                name, block = key(anchor, prefix, self.bits), self.free[-1]
+                holder = self.index.insert(anchor, parent, name, tokens[n].to_bytes(4, "little"), block)
+                if not holder:
+                    return
+                assert holder == block
+                self.pool.key[block] = name
+                self.where[anchor, prefix] = self.free.pop()
+            parent = holder
+
+    def evict(self, which: tuple[int, tuple[int, ...]]) -> None:
+        block = self.where.pop(which)
+        self.index.remove(block)
+        self.pool.key[block] = None
+        self.free.append(block)
+
+
+@pytest.mark.parametrize(("form", "bits"), [(HashIndex, 64), (TrieIndex, 64), (TrieIndex, 2), (TrieIndex, 0)])
+def test_the_index_finds_exactly_what_is_published(form: type[PrefixIndex], bits: int) -> None:
+    for seed in range(30):
+        draw, books = Draw(seed), Books(form, bits)
+        for _ in range(120):
+            anchor = draw.choice(ANCHORS)
+            tokens = tuple(draw.randint(0, 1) for _ in range(draw.randint(1, 5)))
+            if draw.random() < 0.5:
+                books.publish(anchor, tokens)
+            elif books.where:
+                books.evict(draw.choice(sorted(books.where)))
+            assert books.find(anchor, tokens) == books.expected(anchor, tokens)
+            assert not books.index.audit(), books.index.audit()
+        if bits == 64:
+            assert not books.index.collisions
+        for which in sorted(books.where):
+            books.evict(which)
+        assert not books.index.audit()
+        if isinstance(books.index, TrieIndex):
+            assert not books.index._nodes, "ghosts without descendants stay behind"
+        else:
+            assert not books.index._orphans
+
+
+def test_ghosts_keep_their_tokens_so_no_other_content_takes_their_place() -> None:
+    books = Books(TrieIndex, 0)
+    books.publish(-1, (0, 0, 0))
+    deepest = books.where[-1, (0, 0, 0)]
+    books.evict((-1, (0,)))
+    books.evict((-1, (0, 0)))
+    books.publish(-1, (1, 0, 0))
+    assert books.find(-1, (1, 0, 0)) == []
+    assert books.index.collisions == 1
+    books.publish(-1, (0, 0))
+    assert books.find(-1, (0, 0, 0))[-1] == deepest
+
+
+def test_equal_content_is_held_once() -> None:
+    for form in (HashIndex, TrieIndex):
+        books = Books(form, 64)
+        books.publish(-1, (0, 1))
+        held = books.where[-1, (0, 1)]
+        name = key(-1, (0, 1), 64)
+        assert books.index.insert(-1, books.where[-1, (0,)], name, (1).to_bytes(4, "little"), 12) == held
+        assert books.pool.children[books.where[-1, (0,)]] == 1
+        assert not books.index.audit()
