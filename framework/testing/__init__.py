@@ -1,1 +1,30 @@
-"""Conformance kits and slow oracles, shipped for plugin authors."""
+"""Conformance kits and slow oracles, shipped for plugin authors.
+
+`allocator_checks`, `eviction_checks`, `hash_checks` and `backend_checks` are tuples of functions `check(make)`; each
+raises an AssertionError that says which rule is broken and shows the calls that break it. In a test:
+
+    @pytest.mark.parametrize("check", eviction_checks)
+    def test_my_policy(check):
+        check(MyPolicy)
+
+Each kit is imported when it is named, so that only the backend's loads torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from framework.testing.allocator import allocator_checks
+    from framework.testing.backend import backend_checks
+    from framework.testing.eviction import eviction_checks
+    from framework.testing.hash import hash_checks
+
+__all__ = ["allocator_checks", "backend_checks", "eviction_checks", "hash_checks"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.{name.removesuffix('_checks')}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

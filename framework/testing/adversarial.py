@@ -379,4 +379,3 @@ class WritesFacts(SlowLru):
         block = super().victim(now)
         self.blocks.last_access[block] = 0  # type: ignore[index]
         return block
-

@@ -96,7 +96,9 @@ class Cache:
             raise
         self.history.append(f"victim(now={self.now}) -> {block!r}")
         self.need(type(block) is int, "a victim is no int", repr(block))
-        self.need(block in self.candidates, "a victim is no candidate", f"{block}, candidates {sorted(self.candidates)}")
+        self.need(
+            block in self.candidates, "a victim is no candidate", f"{block}, candidates {sorted(self.candidates)}"
+        )
         self.need(block == again, "asked twice, victim answers differently", f"{block} then {again}")
         self.need(facts == self._facts(), "victim wrote to the facts it may only read")
         return block

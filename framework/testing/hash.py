@@ -145,6 +145,7 @@ def check_prefix_order_and_content_matter(make: Make) -> None:
     named: dict[Any, BlockHash] = {("root", size): scheme.root(Namespace(), size) for size in (1, 2, 4)}
     root = named["root", 4]
     rows = [[1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 3, 4], [1, 2, 4, 3], [0, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
+    rows += [[5, 40, 3, 4], [6, 40 - 31, 3, 4], [2**16, 0, 0, 0], [2**24, 0, 0, 0]]
     rows += [[1 + 31, 2 - 1, 3, 4], [1, 2, 3, 2**31 - 1], [258, 0, 0, 0], [2, 1, 0, 0], [513, 0, 0, 0], [0, 2, 1, 0]]
     for row in rows:
         name = named["first", tuple(row)] = scheme.block(root, as_tokens(row))

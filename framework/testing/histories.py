@@ -7,10 +7,11 @@ few prompts reach hits, forks and evictions that unweighted lists seldom do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
 
-from framework.testing.driver import Driver, Violation
+from framework.testing.driver import Contained, Driver, Violation
 from framework.types import Namespace
 
 Step = tuple[Any, ...]
@@ -50,7 +51,9 @@ def random_history(draw: Random, num_steps: int, longest: int) -> list[Step]:
             return (name, pick, draw.choice((1, 2, 3, longest)), draw.random() < 0.7, draw.random() < 0.7)
         if name == "append":
             return (name, pick, [draw.randint(0, 1) for _ in range(draw.randint(1, 4))])
-        if name in ("fork", "branch", "truncate"):
+        if name == "branch":
+            return (name, pick, few, draw.random() < 0.5)
+        if name in ("fork", "truncate"):
             return (name, pick, few)
         if name == "wrong":
             return (name, draw.choice(WRONG_CALLS), pick)
@@ -61,35 +64,46 @@ def random_history(draw: Random, num_steps: int, longest: int) -> list[Step]:
 
 
 def play(driver: Driver, history: list[Step]) -> None:
-    """Do the steps one by one; the driver checks after each."""
-    remembered: tuple[list[int], Namespace, Any] | None = None
-    for name, *given in history:
-        if name == "admit":
-            driver.do_admit(list(given[0]), NAMESPACES[given[1]])
-        elif name == "finish":
-            driver.do_compute(given[0], 99, extend=True, commit=True)
-            driver.do_free(given[0])
-        elif name == "branch":
-            branch(driver, *given)
-        elif name == "append":
-            driver.do_append(given[0], list(given[1]))
-        elif name == "wrong":
-            driver.do_wrong(*given)
-        elif name == "remember":
-            tokens, namespace = list(given[0]), NAMESPACES[given[1]]
-            remembered = tokens, namespace, driver.do_lookup(tokens, namespace)
-        elif name == "use remembered":
-            if remembered is not None:
-                driver.do_admit(remembered[0], remembered[1], hit=remembered[2])
-        else:
-            getattr(driver, f"do_{name}")(*given)
+    """Do the steps one by one; the driver checks after each, and goes on after an error that it tolerates."""
+    remembered: dict[str, Any] = {}
+    for step in history:
+        with suppress(Contained):
+            _do(driver, step, remembered)
 
 
-def branch(driver: Driver, pick: int, back: int) -> None:
-    """Fork, then let parent and child each write one token of its own."""
+def _do(driver: Driver, step: Step, remembered: dict[str, Any]) -> None:
+    name, *given = step
+    if name == "admit":
+        driver.do_admit(list(given[0]), NAMESPACES[given[1]])
+    elif name == "finish":
+        driver.do_compute(given[0], 99, extend=True, commit=True)
+        driver.do_free(given[0])
+    elif name == "branch":
+        branch(driver, *given)
+    elif name == "append":
+        driver.do_append(given[0], list(given[1]))
+    elif name == "wrong":
+        driver.do_wrong(*given)
+    elif name == "remember":
+        tokens, namespace = list(given[0]), NAMESPACES[given[1]]
+        hit = driver.do_lookup(tokens, namespace)
+        remembered.update(tokens=tokens, namespace=namespace, hit=hit)
+    elif name == "use remembered":
+        if remembered:
+            driver.do_admit(**remembered)
+    else:
+        getattr(driver, f"do_{name}")(*given)
+
+
+def branch(driver: Driver, pick: int, back: int, end_parent: bool) -> None:
+    """Fork, perhaps end the parent, then let whoever lives write one token of its own."""
     parent, child = driver.pick(pick), driver.do_fork(pick, back)
+    if child is None:
+        return
+    if end_parent:
+        driver.do_free(pick)
     for token, request in enumerate((parent, child)):
-        if request is not None and child is not None:
+        if request in driver.live:
             at = sorted(driver.live).index(request)
             driver.do_append(at, [token])
             driver.do_compute(at, 99, extend=True, commit=True)

@@ -61,7 +61,9 @@ class SlowAllocator(Allocator):
         self.version, self.accesses, self.now = 0, 0, 0.0
         self.listener: Callable[[CacheEvent], Any] | None = None
         columns: dict[str, list[Any]] = {
-            column: [0] * (num_blocks + 1) for column in BlockView.__dataclass_fields__ if column not in ("key", "next_use")
+            column: [0] * (num_blocks + 1)
+            for column in BlockView.__dataclass_fields__
+            if column not in ("key", "next_use")
         }
         self.view = BlockView(**columns, next_use=[float("inf")] * (num_blocks + 1), key=[None] * (num_blocks + 1))
         self.columns = columns
@@ -232,7 +234,7 @@ class SlowAllocator(Allocator):
         if not published * self.block_size <= num_tokens <= len(row.table) * self.block_size:
             raise InvalidArgument(f"truncate to {num_tokens}: {published} blocks are published, {len(row.table)} held")
         keep = self.room(num_tokens)
-        self.drop(row.table[:keep - 1 if keep else None:-1] if len(row.table) > keep else [])
+        self.drop(row.table[: keep - 1 if keep else None : -1] if len(row.table) > keep else [])
         del row.table[keep:]
         row.committed = min(row.committed, num_tokens)
         self.changed()
@@ -354,8 +356,10 @@ class SlowAllocator(Allocator):
             cached_blocks=cached,
             used_blocks=used,
             num_requests=len(self.rows),
-            **{name: self.totals[name] for name in
-               ("hit_tokens", "prompt_tokens", "evictions", "copied_blocks", "collisions")},
+            **{
+                name: self.totals[name]
+                for name in ("hit_tokens", "prompt_tokens", "evictions", "copied_blocks", "collisions")
+            },
         )
 
     def check(self) -> None:
@@ -366,7 +370,10 @@ class SlowAllocator(Allocator):
         stats = self.stats()
         if stats.free_blocks + stats.cached_blocks + stats.used_blocks != self.num_blocks:
             broken.append(f"counts do not sum: {stats}")
-        if set(self.free_blocks) & (set(counted) | set(self.content)) or len(set(self.free_blocks)) != stats.free_blocks:
+        if (
+            set(self.free_blocks) & (set(counted) | set(self.content))
+            or len(set(self.free_blocks)) != stats.free_blocks
+        ):
             broken.append(f"the free list holds a block twice, or one that is used or cached: {self.free_blocks}")
         if {block: self.by_name.get(name) for block, name in self.name.items()} != {b: b for b in self.content}:
             broken.append("map from names and map from blocks differ")

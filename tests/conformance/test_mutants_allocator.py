@@ -1,0 +1,493 @@
+"""Each known-bad allocator must be caught, by a check that is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from framework.errors import OutOfBlocks, PluginError
+from framework.interfaces.allocator import AllocatorStats, Hit
+from framework.testing import allocator as kit
+from framework.testing.driver import Violation
+from framework.testing.oracles.allocator import Row, SlowAllocator
+from framework.types import BlockCopy, BlockId, TableChange
+
+
+class Sound(SlowAllocator):
+    """The mutants' ancestor, with the self-check off: the kit must see each fault from outside."""
+
+    def check(self):
+        pass
+
+
+class FreesTwiceInSilence(Sound):
+    def free(self, request):
+        if request in self.rows:
+            super().free(request)
+
+
+class IgnoresUnknownExtend(Sound):
+    def extend(self, request, num_tokens):
+        return super().extend(request, num_tokens) if request in self.rows else TableChange(0)
+
+
+class WritesWithoutCopying(Sound):
+    def to_copy(self, row):
+        return []
+
+
+class CopiesOnlyWhatIsPublished(Sound):
+    def must_copy(self, block):
+        return block in self.content
+
+
+class WritesIntoPublished(Sound):
+    def must_copy(self, block):
+        return self.references[block] > 1
+
+
+class ForgetsToNameTheCopy(Sound):
+    def extend(self, request, num_tokens):
+        return TableChange(super().extend(request, num_tokens).start)
+
+
+class CopiesBackwards(Sound):
+    def extend(self, request, num_tokens):
+        change = super().extend(request, num_tokens)
+        return TableChange(change.start, tuple(BlockCopy(c.destination, c.source) for c in change.copies))
+
+
+class StaleMapEntry(Sound):
+    """F1: the map still names an evicted block, and only the name is compared."""
+
+    def forget(self, block):
+        name = self.name[block]
+        super().forget(block)
+        self.by_name[name] = block
+
+    def find(self, name, content):
+        return self.by_name.get(name)
+
+
+class ComparesOwnTokensOnly(Sound):
+    """F2: a block's own tokens are compared, its ancestry is not."""
+
+    def find(self, name, content):
+        block = self.by_name.get(name)
+        if block is None or self.content[block][1][-self.block_size :] != content[1][-self.block_size :]:
+            return None
+        return block if len(self.content[block][1]) == len(content[1]) else None
+
+
+class TrustsEveryHash(Sound):
+    def find(self, name, content):
+        return self.by_name.get(name)
+
+
+class HitsWholePrompt(Sound):
+    """F3."""
+
+    def most_hit_blocks(self, num_tokens):
+        return num_tokens // self.block_size
+
+
+class PublishesAtAllocation(Sound):
+    """F4: hashes are entered before the KV exists."""
+
+    def allocate(self, request, tokens, hit):
+        super().allocate(request, tokens, hit)
+        committed = self.rows[request.id].committed
+        self.commit(request.id, tokens)
+        self.rows[request.id].committed = committed
+
+
+class PublishesPartialBlocks(Sound):
+    def newly_full(self, row, num_tokens):
+        return range(row.committed // self.block_size, min(self.room(num_tokens), len(row.table)))
+
+    def names(self, tokens, namespace):
+        whole = super().names(tokens, namespace)
+        return [*whole, self.hash.root(namespace, len(tokens) + 77)]
+
+    def commit(self, request, tokens):
+        size = self.block_size
+        padded = tokens if len(tokens) % size == 0 else tokens.tolist() + [0] * (size - len(tokens) % size)
+        committed = len(tokens)
+        change = super().commit(request, np.asarray(padded, dtype=np.int32))
+        self.rows[request].committed = committed
+        return change
+
+
+class DuplicateOverwrites(Sound):
+    """F5: the later copy takes over the map; the older can no longer be found."""
+
+    def commit(self, request, tokens):
+        row, values = self.row(request), tuple(tokens.tolist())
+        names = self.names(tokens, row.info.namespace)
+        for index in self.newly_full(row, len(values)):
+            content = (row.info.namespace, values[: (index + 1) * self.block_size])
+            holder = self.by_name.get(names[index])
+            if holder is not None and holder != row.table[index] and self.content[holder] == content:
+                used = self.references[holder]
+                self.forget(holder)
+                if not used:
+                    self.free_blocks.append(holder)
+        return super().commit(request, tokens)
+
+
+class IgnoresHitsAtAdmission(Sound):
+    """F6."""
+
+    def fits(self, request, tokens, hit):
+        return self.room(len(tokens)) <= self.reclaimable(keep=hit.blocks)
+
+
+class CountsEvictableHitsTwice(Sound):
+    """F16: a cached block that is hit is also counted as room."""
+
+    def fits(self, request, tokens, hit):
+        return self.room(len(tokens)) - len(hit.blocks) <= self.reclaimable()
+
+
+class EvictsWhatItHit(Sound):
+    """I33: the hit is not pinned while room is made."""
+
+    def allocate(self, request, tokens, hit):
+        need = self.room(len(tokens)) - len(hit.blocks)
+        while len(self.free_blocks) < need and self.cached():
+            self.evict()
+        super().allocate(request, tokens, hit)
+
+    def share(self, blocks, request, *, hits):
+        for block in blocks:
+            if block in self.free_blocks:
+                self.free_blocks.remove(block)
+        super().share(blocks, request, hits=hits)
+
+
+class KeepsBlocksOnRefusal(Sound):
+    """F9: takes what there is, then gives up."""
+
+    def allocate(self, request, tokens, hit):
+        if not self.fits(request, tokens, hit):
+            self.take(len(self.free_blocks))
+        super().allocate(request, tokens, hit)
+
+
+class EvictsOnRefusal(Sound):
+    """F9: makes room, then finds it is not enough."""
+
+    def extend(self, request, num_tokens):
+        try:
+            return super().extend(request, num_tokens)
+        except OutOfBlocks:
+            while self.cached():
+                self.evict()
+            raise
+
+
+class ExtendIsNotIdempotent(Sound):
+    """F12."""
+
+    def extend(self, request, num_tokens):
+        change = super().extend(request, num_tokens)
+        self.rows[request].table += self.take(min(1, len(self.free_blocks)))
+        return change
+
+
+class HandsOutTheNullBlock(Sound):
+    """F18."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.free_blocks = [block - 1 for block in self.free_blocks]
+
+
+class HandsOutOnePastTheEnd(Sound):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.free_blocks = [block + 1 for block in self.free_blocks]
+        for column in (*self.columns.values(), self.view.key):
+            column.append(0)
+
+
+class LeaksAReferenceOnFork(Sound):
+    def fork(self, parent, child, num_tokens):
+        change = super().fork(parent, child, num_tokens)
+        if self.rows[child.id].table:
+            self.references[self.rows[child.id].table[-1]] += 1
+        return change
+
+
+class ForkTakesNoReference(Sound):
+    def fork(self, parent, child, num_tokens):
+        change = super().fork(parent, child, num_tokens)
+        for block in self.rows[child.id].table:
+            self.references[block] -= 1
+        return change
+
+    def drop(self, blocks):
+        super().drop([block for block in blocks if self.references[block] > 0])
+
+
+class ForkSharesOneBlockTooMany(Sound):
+    def fork(self, parent, child, num_tokens):
+        more = min(num_tokens + self.block_size, len(self.row(parent).table) * self.block_size)
+        return super().fork(parent, child, max(more, num_tokens))
+
+
+class RoomIsOneTokenShort(Sound):
+    def room(self, num_tokens):
+        return max(0, num_tokens - 2) // self.block_size + 1 if num_tokens else 0
+
+
+class RoomIsOneTokenTooMuch(Sound):
+    def room(self, num_tokens):
+        return num_tokens // self.block_size + 1 if num_tokens else 0
+
+
+class TruncateKeepsTheBlocks(Sound):
+    def truncate(self, request, num_tokens):
+        row = self.row(request)
+        table, references = list(row.table), dict(self.references)
+        free = list(self.free_blocks)
+        super().truncate(request, num_tokens)
+        row.table = row.table[: self.room(num_tokens)]
+        self.free_blocks = free
+        for block in table:
+            self.references[block] = references[block]
+
+
+class TruncatesPublished(Sound):
+    """Forgets that a later hit still reads the block that it makes writable."""
+
+    def truncate(self, request, num_tokens):
+        row = self.row(request)
+        keep = self.room(num_tokens)
+        self.drop(row.table[keep:][::-1])
+        del row.table[keep:]
+        row.committed = min(row.committed, num_tokens)
+        self.changed()
+
+    def to_copy(self, row):
+        return []
+
+
+class IgnoresTheNamespace(Sound):
+    def names(self, tokens, namespace):
+        return super().names(tokens, type(namespace)())
+
+    def find(self, name, content):
+        return self.by_name.get(name)
+
+
+class CountsHitsTwice(Sound):
+    def allocate(self, request, tokens, hit):
+        super().allocate(request, tokens, hit)
+        self.totals["hit_tokens"] += hit.num_tokens
+
+
+class CountsPromptsOnRefusal(Sound):
+    def allocate(self, request, tokens, hit):
+        self.totals["prompt_tokens"] += len(tokens)
+        try:
+            super().allocate(request, tokens, hit)
+        except PluginError:
+            raise
+        self.totals["prompt_tokens"] -= len(tokens)
+
+
+class LooksUpImpurely(Sound):
+    def lookup(self, tokens, namespace, previous=None):
+        self.totals["prompt_tokens"] += 1
+        return super().lookup(tokens, namespace, previous)
+
+
+class BooksAreOffByOne(Sound):
+    def stats(self):
+        true = super().stats()
+        return AllocatorStats(
+            num_blocks=true.num_blocks,
+            free_blocks=max(0, true.free_blocks - 1),
+            cached_blocks=true.cached_blocks,
+            used_blocks=true.used_blocks,
+        )
+
+
+class HandsOutABlockTwice(Sound):
+    def take(self, count):
+        blocks = super().take(count)
+        if count and len(self.rows) > 1:
+            self.free_blocks.insert(0, blocks[0])
+        return blocks
+
+
+class HonoursStaleHits(Sound):
+    """F16: a hit is used although its blocks went to others since."""
+
+    def allocate(self, request, tokens, hit):
+        fresh = Hit(hit.num_tokens, hit.blocks, hit.hashes, self.version)
+        super().allocate(request, tokens, fresh)
+
+
+class ResetKeepsNames(Sound):
+    def reset(self):
+        self.changed()
+
+
+class PublishesOldWeightsAfterReset(Sound):
+    def reset(self):
+        super().reset()
+        for row in self.rows.values():
+            row.stale = False
+
+
+class LosesABlockOnFree(Sound):
+    def drop(self, blocks: Sequence[int]):
+        super().drop(list(blocks))
+        if len(self.free_blocks) > 3 and not self.rows:
+            self.free_blocks.pop()
+
+
+class NeverReusesCached(Sound):
+    def reclaimable(self, keep=()):
+        return len(self.free_blocks)
+
+
+class CommitGoesBackwards(Sound):
+    def commit(self, request, tokens):
+        row: Row = self.row(request)
+        row.committed = min(row.committed, len(tokens))
+        return super().commit(request, tokens)
+
+
+class CommitPassesTheRoom(Sound):
+    def commit(self, request, tokens):
+        room = len(self.row(request).table) * self.block_size
+        return super().commit(request, tokens[: max(room, self.row(request).committed)])
+
+
+class EventsDependOnAddresses(Sound):
+    """Invariant 12: the order of free blocks comes from something that differs between runs."""
+
+    def drop(self, blocks):
+        super().drop(blocks)
+        self.free_blocks.sort(key=lambda block: (id(self) // 16 + block * 7919) % 13)
+
+
+class DoesNotReportEvictions(Sound):
+    def send(self, kind, block):
+        if kind == "admit":
+            super().send(kind, block)
+
+
+class ReportsTheWrongStart(Sound):
+    def commit(self, request, tokens):
+        super().commit(request, tokens)
+        return TableChange(0)
+
+
+class PromisesTooMuch(Sound):
+    """F17."""
+
+    def ever_fits(self, request):
+        return request.max_total_tokens <= (self.num_blocks + 1) * self.block_size
+
+
+class AcceptsAnyVictim(Sound):
+    def evict(self):
+        block = BlockId(int(self.policy.victim(self.now) or 1))
+        if block in self.content:
+            self.forget(block)
+            self.free_blocks.append(block)
+            self.totals["evictions"] += 1
+        else:
+            self.free_blocks.append(self.cached()[0])
+            self.forget(self.cached()[0])
+
+
+class TrustsNames(Sound):
+    """Takes whatever a scheme returns."""
+
+    def names(self, tokens, namespace):
+        root = self.hash.root(namespace, self.block_size)
+        return self.hash.blocks(root, tokens, self.block_size)
+
+
+RANDOM, COLLIDING = kit.check_random_histories, kit.check_random_histories_under_colliding_hashes
+
+MUTANTS = {
+    FreesTwiceInSilence: kit.check_a_second_free_is_an_error,
+    IgnoresUnknownExtend: kit.check_a_second_free_is_an_error,
+    WritesWithoutCopying: kit.check_a_fork_writes_nothing_its_sibling_reads,
+    CopiesOnlyWhatIsPublished: kit.check_a_fork_writes_nothing_its_sibling_reads,
+    WritesIntoPublished: kit.check_a_published_block_is_never_written,
+    ForgetsToNameTheCopy: kit.check_a_fork_writes_nothing_its_sibling_reads,
+    CopiesBackwards: kit.check_a_fork_writes_nothing_its_sibling_reads,
+    StaleMapEntry: kit.check_a_stale_hit_is_refused_or_still_true,
+    ComparesOwnTokensOnly: COLLIDING,
+    TrustsEveryHash: kit.check_a_scheme_that_lies_costs_misses_only,
+    HitsWholePrompt: kit.check_a_hit_leaves_a_token_to_compute,
+    PublishesAtAllocation: kit.check_nothing_is_found_before_it_is_committed,
+    PublishesPartialBlocks: RANDOM,
+    DuplicateOverwrites: kit.check_content_outlives_either_of_two_owners,
+    IgnoresHitsAtAdmission: RANDOM,
+    CountsEvictableHitsTwice: RANDOM,
+    EvictsWhatItHit: RANDOM,
+    KeepsBlocksOnRefusal: kit.check_refusal_changes_nothing,
+    EvictsOnRefusal: RANDOM,
+    ExtendIsNotIdempotent: kit.check_appending_many_equals_appending_one_by_one,
+    HandsOutTheNullBlock: kit.check_the_null_block_is_never_handed_out,
+    HandsOutOnePastTheEnd: kit.check_the_null_block_is_never_handed_out,
+    LeaksAReferenceOnFork: kit.check_every_block_comes_back,
+    ForkTakesNoReference: kit.check_a_fork_writes_nothing_its_sibling_reads,
+    ForkSharesOneBlockTooMany: RANDOM,
+    RoomIsOneTokenShort: kit.check_a_hit_leaves_a_token_to_compute,
+    RoomIsOneTokenTooMuch: kit.check_appending_many_equals_appending_one_by_one,
+    TruncateKeepsTheBlocks: RANDOM,
+    TruncatesPublished: RANDOM,
+    IgnoresTheNamespace: kit.check_namespaces_never_share,
+    CountsHitsTwice: kit.check_a_hit_leaves_a_token_to_compute,
+    CountsPromptsOnRefusal: kit.check_refusal_changes_nothing,
+    LooksUpImpurely: kit.check_a_fresh_pool_is_all_free,
+    BooksAreOffByOne: kit.check_a_fresh_pool_is_all_free,
+    HandsOutABlockTwice: RANDOM,
+    HonoursStaleHits: kit.check_a_stale_hit_is_refused_or_still_true,
+    ResetKeepsNames: kit.check_reset_forgets_all_content,
+    PublishesOldWeightsAfterReset: kit.check_reset_forgets_all_content,
+    LosesABlockOnFree: RANDOM,
+    NeverReusesCached: RANDOM,
+    CommitGoesBackwards: kit.check_wrong_calls_raise_and_change_nothing,
+    CommitPassesTheRoom: kit.check_wrong_calls_raise_and_change_nothing,
+    EventsDependOnAddresses: kit.check_the_same_history_gives_the_same_events,
+    DoesNotReportEvictions: RANDOM,
+    ReportsTheWrongStart: kit.check_a_hit_leaves_a_token_to_compute,
+    PromisesTooMuch: kit.check_ever_fits_tells_the_truth,
+    AcceptsAnyVictim: kit.check_a_bad_policy_is_named_and_contained,
+    TrustsNames: kit.check_a_bad_hash_is_named_and_contained,
+}
+
+# The slow allocator judges a policy's choice and does not contain a callback that raises.
+UNGUARDED = {kit.check_a_failing_policy_leaves_sound_books, kit.check_a_failing_release_loses_no_copy}
+
+
+@pytest.mark.parametrize("check", [check for check in kit.allocator_checks if check not in UNGUARDED])
+def test_the_reference_allocator_passes(check):
+    check(SlowAllocator)
+
+
+@pytest.mark.parametrize(("mutant", "check"), MUTANTS.items(), ids=lambda value: value.__name__)
+def test_the_kit_catches(mutant, check):
+    with pytest.raises(Violation):
+        check(mutant)
+
+
+def test_a_violation_names_the_rule_the_component_and_the_shortest_history():
+    with pytest.raises(Violation) as caught:
+        RANDOM(WritesIntoPublished)
+    text = str(caught.value)
+    assert "WritesIntoPublished" in text, text
+    assert "calls so far:" in text, text
+    assert text.count("\n") < 40, text
