@@ -96,17 +96,27 @@ class Metrics:
         self.slot_seconds += self.slots * (end - start)
 
     def step_row(self, scheduler: Scheduler, now: float) -> dict[str, Any]:
-        """One line for a run's metrics file."""
-        row: dict[str, Any] = {
-            "step": scheduler.step_number,
-            "now_s": now,
+        """One line for a run's metrics file: the state after the last step. Shares of 0 reserved slots are None."""
+        live, internal, reserved, external, cached, free = (int(count) for count in self.slots)
+        used, pool = live + internal + reserved, self.num_blocks * self.block_size
+        return {
+            "time_s": now,
             "running": scheduler.rows.num_active,
             "waiting": len(scheduler.waiting),
             "output_tokens": self.num_output_tokens,
             "preemptions": scheduler.num_preemptions,
+            "live_slots": live,
+            "internal_slots": internal,
+            "reserved_slots": reserved,
+            "external_slots": external,
+            "cached_idle_slots": cached,
+            "free_slots": free,
+            "utilisation": _ratio(live, used),
+            "waste_internal": _ratio(internal, used),
+            "waste_reserved": _ratio(reserved, used),
+            "waste_external": _ratio(external, pool),
+            "cached_idle": _ratio(cached, pool),
         }
-        row.update({f"{kind}_slots": int(count) for kind, count in zip(_KINDS, self.slots, strict=True)})
-        return row
 
     def summary(self, scheduler: Scheduler, allocator: Allocator) -> dict[str, Any]:
         """The run's result, flat. Rates without a denominator are None."""

@@ -26,15 +26,11 @@ class ModelExecutor:
     Args:
         backend: already set up for this model's AttentionSpec.
         pool, tables: on the decoder's device.
-        poison: fill blocks with NaN as they are handed out, so that reading what was never written shows.
     """
 
-    def __init__(
-        self, decoder: Decoder, backend: AttentionBackend, pool: KVPool, tables: BlockTables, *, poison: bool = False
-    ) -> None:
+    def __init__(self, decoder: Decoder, backend: AttentionBackend, pool: KVPool, tables: BlockTables) -> None:
         self.decoder, self.backend, self.pool, self.tables = decoder, backend, pool, tables
         self.device = torch.device(tables.device)
-        self.poison = poison
         self._logits: Tensor = torch.empty(0)
         self._start = time.perf_counter()
 
@@ -64,11 +60,7 @@ class ModelExecutor:
 
     def fresh(self, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""
-        if self.poison and len(ids):
-            index = torch.from_numpy(ids.astype(np.int64)).to(self.device)
-            for layer in self.pool.layers:
-                layer.k[index] = float("nan")
-                layer.v[index] = float("nan")
+        self.pool.freed(ids)
 
     @torch.inference_mode()
     def forward(self, step: Step, rows: Rows) -> None:
@@ -122,8 +114,7 @@ class ModelExecutor:
         logits = self._logits if len(at) == len(self._logits) and (np.diff(at) == 1).all() else None
         if logits is None:
             logits = self._logits[self._to_device(at)]
-        bad = ~torch.isfinite(logits).any(dim=-1) | torch.isnan(logits).any(dim=-1)
-        tokens = sampler.sample(
+        tokens, bad = sampler.sample(
             logits,
             temperature=rows.temperature[where],
             top_k=rows.top_k[where],

@@ -295,6 +295,7 @@ class Scheduler:
             self._copy(change)
             self._update_table(seq, change.start)
             self.rows.touch[seq.row] = False
+            return
 
     def _preempt_for(self, seq: Sequence) -> bool:
         """Preempt the least important, newest request; False if `seq`'s own is the only one that runs."""

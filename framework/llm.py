@@ -1,0 +1,309 @@
+"""The Python door: a model, a cache and an engine in one object, for notebooks, tests and the command line alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from framework import registry
+from framework.engine.engine import Engine
+from framework.engine.model_executor import ModelExecutor
+from framework.engine.pool import KVPool, num_blocks_for
+from framework.engine.request import Request
+from framework.engine.tables import BlockTables
+from framework.errors import BackendUnavailable, ConfigError, InvalidArgument
+from framework.interfaces.allocator import Allocator
+from framework.interfaces.backend import AttentionBackend, AttentionSpec
+from framework.model.config import ModelConfig
+from framework.model.loading import LoadedModel, load_model
+from framework.sampling import Sampling
+from framework.types import Namespace
+
+Component = str | Mapping[str, Any] | type | object
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+_DEFAULT_BLOCKS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How the engine batches.
+
+    Attributes:
+        max_model_len: longest sequence in tokens; None takes the model's, at most the pool.
+        max_batch_tokens, max_batch_requests: tokens computed and rows run a step, at most.
+        chunk_size: prompt tokens of one request a step, at most; None leaves it to max_batch_tokens.
+        preempt_every: fault injection, preempts the newest row every so many steps.
+        compile: run the decoder through torch.compile.
+    """
+
+    max_model_len: int | None = None
+    max_batch_tokens: int = 2048
+    max_batch_requests: int = 64
+    chunk_size: int | None = None
+    preempt_every: int = 0
+    compile: bool = False
+
+
+class LLM:
+    """Serves prompts on a real model through any installed allocator, policy, hash and backend.
+
+    Each component is a name ("prefix"), a mapping with options ({"name": "prefix", "watermark": 0.02}), a class, or,
+    for eviction, hash and backend, an object of your own.
+
+    Args:
+        model: "tiny", a local checkpoint folder, a hub id, or a LoadedModel.
+        backend: None takes "triton" on a CUDA device and "torch" elsewhere.
+        block_size: tokens a block.
+        num_blocks: blocks in the pool; or `memory_fraction` of the device's free memory, 0 to 1. With neither: 0.9 of a
+            GPU's, 1024 blocks on a CPU.
+        dtype: of weights and KV, torch's name; None takes the checkpoint's own.
+        layout: of the KV pool, "NHD" or "HND".
+        poison: fill blocks with NaN as they are handed out: a read of what was never written fails its request.
+        log: receives scheduling and cache events as (event, **facts).
+
+    Raises:
+        ConfigError, UnknownPlugin, BackendUnavailable, ModelError: before any weights or pool are allocated where
+            possible; each says what to change.
+    """
+
+    def __init__(
+        self,
+        model: str | LoadedModel = "tiny",
+        *,
+        allocator: Component = "prefix_cow",
+        eviction: Component = "lru",
+        hash: Component = "sha256",
+        backend: Component | None = None,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        memory_fraction: float | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
+        layout: str = "NHD",
+        seed: int = 0,
+        poison: bool = False,
+        log: Callable[..., Any] | None = None,
+        engine: EngineOptions | None = None,
+    ) -> None:
+        options = engine or EngineOptions()
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.seed = seed
+        chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
+        self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
+        self.model = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, device=self.device)
+        config, decoder = self.model.config, self.model.decoder
+        kv_dtype = str(next(decoder.parameters()).dtype).removeprefix("torch.")
+        self.spec = attention_spec(config, kv_dtype, block_size, layout)
+        require_backend(self.backend, self.spec, self.device)
+        self.num_blocks = self._pool_blocks(num_blocks, memory_fraction)
+        longest = config.max_position_embeddings
+        max_len = min(options.max_model_len or longest, longest, self.num_blocks * block_size)
+        self.allocator = build_allocator(
+            allocator,
+            eviction,
+            hash,
+            num_blocks=self.num_blocks,
+            block_size=block_size,
+            max_model_len=max_len,
+            seed=seed,
+        )
+        self.backend.setup(self.spec, self.device)
+        self.pool = KVPool(
+            num_blocks=self.num_blocks,
+            block_size=block_size,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=kv_dtype,
+            device=self.device,
+            layout=layout,
+            poison=poison,
+        )
+        tables = BlockTables(options.max_batch_requests, -(-max_len // block_size), self.device)
+        if options.compile:
+            decoder.compile(dynamic=True)
+        self.executor = ModelExecutor(decoder, self.backend, self.pool, tables)
+        self.namespace = Namespace(model=f"{self.model.name}/{kv_dtype}")
+        self.engine = Engine(
+            self.allocator,
+            self.executor,
+            max_model_len=max_len,
+            max_batch_tokens=options.max_batch_tokens,
+            max_batch_requests=options.max_batch_requests,
+            chunk_size=options.chunk_size,
+            preempt_every=options.preempt_every,
+            eos_token_ids=self.model.tokenizer.eos_token_ids,
+            vocab_size=config.vocab_size,
+            seed=seed,
+            log=log,
+        )
+        if log is not None:
+            self.allocator.listen(lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex()))
+
+    def _pool_blocks(self, num_blocks: int | None, fraction: float | None) -> int:
+        if num_blocks is not None and fraction is not None:
+            raise ConfigError(
+                "cache.num_blocks and cache.memory_fraction are both set; give one, set the other to null"
+            )
+        if num_blocks is not None:
+            if num_blocks < 1:
+                raise ConfigError(f"cache.num_blocks must be at least 1, found {num_blocks}")
+            return num_blocks
+        if fraction is None and self.device.startswith("cuda"):
+            fraction = 0.9
+        if fraction is None:
+            return _DEFAULT_BLOCKS
+        config = self.model.config
+        return num_blocks_for(
+            fraction,
+            self.device,
+            block_size=self.spec.block_size,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.spec.dtype,
+        )
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, of chat messages ({"role", "content"}), or of ids already."""
+        if isinstance(prompt, str):
+            return self.model.tokenizer.encode(prompt)
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            return self.model.tokenizer.apply_chat([dict(message) for message in prompt])  # type: ignore[arg-type, call-overload]
+        return [int(token) for token in prompt]  # type: ignore[arg-type]
+
+    def namespace_for(self, namespace: Namespace) -> Namespace:
+        """A request's namespace within this model's."""
+        return replace(namespace, model=self.namespace.model)
+
+    def submit(self, prompt: Prompt, sampling: Sampling | None = None, **facts: Any) -> Request:
+        """Queue one prompt; see Engine.submit for `facts` (arrival_s, priority, tenant, namespace)."""
+        facts.setdefault("namespace", self.namespace)
+        return self.engine.submit(self.encode(prompt), sampling or Sampling(), **facts)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Request]:
+        """Serve all prompts and return them in order, each with its completions and their texts.
+
+        A request that could not be served is among them, with its status and reason; the others are unaffected.
+
+        Args:
+            prompts: one prompt or many, as `encode` takes them.
+            sampling: one for all, or one each.
+            progress: show a progress bar.
+        """
+        batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        each = [sampling] * len(batch) if sampling is None or isinstance(sampling, Sampling) else list(sampling)
+        if len(each) != len(batch):
+            raise InvalidArgument(f"{len(batch)} prompts but {len(each)} samplings; give one for all or one each")
+        requests = [self.submit(prompt, one) for prompt, one in zip(batch, each, strict=True)]
+        self.drain(progress=progress)
+        self.add_texts(requests)
+        return requests
+
+    def drain(self, *, progress: bool = False, on_step: Callable[[Engine], Any] | None = None) -> None:
+        """Step until every submitted request has ended."""
+        if not progress:
+            self.engine.run(on_step)
+            return
+        from framework.report.progress import request_progress
+
+        with request_progress(self.engine) as tick:
+            self.engine.run(lambda engine: (tick(), on_step and on_step(engine)))
+
+    def add_texts(self, requests: Sequence[Request]) -> None:
+        """Decode the completions of `requests`, without their stop token."""
+        eos = set(self.model.tokenizer.eos_token_ids)
+        for request in requests:
+            stops = eos | set(request.sampling.stop_token_ids)
+            for completion in request.completions:
+                tokens = completion.tokens
+                cut = tokens[:-1] if completion.finish_reason == "stop" and tokens[-1] in stops else tokens
+                completion.text = self.model.tokenizer.decode(cut)
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    """A text, a list of ids or a chat is one prompt; a list of these is many."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence, np.ndarray)))
+
+
+def attention_spec(config: ModelConfig, dtype: str, block_size: int, layout: str) -> AttentionSpec:
+    """What a model asks of a backend."""
+    return AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        block_size=block_size,
+        layout=layout,
+        sliding_window=config.sliding_window,
+    )
+
+
+def require_backend(backend: AttentionBackend, spec: AttentionSpec, device: str) -> None:
+    """Raise unless `backend` can serve `spec` on `device`.
+
+    Raises:
+        BackendUnavailable: all the reasons, and the installed backends that would work.
+    """
+    reasons = backend.check(spec, device)
+    if not reasons:
+        return
+    others = []
+    for name in registry.names("backend"):
+        try:
+            other: AttentionBackend = registry.build("backend", name, {}, {})
+        except Exception:
+            continue
+        if not other.check(spec, device):
+            others.append(name)
+    raise BackendUnavailable(
+        f"{type(backend).__name__} cannot run here: {'; '.join(reasons)}. Would work: {', '.join(others) or 'none'}"
+    )
+
+
+def build_component(kind: str, component: Component, shared: Mapping[str, Any]) -> Any:
+    """A name, a mapping with a name, or a class becomes an object; an object stays itself."""
+    if isinstance(component, str):
+        return registry.build(kind, component, {}, shared)
+    if isinstance(component, Mapping):
+        options = {key: value for key, value in component.items() if key != "name"}
+        return registry.build(kind, str(component["name"]), options, shared)
+    if isinstance(component, type):
+        return registry.construct(kind, component, {}, shared)
+    return component
+
+
+def build_allocator(
+    allocator: Component,
+    eviction: Component,
+    hash: Component,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int,
+    seed: int = 0,
+) -> Allocator:
+    """The allocator with its policy and hash scheme; what serve and replay share."""
+    if block_size < 1:
+        raise ConfigError(f"cache.block_size must be at least 1, found {block_size}")
+    shared: dict[str, Any] = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "seed": seed,
+    }
+    shared["eviction"] = build_component("eviction", eviction, shared)
+    shared["hash"] = build_component("hash", hash, shared)
+    built: Allocator = build_component("allocator", allocator, shared)
+    return built

@@ -1,0 +1,500 @@
+"""The backend kit catches every planted bug; each mutant is a correct backend with one of them."""
+
+import unittest
+from dataclasses import replace
+
+import pytest
+import torch
+
+from framework.errors import InvalidArgument
+from framework.interfaces import _torch_ops
+from framework.interfaces.backend import AttentionBackend, Capabilities, LayerKV
+from framework.testing.backend import backend_checks
+
+ALL = Capabilities(
+    dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
+    devices=frozenset({"cpu"}),
+    layouts=frozenset({"NHD", "HND"}),
+    features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
+    batch_invariant=True,
+)
+SINGLE = replace(ALL, dtypes=frozenset({"float32"}))
+
+
+class Correct(AttentionBackend):
+    """Row by row and head by head; each step is a method, for a mutant to get wrong."""
+
+    capabilities = ALL
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        self.refuse(q, pool, batch, out, lse)
+        starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
+        for row, context in self.rows(contexts):
+            first, last = starts[row], starts[row + 1]
+            if context == 0:
+                self.empty(out[first:last], None if lse is None else lse[first:last])
+                continue
+            slots = self.slots(batch.block_tables[row], context)
+            k, v = self.read(pool, slots)
+            values, sums = self.attend_row(q[first:last], k, v, context, pool)
+            out[first:last] = values.to(out.dtype)
+            if lse is not None:
+                lse[first:last] = sums.to(lse.dtype)
+
+    def refuse(self, q, pool, batch, out, lse):
+        self.require(q, pool, batch, out, lse)
+
+    def rows(self, contexts):
+        return enumerate(contexts)
+
+    def empty(self, out, lse):
+        out.zero_()
+        if lse is not None:
+            lse.fill_(-torch.inf)
+
+    def slots(self, table, context):
+        position, size = torch.arange(context), self.spec.block_size
+        return table.long()[position // size] * size + position % size
+
+    def read(self, pool, slots):
+        block, offset = slots // pool.block_size, slots % pool.block_size
+        pair = (t[block, offset] if pool.layout == "NHD" else t[block, :, offset] for t in (pool.k, pool.v))
+        return tuple(t.to(torch.promote_types(t.dtype, torch.float32)) for t in pair)
+
+    def head(self, head):
+        return head // (self.spec.num_heads // self.spec.num_kv_heads)
+
+    def seen(self, query, key):
+        seen = key <= query
+        if self.spec.sliding_window is not None:
+            seen &= key > query - self.spec.sliding_window
+        return seen
+
+    def scale(self):
+        return self.spec.softmax_scale
+
+    def modify(self, scores, head, pool, query, key):
+        if self.spec.soft_cap is not None:
+            scores = self.spec.soft_cap * torch.tanh(scores / self.spec.soft_cap)
+        if self.spec.alibi:
+            scores = scores + pool.alibi_slopes[head] * (key - query)
+        return scores
+
+    def softmax(self, scores, seen, v, sink):
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sink is not None:
+            scores = torch.cat([scores, sink.to(scores).expand(len(scores), 1)], dim=1)
+        weights = torch.softmax(scores, dim=1)[:, : len(v)]
+        return weights @ v, torch.logsumexp(scores, dim=1)
+
+    def attend_row(self, q, k, v, context, pool):
+        query = torch.arange(context - len(q), context)[:, None]
+        key = torch.arange(len(k))[None, :]
+        outs, sums = [], []
+        for head in range(self.spec.num_heads):
+            scores = q[:, head].to(k.dtype) @ k[:, self.head(head)].T * self.scale()
+            scores = self.modify(scores, head, pool, query, key)
+            sink = pool.sinks[head] if self.spec.sinks else None
+            o, s = self.softmax(scores, self.seen(query, key), v[:, self.head(head)], sink)
+            outs.append(o)
+            sums.append(s)
+        return torch.stack(outs, 1), torch.stack(sums, 1)
+
+
+class ReadsOneTokenTooFew(Correct):
+    def read(self, pool, slots):
+        k, v = super().read(pool, slots)
+        return (k[:-1], v[:-1]) if len(k) > 1 else (k, v)
+
+
+class ReadsOneTokenTooMany(Correct):
+    """Softmax over one slot behind the context."""
+
+    def attend_row(self, q, k, v, context, pool):
+        return super().attend_row(q, k, v, context + 1, pool)
+
+    def slots(self, table, context):
+        return super().slots(table, min(context + 1, len(table) * self.spec.block_size))
+
+
+class WrongOffsetInBlock(Correct):
+    def slots(self, table, context):
+        position, size = torch.arange(context), self.spec.block_size
+        return table.long()[position // size] * size + (position + 1) % size
+
+
+class LastBlockTailIsRead(Correct):
+    """Whole blocks enter the softmax."""
+
+    def slots(self, table, context):
+        size = self.spec.block_size
+        return super().slots(table, -(-context // size) * size)
+
+    def seen(self, query, key):
+        return super().seen(query, key) | (key > query.max())
+
+
+class MaskAfterMultiplying(Correct):
+    """Weights of 0 times slots of NaN."""
+
+    def slots(self, table, context):
+        size = self.spec.block_size
+        return super().slots(table, -(-context // size) * size)
+
+
+class TableIgnored(Correct):
+    def slots(self, table, context):
+        return torch.arange(context) + self.spec.block_size
+
+
+class TableIgnoredFromTheSecondBlockOn(Correct):
+    def slots(self, table, context):
+        return torch.arange(context) + int(table[0]) * self.spec.block_size
+
+
+class NullPaddingGetsWeight(Correct):
+    """Pads to a multiple of 4 blocks through entries of 0, and forgets the mask."""
+
+    def slots(self, table, context):
+        size = self.spec.block_size
+        slots = super().slots(table, context)
+        return torch.cat([slots, torch.zeros(size, dtype=torch.int64)])
+
+    def seen(self, query, key):
+        return super().seen(query, key) | (key > query.max())
+
+
+class HeadsInterleaved(Correct):
+    """Query head h reads kv head h % K."""
+
+    def head(self, head):
+        return head % self.spec.num_kv_heads
+
+
+class FirstKvHeadOnly(Correct):
+    def head(self, head):
+        return 0
+
+
+class CausalOffByOne(Correct):
+    def seen(self, query, key):
+        return super().seen(query, key + 1) | (key == 0)
+
+
+class CausalFromTheTopLeft(Correct):
+    """Chunked prefill aligned to the start of the context."""
+
+    def attend_row(self, q, k, v, context, pool):
+        return super().attend_row(q, k, v, context, pool) if len(q) == 1 else super().attend_row(q, k, v, len(q), pool)
+
+
+class NotCausal(Correct):
+    def seen(self, query, key):
+        return torch.ones_like(key <= query)
+
+
+class WindowOneTooWide(Correct):
+    def seen(self, query, key):
+        window = self.spec.sliding_window
+        return key <= query if window is None else (key <= query) & (key >= query - window)
+
+
+class WindowOneTooNarrow(Correct):
+    def seen(self, query, key):
+        window = self.spec.sliding_window
+        return key <= query if window is None else (key <= query) & (key > query - max(1, window - 1))
+
+
+class WindowFromTheContextsEnd(Correct):
+    def seen(self, query, key):
+        window = self.spec.sliding_window
+        return key <= query if window is None else (key <= query) & ((key > query.max() - window) | (key == query))
+
+
+class ScaleMissing(Correct):
+    def scale(self):
+        return 1.0
+
+
+class ScaleOfTheSpecIgnored(Correct):
+    def scale(self):
+        return self.spec.head_dim**-0.5
+
+
+class SoftCapAfterTheBias(Correct):
+    def modify(self, scores, head, pool, query, key):
+        if self.spec.alibi:
+            scores = scores + pool.alibi_slopes[head] * (key - query)
+        return scores if self.spec.soft_cap is None else self.spec.soft_cap * torch.tanh(scores / self.spec.soft_cap)
+
+
+class AlibiSlopeOfTheNextHead(Correct):
+    def modify(self, scores, head, pool, query, key):
+        return super().modify(scores, (head + 1) % self.spec.num_heads, pool, query, key)
+
+
+class SinkAsAKey(Correct):
+    """The sink takes part in the output as the first value does."""
+
+    def softmax(self, scores, seen, v, sink):
+        out, sums = super().softmax(scores, seen, v, sink)
+        return (out, sums) if sink is None else (out + (sink - sums).exp()[:, None] * v[:1], sums)
+
+
+class SinkNotInTheLogSumExp(Correct):
+    def softmax(self, scores, seen, v, sink):
+        out, _ = super().softmax(scores, seen, v, sink)
+        return out, super().softmax(scores, seen, v, None)[1]
+
+
+class LogBaseTwo(Correct):
+    def softmax(self, scores, seen, v, sink):
+        out, sums = super().softmax(scores, seen, v, sink)
+        return out, sums * 1.4426950408889634
+
+
+class NoRunningMaximum(Correct):
+    def softmax(self, scores, seen, v, sink):
+        weights = torch.exp(scores).masked_fill(~seen, 0.0)
+        total = weights.sum(1) + (0 if sink is None else sink.to(weights).exp())
+        return (weights @ v) / total[:, None], total.log()
+
+
+class LengthOfTheRowBefore(Correct):
+    def rows(self, contexts):
+        return (
+            (row, contexts[max(0, row - 1)] and min(contexts[row - 1], length)) for row, length in enumerate(contexts)
+        )
+
+
+class RowsAfterTheFirstDropped(Correct):
+    def rows(self, contexts):
+        return [(0, contexts[0])]
+
+
+class EmptyRowIsNaN(Correct):
+    def empty(self, out, lse):
+        out.fill_(torch.nan)
+
+
+class EmptyRowIsLeftAlone(Correct):
+    def empty(self, out, lse):
+        pass
+
+
+class EmptyRowHasLogSumExpZero(Correct):
+    def empty(self, out, lse):
+        out.zero_()
+        if lse is not None:
+            lse.zero_()
+
+
+class HalfPrecisionAccumulated(Correct):
+    """The scores of a half-precision model, rounded to 8 bits of mantissa twice."""
+
+    def modify(self, scores, head, pool, query, key):
+        scores = scores.to(torch.bfloat16).to(scores.dtype) if scores.dtype == torch.float32 else scores
+        return super().modify(scores, head, pool, query, key)
+
+
+class DependsOnTheBatch(Correct):
+    """Right to rounding, and another rounding for another batch."""
+
+    capabilities = SINGLE
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        super().attend(q, pool, batch, out, lse=lse)
+        out.mul_(1 + len(batch.context_lens) * 2e-7)
+
+
+class DependsOnTheCallBefore(Correct):
+    capabilities = SINGLE
+    calls = 0
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        super().attend(q, pool, batch, out, lse=lse)
+        self.calls += 1
+        out.mul_(1 + self.calls * 2e-7)
+
+
+class DependsOnBlockIds(Correct):
+    capabilities = SINGLE
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        super().attend(q, pool, batch, out, lse=lse)
+        out.mul_(1 + int(batch.block_tables[:, 0].max()) * 3e-7)
+
+
+class WritesToThePool(Correct):
+    def attend(self, q, pool, batch, out, *, lse=None):
+        super().attend(q, pool, batch, out, lse=lse)
+        pool.k[0] = 0
+
+
+class AccumulatesIntoOut(Correct):
+    def attend(self, q, pool, batch, out, *, lse=None):
+        fresh = torch.zeros_like(out)
+        super().attend(q, pool, batch, fresh, lse=lse)
+        out += fresh
+
+
+class ContiguousQueriesAssumed(Correct):
+    def attend(self, q, pool, batch, out, *, lse=None):
+        flat = torch.as_strided(q, q.shape, (q.shape[1] * q.shape[2], q.shape[2], 1), q.storage_offset())
+        super().attend(flat, pool, batch, out, lse=lse)
+
+
+class ReadsBeyondTheTable(Correct):
+    def refuse(self, q, pool, batch, out, lse):
+        capacity = batch.block_tables.shape[1] * self.spec.block_size
+        super().refuse(q, pool, replace(batch, max_context_len=0), out, lse)
+        batch.context_lens.clamp_(max=capacity)
+
+
+class ShapesNotRefused(Correct):
+    def refuse(self, q, pool, batch, out, lse):
+        if batch.max_context_len > batch.block_tables.shape[1] * self.spec.block_size:
+            raise InvalidArgument("too long")
+        out.zero_()
+
+
+class ChecksNothing(Correct):
+    def check(self, spec, device):
+        return []
+
+
+class DeclaresADtypeItGetsWrong(Correct):
+    """70000 and outliers are lost: half precision hard-coded."""
+
+    def read(self, pool, slots):
+        return tuple(t.half().to(t.dtype) for t in super().read(pool, slots))
+
+
+class Int32Offsets(Correct):
+    def read(self, pool, slots):
+        stride = pool.k[0].numel()
+        first = (slots // pool.block_size).int() * stride
+        return super().read(pool, first.long() // stride * pool.block_size + slots % pool.block_size)
+
+
+class WriteToPaddingSlots(Correct):
+    """Slot -1 is clamped to slot 0 of the null block."""
+
+    def write(self, pool, k, v, slot_mapping):
+        super().write(pool, k, v, slot_mapping.clamp(min=0))
+
+
+class WriteWrapsPaddingAround(Correct):
+    def write(self, pool, k, v, slot_mapping):
+        size = pool.block_size
+        block, offset = slot_mapping // size, slot_mapping % size
+        for stored, values in ((pool.k, k), (pool.v, v)):
+            if pool.layout == "NHD":
+                stored[block, offset] = values
+            else:
+                stored[block, :, offset] = values
+
+
+class WriteSwapsKAndV(Correct):
+    def write(self, pool, k, v, slot_mapping):
+        super().write(pool, v, k, slot_mapping)
+
+
+class WriteIgnoresTheLayout(Correct):
+    def write(self, pool, k, v, slot_mapping):
+        shape = (pool.k.shape[0], self.spec.block_size, self.spec.num_kv_heads, self.spec.head_dim)
+        super().write(LayerKV(pool.k.view(shape), pool.v.view(shape), "NHD"), k, v, slot_mapping)
+
+
+class WriteThroughHalf(Correct):
+    def write(self, pool, k, v, slot_mapping):
+        super().write(pool, k.half().to(k.dtype), v.half().to(v.dtype), slot_mapping)
+
+
+class CopiesAllAtOnce(Correct):
+    """A chain a -> b, b -> c gives c the old b."""
+
+    def copy_blocks(self, pool, copies):
+        source, destination = copies[:, 0], copies[:, 1]
+        if len(torch.unique(destination)) != len(destination):
+            raise InvalidArgument("twice")
+        pool.k[destination], pool.v[destination] = pool.k[source], pool.v[source]
+
+
+class CopiesKOnly(Correct):
+    def copy_blocks(self, pool, copies):
+        before = pool.v.clone()
+        super().copy_blocks(pool, copies)
+        pool.v.copy_(before)
+
+
+class CopiesToOneBlockTwice(Correct):
+    def copy_blocks(self, pool, copies):
+        for pair in copies:
+            _torch_ops.copy_blocks(pool, pair[None])
+
+
+class CopiesBackwards(Correct):
+    def copy_blocks(self, pool, copies):
+        super().copy_blocks(pool, copies.flip(1))
+
+
+MUTANTS = [
+    value
+    for value in list(globals().values())
+    if isinstance(value, type) and issubclass(value, Correct) and value is not Correct
+]
+FAR = "check_blocks_beyond_2_31_elements_are_addressed"
+
+
+def first_killer(mutant):
+    """The name and words of the first check that fails; the small grid before the full one, the subprocess for one."""
+    far = mutant is Int32Offsets
+    checks = [check for check in backend_checks if (check.__name__ == FAR) == far]
+    for cases in ("small", "full"):
+        for check in checks:
+            try:
+                check(mutant, "cpu", cases)
+            except unittest.SkipTest:
+                continue
+            except Exception as error:
+                return f"{check.__name__}: {type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("check", backend_checks, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_the_backend_every_mutant_starts_from_is_right(check):
+    check(Correct)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_the_kit_kills_the_mutant(mutant):
+    assert first_killer(mutant), f"{mutant.__name__} survives all {len(backend_checks)} checks"
+
+
+INTENDED = {
+    DependsOnTheBatch: "check_a_row_does_not_depend_on_its_batch",
+    DependsOnTheCallBefore: "check_a_second_run_gives_the_same_bits",
+    DependsOnBlockIds: "check_physical_block_ids_do_not_matter",
+    LastBlockTailIsRead: "check_unused_slots_are_never_read",
+    MaskAfterMultiplying: "check_unused_slots_are_never_read",
+    ReadsBeyondTheTable: "check_a_context_beyond_its_table_is_refused",
+    NoRunningMaximum: "check_extreme_logits_stay_finite",
+    EmptyRowIsNaN: "check_rows_of_context_zero_give_zeros",
+    WritesToThePool: "check_rows_of_context_zero_give_zeros",
+    ContiguousQueriesAssumed: "check_numbers_match_fp64_over_the_grid",
+    WindowFromTheContextsEnd: "check_numbers_match_fp64_over_the_grid",
+    HeadsInterleaved: "check_numbers_match_fp64_over_the_grid",
+    RowsAfterTheFirstDropped: "check_numbers_match_fp64_over_the_grid",
+}
+
+
+@pytest.mark.parametrize("mutant", INTENDED, ids=lambda mutant: mutant.__name__)
+def test_the_rule_a_mutant_breaks_is_the_one_that_fails(mutant):
+    check = next(check for check in backend_checks if check.__name__ == INTENDED[mutant])
+    with pytest.raises(AssertionError):
+        check(mutant, "cpu", "small")
+
+
+def test_there_are_enough_mutants():
+    assert len(MUTANTS) >= 14, [mutant.__name__ for mutant in MUTANTS]
