@@ -69,6 +69,17 @@ def call(arguments: Sequence[str]) -> int:
     return _status(outcomes)
 
 
+def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> DictConfig:
+    """The checked configuration of these overrides, in either spelling, for notebooks: see `framework.config.compose`.
+
+    Raises:
+        FrameworkError: an override, value or component that cannot be run.
+    """
+    from framework.config import compose as composing
+
+    return composing.compose(overrides, config_dir=config_dir)
+
+
 def job(config: DictConfig) -> Outcome:
     """One run: the task that Hydra calls, in this process or in a launcher's worker. A failure is an outcome."""
     from hydra.core.hydra_config import HydraConfig

@@ -10,7 +10,7 @@ from hydra import version
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -99,7 +99,7 @@ def search_path(
         extra = Path(config_dir).absolute()
         if not extra.is_dir():
             raise ConfigError(f"--config-dir: no folder {str(config_dir)!r}; give an existing folder of YAML groups")
-        path.append("command line", f"file://{extra}")
+        path.prepend("command line", f"file://{extra}", SearchPathQuery(provider="schema"))
     return path
 
 

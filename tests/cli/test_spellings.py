@@ -1,0 +1,137 @@
+"""The user's literal choices, in both spellings, in each way of asking, from another directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from framework import registry
+from framework.run import compose
+
+QUICK = ("backend=gather", "model=tiny", "workload=chat")
+
+EXPERIMENT = """\
+# @package _global_
+defaults:
+  - override /allocator: prefix
+  - override /eviction: fifo
+cache:
+  num_blocks: 77
+allocator:
+  watermark: 0.5
+"""
+
+# words, what the configuration then says
+SPELLINGS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    (("+allocator=prefix",), {"allocator.name": "prefix", "allocator.watermark": 0.01}),
+    (("++allocator=prefix",), {"allocator.name": "prefix"}),
+    (("allocator=prefix",), {"allocator.name": "prefix"}),
+    ((), {"allocator.name": "prefix_cow", "eviction.name": "lru", "hash.name": "sha256"}),
+    (("+allocator=prefix", "+allocator.watermark=0.02"), {"allocator.name": "prefix", "allocator.watermark": 0.02}),
+    (("allocator=prefix", "allocator.watermark=0.02"), {"allocator.watermark": 0.02}),
+    (("+allocator=prefix", "++allocator.watermark=0.02"), {"allocator.watermark": 0.02}),
+    (("+allocator.watermark=0.02", "+allocator=prefix"), {"allocator.name": "prefix", "allocator.watermark": 0.02}),
+    (("+experiment=x",), {"allocator.name": "prefix", "allocator.watermark": 0.5, "cache.num_blocks": 77}),
+    (("experiment=x", "eviction=lru"), {"allocator.name": "prefix", "eviction.name": "lru"}),
+    (("+experiment=x", "+allocator=cow"), {"allocator.name": "cow", "eviction.name": "fifo", "cache.num_blocks": 77}),
+    (("+experiment=x", "cache.num_blocks=9"), {"cache.num_blocks": 9}),
+    (("+model=/data/my model",), {"model.name": "checkpoint", "model.path": "/data/my model"}),
+    (("+workload=prompts.txt", "+workload.limit=3"), {"workload.path": "prompts.txt", "workload.limit": 3}),
+    (("+tracker=wandb", "+tracker.project=mine"), {"tracker.name": "wandb", "tracker.project": "mine"}),
+]
+NAMES = [" ".join(words) or "nothing" for words, _ in SPELLINGS]
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> str:
+    folder = tmp_path / "more"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment" / "x.yaml").write_text(EXPERIMENT)
+    return str(folder)
+
+
+def with_backend(words: tuple[str, ...]) -> list[str]:
+    return [*words, "backend=gather"]
+
+
+def assert_says(config: Any, expected: dict[str, Any]) -> None:
+    node = OmegaConf.create(config)
+    found = {key: OmegaConf.select(node, key) for key in expected}
+    assert found == expected, OmegaConf.to_yaml(node)
+
+
+@pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
+def test_a_choice_runs_alone(words: Any, expected: Any, command: Any, runs: list[Any], conf: str) -> None:
+    status, _, err = command("--config-dir", conf, *with_backend(words))
+    assert (status, err, len(runs)) == (0, "", 1), err
+    assert_says(runs[0], expected)
+
+
+@pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
+def test_a_choice_runs_under_multirun(words: Any, expected: Any, command: Any, runs: list[Any], conf: str) -> None:
+    status, _, err = command("--config-dir", conf, "-m", "seed=0,1", *with_backend(words))
+    assert (status, err, [run["seed"] for run in runs]) == (0, "", [0, 1]), err
+    for run in runs:
+        assert_says(run, expected)
+
+
+@pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
+def test_a_choice_composes(words: Any, expected: Any, elsewhere: Path, conf: str) -> None:
+    assert_says(compose(with_backend(words), config_dir=conf), expected)
+
+
+@pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
+def test_a_choice_shows_in_cfg_job(words: Any, expected: Any, command: Any, conf: str) -> None:
+    status, out, err = command("--config-dir", conf, "--cfg", "job", *with_backend(words))
+    assert (status, err) == (0, ""), err
+    assert_says(yaml.safe_load(out), expected)
+
+
+def test_a_list_of_allocators_is_a_sweep(command: Any, runs: list[Any]) -> None:
+    status, _, err = command("-m", "+allocator=naive,prefix,cow", *QUICK)
+    assert (status, err) == (0, ""), err
+    assert [run["allocator"]["name"] for run in runs] == ["naive", "prefix", "cow"]
+
+
+def test_glob_sweeps_every_installed_allocator(command: Any, runs: list[Any]) -> None:
+    status, _, err = command("-m", "+allocator=glob(*)", "cache.block_size=8,16", *QUICK)
+    assert (status, err) == (0, ""), err
+    found = [(run["allocator"]["name"], run["cache"]["block_size"]) for run in runs]
+    assert found == [(name, size) for name in registry.names("allocator") for size in (8, 16)]
+
+
+def test_files_can_be_swept_as_models(command: Any, runs: list[Any]) -> None:
+    status, _, err = command("-m", "model=/a/one,/a/two", "backend=gather")
+    assert (status, err) == (0, ""), err
+    assert [run["model"]["path"] for run in runs] == ["/a/one", "/a/two"]
+
+
+def test_each_job_of_a_sweep_has_its_own_directory_and_the_sweeps_group(
+    command: Any, runs: list[Any], elsewhere: Path
+) -> None:
+    command("-m", "seed=0,1", "run.sweep=mine", *QUICK)
+    assert [run["run"]["dir"] for run in runs] == [str(elsewhere / "sweeps" / "mine" / str(job)) for job in (0, 1)]
+    assert {run["run"]["group"] for run in runs} == {"mine"}
+
+
+def test_a_run_directory_can_be_chosen(command: Any, runs: list[Any], tmp_path: Path) -> None:
+    status, _, err = command(f"run.dir={tmp_path}/chosen", *QUICK)
+    assert (status, err) == (0, ""), err
+    assert runs[0]["run"]["dir"] == str(tmp_path / "chosen")
+    assert (tmp_path / "chosen" / ".hydra" / "overrides.yaml").is_file()
+
+
+def test_the_configuration_is_a_plain_resolved_dict(command: Any, runs: list[Any]) -> None:
+    command(*QUICK)
+
+    def types(node: Any) -> set[type]:
+        if isinstance(node, dict):
+            return {dict}.union(*(types(value) for value in node.values()))
+        return {type(node)}
+
+    assert types(runs[0]) <= {dict, list, str, int, float, bool, type(None)}, runs[0]
+    assert "hydra" not in runs[0]
