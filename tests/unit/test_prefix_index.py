@@ -16,7 +16,7 @@ ANCHORS = (-1, -2)
 
 def key(anchor: int, prefix: tuple[int, ...], bits: int) -> BlockHash:
     """A chained name of so many bits; 64 do not collide here."""
-    value = xxhash.xxh64_intdigest(repr((anchor, prefix))) % 2**bits
+    value = xxhash.xxh64_intdigest(repr((anchor, prefix)).encode()) % 2**bits
     return BlockHash(value.to_bytes(9, "little"))
 
 
