@@ -128,10 +128,10 @@ def check_blocks_beyond_2_31_elements_are_addressed(make: Make, device: str = "c
     """
     supported(make, device)
     try:
-        job = pickle.dumps((make, device))
+        job = pickle.dumps((sys.path, pickle.dumps((make, device))))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise AssertionError(f"make must be picklable (a class, or a functools.partial of one): {error}") from error
-    code = "import sys; from framework.testing.backend_memory import far_blocks_main; far_blocks_main()"
+    code = "from framework.testing.backend_memory import far_blocks_main; far_blocks_main()"
     done = subprocess.run([sys.executable, "-c", code], input=job, capture_output=True, timeout=280, check=False)
     if done.returncode == _SKIPPED:
         raise unittest.SkipTest(done.stderr.decode().strip().splitlines()[-1])
@@ -143,8 +143,10 @@ _SKIPPED = 77
 
 
 def far_blocks_main() -> None:
-    """Entry of the subprocess: reads the pickled (make, device) from standard input."""
-    make, device = pickle.loads(sys.stdin.buffer.read())
+    """Entry of the subprocess: reads the pickled sys.path, make and device from standard input."""
+    path, job = pickle.loads(sys.stdin.buffer.read())
+    sys.path[:] = path  # where `make` was importable
+    make, device = pickle.loads(job)
     try:
         _check_far_blocks(make, device)
     except unittest.SkipTest as reason:

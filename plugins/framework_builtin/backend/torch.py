@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from framework.errors import InvalidArgument
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch, Capabilities, LayerKV
@@ -75,8 +75,8 @@ class TorchBackend(AttentionBackend):
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
         super().setup(spec, device)
-        dtype = getattr(torch, spec.kv_dtype or spec.dtype)
-        self._token_bytes = 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+        dtype: torch.dtype = getattr(torch, spec.kv_dtype or spec.dtype)
+        self._token_bytes: int = 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
         self._plain = (
             spec.soft_cap is None and not spec.sinks and not spec.alibi and spec.kv_dtype in (None, spec.dtype)
         )
@@ -121,7 +121,7 @@ class TorchBackend(AttentionBackend):
         if len(contexts) and int(contexts.max()) > capacity:
             row = int(contexts.argmax())
             raise InvalidArgument(
-                f"row {row} has {int(contexts[row])} tokens of context, its block table holds {capacity}; widen the table"
+                f"row {row} has {int(contexts[row])} tokens of context, its block table holds {capacity}: widen it"
             )
 
     def _fits(self, tile: _Tile) -> bool:
@@ -240,11 +240,11 @@ class TorchBackend(AttentionBackend):
         scale = self.spec.softmax_scale
         if count == 1:
             q = q.reshape(rows, heads, group, dim)
-            found = F.scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, scale=scale)
+            found = scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, scale=scale)
             return found.reshape(rows, heads * group, dim)
         k, v = (tensor[0, :, None].expand(heads, group, -1, dim) for tensor in (k, v))
         q = q.view(count, heads, group, dim).permute(1, 2, 0, 3)
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, is_causal=tile.causal, scale=scale)
+        found = scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, is_causal=tile.causal, scale=scale)
         return found.permute(2, 0, 1, 3).reshape(count, heads * group, dim)
 
     def _running(self, q: Tensor, pool: LayerKV, tile: _Tile) -> tuple[Tensor, Tensor]:
