@@ -8,6 +8,7 @@ reuse distance) gives the exact hits of every capacity (Mattson et al. 1970).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,11 @@ def reuse_distances(paths: RequestPaths) -> Ints:
     last = np.full(paths.num_nodes, -1, dtype=np.int64)
     held, bounds = _Fenwick(num_requests), paths.starts.tolist()
     tail_starts = [0] * num_requests
-    for request, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for request, (start, end) in enumerate(pairwise(bounds)):
         path = paths.nodes[start:end]
         previous = last[path]
         cuts = [0, *(np.flatnonzero(np.diff(previous)) + 1).tolist(), end - start] if end > start else []
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in pairwise(cuts):
             owner = int(previous[low])
             if owner < 0:
                 break

@@ -43,7 +43,7 @@ def bailian(record: dict[str, Any], block_tokens: int) -> TraceRequest:
 def _hash_ids(record: dict[str, Any], block_tokens: int, seconds: float) -> TraceRequest:
     input_tokens = integer(record, "input_length", 1)
     ids = integers(record, "hash_ids")
-    check_block_count("hash_ids", len(ids), input_tokens, block_tokens, partial=True)
+    check_block_count("hash_ids", len(ids), input_tokens, block_tokens)
     session = text(record, "session_id") or text(record, "chat_id")
     return TraceRequest(
         arrival_s=number(record, "timestamp") * seconds,
@@ -67,7 +67,7 @@ def runs(record: dict[str, Any], block_tokens: int) -> TraceRequest:
     if not isinstance(value, list):
         raise FieldError("runs", "missing" if value is None else "expected a list of [first id, count]")
     pairs = [_pair(run) for run in value]
-    check_block_count("runs", sum(count for _, count in pairs), input_tokens, block_tokens, partial=False)
+    check_block_count("runs", sum(count for _, count in pairs), input_tokens, block_tokens)
     return TraceRequest(
         arrival_s=number(record, "timestamp") * 1e-3,
         input_tokens=input_tokens,
@@ -95,8 +95,8 @@ def _expand(pairs: list[tuple[int, int]]) -> BlockIdArray:
 def coarsen(request: TraceRequest, block_tokens: int) -> TraceRequest:
     """The same request in blocks of `block_tokens`, a multiple of its own.
 
-    Keeps every k-th id: exact where an id names its whole prefix, as in every format above. Blocks that the last
-    k ids do not fill are dropped: the partial last block has no name at the coarser size.
+    Keeps every k-th id: exact where an id names its whole prefix, as in Mooncake's and the agent traces (Qwen-Bailian's
+    name a block's own tokens). A partial last block has no name at the coarser size and is left out.
 
     Raises:
         FieldError: not a multiple.

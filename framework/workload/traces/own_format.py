@@ -27,6 +27,7 @@ from framework.workload.traces.record import (
     BlockIdArray,
     FieldError,
     TraceRequest,
+    check_block_count,
     integer,
     integers,
     number,
@@ -75,8 +76,7 @@ def own(record: dict[str, Any], block_tokens: int) -> TraceRequest:
 
 def _block_ids(record: dict[str, Any], input_tokens: int, block_tokens: int) -> BlockIdArray:
     ids = integers(record, "block_ids")
-    if len(ids) not in (input_tokens // block_tokens, -(-input_tokens // block_tokens)):
-        raise FieldError("block_ids", f"{len(ids)} for {input_tokens} tokens in blocks of {block_tokens}")
+    check_block_count("block_ids", len(ids), input_tokens, block_tokens)
     return ids
 
 

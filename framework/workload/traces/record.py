@@ -131,17 +131,16 @@ def integers(record: dict[str, Any], field: str, limit: int = 2**62) -> BlockIdA
     return array.astype(np.int64)
 
 
-def check_block_count(field: str, num_ids: int, input_tokens: int, block_tokens: int, *, partial: bool) -> None:
-    """The block ids must be as many as the prompt has blocks, the partial last one counted if `partial`.
+def check_block_count(field: str, num_ids: int, input_tokens: int, block_tokens: int) -> None:
+    """The block ids must be as many as the prompt has blocks, the partial last one counted or not.
 
     Raises:
         FieldError: they are not: the trace is damaged or its blocks have another size.
     """
-    full = input_tokens // block_tokens
-    expected = -(-input_tokens // block_tokens) if partial else full
-    if num_ids != expected:
+    full, rest = divmod(input_tokens, block_tokens)
+    if num_ids not in (full, full + bool(rest)):
         raise FieldError(
             field,
-            f"{num_ids} block ids for {input_tokens} input tokens, expected {expected} of {block_tokens} tokens; "
-            "is block_tokens right?",
+            f"{num_ids} block ids for {input_tokens} input tokens, expected {full + bool(rest)} of {block_tokens} "
+            "tokens; is block_tokens right?",
         )

@@ -1,0 +1,183 @@
+"""What is in a trace? Counts, lengths, sharing, and what no cache could exceed."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import WorkloadError
+from framework.replay.paths import Ints, RequestPaths, build_paths
+from framework.replay.stack import distance_histogram, lru_curve, reuse_distances
+from framework.workload.traces.reader import Trace
+from framework.workload.traces.record import TraceRequest
+
+_CURVE_POINTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Token lengths of one kind over all requests."""
+
+    total: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What the block ids say.
+
+    Attributes:
+        hit_rate_*: of a cache that never evicts, by tokens, by blocks, by full blocks only, and as the mean of the
+            requests' own rates by block.
+        median_reuse_blocks: the LRU capacity at which half of the reused references hit.
+        lru_curve: (capacity in blocks, hit rate by block) at fractions of the working set.
+    """
+
+    block_tokens: int
+    references: int
+    unique_blocks: int
+    longest_blocks: int
+    hit_rate_by_tokens: float
+    hit_rate_by_blocks: float
+    hit_rate_full_blocks: float
+    hit_rate_mean_per_request: float
+    median_reuse_blocks: int
+    lru_curve: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSheet:
+    """Everything `describe` prints; `sharing` is None for a trace of lengths only."""
+
+    path: str
+    format: str
+    requests: int
+    skipped: int
+    duration_s: float
+    requests_per_s: float
+    sessions: int
+    scopes: int
+    input_tokens: Lengths
+    output_tokens: Lengths
+    sharing: Sharing | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+class _Tally:
+    """Collects what a pass over the requests shows; 16 bytes a request."""
+
+    def __init__(self) -> None:
+        self.inputs, self.outputs = array("q"), array("q")
+        self.sessions: set[str] = set()
+        self.scopes: set[str] = set()
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self.full_blocks = 0
+
+    def watch(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+        for request in requests:
+            self.inputs.append(request.input_tokens)
+            self.outputs.append(request.output_tokens)
+            self.sessions.add(request.session)
+            self.scopes.add(request.scope)
+            self.first_s = request.arrival_s if self.first_s is None else self.first_s
+            self.last_s = request.arrival_s
+            yield request
+
+
+def describe(trace: Trace) -> tuple[DataSheet, Ints | None]:
+    """The data sheet, and the reuse distance of every block reference (None for lengths only). Two passes.
+
+    Raises:
+        WorkloadError: a line that cannot be read, or no request at all.
+    """
+    tally, paths = _Tally(), None
+    if trace.block_tokens:
+        paths = build_paths(tally.watch(trace))
+    else:
+        for _ in tally.watch(trace):
+            pass
+    if not tally.inputs:
+        raise WorkloadError(f"{trace.path}: no request; {trace.num_skipped} lines skipped, first: {trace.first_error}")
+    duration = tally.last_s - (tally.first_s or 0.0)
+    distances = reuse_distances(paths) if paths is not None else None
+    sheet = DataSheet(
+        path=str(trace.path),
+        format=trace.format,
+        requests=len(tally.inputs),
+        skipped=trace.num_skipped,
+        duration_s=duration,
+        requests_per_s=len(tally.inputs) / duration if duration else 0.0,
+        sessions=len(tally.sessions - {""}),
+        scopes=len(tally.scopes),
+        input_tokens=_lengths(tally.inputs),
+        output_tokens=_lengths(tally.outputs),
+        sharing=_sharing(trace, paths, distances) if paths is not None and distances is not None else None,
+    )
+    return sheet, distances
+
+
+def _lengths(values: array[int]) -> Lengths:
+    lengths: npt.NDArray[np.int64] = np.frombuffer(values, dtype=np.int64)
+    p50, p90, p99 = (float(value) for value in np.percentile(lengths, (50, 90, 99)))
+    return Lengths(int(lengths.sum()), float(lengths.mean()), p50, p90, p99, int(lengths.max()))
+
+
+def _sharing(trace: Trace, paths: RequestPaths, distances: Ints) -> Sharing:
+    full = build_paths(trace, full_blocks_only=True)
+    counts = np.diff(paths.starts)
+    capacities = sorted({max(1, round(paths.num_nodes * part)) for part in _CURVE_POINTS})
+    finite = distances[distances > 0]
+    references = max(1, paths.num_references)
+    return Sharing(
+        block_tokens=paths.block_tokens,
+        references=paths.num_references,
+        unique_blocks=paths.num_nodes,
+        longest_blocks=int(counts.max(initial=0)),
+        hit_rate_by_tokens=float(paths.hit_tokens(paths.infinite_hits).sum() / paths.input_tokens.sum()),
+        hit_rate_by_blocks=float(paths.infinite_hits.sum() / references),
+        hit_rate_full_blocks=float(full.infinite_hits.sum() / max(1, full.num_references)),
+        hit_rate_mean_per_request=float((paths.infinite_hits / np.maximum(1, counts)).mean()),
+        median_reuse_blocks=int(np.median(finite)) if len(finite) else 0,
+        lru_curve=tuple(
+            zip(capacities, (n / references for n in lru_curve(paths, capacities, distances)), strict=True)
+        ),
+    )
+
+
+def plot_reuse(distances: Ints, path: str | Path, title: str) -> None:
+    """Draw the histogram of reuse distances and the LRU hit rate over capacity; the suffix chooses PNG or SVG.
+
+    Raises:
+        WorkloadError: the file cannot be written or has another suffix.
+    """
+    if Path(path).suffix.lower() not in (".png", ".svg"):
+        raise WorkloadError(f"a plot is .png or .svg, found {path}")
+    from matplotlib.figure import Figure
+
+    edges, counts = distance_histogram(distances)
+    share = np.cumsum(counts) / max(1, len(distances))
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(edges[:-1], counts / max(1, len(distances)), width=np.diff(edges), align="edge", color="#4477AA")
+    axes.set(xscale="log", xlabel="reuse distance (blocks)", ylabel="share of block references", title=title)
+    curve = axes.twinx()
+    curve.plot(edges[1:] - 1, share, color="#EE6677", linewidth=2)
+    curve.set(ylabel="LRU hit rate by block at that capacity", ylim=(0, 1))
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error

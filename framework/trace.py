@@ -1,0 +1,154 @@
+"""`python -m framework.trace`: look at a trace, convert it, or get a public one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from framework.errors import FrameworkError, WorkloadError
+from framework.workload.traces import FORMATS, Trace, TraceRequest, open_trace, write_trace
+
+if TYPE_CHECKING:
+    from framework.replay.datasheet import DataSheet
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 on success, 2 with one sentence on stderr when it cannot be done."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except FrameworkError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m framework.trace", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    describe = commands.add_parser("describe", help="print the data sheet of a trace")
+    _add_input(describe)
+    describe.add_argument("--plot", metavar="FILE", help="draw the reuse distances (.png or .svg)")
+    describe.add_argument("--json", metavar="FILE", help="also write the data sheet as JSON; - for stdout alone")
+    describe.set_defaults(run=_describe)
+    convert = commands.add_parser("convert", help="write a trace in our own format")
+    _add_input(convert)
+    convert.add_argument("output", metavar="OUT", help="a name in .gz or .zst is compressed")
+    convert.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
+    convert.set_defaults(run=_convert)
+    fetch = commands.add_parser("fetch", help="get a public trace by name; without a name, list them")
+    fetch.add_argument("name", nargs="?")
+    fetch.add_argument("--to", default="traces", metavar="FOLDER", help="default: traces")
+    fetch.set_defaults(run=_fetch)
+    return parser
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="plain, .gz or .zst")
+    parser.add_argument("--format", default="auto", choices=["auto", *FORMATS])
+    parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block")
+    parser.add_argument("--on-error", default="raise", choices=["raise", "skip"], help="what a bad line does")
+
+
+def _open(options: argparse.Namespace) -> Trace:
+    return open_trace(options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error)
+
+
+def _describe(options: argparse.Namespace) -> int:
+    from framework.replay.datasheet import describe, plot_reuse
+
+    trace = _open(options)
+    sheet, distances = describe(trace)
+    if options.plot:
+        if distances is None:
+            raise WorkloadError(f"{trace.path} has lengths only: no reuse to plot")
+        plot_reuse(distances, options.plot, title=trace.path.name)
+    text = json.dumps(sheet.as_dict(), indent=2)
+    if options.json == "-":
+        print(text)  # noqa: T201
+        return 0
+    if options.json:
+        Path(options.json).write_text(text + "\n")
+    _print_sheet(sheet, trace.first_error)
+    return 0
+
+
+def _print_sheet(sheet: DataSheet, first_error: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=sheet.path, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in _rows(sheet):
+        table.add_row(name, value)
+    console = Console()
+    console.print(table)
+    if first_error:
+        console.print(f"skipped {sheet.skipped} lines, the first: {first_error}", markup=False)
+
+
+def _rows(sheet: DataSheet) -> Iterator[tuple[str, str]]:
+    yield "format", sheet.format
+    yield "requests", f"{sheet.requests:,}"
+    yield "skipped lines", f"{sheet.skipped:,}"
+    yield "duration", f"{sheet.duration_s:,.1f} s ({sheet.requests_per_s:.3g} requests/s)"
+    yield "sessions / scopes", f"{sheet.sessions:,} / {sheet.scopes:,}"
+    for name, lengths in (("input", sheet.input_tokens), ("output", sheet.output_tokens)):
+        yield f"{name} tokens, total", f"{lengths.total:,}"
+        yield (
+            f"{name} tokens, mean p50 p90 p99 max",
+            f"{lengths.mean:,.1f}  {lengths.p50:,.0f}  {lengths.p90:,.0f}  {lengths.p99:,.0f}  {lengths.max:,}",
+        )
+    if sheet.sharing is None:
+        yield "sharing", "lengths only"
+        return
+    sharing = sheet.sharing
+    for field in fields(sharing):
+        value: Any = getattr(sharing, field.name)
+        if field.name.startswith("hit_rate"):
+            name = field.name.removeprefix("hit_rate_").removeprefix("by_").replace("_", " ")
+            yield f"infinite cache, hit rate: {name}", f"{value:.4f}"
+        elif field.name != "lru_curve":
+            yield field.name.replace("_", " "), f"{value:,}"
+    for capacity, rate in sharing.lru_curve:
+        yield f"LRU of {capacity:,} blocks, by blocks", f"{rate:.4f}"
+
+
+def _convert(options: argparse.Namespace) -> int:
+    trace = _open(options)
+    count = write_trace(
+        options.output, _first(trace, options.limit), source=trace.path.name, source_format=trace.format
+    )
+    print(f"{options.output}: {count} requests, {trace.num_skipped} lines skipped")  # noqa: T201
+    return 0
+
+
+def _first(requests: Trace, limit: int | None) -> Iterator[TraceRequest]:
+    for number, request in enumerate(requests):
+        if limit is not None and number >= limit:
+            return
+        yield request
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from framework.workload.traces.public import PUBLIC_TRACES, fetch
+
+    if options.name is None:
+        for name, known in PUBLIC_TRACES.items():
+            print(f"{name:22}  {known.licence:10}  {known.about}\n{'':36}{known.url}")  # noqa: T201
+        return 0
+    path, digest = fetch(options.name, options.to)
+    trace = PUBLIC_TRACES[options.name]
+    verdict = "as expected" if trace.sha256 else "no reference known, compare with your source"
+    print(f"{path}\nlicence {trace.licence}, from {trace.url}\nSHA-256 {digest} ({verdict})")  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
