@@ -60,7 +60,7 @@ class CheckpointTokenizer:
 
     Args:
         path: tokenizer.json.
-        eos_token_ids: ids that end a generation, as the model's config has them; the tokenizer's own is added.
+        eos_token_ids: ids that end a generation, as the model's config has them; if none, the tokenizer's own.
         template: Jinja source of the chat template; None when the checkpoint has none.
         special: special tokens by role ("bos_token": "<s>"), as the template may name them.
     """
