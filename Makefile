@@ -1,0 +1,31 @@
+# Short names for the commands of README.md and CONTRIBUTING.md. The virtual environment must be active.
+.PHONY: setup test test-all lint format bench ci clean
+
+setup:
+	python -m pip install --no-deps 'torch>=2.6,<2.14' --index-url https://download.pytorch.org/whl/cpu
+	python -m pip install -e '.[test,lint]'
+
+test:
+	python -m pytest -n 2
+
+test-all:
+	python -m pytest -n 2 -m "slow or not slow"
+
+lint:
+	ruff format --check .
+	ruff check .
+	mypy
+	lint-imports
+
+format:
+	ruff format .
+	ruff check --fix .
+
+bench:
+	python -m pytest tests/bench --benchmark-only --benchmark-disable-gc
+
+ci:
+	.ci/run
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks

@@ -1,0 +1,167 @@
+"""What gets installed: the wheel, the wheel made from the sdist, and the editable install, each opened and run."""
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds the distributions")
+
+PROBE = """
+import sys
+import framework, framework_builtin
+from framework import workload
+assert not {"torch", "hydra", "triton", "wandb"} & set(sys.modules), sorted(sys.modules)
+print(framework.__file__)
+print(framework_builtin.__file__)
+print(len(workload.build("chat")))
+"""
+
+
+def _run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _build(source: Path, out: Path, target: str) -> Path:
+    _run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", out, cwd=source)
+    suffix = {"wheel": "*.whl", "sdist": "*.tar.gz"}[target]
+    (path,) = out.glob(suffix)
+    return path
+
+
+def _fresh_environment(place: Path) -> Path:
+    """A virtual environment with our dependencies and without us; returns its interpreter."""
+    _run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place.parent)
+    python = place / "bin" / "python"
+    inside = _run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip()
+    # A directory named in a .pth file is searched, but its own .pth files, our editable install, are not read.
+    (Path(inside) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+@pytest.fixture(scope="module")
+def sdist(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build(repository, tmp_path_factory.mktemp("sdist"), "sdist")
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(place, filter="data")
+    (source,) = place.iterdir()
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build(repository, tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    python = _fresh_environment(tmp_path_factory.mktemp("installed") / "venv")
+    _run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel, cwd=wheel.parent)
+    return python
+
+
+def _names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def test_the_wheel_holds_two_import_names_and_no_other(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert tops == {"framework", "framework_builtin", "kvcache_framework-0.1.0.dist-info"}, tops
+
+
+def test_every_configuration_file_travels_inside_the_wheel(wheel: Path, repository: Path) -> None:
+    source = {path.relative_to(repository).as_posix() for path in (repository / "conf").rglob("*.yaml")}
+    inside = {name.removeprefix("framework/") for name in _names(wheel) if name.startswith("framework/conf/")}
+    assert source == inside
+    assert source
+
+
+def test_every_module_and_type_marker_is_in_the_wheel(wheel: Path, repository: Path) -> None:
+    names = _names(wheel)
+    for folder, inside in (("framework", "framework"), ("plugins/framework_builtin", "framework_builtin")):
+        root = repository / folder
+        wanted = {f"{inside}/{path.relative_to(root).as_posix()}" for path in root.rglob("*.py")}
+        assert wanted <= names, wanted - names
+        assert f"{inside}/py.typed" in names
+    assert not [name for name in names if "test_" in name or "__pycache__" in name]
+
+
+def test_the_wheel_of_the_sdist_is_the_wheel(unpacked: Path, wheel: Path, tmp_path: Path) -> None:
+    assert _names(_build(unpacked, tmp_path, "wheel")) == _names(wheel)
+
+
+def test_the_sdist_holds_sources_and_no_results(unpacked: Path) -> None:
+    tops = {path.name for path in unpacked.iterdir()}
+    allowed = {
+        "framework", "plugins", "conf", "tests", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "PKG-INFO",
+        ".gitignore",
+    }  # fmt: skip
+    assert tops <= allowed, tops - allowed
+    assert {path.name for path in (unpacked / "plugins").iterdir()} == {"framework_builtin"}
+
+
+def test_the_wheel_offers_the_entry_points_of_pyproject(wheel: Path, repository: Path) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    written = ConfigParser(delimiters=("=",))
+    written.optionxform = str  # type: ignore[assignment,method-assign]
+    with zipfile.ZipFile(wheel) as archive:
+        written.read_string(archive.read("kvcache_framework-0.1.0.dist-info/entry_points.txt").decode())
+    wanted = {"console_scripts": project["scripts"], **project["entry-points"]}
+    assert {group: dict(written[group]) for group in written.sections()} == wanted
+
+
+def test_the_installed_entry_points_are_those_of_pyproject(repository: Path) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
+    from importlib.metadata import distribution
+
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    wanted = {
+        (group, name, value) for group, points in project["entry-points"].items() for name, value in points.items()
+    }
+    found = {
+        (point.group, point.name, point.value)
+        for point in distribution("kvcache-framework").entry_points
+        if point.group.startswith("framework.")
+    }
+    assert found == wanted, "pyproject.toml changed since the installation: pip install -e . again"
+
+
+def test_the_wheel_works_from_another_directory(installed: Path, tmp_path: Path) -> None:
+    framework, builtin, count = _run(installed, "-c", PROBE, cwd=tmp_path).split()
+    assert Path(framework).is_relative_to(installed.parents[1]), framework
+    assert Path(builtin).is_relative_to(installed.parents[1]), builtin
+    assert count == "48"
+
+
+def test_the_main_job_runs_from_the_wheel_in_another_directory(installed: Path, tmp_path: Path) -> None:
+    command = ["-m", "framework.run", "+allocator=prefix", "workload.num_requests=6", "workload.output_tokens=4"]
+    out = _run(installed, *command, cwd=tmp_path)
+    assert "hit rate" in out, out
+    assert len(list(tmp_path.rglob("result.json"))) == 1, sorted(tmp_path.rglob("*"))
+
+
+def test_the_editable_install_exposes_the_checkout_and_nothing_else(unpacked: Path, tmp_path: Path) -> None:
+    python = _fresh_environment(tmp_path / "venv")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation"]
+    _run(*pip, "-e", unpacked, cwd=tmp_path)
+    framework, builtin, _ = _run(python, "-c", PROBE, cwd=tmp_path).split()
+    assert Path(framework) == unpacked / "framework" / "__init__.py"
+    assert Path(builtin) == unpacked / "plugins" / "framework_builtin" / "__init__.py"
+    for name in ("conf", "plugins", "tests", "framework_native"):
+        refused = subprocess.run([str(python), "-c", f"import {name}"], cwd=tmp_path, capture_output=True)
+        assert refused.returncode != 0, f"the checkout's {name}/ became importable"
