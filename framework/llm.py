@@ -91,7 +91,7 @@ class LLM:
         engine: EngineOptions | None = None,
     ) -> None:
         options = engine or EngineOptions()
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = default_device(device)
         self.seed = seed
         chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
@@ -230,6 +230,23 @@ class LLM:
                 tokens = completion.tokens
                 cut = tokens[:-1] if completion.finish_reason == "stop" and tokens[-1] in stops else tokens
                 completion.text = self.model.tokenizer.decode(cut)
+
+
+def default_device(device: str | None) -> str:
+    """`device`, or "cuda" where torch sees one, else "cpu".
+
+    Raises:
+        ConfigError: a device torch does not know, or a CUDA device that is not there.
+    """
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, found {device!r}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r} was asked for, but torch {torch.__version__} sees no CUDA device")
+    return device
 
 
 def _is_one_prompt(prompts: Any) -> bool:

@@ -96,6 +96,7 @@ def job(config: DictConfig) -> Outcome:
         from framework.build import run
 
         result = run(settings)
+        _print_table(result, directory, sweep=_is_sweep(hydra))
     except Exception as error:
         if _full_error():
             raise
@@ -104,6 +105,15 @@ def job(config: DictConfig) -> Outcome:
         _complain(f"{number}{reason}")
         return Outcome(directory, REFUSED if isinstance(error, _REFUSALS) else FAILED, reason)
     return Outcome(directory, _exit_status(result))
+
+
+def _print_table(result: Mapping[str, Any], directory: str, *, sweep: bool) -> None:
+    """The table of one run; a sweep's jobs are told in its report instead."""
+    if sweep:
+        return
+    from framework.report.console import print_result
+
+    print_result({**result, "run_directory": directory})
 
 
 def _is_sweep(hydra: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 from framework import tracking, workload
 from framework.build import section
 from framework.engine.engine import Engine
-from framework.engine.request import Request, Status
-from framework.llm import LLM, EngineOptions
+from framework.engine.request import Request
+from framework.llm import LLM, EngineOptions, default_device
 from framework.model.choice import build_model
 from framework.options import call_checked
 from framework.tracking import RunDirectory, RunLabel, Trackers
@@ -54,7 +54,7 @@ def build_llm(config: Mapping[str, Any], log: Any = None) -> LLM:
     """The model, cache and engine that `config` describes."""
     cache, options = section(config, "cache"), section(config, "engine")
     model, seed = section(config, "model"), int(config.get("seed", 0))
-    device = config.get("device")
+    device = default_device(config.get("device"))
     dtype = cache.pop("dtype", None)
     loaded = build_model(model.pop("name", "tiny"), model, dtype=dtype, device=device, seed=seed)
     parts: dict[str, Any] = {kind: config[kind] for kind in _KINDS if config.get(kind)}
@@ -138,12 +138,3 @@ def provenance(config: Mapping[str, Any], device: str) -> dict[str, Any]:
 
 def _event_log(run: RunDirectory) -> Any:
     return lambda event, **facts: run.log_event({"event": event, **facts})
-
-
-def exit_status(result: Mapping[str, Any]) -> int:
-    """0 when every request was served or properly refused and the tokens agree with the dense model."""
-    bad = result.get("num_failed", 0) or result.get("dense_mismatches", 0) or result.get("status") != "ok"
-    return 1 if bad else 0
-
-
-__all__ = ["Status", "build_llm", "exit_status", "serve", "submit_workload"]

@@ -210,9 +210,11 @@ class Engine:
             )
 
     def _inject_preemption(self) -> None:
-        active = self.scheduler.rows.active()
-        if len(active) > 1:
-            self.scheduler.preempt(self.scheduler.rows.sequence(int(active[-1])))
+        """Preempt the newest row, unless its request is the only one running: that would never end."""
+        rows = self.scheduler.rows
+        running = [rows.sequence(int(row)) for row in rows.active()]
+        if running and running[0].request is not running[-1].request:
+            self.scheduler.preempt(running[-1])
 
     def _commit(self, step: Step) -> None:
         """Publish the blocks this step filled: Python is touched once a block, not once a token."""
