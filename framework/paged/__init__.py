@@ -1,1 +1,6 @@
-"""The toolkit for paged allocators: block pool, prefix index, the easy rung of the allocator ladder."""
+"""The toolkit for paged allocators: block pool, prefix index, the easy rung of the allocator ladder.
+
+`PagedAllocator` (in `framework.paged.allocator`) is complete: a subclass sets `share_prefix` and `share_forks`, and may
+override `choose_free`. Whoever needs more composes the parts: `BlockPool` (states and facts as arrays), `PrefixIndex`
+(content to block, by hash or by exact trie), `BlockCache` (taking, sharing, evicting, publishing, all or nothing).
+"""

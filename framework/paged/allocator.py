@@ -268,7 +268,9 @@ class PagedAllocator(Allocator):
         start = len(table.blocks)
         if self.share_prefix and not table.closed:
             offset, full = table.published, num_tokens // self.block_size
-            new = _as_tokens(tokens[offset * self.block_size :])
+            new = tokens[offset * self.block_size :]
+            if not (isinstance(new, np.ndarray) and new.dtype == np.int32 and new.flags.c_contiguous):
+                new = _as_tokens(new)
             table.compare(offset * self.block_size, new)
             if full > offset:
                 start = self._publish(table, full, new)

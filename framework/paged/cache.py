@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from framework.errors import PluginError
+from framework.errors import InvalidArgument, PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.paged.guard import GuardedPolicy
 from framework.paged.index import PrefixIndex
@@ -51,7 +51,7 @@ class BlockCache:
         if not hits:
             return pool.num_blocks - pool.used
         ref = pool.ref
-        return pool.num_blocks - pool.used - sum(1 for block in hits if not ref[block])
+        return pool.num_blocks - pool.used - [ref[block] for block in hits].count(0)
 
     def take(self, count: int, hits: Sequence[int] = (), priority: int = 0) -> list[int]:
         """Share `hits` (shallowest first) and hand out `count` other blocks, each with one reference.
@@ -290,54 +290,46 @@ class BlockCache:
             How many contents are published, and the first table index that was swapped (len(table) if none).
 
         Raises:
-            PluginError: nothing changed.
+            PluginError, InvalidArgument: nothing changed.
         """
-        new, swaps, count = self._insert(anchor, table, first, keys, data)
-        pool = self.pool
-        pinned = [block for _, block in reversed(swaps) if pool.candidate[block]]
-        for index, block in new:
-            pool.describe(block, keys[index - first], index, priority, tenant)
+        pool, blocks = self.pool, table[first : first + len(keys)]
+        if any(map(pool.key.__getitem__, blocks)):
+            self._check_names(blocks, keys)
+        parent = table[first - 1] if first else 0
+        holders, places = self.index.insert_chain(anchor, parent, keys, data, blocks)
+        new = [blocks[at] for at in places]
+        for at, block in zip(places, new, strict=True):
+            pool.describe(block, first + at, priority, tenant)
+        swaps = [at for at, block in enumerate(holders) if block != blocks[at]] if len(new) < len(holders) else []
+        pinned = [holders[at] for at in reversed(swaps) if pool.candidate[holders[at]]]
         try:
             if pinned:
                 self.policy.pin(pinned, self.now)
             if new:
-                self.policy.admit([block for _, block in reversed(new)], self.now)
+                self.policy.admit(new[::-1], self.now)
         except PluginError:
-            for _, block in reversed(new):
-                self.index.remove(block)
-                pool.key[block] = None
-            if pinned:
-                with suppress(PluginError):
-                    self.policy.release(pinned, self.now)
+            self._withdraw(new, pinned)
             raise
         if self.listener is not None:
-            for index, block in new:
-                self.listener(CacheEvent("admit", BlockId(block), keys[index - first], self.now))
-        for index, block in swaps:
-            self._swap(table, index, block, priority)
-        return count, swaps[0][0] if swaps else len(table)
+            for at, block in zip(places, new, strict=True):
+                self.listener(CacheEvent("admit", BlockId(block), keys[at], self.now))
+        for at in swaps:
+            self._swap(table, first + at, holders[at], priority)
+        return len(holders), first + swaps[0] if swaps else len(table)
 
-    def _insert(
-        self, anchor: int, table: array[int], first: int, keys: Sequence[BlockHash], data: bytes
-    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
-        """Enter the contents into the index: (index, block) of the new ones, of the swaps, and how many are there."""
-        insert, step, key_of = self.index.insert, 4 * self.pool.block_size, self.pool.key
-        parent = table[first - 1] if first else 0
-        new: list[tuple[int, int]] = []
-        swaps: list[tuple[int, int]] = []
-        for offset, key in enumerate(keys):
-            own = table[first + offset]
-            was_published = key_of[own] is not None
-            holder = insert(anchor, parent, key, data[offset * step : (offset + 1) * step], own)
-            if not holder:
-                return new, swaps, offset
-            if holder != own:
-                swaps.append((first + offset, holder))
-            elif not was_published:
-                key_of[own] = key
-                new.append((first + offset, own))
-            parent = holder
-        return new, swaps, len(keys)
+    def _check_names(self, blocks: Sequence[int], keys: Sequence[BlockHash]) -> None:
+        for block, key in zip(blocks, keys, strict=True):
+            if self.pool.key[block] not in (None, key):
+                raise InvalidArgument(f"commit into block {block}, which is published with other content; extend first")
+
+    def _withdraw(self, new: Sequence[int], pinned: Sequence[int]) -> None:
+        """Undo a publication that the policy did not take."""
+        for block in reversed(new):
+            self.index.remove(block)
+            self.pool.key[block] = None
+        if pinned:
+            with suppress(PluginError):  # the first error is the one to report
+                self.policy.release(pinned, self.now)
 
     def _swap(self, table: array[int], index: int, block: int, priority: int) -> None:
         """Let the table use `block`, which holds the same content, in place of its own."""

@@ -35,6 +35,28 @@ class PrefixIndex(ABC):
         Only in the first case anything changed (and `collisions` in the last).
         """
 
+    def insert_chain(
+        self, anchor: int, parent: int, keys: Sequence[BlockHash], data: bytes, blocks: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """`insert` each block below the holder of the one before, up to the first collision. Sets the pool's `key`.
+
+        Returns:
+            The holder of each content, and the places in `blocks` of those newly published.
+        """
+        step, names = 4 * self._pool.block_size, self._pool.key
+        holders: list[int] = []
+        new: list[int] = []
+        for at, (key, block) in enumerate(zip(keys, blocks, strict=True)):
+            published = names[block] is not None
+            parent = self.insert(anchor, parent, key, data[at * step : (at + 1) * step], block)
+            if not parent:
+                break
+            holders.append(parent)
+            if parent == block and not published:
+                names[block] = key
+                new.append(at)
+        return holders, new
+
     @abstractmethod
     def parent(self, block: int) -> int:
         """The resident parent of a published block, 0 if it is the root or gone."""
@@ -67,11 +89,10 @@ class HashIndex(PrefixIndex):
 
     def find(self, anchor: int, keys: Sequence[BlockHash], data: bytes, limit: int) -> list[int]:
         found: list[int] = []
-        blocks = self._blocks
-        for key in keys[:limit]:
-            if key not in blocks:
+        for block in map(self._blocks.get, keys[:limit]):
+            if block is None:
                 break
-            found.append(blocks[key])
+            found.append(block)
         return found
 
     def insert(self, anchor: int, parent: int, key: BlockHash, data: bytes, block: int) -> int:
@@ -86,6 +107,26 @@ class HashIndex(PrefixIndex):
         else:
             self._parents[block] = None
         return block
+
+    def insert_chain(
+        self, anchor: int, parent: int, keys: Sequence[BlockHash], data: bytes, blocks: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        names, parents, children, orphans = self._pool.key, self._parents, self._pool.children, self._orphans
+        add, above = self._blocks.setdefault, names[parent] if parent else None
+        holders: list[int] = []
+        new: list[int] = []
+        for at, (key, block) in enumerate(zip(keys, blocks, strict=True)):
+            holder = add(key, block)
+            if holder == block and names[block] is None:
+                names[block] = key
+                children[block] = orphans.pop(key, 0) if orphans else 0
+                parents[block] = above
+                if parent:
+                    children[parent] += 1
+                new.append(at)
+            holders.append(holder)
+            parent, above = holder, key
+        return holders, new
 
     def parent(self, block: int) -> int:
         key = self._parents[block]

@@ -110,9 +110,8 @@ class BlockPool:
             slot[block] = at
         self.free.extend(blocks)
 
-    def describe(self, block: int, key: BlockHash, depth: int, priority: int, tenant: int) -> None:
-        """Enter the facts of newly published content; `children` belongs to the index."""
-        self.key[block] = key
+    def describe(self, block: int, depth: int, priority: int, tenant: int) -> None:
+        """Enter the facts of newly published content; `key` and `children` belong to the index."""
         self.depth[block] = depth
         self.hits[block] = 0
         self.priority[block] = priority

@@ -323,3 +323,27 @@ def test_a_hook_that_names_other_than_free_blocks_is_stopped(answer: object) -> 
         admit(allocator, 2, tokens(4, 5, 6))
     assert allocator.stats() == before
     allocator.check()
+
+
+@pytest.mark.parametrize("hash", [None, Xxh64()])
+def test_a_commit_into_a_block_published_with_other_content_is_refused(hash: object) -> None:
+    allocator = make(8, 2, hash=hash)
+    admit(allocator, 1, tokens(1, 2, 3, 4))
+    allocator.commit(ONE, tokens(1, 2, 3, 4))
+    allocator.fork(ONE, info(2), 3)
+    with pytest.raises(InvalidArgument, match="extend first"):
+        allocator.commit(RequestId(2), tokens(1, 2, 3, 9))
+    allocator.check()
+    allocator.commit(RequestId(2), tokens(1, 2, 3, 4))
+    allocator.check()
+
+
+def test_the_shared_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framework.paged.allocator._MAX_NAMESPACES", 3)
+    for hash in (None, Xxh64()):
+        allocator = make(32, 2, hash=hash)
+        for number in range(10):
+            serve(allocator, number, tokens(1, 2, 3), Namespace(salt=str(number)))
+            allocator.check()
+        assert len(allocator._roots) <= 3
+        assert allocator.lookup(tokens(1, 2, 3), Namespace(salt="9")).num_tokens == 2
