@@ -31,7 +31,7 @@ class TritonBackend(AttentionBackend):
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
         kv_dtypes=frozenset({"float8_e4m3fn"}),
         devices=frozenset({"cpu", "cuda"}),
-        head_dims=frozenset(range(1, 257)),
+        head_dims=frozenset(range(8, 257, 2)),
         layouts=frozenset({"NHD", "HND"}),
         max_block_size=256,
         features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),

@@ -33,7 +33,7 @@ class ArchConfig:
     Attributes:
         shared_bytes: shared memory one program may use.
         native_fp8: the chip converts e4m3 itself.
-        decode, prefill: by (bytes of an element of q, padded head dim).
+        decode, prefill: by (kind, padded head dim); the kinds are `kind_of`'s.
         items_per_sm: programs of the decode grid for each multiprocessor; 0: rows are never split.
         min_split_tokens: a split is at least this long.
     """
@@ -41,64 +41,75 @@ class ArchConfig:
     target: tuple[str, int | str, int]
     shared_bytes: int
     native_fp8: bool
-    decode: dict[tuple[int, int], DecodeConfig]
-    prefill: dict[tuple[int, int], PrefillConfig]
+    decode: dict[tuple[str, int], DecodeConfig]
+    prefill: dict[tuple[str, int], PrefillConfig]
     items_per_sm: int = 4
     min_split_tokens: int = 256
 
 
 # In a paged loop Triton divides num_stages by the depth of the indirection (page id, then page): 3 keeps one K/V tile
-# in flight, 5 two. M 128 needs 8 warps; with 4 it spills.
-_HALF_DECODE = {
-    64: DecodeConfig(block_n=128, num_warps=4, num_stages=3),
-    128: DecodeConfig(block_n=64, num_warps=4, num_stages=3),
-    256: DecodeConfig(block_n=32, num_warps=4, num_stages=3),
+# in flight, 5 two. M 128 needs 8 warps; with 4 it spills. fp32 products are exact (no tensor cores) and take registers.
+_DECODE = {
+    ("half", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3),
+    ("half", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3),
+    ("half", 256): DecodeConfig(block_n=32, num_warps=4, num_stages=3),
+    ("fp8", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3),
+    ("fp8", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3),
+    ("fp8", 256): DecodeConfig(block_n=32, num_warps=4, num_stages=3),
+    ("float", 64): DecodeConfig(block_n=32, num_warps=4, num_stages=2),
+    ("float", 128): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
+    ("float", 256): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
 }
-_FLOAT_DECODE = {
-    64: DecodeConfig(block_n=32, num_warps=4, num_stages=2),
-    128: DecodeConfig(block_n=32, num_warps=4, num_stages=2),
-    256: DecodeConfig(block_n=16, num_warps=4, num_stages=2),
+_PREFILL = {
+    ("half", 64): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    ("half", 128): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    ("half", 256): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3),
+    ("fp8", 64): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    ("fp8", 128): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    ("fp8", 256): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3),
+    ("float", 64): PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
+    ("float", 128): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=2),
+    ("float", 256): PrefillConfig(block_m=16, block_n=32, num_warps=8, num_stages=2),
 }
-_HALF_PREFILL = {
-    64: PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
-    128: PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
-    256: PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3),
+_AMD_PREFILL = _PREFILL | {
+    ("half", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=2),
+    ("half", 256): PrefillConfig(block_m=64, block_n=16, num_warps=4, num_stages=2),
+    ("fp8", 128): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=2),
+    ("fp8", 256): PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
+    ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
 }
-_FLOAT_PREFILL = {
-    64: PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
-    128: PrefillConfig(block_m=32, block_n=32, num_warps=8, num_stages=2),
-    256: PrefillConfig(block_m=16, block_n=32, num_warps=8, num_stages=2),
-}
-
-
-def _by_size(half: dict[int, DecodeConfig], full: dict[int, DecodeConfig]) -> dict[tuple[int, int], DecodeConfig]:
-    return {(2, dim): config for dim, config in half.items()} | {(4, dim): config for dim, config in full.items()}
-
-
-def _by_size_prefill(
-    half: dict[int, PrefillConfig], full: dict[int, PrefillConfig]
-) -> dict[tuple[int, int], PrefillConfig]:
-    return {(2, dim): config for dim, config in half.items()} | {(4, dim): config for dim, config in full.items()}
-
-
-_DECODE = _by_size(_HALF_DECODE, _FLOAT_DECODE)
-_PREFILL = _by_size_prefill(_HALF_PREFILL, _FLOAT_PREFILL)
+_KIB = 1024
 
 ARCHS: dict[str, ArchConfig] = {
     "sm_80": ArchConfig(
-        target=("cuda", 80, 32), shared_bytes=163 * 1024, native_fp8=False, decode=_DECODE, prefill=_PREFILL
+        target=("cuda", 80, 32),
+        shared_bytes=163 * _KIB,
+        native_fp8=False,
+        decode=_DECODE,
+        prefill=_PREFILL | {("fp8", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3)},
     ),
     "sm_90": ArchConfig(
-        target=("cuda", 90, 32), shared_bytes=227 * 1024, native_fp8=True, decode=_DECODE, prefill=_PREFILL
+        target=("cuda", 90, 32), shared_bytes=227 * _KIB, native_fp8=True, decode=_DECODE, prefill=_PREFILL
     ),
     "sm_100": ArchConfig(
-        target=("cuda", 100, 32), shared_bytes=227 * 1024, native_fp8=True, decode=_DECODE, prefill=_PREFILL
+        target=("cuda", 100, 32),
+        shared_bytes=227 * _KIB,
+        native_fp8=True,
+        decode=_DECODE | {("fp8", 128): DecodeConfig(block_n=64, num_warps=8, num_stages=3)},
+        prefill=_PREFILL | {("fp8", 64): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3)},
     ),
     "gfx942": ArchConfig(
-        target=("hip", "gfx942", 64), shared_bytes=64 * 1024, native_fp8=False, decode=_DECODE, prefill=_PREFILL
+        target=("hip", "gfx942", 64), shared_bytes=64 * _KIB, native_fp8=False, decode=_DECODE, prefill=_AMD_PREFILL
     ),
 }
-"""Shipped configurations. Every one of them compiles without a spill; `resources.json` beside this file has the numbers."""
+"""Shipped configurations. Each compiles without a spill; `resources.json` beside this file has the numbers."""
+
+
+def kind_of(dtype: str, kv_dtype: str | None) -> str:
+    """ "float" for fp32 queries, "fp8" for half-precision ones over an e4m3 pool, else "half"."""
+    if dtype == "float32":
+        return "float"
+    return "half" if kv_dtype in (None, dtype) else "fp8"
 
 
 def padded_dim(head_dim: int) -> int:

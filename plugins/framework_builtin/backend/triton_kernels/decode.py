@@ -26,7 +26,7 @@ def plan_splits(
     W: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Cut all rows into at most `num_work` pieces of at most `chunk` tiles, the smallest chunk that fits. One program."""
+    """Cut all rows into at most `num_work` pieces, each of the fewest tiles that allow it. One program."""
     row = tl.arange(0, B)
     live = row < num_rows
     context = tl.load(LENS + row, mask=live, other=0)
@@ -48,7 +48,7 @@ def plan_splits(
     tl.store(ROWS + row * 2, first, mask=live)
     tl.store(ROWS + row * 2 + 1, splits, mask=live)
     most = tl.reduce(splits, 0, tl.standard._elementwise_max)
-    for split in range(0, most):
+    for split in range(most):
         has = split < splits
         item = WORK + (first + split) * 4
         start = (skipped + split * chunk) * N
@@ -299,7 +299,7 @@ def merge_splits(
     M: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Weigh the splits of one row and M heads by their share of the softmax's denominator. Rows of one split: nothing."""
+    """Weigh a row's splits, for M heads, by their share of the softmax's denominator. Rows of one split: nothing."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * M + tl.arange(0, M)
     d = tl.arange(0, D)

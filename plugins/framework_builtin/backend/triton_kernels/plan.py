@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from framework.interfaces.backend import AttentionSpec
-from framework_builtin.backend.triton_kernels.configs import ArchConfig, padded_dim
+from framework_builtin.backend.triton_kernels.configs import ArchConfig, kind_of, padded_dim
 
 LOG2_E = 1.4426950408889634
 _INTERPRETED_ELEMENTS = 1 << 20  # of one K tile in the interpreter: 8 MiB of addresses
@@ -39,7 +39,7 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
     group = spec.num_heads // spec.num_kv_heads
     if arch is not None:
         dim = padded_dim(spec.head_dim)
-        config = arch.decode[(element_bytes(spec.dtype), dim)]
+        config = arch.decode[(kind_of(spec.dtype, spec.kv_dtype), dim)]
         rows = max(next_power(group), 16)
         return Shape(m=rows, n=config.block_n, d=dim, num_warps=config.num_warps, num_stages=config.num_stages)
     dim = next_power(spec.head_dim)
@@ -54,17 +54,12 @@ def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int
     needed = next_power(max(max_queries, 1) * group)
     if arch is not None:
         dim = padded_dim(spec.head_dim)
-        config = arch.prefill[(element_bytes(spec.dtype), dim)]
+        config = arch.prefill[(kind_of(spec.dtype, spec.kv_dtype), dim)]
         rows = max(config.block_m, next_power(group))
         return Shape(m=rows, n=config.block_n, d=dim, num_warps=config.num_warps, num_stages=config.num_stages)
     dim = next_power(spec.head_dim)
     tokens = min(max(next_power(max_context), 16), 512)
     return Shape(m=max(min(needed, 512), next_power(group)), n=tokens, d=dim)
-
-
-def element_bytes(dtype: str) -> int:
-    """Bytes of one element of a torch dtype's name."""
-    return {"float32": 4, "float16": 2, "bfloat16": 2}[dtype]
 
 
 def feature_constants(spec: AttentionSpec, arch: ArchConfig | None) -> dict[str, int | bool]:

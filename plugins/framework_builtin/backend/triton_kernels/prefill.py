@@ -1,7 +1,7 @@
 """Chunks of queries against their paged context, ragged rows packed into one launch.
 
-A program takes BLOCK_Q query tokens of a row and all query heads of one kv head, packed into M rows of a tile. Which row
-a program belongs to is searched on the device, so that the grid depends on shapes only.
+A program takes BLOCK_Q query tokens of a row and all query heads of one kv head, packed into the M rows of a tile. The
+row a program belongs to is searched on the device, so that the grid depends on shapes only.
 """
 
 # mypy: ignore-errors

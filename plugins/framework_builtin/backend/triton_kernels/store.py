@@ -70,7 +70,7 @@ def copy_blocks(
     """One slice of every block a program, through all copies in order: chains a->b, b->c need no synchronisation."""
     element = tl.program_id(0) * E + tl.arange(0, E)
     wanted = element < NUM_ELEMENTS
-    for copy in range(0, num_copies):
+    for copy in range(num_copies):
         source = tl.load(COPIES + copy * 2)
         destination = tl.load(COPIES + copy * 2 + 1)
         k = tl.load(K + source * k_stride_b + element, mask=wanted, other=0)

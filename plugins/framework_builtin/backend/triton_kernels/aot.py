@@ -1,0 +1,205 @@
+"""What does a kernel cost on a chip that is not here? Registers, spills and shared memory, by compiling ahead of time.
+
+Run it in a process whose environment has no TRITON_INTERPRET: the language's own helpers are decorated at its import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from framework.interfaces.backend import AttentionSpec
+from framework_builtin.backend.triton_kernels import plan as plans
+from framework_builtin.backend.triton_kernels.configs import ARCHS, ArchConfig
+
+_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_INT_POINTERS = {"TABLES": "*i32", "LENS": "*i32", "STARTS": "*i32", "WORK": "*i32", "ROWS": "*i32"}
+_LONG_POINTERS = {"SLOTS": "*i64", "COPIES": "*i64"}
+_FLOAT_POINTERS = ("LSE", "PART", "PART_LSE", "SINKS", "SLOPES", "K_SCALE", "V_SCALE")
+_HALF_POINTERS = ("Q", "OUT", "K_NEW", "V_NEW")
+_FLOATS = ("score_scale", "cap_scale")
+# Written by the caller per batch, so nothing is known of their divisibility.
+_UNALIGNED = ("num_", "first_row", "min_tiles", "window", "table_stride", "lse_stride")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel as an architecture runs it. `num_heads` x `head_dim` and the pool's type come from the spec."""
+
+    arch: str
+    kernel: str
+    spec: AttentionSpec
+
+    @property
+    def name(self) -> str:
+        """A stable key, such as "sm_90/decode/bfloat16/128/page16"."""
+        spec = self.spec
+        stored = f"+{spec.kv_dtype}" if spec.kv_dtype else ""
+        group = spec.num_heads // spec.num_kv_heads
+        return f"{self.arch}/{self.kernel}/{spec.dtype}{stored}/d{spec.head_dim}/group{group}/page{spec.block_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a compiled kernel takes.
+
+    Attributes:
+        spills: instructions that move registers to or from local memory. AMD: vector registers spilled
+            (scalar ones spill to vector lanes, not to memory).
+        stack_bytes: local memory a thread; a few bytes without spills are the ABI's frame.
+        async_loads: instructions that copy global to shared memory past the registers.
+    """
+
+    registers: int
+    spills: int
+    stack_bytes: int
+    shared_bytes: int
+    matrix_instructions: str
+    async_loads: int
+
+
+def shipped_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]:
+    """Every configuration of the table, with each way of storing KV, and the small kernels once an architecture."""
+    for arch in archs:
+        for kind, dim in ARCHS[arch].decode:
+            dtype = "float32" if kind == "float" else "bfloat16"
+            kv_dtype = "float8_e4m3fn" if kind == "fp8" else None
+            spec = AttentionSpec(
+                num_heads=32, num_kv_heads=4, head_dim=dim, dtype=dtype, block_size=16, kv_dtype=kv_dtype
+            )
+            yield Variant(arch, "decode", spec)
+            yield Variant(arch, "prefill", spec)
+        small = AttentionSpec(num_heads=32, num_kv_heads=4, head_dim=128, dtype="bfloat16", block_size=16)
+        for kernel in ("plan_splits", "merge_splits", "write_kv", "copy_blocks"):
+            yield Variant(arch, kernel, small)
+
+
+def compile_variant(variant: Variant, shape: plans.Shape | None = None, arch: ArchConfig | None = None) -> Resources:
+    """Compile one variant for its chip, which need not be here. 1 to 6 s.
+
+    Args:
+        shape: other tiles than the table's, to screen a candidate.
+        arch: another table row than the variant's.
+    """
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as triton_compile
+
+    from framework_builtin.backend.triton_kernels.kernels import compiled
+
+    arch = arch or ARCHS[variant.arch]
+    function, constants, options = _specialise(variant, arch, shape)
+    kernel = compiled(function)
+    signature, attributes = _signature(kernel, variant.spec, constants)
+    source = ASTSource(kernel, signature, constants, attributes)
+    binary = triton_compile(source, target=GPUTarget(*arch.target), options=options)
+    if arch.target[0] == "hip":
+        return _amd_resources(binary)
+    return _nvidia_resources(binary)
+
+
+def _specialise(
+    variant: Variant, arch: ArchConfig, shape: plans.Shape | None
+) -> tuple[Callable[..., None], dict[str, Any], dict[str, int]]:
+    from framework_builtin.backend.triton_kernels import decode, prefill, store
+
+    spec = variant.spec
+    group = spec.num_heads // spec.num_kv_heads
+    shared = plans.feature_constants(spec, arch) | {"UPCAST": False, "SINKS": None, "SLOPES": None, "LSE": None}
+    if not shared["FP8"]:
+        shared |= {"K_SCALE": None, "V_SCALE": None}
+    if variant.kernel == "decode":
+        shape = shape or plans.decode_shape(spec, arch, 32, 8192)
+        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "ITEMS": 1, "SPLIT": True}
+        constants = shared | tiles | {"NUM_KV_HEADS": spec.num_kv_heads}
+        return decode.decode, constants, {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    if variant.kernel == "prefill":
+        shape = shape or plans.prefill_shape(spec, arch, 8192, 8192)
+        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "BLOCK_Q": shape.m // group, "SEARCH_STEPS": 3}
+        return prefill.prefill, shared | tiles, {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    if variant.kernel == "plan_splits":
+        return decode.plan_splits, {"HAS_WINDOW": False, "N": 64, "B": 128, "W": 256, "STEPS": 12}, {}
+    if variant.kernel == "merge_splits":
+        constants = {"NUM_HEADS": spec.num_heads, "HEAD_DIM": spec.head_dim, "M": 8, "D": 128, "LSE": None}
+        return decode.merge_splits, constants, {}
+    elements = spec.num_kv_heads * spec.head_dim
+    if variant.kernel == "write_kv":
+        constants = {"NUM_KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "PAGE": spec.block_size}
+        constants |= {"E": plans.next_power(elements), "TOKENS": 1, "QUANTISE": False, "K_SCALE": None, "V_SCALE": None}
+        return store.write_kv, constants, {}
+    return store.copy_blocks, {"NUM_ELEMENTS": elements * spec.block_size, "E": 1024}, {"num_stages": 1}
+
+
+def _signature(kernel: Any, spec: AttentionSpec, constants: dict[str, Any]) -> tuple[dict[str, str], dict[Any, Any]]:
+    """Types of all arguments, and which are known to be multiples of 16."""
+    stored = "*u8" if spec.kv_dtype else f"*{_TYPES[spec.dtype]}"
+    signature: dict[str, str] = {}
+    attributes: dict[Any, Any] = {}
+    for position, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        if name in _FLOATS:
+            signature[name] = "fp32"
+            continue
+        pointers = _INT_POINTERS | _LONG_POINTERS | dict.fromkeys(_FLOAT_POINTERS, "*fp32")
+        pointers |= dict.fromkeys(_HALF_POINTERS, f"*{_TYPES[spec.dtype]}") | {"K": stored, "V": stored}
+        signature[name] = pointers.get(name, "i32")
+        if not name.startswith(_UNALIGNED):
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    return signature, attributes
+
+
+def _nvidia_resources(binary: Any) -> Resources:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(binary.asm["cubin"])
+        usage = _tool("cuobjdump", "--dump-resource-usage", str(cubin))
+        sass = _tool("nvdisasm", "-c", str(cubin))
+    numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    found = [name for name in ("UTCHMMA", "HGMMA", "HMMA", "FFMA") if re.search(rf"\b{name}\b", sass)]
+    return Resources(
+        registers=numbers["REG"],
+        spills=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        stack_bytes=numbers["STACK"] + numbers["LOCAL"],
+        shared_bytes=binary.metadata.shared,
+        matrix_instructions=found[0] if found else "",
+        async_loads=len(re.findall(r"\b(?:LDGSTS|UTMALDG)\b", sass)),
+    )
+
+
+def _amd_resources(binary: Any) -> Resources:
+    text = binary.asm["amdgcn"]
+
+    def number(name: str) -> int:
+        return int(re.search(rf"\.{name}:\s+(\d+)", text)[1])  # type: ignore[index]
+
+    return Resources(
+        registers=number("vgpr_count"),
+        spills=number("vgpr_spill_count"),
+        stack_bytes=number("private_segment_fixed_size"),
+        shared_bytes=binary.metadata.shared,
+        matrix_instructions="MFMA" if "v_mfma" in text else "",
+        async_loads=len(re.findall(r"buffer_load\w* .*\blds\b", text)),
+    )
+
+
+def _tool(name: str, *arguments: str) -> str:
+    """Run a tool of the CUDA toolkit that the triton wheel carries."""
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return subprocess.run([str(path), *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def as_dict(resources: Resources) -> dict[str, int | str]:
+    """For the committed table."""
+    return dataclasses.asdict(resources)

@@ -1,0 +1,147 @@
+"""Which tiles fit a chip that is not here? Compiles the shipped table, or candidates, and prints what each takes.
+
+    python -m framework_builtin.backend.triton_kernels.screen                        # the shipped table, all chips
+    python -m framework_builtin.backend.triton_kernels.screen --update               # and write resources.json
+    python -m framework_builtin.backend.triton_kernels.screen --arch sm_90 --kernel prefill --head-dim 128 \\
+        --tiles 128x64 128x128 --warps 4 8 --stages 3 5                              # candidates
+
+A candidate is fit when nothing spills and its shared memory is within the chip's. Nothing here is a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from framework.interfaces.backend import AttentionSpec
+from framework_builtin.backend.triton_kernels import plan as plans
+from framework_builtin.backend.triton_kernels.aot import (
+    Resources,
+    Variant,
+    as_dict,
+    compile_variant,
+    shipped_variants,
+)
+from framework_builtin.backend.triton_kernels.configs import ARCHS, padded_dim
+
+TABLE = Path(__file__).with_name("resources.json")
+Job = tuple[Variant, plans.Shape | None]
+
+
+def compile_all(jobs: Iterable[Job], num_processes: int = 2) -> Iterator[tuple[Job, Resources | str]]:
+    """Each job with what it takes, or with the compiler's last line where it fails; in the order given."""
+    jobs = list(jobs)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
+        yield from zip(jobs, pool.map(_compile, jobs), strict=True)
+
+
+def _compile(job: Job) -> Resources | str:
+    variant, shape = job
+    try:
+        return compile_variant(variant, shape)
+    except Exception as error:  # a candidate may fail in any way a compiler can; the table shows how
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
+
+
+def problems(variant: Variant, found: Resources | str) -> list[str]:
+    """Why a configuration must not ship; empty when it may."""
+    if isinstance(found, str):
+        return [f"does not compile: {found}"]
+    arch = ARCHS[variant.arch]
+    reasons = []
+    if found.spills:
+        reasons.append(f"{found.spills} spills")
+    if found.shared_bytes > arch.shared_bytes:
+        reasons.append(f"{found.shared_bytes} bytes of shared memory, the chip has {arch.shared_bytes}")
+    if variant.kernel == "prefill" and variant.spec.dtype != "float32":
+        wanted = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "MFMA"}[variant.arch]
+        if found.matrix_instructions != wanted:
+            reasons.append(f"uses {found.matrix_instructions or 'no matrix instruction'} instead of {wanted}")
+    if variant.kernel in ("decode", "prefill") and variant.arch.startswith("sm_") and not found.async_loads:
+        reasons.append("no asynchronous load")
+    return reasons
+
+
+def candidates(args: argparse.Namespace) -> Iterator[Job]:
+    """The cross product of the tiles, warps and stages asked for."""
+    spec = AttentionSpec(
+        num_heads=4 * args.group,
+        num_kv_heads=4,
+        head_dim=args.head_dim,
+        dtype=args.dtype,
+        block_size=args.block_size,
+        kv_dtype=args.kv_dtype,
+    )
+    for arch, tile, warps, stages in itertools.product(args.arch, args.tiles, args.warps, args.stages):
+        m, n = (int(part) for part in tile.split("x"))
+        shape = plans.Shape(m=m, n=n, d=padded_dim(args.head_dim), num_warps=warps, num_stages=stages)
+        yield Variant(arch, args.kernel, spec), shape
+
+
+def read_table(path: Path = TABLE) -> tuple[str, dict[str, Resources]]:
+    """The committed table: the triton version it was made with, and each shipped kernel's resources by name."""
+    content = json.loads(path.read_text())
+    return content["triton"], {name: Resources(**found) for name, found in content["kernels"].items()}
+
+
+def write_table(rows: dict[str, Resources], path: Path = TABLE) -> None:
+    """Replace the committed table."""
+    import triton
+
+    content = {"triton": triton.__version__, "kernels": {name: as_dict(found) for name, found in rows.items()}}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _print(job: Job, found: Resources | str) -> None:
+    variant, shape = job
+    tile = "" if shape is None else f" {shape.m}x{shape.n} {shape.num_warps} warps {shape.num_stages} stages"
+    reasons = problems(variant, found)
+    numbers = "" if isinstance(found, str) else " ".join(f"{name}={value}" for name, value in as_dict(found).items())
+    sys.stdout.write(f"{variant.name}{tile}: {numbers} {'UNFIT: ' + '; '.join(reasons) if reasons else 'fit'}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; 1 when something is unfit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", nargs="+", default=list(ARCHS), choices=list(ARCHS))
+    parser.add_argument("--update", action="store_true", help="write resources.json (shipped table, all chips)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--only", default="", help="of the shipped table, only the names that contain this")
+    parser.add_argument("--kernel", choices=["decode", "prefill"], default="decode")
+    parser.add_argument("--tiles", nargs="+", default=[], help="candidates, M x N, such as 128x64")
+    parser.add_argument("--warps", nargs="+", type=int, default=[4])
+    parser.add_argument("--stages", nargs="+", type=int, default=[3])
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--group", type=int, default=8, help="query heads a kv head")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--kv-dtype", default=None, choices=["float8_e4m3fn"])
+    args = parser.parse_args(arguments)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET is set: unset it, the interpreter compiles nothing")
+    shipped: list[Job] = [
+        (variant, None) for variant in shipped_variants(tuple(args.arch)) if args.only in variant.name
+    ]
+    jobs = list(candidates(args)) if args.tiles else shipped
+    rows, unfit = {}, 0
+    for job, found in compile_all(jobs, args.jobs):
+        _print(job, found)
+        unfit += bool(problems(job[0], found))
+        if isinstance(found, Resources):
+            rows[job[0].name] = found
+    if args.update and not args.tiles:
+        write_table(rows if len(args.arch) == len(ARCHS) and not args.only else read_table()[1] | rows)
+    return int(unfit > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""The Triton kernels, run by Triton's interpreter: the GPU's tile shapes and the interpreter's own."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import unittest
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from framework.errors import InvalidArgument
+from framework.interfaces.backend import AttentionSpec, Batch
+from framework.testing.attention_cases import Case, build_problem
+from framework.testing.attention_runs import judge, run_attention
+from framework.testing.backend import backend_checks, check_blocks_beyond_2_31_elements_are_addressed
+from framework.testing.oracles.attention import attend_dense
+from framework_builtin.backend.triton import TritonBackend
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+MAKES = {
+    "interpreter's shapes": TritonBackend,
+    "sm_90's shapes": functools.partial(TritonBackend, arch="sm_90"),
+    "sm_90's shapes, split": functools.partial(TritonBackend, arch="sm_90", split_tokens=16),
+    "interpreter's shapes, split": functools.partial(TritonBackend, split_tokens=16),
+}
+LENGTHS = (1, 16, 83, 0, 15, 33, 17)
+CHUNKS = (1, 1, 1, 1, 15, 18, 17)
+
+
+def make_spec(**changes: Any) -> AttentionSpec:
+    base: dict[str, Any] = {
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 32,
+        "dtype": "float32",
+        "block_size": 16,
+    }
+    return AttentionSpec(**(base | changes))
+
+
+def ready(spec: AttentionSpec, **arguments: Any) -> TritonBackend:
+    backend = TritonBackend(**arguments)
+    backend.setup(spec, "cpu")
+    return backend
+
+
+@pytest.mark.parametrize("name", ["sm_90's shapes, split", "interpreter's shapes, split"])  # unsplit: tests/conformance
+@pytest.mark.parametrize(
+    "check",
+    [check for check in backend_checks if check is not check_blocks_beyond_2_31_elements_are_addressed],
+    ids=lambda check: check.__name__,
+)
+def test_the_kernels_keep_the_backends_contract(check: Any, name: str) -> None:
+    try:
+        check(MAKES[name], cases="small")
+    except unittest.SkipTest as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sinks": True, "sliding_window": 17, "alibi": True, "soft_cap": 2.0},
+        {"sinks": True},
+        {"head_dim": 46, "block_size": 3, "layout": "HND"},
+        {"dtype": "float16", "block_size": 32},
+        {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn", "num_heads": 10},
+        {"num_heads": 5, "num_kv_heads": 1, "head_dim": 80, "block_size": 256},
+        {"sliding_window": 1},
+        {"soft_cap": 50.0, "scale": 3.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES.keys())
+def test_features_together_match_fp64_in_decode_and_mixed_batches(make: Any, changes: dict[str, Any]) -> None:
+    spec = make_spec(**changes)
+    for queries in ((1,) * len(LENGTHS), CHUNKS):
+        problem = build_problem(Case(spec, LENGTHS, queries))
+        backend = make()
+        backend.setup(spec, "cpu")
+        out, lse = run_attention(backend, problem, lse=True)
+        verdict = judge(out, problem)
+        assert verdict.ok, str(verdict)
+        want = attend_dense(problem.q, problem.pool, problem.batch, spec)[1]
+        assert lse is not None
+        assert torch.allclose(lse.double(), want, atol=2e-2 if spec.dtype != "float32" else 1e-5), (
+            f"{problem.case}: lse {lse.flatten()[:8].tolist()}, should be {want.flatten()[:8].tolist()}"
+        )
+
+
+def _batch(lengths: np.ndarray, block_size: int, width: int) -> Batch:
+    rows = len(lengths)
+    return Batch(
+        block_tables=torch.zeros(rows, width, dtype=torch.int32),
+        context_lens=torch.from_numpy(lengths.astype(np.int32)),
+        query_starts=torch.arange(rows + 1, dtype=torch.int32),
+        slot_mapping=torch.full((rows,), -1),
+        max_query_len=1,
+        max_context_len=width * block_size,
+        num_decodes=rows,
+    )
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 1000])
+@pytest.mark.parametrize("device_items", [8, 64, 1056])
+def test_splits_cover_every_visible_token_once_and_fill_the_device(device_items: int, window: int | None) -> None:
+    from framework_builtin.backend.triton_kernels.configs import ARCHS
+    from framework_builtin.backend.triton_kernels.launch import Launcher
+
+    spec = make_spec(sliding_window=window)
+    generator = np.random.default_rng(0)
+    for rows in (1, 3, 32):
+        lengths = generator.integers(0, 5000, rows)
+        lengths[0] = 5000
+        launcher = Launcher(spec, "cpu", arch=ARCHS["sm_90"], device_items=device_items, split_tokens=None)
+        step = launcher.plan(_batch(lengths, 16, 320))
+        if step.work is None:
+            assert step.num_work == rows
+            continue
+        work = step.work[: step.num_work * 4].reshape(-1, 4)
+        live = work[work[:, 0] >= 0]
+        assert len(live) <= step.num_work <= max(rows, device_items // 2) + device_items // 4 + 1
+        assert bool((work[len(live) :, 0] == -1).all()), f"spare items must be marked: {work.tolist()}"
+        for row, length in enumerate(lengths.tolist()):
+            mine = live[live[:, 0] == row]
+            seen = [token for _, start, end, _ in mine.tolist() for token in range(start, end)]
+            visible = range(max(0, length - window) if window else 0, length)
+            assert len(seen) == len(set(seen)), f"row {row}: a token in two splits, {mine.tolist()}"
+            assert set(visible) <= set(seen) <= set(range(length)), f"row {row} of {length}: {mine.tolist()}"
+            assert bool((mine[:, 3] == len(mine)).all()), f"row {row}: {mine.tolist()}"
+        if rows == 1 and window is None:
+            assert len(live) >= min(5000 // 256, step.num_work) // 2, f"one long row is not split: {work.tolist()}"
+
+
+def test_one_split_a_row_needs_neither_plan_nor_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = _record_launches(monkeypatch)
+    spec = make_spec()
+    run_attention(ready(spec), build_problem(Case(spec, LENGTHS, (1,) * len(LENGTHS))))
+    assert [name for name, *_ in launched] == ["decode"], launched
+    launched.clear()
+    run_attention(ready(spec, split_tokens=16), build_problem(Case(spec, LENGTHS, (1,) * len(LENGTHS))))
+    assert [name for name, *_ in launched] == ["plan_splits", "decode", "merge_splits"], launched
+
+
+def test_launches_depend_on_shapes_and_host_bounds_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = _record_launches(monkeypatch)
+    spec = make_spec()
+    for arguments in ({}, {"arch": "sm_90", "split_tokens": 16}):
+        seen = []
+        for lengths in ((83, 1, 40, 20), (83, 83, 80, 81), (83, 0, 7, 18)):
+            problem = build_problem(Case(spec, lengths, (1, 1, 7, 18)), extra_width=9)
+            tables = torch.zeros(4, 16, dtype=torch.int32)
+            tables[:, : problem.batch.block_tables.shape[1]] = problem.batch.block_tables[:, :16]
+            problem.batch.block_tables = tables
+            launched.clear()
+            run_attention(ready(spec, **arguments), problem)
+            seen.append(list(launched))
+        assert seen[0] == seen[1] == seen[2], seen
+
+
+def test_no_length_is_read_on_the_host() -> None:
+    class Closed(torch.Tensor):
+        """A tensor on which anything that copies values to the host is an error."""
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            assert func.__name__ not in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "to", "max"), (
+                f"{func.__name__} reads lengths on the host"
+            )
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    spec = make_spec()
+    for arguments in ({}, {"split_tokens": 16}):
+        problem = build_problem(Case(spec, LENGTHS, CHUNKS))
+        want, _ = run_attention(ready(spec, **arguments), problem)
+        batch = problem.batch
+        batch.host_context_lens = batch.host_query_starts = np.empty(0, np.int32)
+        batch.context_lens = batch.context_lens.as_subclass(Closed)
+        batch.query_starts = batch.query_starts.as_subclass(Closed)
+        batch.block_tables = batch.block_tables.as_subclass(Closed)
+        got, _ = run_attention(ready(spec, **arguments), problem)
+        assert torch.equal(got, want), "closing the tensors changed the output"
+
+
+def test_bfloat16_needs_the_upcast_in_the_interpreter() -> None:
+    """The guard's own test: without the upcast the interpreter multiplies raw bits, and the kit would see it."""
+    spec = make_spec(dtype="bfloat16")
+    problem = build_problem(Case(spec, (40, 3), (1, 1)))
+    backend = ready(spec)
+    out, _ = run_attention(backend, problem)
+    assert judge(out, problem).ok, str(judge(out, problem))
+    assert backend._launcher is not None
+    backend._launcher._upcast = False
+    with np.errstate(all="ignore"):
+        try:
+            out, _ = run_attention(backend, problem)
+        except Exception as error:  # raw bits may also fail in NumPy
+            assert "bfloat16" in str(error) or "dtype" in str(error) or "overflow" in str(error), error
+            return
+    assert not judge(out, problem).ok, "this triton interprets bfloat16 correctly; the upcast may go"
+
+
+def test_fp8_tokens_are_quantised_with_their_heads_scales() -> None:
+    spec = make_spec(dtype="bfloat16", kv_dtype="float8_e4m3fn")
+    for layout in ("NHD", "HND"):
+        problem = build_problem(Case(make_spec(dtype="bfloat16", kv_dtype="float8_e4m3fn", layout=layout), (33,), (1,)))
+        pool = problem.pool
+        tokens = torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+        tokens[0, 0, 0] = 1000.0  # beyond 448 * scale: clipped, not NaN
+        slots = torch.tensor([17, -1, 18, 35, 40])
+        ready(spec).write(pool, tokens, tokens, slots)
+        for token, slot in enumerate(slots.tolist()):
+            if slot < 0:
+                continue
+            at = (slot // 16, slot % 16) if layout == "NHD" else (slot // 16, slice(None), slot % 16)
+            assert pool.k_scale is not None
+            scaled = (tokens[token].float() / pool.k_scale[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+            assert torch.equal(pool.k[at].float(), scaled.float()), f"{layout} slot {slot}"
+
+
+def test_the_same_process_interprets_whatever_imported_triton_before() -> None:
+    """Also with TRITON_INTERPRET unset and triton already imported, as torch.compile does."""
+    code = (
+        "import triton, triton.language, torch\n"
+        "from framework.testing.attention_cases import Case, build_problem\n"
+        "from framework.testing.attention_runs import judge, run_attention\n"
+        "from framework.interfaces.backend import AttentionSpec\n"
+        "from framework_builtin.backend.triton import TritonBackend\n"
+        "spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, dtype='float32', block_size=4)\n"
+        "for _ in range(2):\n"
+        "    backend = TritonBackend(split_tokens=4); backend.setup(spec, 'cpu')\n"
+        "    problem = build_problem(Case(spec, (9, 30), (1, 5)))\n"
+        "    out, _ = run_attention(backend, problem)\n"
+        "    assert judge(out, problem).ok, judge(out, problem)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Triton's interpreter") == 1, f"must be said once: {done.stderr!r}"
+
+
+def test_choosing_the_class_imports_neither_torch_nor_triton() -> None:
+    code = (
+        "import sys, framework_builtin.backend.triton as module\n"
+        "module.TritonBackend()\n"
+        "assert not {'torch', 'triton'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_triton_is_a_reason_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    reasons = TritonBackend().check(make_spec(), "cpu")
+    assert any("triton is not installed" in reason for reason in reasons), reasons
+
+
+def test_unknown_architectures_and_splits_below_one_token_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="sm_80, sm_90, sm_100, gfx942"):
+        TritonBackend(arch="sm_70")
+    with pytest.raises(InvalidArgument, match="split_tokens"):
+        TritonBackend(split_tokens=0)
+
+
+def _record_launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Every launch as (kernel, grid, its constants), in order."""
+    from framework_builtin.backend.triton_kernels import launch
+    from framework_builtin.backend.triton_kernels.kernels import interpreted
+
+    launched: list[tuple[Any, ...]] = []
+
+    class Recorded:
+        def __init__(self, function: Any) -> None:
+            self._function = function
+
+        def __getitem__(self, grid: Any) -> Any:
+            def start(*args: Any, **constants: Any) -> None:
+                launched.append((self._function.__name__, grid, tuple(sorted(constants.items()))))
+                interpreted(self._function)[grid](*args, **constants)
+
+            return start
+
+    monkeypatch.setattr(launch, "interpreted", Recorded)
+    return launched
