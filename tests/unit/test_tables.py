@@ -109,32 +109,28 @@ def test_the_host_mirror_cannot_be_written_from_outside():
         BlockTables(1, 1).host[0, 0] = 1
 
 
-operations = st.lists(
-    st.one_of(
-        st.tuples(st.just("set"), st.integers(0, 3), st.integers(0, 6), st.lists(st.integers(1, 99), max_size=6)),
-        st.tuples(st.just("clear"), st.integers(0, 3)),
-        st.tuples(st.just("flush")),
-    ),
-    max_size=30,
+steps = st.tuples(
+    st.integers(0, 1),
+    st.one_of(st.none(), st.tuples(st.integers(0, 6), st.lists(st.integers(1, 9), max_size=6))),
+    st.booleans(),
 )
 
 
-@given(operations)
+@given(st.lists(steps, max_size=30))
 def test_the_device_equals_a_plain_mapping_after_any_history(history):
-    tables, truth = BlockTables(4, 6), {row: [] for row in range(4)}
-    for name, *rest in history:
-        if name == "set":
-            row, start, blocks = rest
-            legal = start <= len(truth[row]) and start + len(blocks) <= 6
-            if legal:
-                tables.set(row, start, np.array(blocks, dtype=np.int32))
-                truth[row] = truth[row][:start] + blocks
-        elif name == "clear":
-            tables.clear(*rest)
-            truth[rest[0]] = []
+    """Each step sets or clears a row, and may flush."""
+    tables, truth = BlockTables(2, 6), {0: [], 1: []}
+    for row, change, flush in history:
+        if change is None:
+            tables.clear(row)
+            truth[row] = []
         else:
+            start = min(change[0], len(truth[row]))
+            blocks = change[1][: 6 - start]
+            tables.set(row, start, np.array(blocks, dtype=np.int32))
+            truth[row] = truth[row][:start] + blocks
+        if flush:
             tables.flush()
-    tables.flush()
-    want = [blocks + [0] * (6 - len(blocks)) for blocks in truth.values()]
-    assert tables.on_device.tolist() == want
-    assert tables.host.tolist() == want
+            want = [blocks + [0] * (6 - len(blocks)) for blocks in truth.values()]
+            assert tables.on_device.tolist() == want, history
+            assert tables.host.tolist() == want, history

@@ -213,7 +213,8 @@ class TorchBackend(AttentionBackend):
     def _gather(self, pool: LayerKV, where: Tensor) -> tuple[Tensor, Tensor]:
         """K and V (R, K, C, D) at `where`: views of the reused buffers, overwritten by the next call."""
         heads, dim = self.spec.num_kv_heads, self.spec.head_dim
-        need = where.numel() * (dim if pool.layout == "HND" else heads * dim)
+        nhd, width = pool.layout == "NHD", dim * (heads if pool.layout == "NHD" else 1)
+        need = where.numel() * width
         if self._buffers[0].numel() < need or self._buffers[0].device != where.device:
             self._buffers = (
                 torch.empty(need, dtype=pool.k.dtype, device=where.device),
@@ -221,15 +222,23 @@ class TorchBackend(AttentionBackend):
             )
         pair = []
         for stored, buffer in ((pool.k, self._buffers[0]), (pool.v, self._buffers[1])):
-            width = dim if pool.layout == "HND" else heads * dim
-            source, target = stored.view(-1, width), buffer[:need].view(-1, width)
+            target = buffer[:need].view(-1, width)
             if stored.dtype.itemsize == 1:  # index_select knows no fp8
-                source, target = source.view(torch.uint8), target.view(torch.uint8)
-            torch.index_select(source, 0, where.reshape(-1), out=target)
-            shape = (*where.shape, dim) if pool.layout == "HND" else (*where.shape, heads, dim)
-            tokens = buffer[:need].view(shape)
-            pair.append(tokens if pool.layout == "HND" else tokens.transpose(1, 2))
+                stored, target = stored.view(torch.uint8), target.view(torch.uint8)
+            if stored.is_contiguous():
+                torch.index_select(stored.view(-1, width), 0, where.reshape(-1), out=target)
+            else:
+                target.copy_(self._strided(stored, where, nhd).reshape(-1, width))
+            tokens = buffer[:need].view(*where.shape, *((heads, dim) if nhd else (dim,)))
+            pair.append(tokens.transpose(1, 2) if nhd else tokens)
         return pair[0], pair[1]
+
+    def _strided(self, stored: Tensor, where: Tensor, nhd: bool) -> Tensor:
+        """The tokens at `where` of a pool of any strides, such as K and V interleaved."""
+        size, heads = self.spec.block_size, self.spec.num_kv_heads
+        if nhd:
+            return stored[where // size, where % size]
+        return stored[where // (size * heads), where // size % heads, where % size]
 
     def _sdpa(self, q: Tensor, pool: LayerKV, tile: _Tile) -> Tensor:
         """(R * Tq, H, D). Query heads of a group become queries (decode) or heads of stride 0 (prefill)."""

@@ -1,0 +1,77 @@
+"""Paged decode and prefill on the CPU: torch against gather, and against SDPA on a dense contiguous cache.
+
+pytest tests/bench/test_bench_attention.py --benchmark-only --benchmark-group-by=group
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
+from framework_builtin.backend.gather import GatherBackend
+from framework_builtin.backend.torch import TorchBackend
+
+HEADS, KV_HEADS, DIM, SIZE = 16, 8, 128, 16
+BACKENDS = {"torch": TorchBackend, "gather": GatherBackend}
+
+
+def paged(contexts, queries, layout="NHD"):
+    """Random KV in scattered blocks, the pool larger than the caches."""
+    counts = -(-np.array(contexts) // SIZE)
+    total = int(counts.sum()) + 1
+    order = np.random.default_rng(0).permutation(np.arange(1, total))
+    tables = np.zeros((len(contexts), int(counts.max())), dtype=np.int32)
+    for row, ids in enumerate(np.split(order, np.cumsum(counts)[:-1])):
+        tables[row, : len(ids)] = ids
+    inner = (SIZE, KV_HEADS) if layout == "NHD" else (KV_HEADS, SIZE)
+    pool = LayerKV(torch.randn(total, *inner, DIM), torch.randn(total, *inner, DIM), layout)
+    lengths = np.array(contexts, dtype=np.int32)
+    starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
+    batch = Batch(
+        block_tables=torch.from_numpy(tables),
+        context_lens=torch.from_numpy(lengths),
+        query_starts=torch.from_numpy(starts),
+        slot_mapping=torch.full((int(starts[-1]),), -1),
+        max_query_len=max(queries),
+        max_context_len=max(contexts),
+        num_decodes=sum(count == 1 for count in queries),
+        host_context_lens=lengths,
+        host_query_starts=starts,
+    )
+    spec = AttentionSpec(
+        num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, dtype="float32", block_size=SIZE, layout=layout
+    )
+    return spec, torch.randn(int(starts[-1]), HEADS, DIM), pool, batch
+
+
+WORK = {
+    "decode 32 x 1k": ([1024] * 32, [1] * 32),
+    "decode 32 ragged": ([64 + 60 * at for at in range(32)], [1] * 32),
+    "decode 32 x 100": ([100] * 32, [1] * 32),
+    "prefill 1 x 1k": ([1024], [1024]),
+    "chunk 256 of 2k": ([2048], [256]),
+}
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("work", WORK)
+def test_attend(benchmark, work, name, layout):
+    spec, q, pool, batch = paged(*WORK[work], layout)
+    backend = BACKENDS[name]()
+    backend.setup(spec, "cpu")
+    backend.plan(batch)
+    out = torch.empty_like(q)
+    benchmark.group = work
+    benchmark.extra_info["kv_bytes"] = sum(WORK[work][0]) * 2 * KV_HEADS * DIM * 4
+    benchmark(lambda: backend.attend(q, pool, batch, out))
+
+
+@pytest.mark.parametrize("work", ["decode 32 x 1k", "decode 32 x 100"])
+def test_sdpa_on_a_dense_cache(benchmark, work):
+    contexts, _ = WORK[work]
+    q = torch.randn(len(contexts), HEADS, 1, DIM)
+    k, v = (torch.randn(len(contexts), KV_HEADS, contexts[0], DIM) for _ in range(2))
+    benchmark.group = work
+    benchmark(lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True))
