@@ -106,8 +106,9 @@ class Allocator(ABC):
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         """Make room for `num_tokens` in all and make every slot from the committed length on safe to write.
 
-        Copies the block about to be written if it is shared. Idempotent: a second call with the same number changes
-        nothing. The engine calls it when a row crosses a block boundary or was forked, not once a token.
+        Copies each block from there on that another request refers to or that is published: what is being written.
+        Idempotent: a second call with the same number changes nothing, nor does one with a smaller number. The engine
+        calls it when a row crosses a block boundary or was forked, not once a token.
 
         Raises:
             OutOfBlocks, UnknownRequest: nothing changed.
@@ -117,7 +118,7 @@ class Allocator(ABC):
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
         """All KV of `tokens`, the request's first n tokens, has been written: publish the blocks it fills.
 
-        n may not shrink and may not pass the room. An allocator may swap a block for an equal published one: the
+        n may not shrink and may not pass the room; tokens known before may not change. An allocator may swap a block for an equal published one: the
         change says from where. The engine may call it only when a block fills.
 
         Raises:
@@ -127,6 +128,9 @@ class Allocator(ABC):
     @abstractmethod
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         """A table for `child` that holds the parent's first `num_tokens` tokens, all of whose KV is written.
+
+        0 up to the parent's room; they count as committed for the child, whether or not the parent committed them. Both
+        must `extend` before their next write. The child's namespace is its parent's.
 
         Returns the child's table change: copies to do at once, if blocks are not shared.
 
@@ -149,6 +153,7 @@ class Allocator(ABC):
 
         Raises:
             UnknownRequest: never allocated, or freed before.
+            PluginError: the eviction policy failed. The request is gone and its blocks are free all the same.
         """
 
     @abstractmethod

@@ -55,6 +55,7 @@ class EvictionPolicy(ABC):
     The allocator calls, for each block: `admit` once when its content is published (a request is using it, so it is
     no candidate yet); `release` when its last user lets go: it is a candidate from here; `pin` when a request uses it
     again; `hit` right after, when that use was a prefix hit; `evicted` once when the content is gone.
+    A victim whose eviction was called off (another plugin call failed) comes back by `admit` and `release`.
     Each list is deepest block first and never empty. `now` is the engine's logical time, non-decreasing: the step
     number in a serve run, virtual seconds in a replay with a clock.
 
