@@ -128,7 +128,7 @@ def _messages(value: Any) -> tuple[Message, ...]:
         for name, text in message.items():
             if not isinstance(text, str):
                 raise WorkloadError(f"messages[{index}].{name}: want text, found {type(text).__name__} {text!r:.60}")
-    return tuple(Message(message["role"], message["content"]) for message in value)
+    return tuple(value)
 
 
 def _tokens(field: str, value: Any) -> Any:

@@ -12,12 +12,8 @@ from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Namespace, TokenArray, as_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a chat, for the tokenizer's chat template."""
-
-    role: str
-    content: str
+Message = dict[str, str]
+"""One turn of a chat: `role` and `content`, for the tokenizer's chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,8 +58,7 @@ class WorkloadRequest:
             return NotImplemented
         return _fields(self) == _fields(other)
 
-    def __hash__(self) -> int:
-        return hash(_fields(self))
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _fields(request: WorkloadRequest) -> tuple[object, ...]:

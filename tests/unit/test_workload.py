@@ -17,7 +17,7 @@ from framework import workload
 from framework.errors import ConfigError, InvalidArgument, InvalidTokens, WorkloadError
 from framework.sampling import Sampling
 from framework.types import Namespace
-from framework.workload import Message, WorkloadRequest, build
+from framework.workload import WorkloadRequest, build
 
 FINGERPRINT = """
 import hashlib
@@ -165,7 +165,7 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(json.dumps(record).encode() + b'\n{"tokens": [1, 2, 3]}\n'))
     full, plain = build("prompts", {"path": str(path)})
     assert full == WorkloadRequest(
-        prompt=(Message("system", "Be brief."), Message("user", "Hi")),
+        prompt=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}),
         sampling=Sampling(
             max_tokens=5, temperature=1.0, top_k=3, top_p=0.5, seed=9, n=2, stop_token_ids=(1, 2), ignore_eos=True,
             logprobs=2,

@@ -1,0 +1,63 @@
+"""README says what works: its example is run, its markers are what CI reads, its list of built-ins is whole."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def readme(repository: Path) -> str:
+    return (repository / "README.md").read_text()
+
+
+def _commands(readme: str, name: str) -> list[str]:
+    found = re.findall(rf"<!-- {name}:begin -->\n```\w+\n(.*?)```\n<!-- {name}:end -->", readme, re.DOTALL)
+    assert len(found) == 1, f"README wants one block between the markers of {name!r}, found {len(found)}"
+    return str(found[0]).strip().splitlines()
+
+
+def test_two_commands_set_up_and_one_tests(readme: str) -> None:
+    assert len(_commands(readme, "setup")) == 2
+    assert _commands(readme, "test") == ["python -m pytest -n 2"]
+
+
+def test_the_torch_of_the_set_up_is_the_torch_of_pyproject(readme: str, repository: Path) -> None:
+    wanted = re.search(r'"(torch>=[^"]+)"', (repository / "pyproject.toml").read_text())
+    assert wanted is not None
+    assert f"'{wanted[1]}'" in _commands(readme, "setup")[1]
+    assert f"'{wanted[1]}'" in (repository / "Makefile").read_text()
+
+
+def test_the_example_policy_passes_its_kit(readme: str) -> None:
+    from framework.testing import eviction_checks
+
+    names: dict = {}
+    exec("\n".join(_commands(readme, "example")), names)
+    assert eviction_checks
+    for check in eviction_checks:
+        check(names["FewestHits"])
+
+
+@pytest.mark.parametrize("kind", ["allocator", "eviction", "hash", "backend"])
+def test_every_built_in_is_listed(readme: str, kind: str) -> None:
+    from importlib.metadata import distribution
+
+    row = next(
+        line for line in readme.partition("## What is built in")[2].splitlines() if line.startswith(f"| `{kind}`")
+    )
+    points = distribution("kvcache-framework").entry_points
+    missing = [point.name for point in points if point.group == f"framework.{kind}" and f"`{point.name}`" not in row]
+    assert not missing, f"README does not list {missing}"
+
+
+def test_every_workload_is_listed(readme: str) -> None:
+    from framework import workload
+
+    row = next(line for line in readme.splitlines() if line.startswith("| `workload`"))
+    assert not [name for name in workload.names() if f"`{name}`" not in row]
+
+
+def test_every_link_to_a_file_leads_somewhere(readme: str, repository: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", readme):
+        assert (repository / target).exists(), target
