@@ -43,6 +43,7 @@ class Metrics:
         self.latency_s: list[float] = []
         self.queue_s: list[float] = []
         self.request_hit_rates: list[float] = []
+        self.prompt_tokens = self.hit_tokens = self.prompt_blocks = self.hit_blocks = 0
         self.num_recomputed_tokens = 0
 
     def submitted(self, request: Request) -> None:
@@ -55,6 +56,14 @@ class Metrics:
         """A request ended, in whatever way."""
         self.statuses[request.status.value] += 1
         self.num_recomputed_tokens += request.num_recomputed_tokens
+        if request.first_scheduled_s is not None:
+            # Once a request, at its first admission: what a restored request finds is no merit of the cache.
+            length, cached = len(request.prompt), request.num_cached_tokens
+            self.prompt_tokens += length
+            self.hit_tokens += cached
+            self.prompt_blocks += -(-length // self.block_size)
+            self.hit_blocks += cached // self.block_size
+            self.request_hit_rates.append(cached / length)
         if request.status is not Status.FINISHED:
             return
         assert request.finished_s is not None
@@ -67,7 +76,6 @@ class Metrics:
         longest = max(len(completion.tokens) for completion in request.completions)
         if longest > 1:
             self.tpot_s.append((request.finished_s - request.first_token_s) / (longest - 1))
-        self.request_hit_rates.append(request.num_cached_tokens / len(request.prompt))
 
     def occupancy(self, step: Step, scheduler: Scheduler, allocator: Allocator) -> None:
         """Take the slots' split, after this step's writes."""
@@ -127,8 +135,10 @@ class Metrics:
         result: dict[str, Any] = {
             "num_requests": self.num_submitted,
             **{f"num_{status.value}": self.statuses[status.value] for status in Status if status.ended},
-            "prompt_tokens": stats.prompt_tokens,
-            "hit_tokens": stats.hit_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "hit_tokens": self.hit_tokens,
+            "prompt_blocks": self.prompt_blocks,
+            "hit_blocks": self.hit_blocks,
             "output_tokens": self.num_output_tokens,
             "scheduled_tokens": self.num_scheduled_tokens,
             "recomputed_tokens": self.num_recomputed_tokens,
@@ -136,7 +146,8 @@ class Metrics:
             "output_tokens_per_s": _ratio(self.num_output_tokens, wall),
             "total_tokens_per_s": _ratio(self.num_output_tokens + self.num_scheduled_tokens, wall),
             "requests_per_s": _ratio(self.statuses[Status.FINISHED.value], wall),
-            "hit_rate": _ratio(stats.hit_tokens, stats.prompt_tokens),
+            "hit_rate": _ratio(self.hit_tokens, self.prompt_tokens),
+            "hit_rate_blocks": _ratio(self.hit_blocks, self.prompt_blocks),
             "hit_rate_request_mean": float(np.mean(self.request_hit_rates)) if self.request_hit_rates else None,
             "utilisation": _ratio(live, used),
             "waste_internal": _ratio(internal, used),
