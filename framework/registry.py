@@ -6,10 +6,13 @@ A plugin is one entry point of the group `framework.<kind>`; ours and a stranger
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +78,27 @@ def entries(kind: str) -> list[Plugin]:
         ConfigError: no such kind.
     """
     _check_kind(kind)
-    found = {
-        Plugin(kind, point.name, point.value, *_origin(point))
-        for point in importlib.metadata.entry_points(group=f"framework.{kind}")
+    return list(_installed(_fingerprint())[kind])
+
+
+def _fingerprint() -> tuple[tuple[str, int], ...]:
+    """Changes whenever something is installed, removed or put on `sys.path`: a scan of all metadata takes 25 ms."""
+    stamps = []
+    for folder in sys.path:
+        try:
+            stamps.append((folder, os.stat(folder or ".").st_mtime_ns))
+        except OSError:
+            stamps.append((folder, 0))
+    return tuple(stamps)
+
+
+@functools.lru_cache(maxsize=4)
+def _installed(fingerprint: tuple[tuple[str, int], ...]) -> dict[str, list[Plugin]]:
+    points = importlib.metadata.entry_points()
+    return {
+        kind: sorted({Plugin(kind, p.name, p.value, *_origin(p)) for p in points.select(group=f"framework.{kind}")})
+        for kind in INTERFACES
     }
-    return sorted(found)
 
 
 def _origin(point: importlib.metadata.EntryPoint) -> tuple[str, str]:

@@ -144,15 +144,17 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
         path = compose.search_path(conf, args.config_dir)
         print(complete("".join(arguments[-1:]), groups, path))  # noqa: T201
     elif args.cfg or args.info or args.hydra_help:
-        _show(args, parser, conf, name)
+        _inspect(args, parser, conf, name)
     else:
         if args.experimental_rerun:
             raise ConfigError("--experimental-rerun is not supported; repeat the overrides of the run's config.yaml")
         path = compose.search_path(conf, args.config_dir, importable_only=True)
         outcomes.extend(_run(args, compose.create_hydra(path), name, path))
+        if not outcomes:
+            raise ConfigError("the sweep has no job: a glob matches nothing; --help lists what is installed")
 
 
-def _show(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Path, name: str) -> None:
+def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Path, name: str) -> None:
     """`--cfg`, `--info` and `--hydra-help` are Hydra's own, over our search path; the config is checked first."""
     from hydra.core.global_hydra import GlobalHydra
 
@@ -175,11 +177,9 @@ def _show(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Path,
 
 def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator[Outcome]:
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
     from hydra.types import RunMode
-    from omegaconf.errors import OmegaConfBaseException
 
-    from framework.config.sentences import as_config_error
+    from framework.config.sentences import HYDRA_ERRORS, as_config_error
 
     try:
         mode = RunMode.MULTIRUN if args.multirun else hydra.get_mode(name, args.overrides) or RunMode.RUN
@@ -188,7 +188,7 @@ def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator
             yield hydra.run(config_name=name, task_function=job, overrides=words).return_value
         else:
             yield from _jobs(hydra.multirun(config_name=name, task_function=job, overrides=words))
-    except (HydraException, OmegaConfBaseException) as error:
+    except HYDRA_ERRORS as error:
         raise as_config_error(error, args.overrides, path) from error
     finally:
         GlobalHydra.instance().clear()

@@ -12,16 +12,15 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from framework import settings
+from framework import registry, settings
 from framework.config import source
 from framework.config.folder import conf_folder, groups_of
 from framework.config.overrides import normalise
-from framework.config.sentences import as_config_error
+from framework.config.sentences import HYDRA_ERRORS, as_config_error
 from framework.errors import ConfigError
 
 CONFIG_NAME = "config"
@@ -57,7 +56,7 @@ def compose_normal(overrides: Sequence[str], path: ConfigSearchPath, config_name
         config = hydra.compose_config(
             config_name=config_name, overrides=list(overrides), run_mode=RunMode.RUN, with_log_configuration=False
         )
-    except (HydraException, OmegaConfBaseException) as error:
+    except HYDRA_ERRORS as error:
         raise as_config_error(error, overrides, path) from error
     finally:
         GlobalHydra.instance().hydra = previous
@@ -120,4 +119,7 @@ def checked(config: DictConfig, *, missing_allowed: bool = False) -> dict[str, A
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     assert isinstance(plain, dict)
+    for group in (*registry.kinds(), "model", "workload", "tracker"):
+        if plain.get(group) is None:
+            raise ConfigError(f"{group} has no choice; set {group}=NAME")
     return settings.check({str(key): value for key, value in plain.items()})

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from framework import registry
 from framework.errors import ConfigError, FrameworkError
 from framework.parameters import did_you_mean, listing
+
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
+"""What Hydra raises for overrides it refuses; a choice that is no name is a plain ValueError."""
 
 
 def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSearchPath) -> FrameworkError:
@@ -30,6 +34,8 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_option(str(error.missing_cfg_file), list(error.options or ()))
     text = _text(error)
+    if "Config group override must be" in text:
+        return _not_a_name(overrides)
     unknown = re.search(r"Could not (?:override|append[^']*|delete[^']*) '([^']*)'", text)
     if unknown and ("not in" in text or "No match" in text):
         return _unknown_key(unknown[1], overrides, path)
@@ -47,6 +53,16 @@ def _text(error: Exception) -> str:
     return " ".join(re.sub(r"^Error merging override (.*)$", r"cannot set \1:", line) for line in wanted)
 
 
+def _not_a_name(overrides: Sequence[str]) -> ConfigError:
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if not key:
+            return ConfigError(f"cannot read the override {override!r}: nothing before the '='; write KEY=VALUE")
+        if key in _group_names() and (value in ("", "null") or not re.match(r"[A-Za-z_'\"]", value)):
+            return ConfigError(f"{override}: the {key} is chosen by its name; --help lists them")
+    return ConfigError("a choice must be a name; --help lists them")
+
+
 def _no_option(missing: str, options: list[str]) -> FrameworkError:
     group, _, name = missing.removesuffix(".yaml").rpartition("/")
     if group in registry.kinds():
@@ -61,6 +77,8 @@ def _no_option(missing: str, options: list[str]) -> FrameworkError:
 
 def _unknown_key(key: str, overrides: Sequence[str], path: ConfigSearchPath) -> ConfigError:
     key = key.split("@")[0]
+    if key in _group_names():
+        return ConfigError(f"the {key} is chosen by its name, set {key}=NAME; --help lists them")
     known = known_keys(overrides, path)
     parent = key.rpartition(".")[0]
     siblings = [name for name in known if name.rpartition(".")[0] == parent]

@@ -1,0 +1,146 @@
+"""What cannot be run is refused in one sentence that names the nearest valid choice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# words, what the sentence must hold
+REFUSED: list[tuple[tuple[str, ...], str]] = [
+    (("+allocator=prefx",), "did you mean 'prefix'"),
+    (("allocator=prefix-cow",), "did you mean 'prefix_cow'"),
+    (("allocator=Prefix",), "did you mean 'prefix'"),
+    (("allocator=zzz",), "installed: "),
+    (("+eviction=lruu",), "did you mean 'lru'"),
+    (("eviction=null",), "eviction is chosen by its name"),
+    (("hash=sha-256",), "did you mean 'sha256'"),
+    (("backend=tritn",), "did you mean 'triton'"),
+    (("model=tinny",), "did you mean 'tiny'"),
+    (("workload=chatt",), "did you mean 'chat'"),
+    (("tracker=wandbb",), "did you mean 'wandb'"),
+    (("+experiment=nothing_like_it",), "no experiment named 'nothing_like_it'"),
+    (("allocator.watermrk=0.1",), "did you mean 'allocator.watermark'"),
+    (("+allocator.watermrk=0.1",), "did you mean 'watermark'"),
+    (("++allocator.watermrk=0.1",), "did you mean 'watermark'"),
+    (("allocator.watermark=abc",), "allocator.watermark"),
+    (("+allocator.watermark=abc",), "allocator.watermark"),
+    (("allocator.watermark=[1,2]",), "allocator.watermark"),
+    (("allocator.leaf_only=perhaps",), "allocator.leaf_only"),
+    (("+allocator=contiguous", "+allocator.reserve=maxx"), "did you mean 'max'"),
+    (("+allocator=contiguous", "allocator.watermark=0.1"), "unknown key 'allocator.watermark'"),
+    (("+allocator=contiguous", "+allocator.reserve=1"), "one of max, pow2, oracle"),
+    (("allocator.num_blocks=8",), "did you mean 'cache.num_blocks'"),
+    (("+allocator.num_blocks=8",), "set cache.num_blocks instead"),
+    (("+eviction.seed=8",), "set seed instead"),
+    (("allocator={a: 1}",), "chosen by its name"),
+    (("allocator=3",), "allocator"),
+    (("cache.num_blocks=many",), "cache.num_blocks must be int"),
+    (("cache.num_blocks=1.5",), "cache.num_blocks must be int"),
+    (("cache.num_blocks=0",), "cache.num_blocks must be at least 1"),
+    (("cache.num_blocks=true",), "cache.num_blocks must be int"),
+    (("cache.block_size=-16",), "cache.block_size must be at least 1"),
+    (("cache.blocksize=16",), "did you mean 'cache.block_size'"),
+    (("+cache.blocksize=16",), "did you mean 'block_size'"),
+    (("cache.layout=NDH",), "did you mean 'NHD'"),
+    (("cache.memory_fraction=1.5",), "at most 1"),
+    (("cache=big",), "cache"),
+    (("engine.max_batch_token=1",), "did you mean 'engine.max_batch_tokens'"),
+    (("engine.chunk_size=big",), "engine.chunk_size must be int or null"),
+    (("mode=serv",), "did you mean 'serve'"),
+    (("executor=roof",), "did you mean 'roofline'"),
+    (("seed=abc",), "seed must be int"),
+    (("seed=-1",), "seed must be at least 0"),
+    (("allocatr=prefix",), "did you mean 'allocator'"),
+    (("+allocatr=prefix",), "did you mean 'allocator'"),
+    (("run.progress=maybe",), "run.progress must be bool"),
+    (("model.pth=/x",), "unknown key 'model.pth'"),
+    (("+workload.num_request=3",), "did you mean 'workload.num_requests'"),
+    (("model=checkpoint",), "model.path has no value"),
+    (("allocator=",), "allocator"),
+    (("prefix",), "cannot read the override 'prefix'"),
+    (("cache.num_blocks=[1",), "cannot read the override"),
+    (("=3",), "cannot read the override"),
+    (("~allocator",), "allocator has no choice"),
+    (("allocator=naive,cow",), "--multirun"),
+    (("--nope",), "unrecognized arguments"),
+    (("--multrun",), "did you mean '--multirun'"),
+    (("--cfg", "jobs"), "invalid choice"),
+    (("--config-dir", "/no/such/folder"), "no folder '/no/such/folder'"),
+    (("-m", "+allocator=naive,nope"), "no allocator named 'nope'"),
+    (("-m", "+allocator=naive", "cache.blocksize=1,2"), "did you mean 'cache.block_size'"),
+    (("-m", "+allocator=glob(zzz*)"), "the sweep has no job"),
+    (("seed=${nowhere}",), "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_a_bad_request_is_one_sentence(words: Any, says: str, command: Any, runs: list[Any]) -> None:
+    free = any("backend" in word for word in words)
+    status, out, err = command(*words, *(() if free else ("backend=gather",)))
+    assert status == 2, (status, out, err)
+    assert runs == [], "something ran all the same"
+    assert says in err, err
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err, err
+    assert out == "", out
+
+
+@pytest.mark.parametrize("words", [("+allocator.watermrk=1",), ("cache.num_blocks=x",), ("+allocatr=prefix",)])
+def test_a_configuration_that_cannot_run_is_not_shown(words: Any, command: Any) -> None:
+    status, out, err = command("--cfg", "job", "backend=gather", *words)
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+
+
+def test_a_configuration_with_a_gap_is_shown(command: Any) -> None:
+    status, out, err = command("--cfg", "job", "backend=gather", "model=checkpoint")
+    assert (status, err) == (0, ""), err
+    assert "path: ???" in out
+
+
+def test_one_bad_job_does_not_lose_the_others(command: Any, runs: list[Any]) -> None:
+    status, _, err = command("-m", "allocator=contiguous", "allocator.reserve=max,most,pow2", "backend=gather")
+    assert status == 1
+    assert [run["allocator"]["reserve"] for run in runs] == ["max", "pow2"]
+    assert err.startswith("job 1 ("), err
+    assert "1 of 3 jobs failed" in err
+
+
+def test_a_crash_in_a_run_is_one_sentence_and_status_1(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(config: Any) -> Any:
+        raise KeyError("lost\nits head")
+
+    monkeypatch.setattr("framework.build.run", crash)
+    status, _, err = command("backend=gather")
+    assert status == 1
+    assert err.count("\n") == 1, err
+    assert "HYDRA_FULL_ERROR=1" in err
+
+
+@pytest.mark.parametrize("result", [{"status": "failed"}, {"status": "ok", "num_failed": 2}, {"dense_mismatches": 1}])
+def test_a_run_that_went_wrong_says_so_in_its_status(
+    result: Any, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.build.run", lambda config: result)
+    assert command("backend=gather")[0] == 1
+
+
+def test_the_traceback_is_there_for_who_asks(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    from framework.errors import FrameworkError
+
+    with pytest.raises(FrameworkError, match="prefx"):
+        command("allocator=prefx", "backend=gather")
+
+
+def test_the_module_refuses_like_the_function(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "framework.run", "+allocator=prefx"]
+    environment = {**os.environ, "HYDRA_FULL_ERROR": "0"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "did you mean 'prefix'" in done.stderr
