@@ -118,8 +118,8 @@ class Allocator(ABC):
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
         """All KV of `tokens`, the request's first n tokens, has been written: publish the blocks it fills.
 
-        n may not shrink and may not pass the room; tokens known before may not change. An allocator may swap a block for an equal published one: the
-        change says from where. The engine may call it only when a block fills.
+        n may not shrink and may not pass the room; tokens known before may not change. An allocator may swap a block
+        for an equal published one: the change says from where. The engine may call it only when a block fills.
 
         Raises:
             UnknownRequest, InvalidArgument: nothing changed.

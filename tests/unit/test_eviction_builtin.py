@@ -60,6 +60,7 @@ def test_the_order_is_the_key_then_deepest_first(policy: type[EvictionPolicy], c
         candidates: set[int] = set()
         withheld: list[int] = []
         unused = list(range(1, SIZE))
+        draw.shuffle(unused)
         while unused or draw.random() < 0.5:
             access += 1
             again = [b for b in sorted(candidates) if draw.random() < 0.1]
