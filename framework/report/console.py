@@ -42,7 +42,6 @@ def print_result(result: Result, *, file: IO[str] | None = None, width: int | No
 
 
 def _print(console: Console, result: Result) -> None:
-    from rich.markup import escape
     from rich.text import Text
 
     narrow = console.width < _NARROW
@@ -59,16 +58,16 @@ def _print(console: Console, result: Result) -> None:
             notes = () if narrow else (Text(_note(row, result), style="dim"),)
             table.add_row(f"  {row.title}", Text(text, style=_style(row, text)), *notes)
             shown.update(row.keys)
-    other = [key for key in result if key not in shown]
-    if other:
-        table.add_section()
-        table.add_row(Text("other", style="bold cyan"))
-        for key in other:
-            table.add_row(f"  {escape(str(key))}", Text(_plain(result[key])))
     for line, style in ((_headline(result), "bold"), (_setting(result), "dim")):
         if line:
             console.print(Text(line, style=style))
     console.print(table)
+    other = {key: value for key, value in result.items() if key not in shown}
+    if other:
+        # A table of its own: a long path must not squeeze the notes above.
+        console.print(_other_table(other))
+    if result.get("run_directory") is not None:
+        console.print(f"results in {result['run_directory']}", markup=False, soft_wrap=True)
 
 
 def _empty_table(*, narrow: bool) -> Table:
@@ -80,6 +79,17 @@ def _empty_table(*, narrow: bool) -> Table:
     table.add_column(no_wrap=not narrow, overflow="fold")
     if not narrow:
         table.add_column(overflow="fold")
+    return table
+
+
+def _other_table(other: Result) -> Table:
+    from rich.markup import escape
+    from rich.text import Text
+
+    table = _empty_table(narrow=True)
+    table.add_row(Text("other", style="bold cyan"))
+    for key, value in other.items():
+        table.add_row(f"  {escape(str(key))}", Text(_plain(value)))
     return table
 
 
@@ -170,7 +180,18 @@ def _plain(value: Any) -> str:
 
 
 _COMPONENTS = ("model", "workload", "allocator", "eviction", "hash", "backend")
-_HEADLINE = ("mode", "status", "clock", "device", "dtype", "num_blocks", "block_size", "seed", *_COMPONENTS)
+_HEADLINE = (
+    "mode",
+    "status",
+    "clock",
+    "device",
+    "dtype",
+    "num_blocks",
+    "block_size",
+    "seed",
+    "run_directory",
+    *_COMPONENTS,
+)
 _NARROW = 76
 
 _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
@@ -178,7 +199,7 @@ _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
         "requests",
         (
             _Row("finished", ("num_finished", "num_requests"), _of),
-            _Row("others", ("num_rejected", "num_cancelled", "num_failed"), _counts, "refused, stopped, failed"),
+            _Row("others", ("num_rejected", "num_cancelled", "num_failed"), _counts, "rejected, cancelled, failed"),
             _Row(
                 "dense check", ("dense_checked", "dense_mismatches", "dense_ties"), _dense, "of greedy requests' tokens"
             ),
@@ -215,6 +236,7 @@ _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
             _Row("  full blocks only", ("hit_rate_full_blocks",), _share),
             _Row("  mean per request", ("hit_rate_request_mean",), _share),
             _Row("prompt tokens hit", ("hit_tokens", "prompt_tokens"), _of),
+            _Row("prompt blocks hit", ("hit_blocks", "prompt_blocks"), _of),
             _Row("evictions", ("num_evictions",), _count, "blocks"),
             _Row("hash collisions", ("num_collisions",), _count, "refused by verification"),
         ),

@@ -11,7 +11,6 @@ from framework.errors import InvalidArgument
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Namespace, TokenArray, as_tokens
 
-
 Message = dict[str, str]
 """One turn of a chat: `role` and `content`, for the tokenizer's chat template."""
 

@@ -15,7 +15,7 @@ RESULT = {
     "output_tokens_per_s": 333.7, "wall_s": 3.4521, "ttft_s_p50": 0.5, "ttft_s_p95": 0.95, "ttft_s_p99": 0.99,
     "tpot_s_p50": 2.31e-5, "tpot_s_p95": 0.0, "tpot_s_p99": 250.0, "num_forks": 22, "num_copied_blocks": 17,
     "num_evictions": 3, "num_preemptions": 5, "dense_checked": 8, "dense_mismatches": 0, "dense_ties": 2,
-    "my_own_count": 1234, "my_[red]list": [1, 2.5], "my_flag": True,
+    "my_own_count": 1234, "my_[red]list": [1, 2.5], "my_flag": True, "run_directory": "runs/" + "x" * 120,
 }  # fmt: skip
 
 
@@ -54,7 +54,8 @@ def test_unknown_keys_are_shown_as_they_are() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_no_line_is_wider_than_the_terminal_or_100_columns(width: int) -> None:
-    lines = _printed(RESULT, width).splitlines()
+    *lines, last = _printed(RESULT, width).splitlines()
+    assert last == f"results in {RESULT['run_directory']}", "a path is whole, to be copied"
     assert max(len(line) for line in lines) <= min(width, 100), "\n".join(lines)
 
 
