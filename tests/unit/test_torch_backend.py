@@ -120,3 +120,16 @@ def test_a_row_longer_than_its_table_is_named():
 def test_buffers_of_no_size_are_refused(wrong):
     with pytest.raises(InvalidArgument):
         TorchBackend(**wrong)
+
+
+@pytest.mark.parametrize("changes", [{}, {"soft_cap": 2.0}, {"sliding_window": 100}])
+def test_a_long_prefill_is_cut_into_queries_whose_scores_fit(changes):
+    spec = spec_of(**changes)
+    backend = ready(partial(TorchBackend, tile_bytes=2**20, prefill_bytes=256 * 500), spec)
+    problem = build_problem(Case(spec, (700,), (700,)))
+    out, _ = run_attention(backend, problem)
+    assert judge(out, problem).ok, judge(out, problem)
+    assert [tile.queries.shape[1] for tile in backend._tiles] == [256, 256, 188]
+    backend = ready(TorchBackend, spec)
+    backend.plan(problem.batch)
+    assert len(backend._tiles) == (3 if "soft_cap" in changes else 1)

@@ -25,6 +25,9 @@ _CALL_BYTES = 2**19
 _MASK_ELEMENTS = 2**22
 """Most entries of a tile's mask (queries x keys); 16 MiB in fp32."""
 
+_RUNNING_QUERIES = 256
+"""Queries at a time with a running maximum: their scores leave room for hundreds of keys in a tile."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
@@ -164,8 +167,11 @@ class TorchBackend(AttentionBackend):
 
     def _prefill_tiles(self, batch: Batch, row: int, context: int, start: int, count: int) -> Iterator[_Tile]:
         window = self.spec.sliding_window
-        causal = count == context and window is None
+        chunked = not self._plain or context * self._token_bytes > self.prefill_bytes
+        causal = count == context and window is None and not chunked
         step = count if causal else max(1, _MASK_ELEMENTS // context)
+        if chunked:
+            step = min(step, _RUNNING_QUERIES)
         for at in range(0, count, step):
             queries = np.arange(context - count + at, context - count + min(at + step, count))
             low = 0 if window is None else max(0, int(queries[0]) - window + 1)
