@@ -23,7 +23,7 @@ from framework.replay.reference import CacheOnlyResult, summarise
 
 
 def replay_optimum(paths: RequestPaths, num_blocks: int, *, bypass: bool = True) -> CacheOnlyResult:
-    """Keep, after each request, the blocks with the nearest next request, shallower first among equals.
+    """Keep, after each request, the blocks with the nearest next request, shallower, then older first among equals.
 
     Args:
         bypass: the request's own blocks compete with the resident ones, so a block of no further use costs nothing.
@@ -71,9 +71,9 @@ def replay_flat_belady(paths: RequestPaths, num_blocks: int) -> CacheOnlyResult:
 
 def _push(heap: list[tuple[int, int]], path: list[int], coming: list[int], depths: list[int], scale: int) -> None:
     for node, request in zip(path, coming, strict=True):
-        heapq.heappush(heap, (-(request * scale + depths[node]), node))
+        heapq.heappush(heap, (-(request * scale + depths[node]), -node))
 
 
 def _pop(heap: list[tuple[int, int]], scale: int) -> tuple[int, int]:
     rank, node = heapq.heappop(heap)
-    return node, -rank // scale
+    return -node, -rank // scale

@@ -256,11 +256,12 @@ class _Replay:
             return
         count, node_of, block_of, free = request + 1, self.node_of, self.block_of, self.free
         parents, children, aside = self.parents, self.children, self.aside
+        num_rows = len(node_of)
         choose = self._leaf_victim if self.leaf_first else self.policy.victim
         evicted, last_access, pinned = self.policy.evicted, self.last_access, 0 if self.bypass else count
         for _ in range(needed):
             block = choose(count)
-            if type(block) is not int or block < 1 or last_access[block] == pinned or node_of[block] < 0:
+            if type(block) is not int or not 0 < block < num_rows or last_access[block] == pinned or node_of[block] < 0:
                 raise PluginError(self._blame(block, request))
             node = node_of[block]
             evicted(block, count)
@@ -280,7 +281,9 @@ class _Replay:
         """The policy's first choice that has no resident child; those before it are set aside."""
         while True:
             block = self.policy.victim(count)
-            if block in self.aside or not 0 < block < len(self.node_of) or not self.children[self.node_of[block]]:
+            if type(block) is not int or not 0 < block < len(self.node_of) or block in self.aside:
+                raise PluginError(self._blame(block, count - 1))
+            if self.node_of[block] < 0 or not self.children[self.node_of[block]]:
                 return block
             self.aside.add(block)
             self.policy.pin([block], count)

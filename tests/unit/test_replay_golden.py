@@ -1,0 +1,158 @@
+"""Hit blocks on real traces, equal to the last block to figures that others' code confirmed."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from framework.interfaces.eviction import EvictionPolicy
+from framework.replay.optimum import replay_flat_belady, replay_optimum
+from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.reference import replay, replay_infinite
+from framework.replay.stack import lru_curve
+from framework.workload.traces import open_trace
+from framework_builtin.eviction.belady import Belady
+from framework_builtin.eviction.fifo import Fifo
+from framework_builtin.eviction.length_aware import LengthAware
+from framework_builtin.eviction.lfu import Lfu
+from framework_builtin.eviction.lru import Lru
+
+CONVERSATION, AGENTIC = "mooncake_conversation_trace.jsonl.gz", "agentic_coding_100_sessions.jsonl.gz"
+CAPACITIES = (100_000, 50_000, 30_000, 20_000, 10_000, 5_000, 3_000, 1_000)
+HITS = {
+    "lru": (104_924, 102_290, 93_978, 83_035, 61_046, 32_260, 18_850, 12_847),
+    "lfu": (104_755, 99_205, 79_613, 60_582, 38_004, 26_642, 21_636, 13_871),
+    "fifo": (102_804, 96_231, 84_808, 74_331, 52_403, 30_698, 18_363, 12_840),
+    "length_aware": (96_488, 75_055, 58_487, 47_537, 32_285, 23_026, 19_208, 14_495),
+    "optimum": (105_710, 105_710, 105_710, 105_710, 105_710, 98_448, 84_953, 55_019),
+}
+POLICIES: dict[str, type[EvictionPolicy]] = {"lru": Lru, "lfu": Lfu, "fifo": Fifo, "length_aware": LengthAware}
+IN_SUITE = {("lru", 10_000), ("lru", 1_000), ("fifo", 30_000), ("lfu", 30_000), ("length_aware", 1_000)} | {
+    ("optimum", size) for size in (30_000, 1_000)
+}
+
+
+@functools.cache
+def read(path: Path, block_tokens: int | None = None, full_blocks_only: bool = False) -> RequestPaths:
+    if not path.exists():
+        pytest.skip(f"no {path.name} among the traces")
+    return build_paths(open_trace(path, block_tokens=block_tokens), full_blocks_only=full_blocks_only)
+
+
+def cases(names: tuple[str, ...]) -> list[object]:
+    slow = pytest.mark.slow
+    return [
+        pytest.param(name, size, HITS[name][i], marks=() if (name, size) in IN_SUITE else slow, id=f"{name}-{size}")
+        for name in names
+        for i, size in enumerate(CAPACITIES)
+    ]
+
+
+def test_the_infinite_cache_on_the_conversation_trace(traces: Path) -> None:
+    paths = read(traces / CONVERSATION)
+    result = replay_infinite(paths)
+    assert (result.num_requests, result.prompt_blocks, paths.num_nodes) == (12_031, 288_500, 182_790)
+    assert result.hit_blocks == 105_710
+    assert round(result.hit_rate, 4) == 0.3736
+    assert round(result.block_hit_rate, 4) == 0.3664
+
+
+@pytest.mark.parametrize(("name", "size", "hits"), cases(tuple(POLICIES)))
+def test_policies_on_the_conversation_trace(traces: Path, name: str, size: int, hits: int) -> None:
+    result = replay(read(traces / CONVERSATION), POLICIES[name](), size)
+    assert result.hit_blocks == hits, result
+    touched_orphans = 288_500 - hits - result.admitted
+    assert touched_orphans > 0 if name == "fifo" else touched_orphans == 0, "only fifo strands blocks"
+    assert result.evictions == result.admitted - size, "the cache is full at the end"
+
+
+@pytest.mark.parametrize(("name", "size", "hits"), cases(("optimum",)))
+def test_the_optimum_on_the_conversation_trace(traces: Path, name: str, size: int, hits: int) -> None:
+    assert replay_optimum(read(traces / CONVERSATION), size).hit_blocks == hits
+
+
+@pytest.mark.parametrize(
+    ("size", "hits"),
+    [
+        (30_000, 93_985),
+        *(
+            pytest.param(size, hits, marks=pytest.mark.slow)
+            for size, hits in ((100_000, 104_922), (50_000, 102_250), (10_000, 60_852), (1_000, 12_842))
+        ),
+    ],
+)
+def test_fifo_leaf_first_on_the_conversation_trace(traces: Path, size: int, hits: int) -> None:
+    assert replay(read(traces / CONVERSATION), Fifo(), size, leaf_first=True).hit_blocks == hits
+
+
+@pytest.mark.parametrize(
+    "name", ["lru", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lfu", "length_aware"))]
+)
+def test_leaf_first_changes_nothing_for_orders_that_follow_the_tree(traces: Path, name: str) -> None:
+    paths = read(traces / CONVERSATION)
+    plain, leaf = (replay(paths, POLICIES[name](), 10_000, leaf_first=flag) for flag in (False, True))
+    assert plain == leaf
+
+
+def test_full_blocks_only_on_the_conversation_trace(traces: Path) -> None:
+    paths = read(traces / CONVERSATION, full_blocks_only=True)
+    assert (paths.num_references, replay_infinite(paths).hit_blocks) == (276_491, 105_592)
+    golden = {100_000: 104_926, 50_000: 102_724, 30_000: 95_337, 10_000: 62_005, 1_000: 12_990}
+    assert dict(zip(golden, lru_curve(paths, list(golden)), strict=True)) == golden
+    assert replay(paths, Lru(), 10_000).hit_blocks == golden[10_000]
+    assert replay_optimum(paths, 1_000).hit_blocks == 54_977
+
+
+def test_one_pass_gives_lru_at_every_capacity(traces: Path) -> None:
+    assert tuple(lru_curve(read(traces / CONVERSATION), CAPACITIES)) == HITS["lru"]
+    agentic = {30_000: 1_271_817, 10_000: 1_261_002, 5_000: 1_212_151, 3_000: 1_081_461, 2_000: 905_943, 1_000: 550_057}
+    paths = read(traces / AGENTIC, 512)
+    assert (paths.num_references, paths.num_nodes) == (1_327_320, 54_711)
+    assert replay_infinite(paths).hit_blocks == 1_272_609
+    assert dict(zip(agentic, lru_curve(paths, list(agentic)), strict=True)) == agentic
+
+
+def test_lru_by_callbacks_on_the_agentic_trace(traces: Path) -> None:
+    assert replay(read(traces / AGENTIC, 512), Lru(), 3_000).hit_blocks == 1_081_461
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size", "hits"),
+    [
+        ("lru", 30_000, 1_271_817),
+        ("lru", 1_000, 550_057),
+        ("lfu", 30_000, 1_155_583),
+        ("lfu", 10_000, 820_230),
+        ("lfu", 1_000, 452_163),
+        ("fifo", 30_000, 1_269_444),
+        ("fifo", 10_000, 1_212_683),
+    ],
+)
+def test_policies_on_the_agentic_trace(traces: Path, name: str, size: int, hits: int) -> None:
+    assert replay(read(traces / AGENTIC, 512), POLICIES[name](), size).hit_blocks == hits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "hits"),
+    [(10_000, 1_272_370), (5_000, 1_246_117), (3_000, 1_180_175), (2_000, 1_091_031), (1_000, 848_623)],
+)
+def test_the_optimum_on_the_agentic_trace(traces: Path, size: int, hits: int) -> None:
+    assert replay_optimum(read(traces / AGENTIC, 512), size).hit_blocks == hits
+
+
+@pytest.mark.slow
+def test_belady_as_a_policy_with_bypass_hits_as_much_as_the_optimum(traces: Path) -> None:
+    paths = read(traces / CONVERSATION)
+    assert replay(paths, Belady(), 1_000, bypass=True).hit_blocks == 55_019
+    assert replay(paths, Belady(), 1_000).request_hits.tolist() == (
+        replay_optimum(paths, 1_000, bypass=False).request_hits.tolist()
+    )
+
+
+@pytest.mark.slow
+def test_flat_belady_on_the_conversation_trace(traces: Path) -> None:
+    assert round(replay_flat_belady(read(traces / CONVERSATION), 10_000).block_hit_rate, 4) == 0.3664

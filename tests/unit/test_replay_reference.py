@@ -1,0 +1,131 @@
+"""The request model equals a slow model of the same definition, and says who is to blame when a policy errs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from replay_helpers import KEYS, random_requests, slow_replay, workload
+
+from framework.errors import InvalidArgument, PluginError, WorkloadError
+from framework.interfaces.eviction import EvictionPolicy
+from framework.replay.reference import replay, replay_infinite
+from framework.replay.stack import lru_curve, reuse_distances
+from framework.types import BlockId
+from framework.workload.traces import TraceRequest
+from framework_builtin.eviction.fifo import Fifo
+from framework_builtin.eviction.length_aware import LengthAware
+from framework_builtin.eviction.lfu import Lfu
+from framework_builtin.eviction.lru import Lru
+
+POLICIES: dict[str, type[EvictionPolicy]] = {"lru": Lru, "lfu": Lfu, "fifo": Fifo, "length_aware": LengthAware}
+GOLDEN = [[1, 2, 3], [1, 2, 4], [5], [1, 2, 3], [6, 7], [1, 2, 4, 8], [5, 9], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("leaf_first", [False, True])
+def test_the_fast_model_equals_the_slow_one(name: str, leaf_first: bool) -> None:
+    for seed in range(60):
+        requests = random_requests(seed, count=60, width=2 + seed % 3, longest=2 + seed % 5)
+        capacity = 1 + seed % 13
+        result = replay(workload(requests), POLICIES[name](), capacity, leaf_first=leaf_first)
+        slow = slow_replay(requests, capacity, KEYS[name], leaf_first)
+        assert (result.request_hits.tolist(), result.admitted, result.evictions) == slow, (seed, capacity, requests)
+
+
+@pytest.mark.parametrize(
+    ("name", "capacity", "expected"),
+    [("lru", 4, (8, 13, 9)), ("fifo", 4, (6, 15, 11)), ("lfu", 4, (8, 13, 9)), ("length_aware", 4, (8, 13, 9))],
+)
+def test_a_small_history_by_hand(name: str, capacity: int, expected: tuple[int, int, int]) -> None:
+    result = replay(workload(GOLDEN), POLICIES[name](), capacity)
+    assert (result.hit_blocks, result.admitted, result.evictions) == expected
+
+
+def test_the_infinite_cache_hits_whatever_was_seen() -> None:
+    result = replay_infinite(workload(GOLDEN))
+    assert result.request_hits.tolist() == [0, 2, 0, 3, 0, 3, 1, 3]
+    assert (result.hit_blocks, result.prompt_blocks, result.admitted, result.evictions) == (12, 21, 9, 0)
+
+
+def test_a_request_longer_than_the_cache_keeps_its_first_blocks() -> None:
+    result = replay(workload([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]), Lru(), 3)
+    assert (result.request_hits.tolist(), result.admitted, result.evictions) == ([0, 3], 3, 0)
+
+
+def test_tokens_of_a_partial_block_count_as_what_it_holds() -> None:
+    paths = workload([[1, 2], [1, 2]])
+    paths.input_tokens[:] = 6
+    result = replay(paths, Lru(), 4)
+    assert (result.hit_tokens, result.prompt_tokens, result.hit_rate) == (6, 12, 0.5)
+
+
+def test_one_pass_of_reuse_distances_equals_a_replay_at_every_capacity() -> None:
+    for seed in range(12):
+        paths = workload(random_requests(seed, count=80, width=2 + seed % 3, longest=6))
+        sizes = range(1, paths.num_nodes + 2)
+        curve = lru_curve(paths, sizes)
+        assert curve == [replay(paths, Lru(), size).hit_blocks for size in sizes], seed
+        assert (reuse_distances(paths) == 0).sum() == paths.num_nodes
+
+
+def test_equal_ids_under_other_parents_are_other_blocks() -> None:
+    paths = workload([[1, 2, 3], [2, 3], [1, 2, 3], [4, 2, 3], [2, 3]])
+    assert paths.num_nodes == 8
+    assert paths.infinite_hits.tolist() == [0, 0, 3, 0, 2]
+    assert paths.parents.tolist() == [-1, 0, 1, -1, 3, -1, 5, 6]
+    assert paths.depths.tolist() == [0, 1, 2, 0, 1, 0, 1, 2]
+
+
+def test_every_eviction_is_told() -> None:
+    seen: list[tuple[int, int]] = []
+    result = replay(workload(GOLDEN), Lru(), 4, on_evict=lambda request, node: seen.append((request, node)))
+    assert len(seen) == result.evictions
+    assert seen[0] == (2, 2), "request 2, [5], pushes out node 2, the end of [1, 2, 3]"
+
+
+class _Names(EvictionPolicy):
+    """Names what it is told to, candidate or not."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    def pin(self, blocks: Sequence[BlockId], now: float) -> None: ...
+
+    def release(self, blocks: Sequence[BlockId], now: float) -> None: ...
+
+    def evicted(self, block: BlockId, now: float) -> None: ...
+
+    def victim(self, now: float) -> BlockId:
+        return self.answer  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("answer", [0, -1, None, 1.0, "1", 2])
+@pytest.mark.parametrize("leaf_first", [False, True])
+def test_a_victim_that_is_no_candidate_is_blamed_on_the_policy(answer: object, leaf_first: bool) -> None:
+    paths = workload([[1, 2], [1, 3]])
+    # blocks 1 and 2 hold [1] and [1, 2]; the second request pins the first of them
+    wrong = 1 if answer == 2 else answer
+    with pytest.raises(PluginError, match=r"_Names\.victim named"):
+        replay(paths, _Names(wrong), 2, leaf_first=leaf_first)
+
+
+def test_bad_arguments_and_traces_without_blocks_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="num_blocks must be at least 1, found 0"):
+        replay(workload(GOLDEN), Lru(), 0)
+    from framework.replay.paths import build_paths
+
+    lengths = TraceRequest(arrival_s=0, input_tokens=3, output_tokens=1)
+    with pytest.raises(WorkloadError, match="lengths only"):
+        build_paths([lengths])
+    with pytest.raises(WorkloadError, match="no request"):
+        build_paths([])
+
+
+def test_two_replays_evict_alike() -> None:
+    paths = workload(random_requests(3, count=200, width=4, longest=5))
+    logs: list[list[tuple[int, int]]] = [[], []]
+    for log in logs:
+        replay(paths, Lfu(), 20, on_evict=lambda request, node, log=log: log.append((request, node)))
+    assert logs[0] == logs[1]
+    assert logs[0]
