@@ -1,0 +1,225 @@
+"""A stranger's plugin needs one class and one entry point; a broken one is named and harms no other run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import registry
+from framework.errors import (
+    ConfigError,
+    DuplicatePlugin,
+    FrameworkError,
+    PluginError,
+    PluginImportError,
+    UnknownPlugin,
+)
+from framework.run import compose
+
+HASH = '''
+from typing import Literal
+from framework.interfaces.hash import DigestScheme
+
+class Acme(DigestScheme):
+    """Acme's digest, four bytes.
+
+    More."""
+
+    def __init__(self, *, rounds: int, mix: Literal["fast", "good"] = "good", weights: tuple[float, ...] = (1.0, 2.0),
+                 label: "NotDefinedAnywhere" = None, block_size: int = 0) -> None:
+        if rounds < 0:
+            raise RuntimeError("rounds below zero\\nand more")
+        self.rounds, self.mix, self.weights, self.block_size = rounds, mix, weights, block_size
+
+    def digest(self, data: bytes) -> bytes:
+        return data[:4]
+'''
+ENTRY = """
+[framework.hash]
+acme = acme_hash:Acme
+"""
+
+
+@pytest.fixture
+def acme(distribution: Any) -> Path:
+    folder: Path = distribution("acme-hash", ENTRY, acme_hash=HASH)
+    return folder
+
+
+def test_a_class_without_yaml_is_a_choice_with_typed_options(acme: Path, command: Any, runs: list[Any]) -> None:
+    status, _, err = command("+hash=acme", "+hash.rounds=3", "hash.mix=fast", "backend=gather")
+    assert (status, err) == (0, ""), err
+    assert runs[0]["hash"] == {"name": "acme", "rounds": 3, "mix": "fast", "weights": (1.0, 2.0), "label": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "hash.rounds has no value; set hash.rounds=..."),
+        (("hash.rounds=many",), "hash.rounds"),
+        (("hash.rounds=3", "hash.mix=goood"), "did you mean 'good'"),
+        (("hash.rounds=3", "hash.mixx=good"), "did you mean 'hash.mix'"),
+        (("hash.rounds=3", "+hash.mixx=good"), "did you mean 'mix'"),
+        (("hash.rounds=3", "hash.weights=[a]"), "hash.weights"),
+        (("hash.rounds=3", "+hash.block_size=8"), "set cache.block_size instead"),
+    ],
+)
+def test_its_options_are_checked_like_ours(words: Any, says: str, acme: Path, command: Any, runs: list[Any]) -> None:
+    status, _, err = command("+hash=acme", "backend=gather", *words)
+    assert (status, runs) == (2, []), err
+    assert says in err, err
+    assert err.count("\n") == 1, err
+
+
+def test_its_configuration_survives_pickling(acme: Path, elsewhere: Path) -> None:
+    import pickle
+
+    config = compose(["+hash=acme", "hash.rounds=3", "backend=gather"])
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    with pytest.raises(Exception, match="could not be converted"):
+        again.hash.rounds = "many"
+
+
+def test_it_is_in_the_help_with_its_distribution_and_not_imported(acme: Path, command: Any) -> None:
+    status, out, err = command("--help")
+    assert (status, err) == (0, "")
+    line = next(line for line in out.splitlines() if "acme" in line)
+    assert line.split() == ["acme", "acme-hash", "1.5", "Acme's", "digest,", "four", "bytes."], line
+    assert "acme_hash" not in sys.modules
+
+
+def test_listing_reads_no_module(distribution: Any) -> None:
+    distribution(
+        "bomb", "[framework.hash]\nbomb = bomb:Bomb\n", bomb="raise SystemExit('imported')\nclass Bomb:\n '''B.'''\n"
+    )
+    bomb = next(plugin for plugin in registry.entries("hash") if plugin.name == "bomb")
+    assert (registry.summary(bomb), bomb.distribution, bomb.version) == ("B.", "bomb", "1.5")
+    assert "bomb" not in sys.modules
+
+
+def test_a_summary_follows_a_reexport_and_is_a_dash_where_there_is_none(distribution: Any) -> None:
+    entry = "[framework.hash]\none = outer:One\ntwo = outer:Two\nthree = nowhere.at_all:X\n"
+    distribution(
+        "outer", entry, outer="from inner import Real as One\nclass Two: pass\n", inner="class Real:\n '''R.'''\n"
+    )
+    found = {plugin.name: registry.summary(plugin) for plugin in registry.entries("hash")}
+    assert (found["one"], found["two"], found["three"]) == ("R.", "-", "-")
+
+
+def test_two_distributions_of_one_name_are_an_error_when_chosen_only(
+    acme: Path, distribution: Any, command: Any, runs: list[Any]
+) -> None:
+    distribution("other-acme", ENTRY.replace("acme_hash:", "other_acme:"), other_acme=HASH)
+    status, _, err = command("hash=acme", "hash.rounds=1", "backend=gather")
+    assert (status, runs) == (2, [])
+    assert "acme-hash 1.5 and other-acme 1.5" in err
+    assert err.count("\n") == 1, err
+    assert command("hash=sha256", "backend=gather")[0] == 0
+    with pytest.raises(DuplicatePlugin):
+        registry.load("hash", "acme")
+
+
+BROKEN = {
+    "import": ("raise RuntimeError('no such\\nlibrary')", PluginImportError, "RuntimeError: no such"),
+    "exit": ("raise SystemExit(3)", PluginImportError, "SystemExit"),
+    "syntax": ("class X(:", PluginImportError, "SyntaxError"),
+    "missing": ("", PluginImportError, "AttributeError"),
+    "stranger": ("class X: pass", PluginError, "not a subclass of EvictionPolicy"),
+    "function": ("def X(): pass", PluginError, "not a subclass of EvictionPolicy"),
+    "abstract": (
+        "from framework.interfaces.eviction import EvictionPolicy\nclass X(EvictionPolicy): pass",
+        PluginError,
+        "does not implement evicted, pin, release, victim",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_plugin_is_named_when_chosen_and_silent_otherwise(
+    kind: str, distribution: Any, command: Any, runs: list[Any]
+) -> None:
+    text, error, says = BROKEN[kind]
+    module = f"broken_{kind}"
+    distribution("broken", f"[framework.eviction]\nbroken = {module}:X\n", **{module: text})
+    status, _, err = command("+eviction=broken", "backend=gather")
+    assert (status, runs) == (2, []), err
+    assert "eviction 'broken' (broken 1.5)" in err, err
+    assert says in err, err
+    assert err.count("\n") == 1, err
+    with pytest.raises(error):
+        registry.load("eviction", "broken")
+    assert command("+eviction=fifo", "backend=gather")[0] == 0
+    assert command("--help")[0] == 0
+
+
+def test_glob_passes_over_a_broken_plugin_and_says_so(distribution: Any, command: Any, runs: list[Any]) -> None:
+    distribution("broken", "[framework.eviction]\nbroken = broken_glob:X\n", broken_glob="import not_there_at_all")
+    status, _, err = command("-m", "+eviction=glob([lru,fifo,broken])", "backend=gather")
+    assert status == 0, err
+    assert [run["eviction"]["name"] for run in runs] == ["fifo", "lru"]
+    assert err.startswith("skipped: eviction 'broken' (broken 1.5)"), err
+    assert err.count("skipped: eviction 'broken'") == 1, err
+
+
+def test_a_preset_folder_of_a_stranger_adds_choices(distribution: Any, command: Any, runs: list[Any]) -> None:
+    site = distribution(
+        "acme-hash", ENTRY + "[framework.conf]\nacme = acme_conf.presets\nlost = not.there\n", acme_hash=HASH
+    )
+    folder = site / "acme_conf" / "presets" / "hash"
+    folder.mkdir(parents=True)
+    (site / "acme_conf" / "__init__.py").write_text("raise RuntimeError('never imported')")
+    (folder / "acme_strong.yaml").write_text("defaults: [acme, _self_]\nrounds: 99\n")
+    status, _, err = command("+hash=acme_strong", "backend=gather")
+    assert status == 0, err
+    assert (runs[0]["hash"]["name"], runs[0]["hash"]["rounds"]) == ("acme", 99)
+    assert "skipped: presets 'lost'" in err
+
+
+def test_building_injects_what_the_constructor_names_and_nothing_else(acme: Path) -> None:
+    built = registry.build("hash", "acme", {"rounds": 2, "weights": [3]}, {"block_size": 16, "num_blocks": 5})
+    assert (built.rounds, built.weights, built.block_size) == (2, (3.0,), 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({}, ConfigError, "needs a value for 'rounds'"),
+        ({"rounds": "2"}, ConfigError, "hash.rounds must be int, found '2'"),
+        ({"rounds": True}, ConfigError, "hash.rounds must be int, found True"),
+        ({"rounds": 2, "round": 3}, ConfigError, "did you mean 'rounds'"),
+        ({"rounds": 2, "block_size": 8}, ConfigError, "set cache.block_size instead"),
+        ({"rounds": -1}, PluginError, "its constructor raised RuntimeError: rounds below zero"),
+    ],
+)
+def test_building_refuses_what_does_not_fit(options: Any, error: type[Exception], says: str, acme: Path) -> None:
+    with pytest.raises(error, match="hash") as caught:
+        registry.build("hash", "acme", options, {"block_size": 16})
+    assert says in str(caught.value)
+
+
+def test_an_error_of_ours_from_a_constructor_keeps_its_type_and_gains_the_name(distribution: Any) -> None:
+    text = """
+    from framework.errors import InvalidArgument
+    from framework.interfaces.hash import DigestScheme
+    class X(DigestScheme):
+        def __init__(self): raise InvalidArgument("too small")
+        def digest(self, data): return data
+    """
+    distribution("picky", "[framework.hash]\npicky = picky:X\n", picky=text)
+    with pytest.raises(FrameworkError, match=r"^hash 'picky': too small$"):
+        registry.build("hash", "picky")
+
+
+def test_nothing_installed_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "entries", lambda kind: [])
+    with pytest.raises(UnknownPlugin, match=r"pip install -e \."):
+        registry.find("allocator", "prefix")
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'eviction'"):
+        registry.entries("evictions")
