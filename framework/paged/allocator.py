@@ -14,6 +14,7 @@ from framework.errors import (
     InvalidArgument,
     InvariantViolation,
     OutOfBlocks,
+    PluginError,
     StaleHit,
     UnknownRequest,
 )
@@ -247,15 +248,19 @@ class PagedAllocator(Allocator):
         return [index for index in candidates if ref[blocks[index]] > 1 or key[blocks[index]] is not None]
 
     def _copy_on_write(self, table: Table, shared: list[int], fresh: list[int]) -> TableChange:
-        blocks, copies = table.blocks, []
-        for index, block in zip(shared, fresh, strict=False):
-            copies.append(BlockCopy(BlockId(blocks[index]), BlockId(block)))
-            blocks[index] = block
+        blocks, own = table.blocks, fresh[: len(shared)]
+        copies = tuple(
+            BlockCopy(BlockId(blocks[index]), BlockId(block)) for index, block in zip(shared, own, strict=True)
+        )
+        try:
+            self.cache.replace(blocks, shared, own)
+        except PluginError:
+            self.cache.drop(fresh[len(shared) :])
+            raise
         blocks.fromlist(fresh[len(shared) :])
         table.shared = False
         self._copied_blocks += len(copies)
-        self.cache.drop([copy.source for copy in reversed(copies)])
-        return TableChange(shared[0], tuple(copies))
+        return TableChange(shared[0], copies)
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
         table = self._table(request)

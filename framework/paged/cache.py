@@ -149,7 +149,10 @@ class BlockCache:
                 self.policy.release(pinned, self.now)
 
     def _gather(self, count: int) -> list[int]:
-        """Ask the policy for victims, without touching the books but for `candidate`, which marks those chosen."""
+        """Ask the policy for victims, without touching the books but for `candidate`, which marks those chosen.
+
+        Under `leaf_only` a victim's parent is offered as soon as it has no other resident child.
+        """
         policy, candidate, now = self.policy, self.pool.candidate, self.now
         victims: list[int] = []
         late: list[int] = []
@@ -158,9 +161,13 @@ class BlockCache:
                 block = policy.victim(now, candidate)
                 candidate[block] = 0
                 victims.append(block)
+                parent = self.index.parent(block) if self.leaf_only else 0
+                self.pool.children[parent] -= parent > 0
                 policy.evicted(block, now)
-                if self.leaf_only:
-                    self._orphan(block, late)
+                if parent and not self.pool.children[parent] and not self.pool.ref[parent]:
+                    candidate[parent] = 1
+                    late.append(parent)
+                    policy.release([parent], now)
         except PluginError:
             self._hand_back(victims, late)
             raise
@@ -169,17 +176,6 @@ class BlockCache:
                 parent = self.index.parent(block)
                 self.pool.children[parent] += parent > 0  # `_forget` counts them down for good
         return victims
-
-    def _orphan(self, block: int, late: list[int]) -> None:
-        """Under `leaf_only`: offer the victim's parent, if this was its last resident child."""
-        pool, parent = self.pool, self.index.parent(block)
-        if not parent:
-            return
-        pool.children[parent] -= 1
-        if not pool.children[parent] and not pool.ref[parent]:
-            pool.candidate[parent] = 1
-            late.append(parent)
-            self.policy.release([parent], self.now)
 
     def _hand_back(self, victims: list[int], late: list[int]) -> None:
         pool = self.pool
@@ -236,6 +232,34 @@ class BlockCache:
             pool.give_free(freed)
         if released:
             self._offer(released)
+
+    def replace(self, table: array[int], places: Sequence[int], fresh: Sequence[int]) -> None:
+        """Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.
+
+        Raises:
+            PluginError: the policy would not take a block that is unreferenced now. The table is as before, and the
+                fresh blocks are free.
+        """
+        pool, ref = self.pool, self.pool.ref
+        sources = [table[place] for place in places]
+        leaving = [block for block in reversed(sources) if ref[block] == 1]
+        offered = [block for block in leaving if not (self.leaf_only and pool.children[block])]
+        for block in leaving:
+            pool.last_access[block] = pool.access
+        for block in offered:
+            pool.candidate[block] = 1
+        try:
+            if offered:
+                self.policy.release(offered, self.now)
+        except PluginError:
+            for block in offered:
+                pool.candidate[block] = 0
+            self.drop(fresh)
+            raise
+        for place, source, block in zip(places, sources, fresh, strict=True):
+            ref[source] -= 1
+            table[place] = block
+        pool.used -= len(leaving)
 
     def _offer(self, blocks: list[int]) -> None:
         candidate = self.pool.candidate

@@ -104,13 +104,25 @@ def test_a_wrong_victim_is_named_and_changes_nothing(answer: Any, good: int, lea
     assert allocator.stats().evictions == 3
 
 
-@pytest.mark.parametrize("method", ["pin", "hit", "evicted"])
-def test_a_policy_that_raises_during_admission_changes_nothing(method: str) -> None:
+@pytest.mark.parametrize("leaf_only", [False, True])
+@pytest.mark.parametrize("method", ["hit", "evicted"])
+def test_a_policy_that_raises_during_admission_changes_nothing(method: str, leaf_only: bool) -> None:
     policy = Bad()
-    allocator = full(policy)
+    allocator = full(policy, leaf_only)
     policy.spoil = method
     before = books(allocator)
     with pytest.raises(PluginError, match=rf"Bad\.{method}: raised RuntimeError\('boom'\)"):
+        admit(allocator, 2, tokens(5, 5, 6, 6, 9, 9, 9))
+    assert books(allocator) == before
+    allocator.check()
+
+
+def test_a_policy_that_raises_at_pin_changes_nothing() -> None:
+    policy = Bad()
+    allocator = full(policy)
+    policy.spoil = "pin"
+    before = books(allocator)
+    with pytest.raises(PluginError, match=r"Bad\.pin: raised"):
         admit(allocator, 2, tokens(5, 5, 6, 6, 9, 9, 9))
     assert books(allocator) == before
     allocator.check()
@@ -238,3 +250,22 @@ def test_a_policy_keeps_working_after_its_victims_were_handed_back(policy: type)
             failures += 1
         allocator.check()
     assert failures > 20
+
+
+@pytest.mark.parametrize("leaf_only", [False, True])
+def test_a_policy_that_raises_at_copy_on_write_loses_no_copy(leaf_only: bool) -> None:
+    policy = Bad()
+    allocator = make(6, 2, eviction=policy, leaf_only=leaf_only)
+    admit(allocator, 1, tokens(1, 2, 3, 4))
+    allocator.commit(RequestId(1), tokens(1, 2, 3, 4))
+    allocator.fork(RequestId(1), info(2), 3)
+    allocator.free(RequestId(1))
+    before = table(allocator, 2)
+    policy.spoil = "release"
+    with pytest.raises(PluginError, match=r"Bad\.release"):
+        allocator.extend(RequestId(2), 6)
+    assert table(allocator, 2) == before
+    allocator.check()
+    policy.spoil = ""
+    assert len(allocator.extend(RequestId(2), 6).copies) == 1
+    allocator.check()
