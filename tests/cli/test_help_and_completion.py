@@ -1,0 +1,111 @@
+"""`--help`, `--version`, tab completion, and what is not imported for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import registry
+
+LINES = [
+    ("kvcache-framework +alloc", ["+allocator.", "+allocator="]),
+    ("kvcache-framework allocator=pref", ["allocator=prefix", "allocator=prefix_cow"]),
+    ("kvcache-framework +allocator=pref", ["+allocator=prefix", "+allocator=prefix_cow"]),
+    ("python -m framework.run ++allocator=pref", ["++allocator=prefix", "++allocator=prefix_cow"]),
+    ("/x/bin/python3.11 -m framework.run +allocator=prefix allocator.water", ["allocator.watermark="]),
+    ("kvcache-framework backend=gather +allocator=prefix +allocator.water", ["+allocator.watermark="]),
+    ("kvcache-framework --mult", ["--multirun"]),
+    ("kvcache-framework +allocator=nope cache.num", []),
+    ("kvcache-framework cache.num", ["cache.num_blocks="]),
+    ("kvcache-framework model=ti", ["model=tiny"]),
+]
+
+
+def test_help_lists_every_plugin_with_its_line_and_distribution(command: Any) -> None:
+    status, out, err = command("--help")
+    assert (status, err) == (0, "")
+    rows = [line.removeprefix("*").split() for line in out.splitlines()]
+    for kind in registry.kinds():
+        for plugin in registry.entries(kind):
+            row = next((row for row in rows if row[:2] == [plugin.name, plugin.distribution]), None)
+            assert row is not None, (plugin, out)
+            assert row[2] == plugin.version
+            assert row[3:] == registry.summary(plugin).split()
+    for group in ("model", "workload", "tracker", "experiment"):
+        assert f"{group}:" in out, out
+
+
+def test_help_works_beside_other_words(command: Any) -> None:
+    assert command("allocator=zzz", "-h")[0] == 0
+
+
+def test_version_is_ours(command: Any) -> None:
+    status, out, _ = command("--version")
+    assert (status, out.split()[0]) == (0, "kvcache-framework")
+
+
+@pytest.mark.parametrize(("line", "expected"), LINES)
+def test_completion_keeps_the_users_spelling(
+    line: str, expected: list[str], command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    status, out, err = command("-sc", "query=bash")
+    assert (status, err) == (0, "")
+    assert out.split() == expected
+
+
+def test_another_completion_request_is_refused(command: Any) -> None:
+    status, _, err = command("-sc", "install=bsh")
+    assert status == 2
+    assert "did you mean 'install=bash'" in err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.parametrize("how", ["kvcache-framework", f"{sys.executable} -m framework.run"])
+def test_bash_completes_with_the_installed_script(how: str, command: Any, elsewhere: Path) -> None:
+    _, script, _ = command("-sc", "install=bash")
+    (elsewhere / "completion.bash").write_text(script)
+    line = f"{how} +eviction=lr"
+    shell = f"""
+    source completion.bash
+    COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=({line}) COMP_WORDBREAKS=' ='
+    _kvcache_framework
+    printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, cwd=elsewhere, env=environment, check=True
+    )
+    assert "lru" in done.stdout.split(), done
+
+
+def test_help_loads_neither_torch_nor_hydra_nor_a_plugin(elsewhere: Path) -> None:
+    code = """
+import sys
+import framework
+first = {"torch", "hydra", "omegaconf", "triton"} & set(sys.modules)
+from framework.run import call
+assert call(["--help"]) == 0
+loaded = {"torch", "hydra", "omegaconf", "triton", "numpy"} & set(sys.modules)
+plugins = [name for name in sys.modules if name.startswith("framework_builtin")]
+assert not (first or loaded or plugins), (first, loaded, plugins)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=elsewhere, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_configuration_is_shown_without_torch(elsewhere: Path) -> None:
+    code = """
+import sys
+from framework.run import call
+assert call(["--cfg", "job", "+allocator=prefix", "backend=gather"]) == 0
+assert "torch" not in sys.modules, "torch was imported to show a configuration"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=elsewhere, check=False)
+    assert done.returncode == 0, done.stderr
