@@ -241,6 +241,7 @@ def check_what_is_declared_is_served(make: Make, device: str = "cpu", cases: str
     asked: list[dict[str, Any]] = [{"dtype": dtype} for dtype in sorted(can.dtypes)]
     asked += [{"layout": layout} for layout in sorted(can.layouts)]
     asked += [{"head_dim": dim} for dim in sorted(can.head_dims or ())]
+    asked += [{"kv_dtype": dtype} for dtype in sorted(can.kv_dtypes or ())]
     values: dict[str, Any] = {"sliding_window": 5, "soft_cap": 2.0, "sinks": True, "alibi": True}
     asked += [{name: values[name]} for name in sorted(can.features & set(values))]
     for change in asked if cases == "full" else asked[:: max(1, len(asked) // 6)]:
@@ -260,6 +261,7 @@ def check_what_is_not_declared_is_refused(make: Make, device: str = "cpu", cases
     outside: list[dict[str, Any]] = [{"dtype": name} for name in ("float64", "float16") if name not in can.dtypes]
     outside += [{"head_dim": dim} for dim in (40, 72, 512) if can.head_dims is not None and dim not in can.head_dims]
     outside += [{"layout": layout} for layout in LAYOUTS if layout not in can.layouts]
+    outside += [{"kv_dtype": name} for name in ("float8_e5m2", "float8_e4m3fn") if name not in (can.kv_dtypes or ())]
     values: dict[str, Any] = {"sliding_window": 5, "soft_cap": 2.0, "sinks": True, "alibi": True}
     outside += [{name: value} for name, value in values.items() if name not in can.features]
     if can.block_size_multiple_of > 1:
@@ -296,7 +298,7 @@ def _gap(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max())
 
 
-backend_checks = [
+backend_checks = (
     check_what_is_declared_is_served,
     check_what_is_not_declared_is_refused,
     check_written_tokens_are_stored_exactly,
@@ -311,5 +313,5 @@ backend_checks = [
     check_extreme_logits_stay_finite,
     check_numbers_match_fp64_over_the_grid,
     check_blocks_beyond_2_31_elements_are_addressed,
-]
+)
 """All checks, cheap first; each is called as check(make, device="cpu", cases="full" | "small")."""
