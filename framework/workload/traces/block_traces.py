@@ -28,7 +28,7 @@ def mooncake(record: dict[str, Any], block_tokens: int) -> TraceRequest:
 
     Source: Qin et al., FAST'25, arXiv:2407.00079 §4.1; github.com/kvcache-ai/Mooncake.
     """
-    return _hash_ids(record, block_tokens, seconds=1e-3)
+    return _hash_ids(record, block_tokens, per_second=1000)
 
 
 def bailian(record: dict[str, Any], block_tokens: int) -> TraceRequest:
@@ -37,16 +37,16 @@ def bailian(record: dict[str, Any], block_tokens: int) -> TraceRequest:
     `session` is the line's own `chat_id`; each turn has one, and its `parent_chat_id` is not followed.
     Source: Wang et al., ATC'25, arXiv:2506.02634; github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
     """
-    return _hash_ids(record, block_tokens, seconds=1.0)
+    return _hash_ids(record, block_tokens, per_second=1)
 
 
-def _hash_ids(record: dict[str, Any], block_tokens: int, seconds: float) -> TraceRequest:
+def _hash_ids(record: dict[str, Any], block_tokens: int, per_second: int) -> TraceRequest:
     input_tokens = integer(record, "input_length", 1)
     ids = integers(record, "hash_ids")
     check_block_count("hash_ids", len(ids), input_tokens, block_tokens)
     session = text(record, "session_id") or text(record, "chat_id")
     return TraceRequest(
-        arrival_s=number(record, "timestamp") * seconds,
+        arrival_s=number(record, "timestamp") / per_second,
         input_tokens=input_tokens,
         output_tokens=integer(record, "output_length", 0),
         block_ids=ids,
@@ -69,7 +69,7 @@ def runs(record: dict[str, Any], block_tokens: int) -> TraceRequest:
     pairs = [_pair(run) for run in value]
     check_block_count("runs", sum(count for _, count in pairs), input_tokens, block_tokens)
     return TraceRequest(
-        arrival_s=number(record, "timestamp") * 1e-3,
+        arrival_s=number(record, "timestamp") / 1000,
         input_tokens=input_tokens,
         output_tokens=integer(record, "output_length", 0),
         block_ids=_expand(pairs),

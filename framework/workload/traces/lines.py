@@ -5,17 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from framework.errors import WorkloadError
 
 MAX_LINE_BYTES = 64 * 2**20
 """A longer line is taken for damage, so that memory stays bounded whatever the file holds."""
 
+_CHUNK = 2**16
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -38,8 +39,39 @@ def open_bytes(path: str | Path) -> IO[bytes]:
         import zstandard
     except ImportError:
         raise WorkloadError(f"{path}: zstandard content; `pip install zstandard` to read it") from None
-    stream: IO[bytes] = zstandard.open(path, "rb")
-    return io.BufferedReader(cast(io.RawIOBase, stream))
+    return io.BufferedReader(_Zstandard(Path(path), zstandard.ZstdDecompressor().decompressobj))
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompresses frame after frame. Unlike the library's own reader it notices a file cut short."""
+
+    def __init__(self, path: Path, new_frame: Callable[[], Any]) -> None:
+        self._file, self._new_frame = path.open("rb"), new_frame
+        self._frame: Any = None
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            data = self._file.read(_CHUNK)
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("the last zstandard frame has no end")
+                return 0
+            self._frame = self._frame or self._new_frame()
+            self._ready = self._frame.decompress(data)
+            if self._frame.eof:
+                self._file.seek(-len(self._frame.unused_data), io.SEEK_CUR)
+                self._frame = None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def first_lines(path: str | Path, count: int) -> list[tuple[int, bytes]]:

@@ -132,7 +132,10 @@ def open_writer(path: str | Path) -> IO[bytes]:
     import gzip
 
     if str(path).endswith(".gz"):
-        return cast(IO[bytes], gzip.GzipFile(path, "wb", mtime=0))
+        file = Path(path).open("wb")  # noqa: SIM115
+        packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+        packed.myfileobj = cast(Any, file)  # closed with it
+        return cast(IO[bytes], packed)
     if str(path).endswith(".zst"):
         import zstandard
 

@@ -1,0 +1,345 @@
+"""Every trace format is read as published, damage is named by file, line and field, and nothing is lost silently."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from framework.errors import InvalidArgument, WorkloadError
+from framework.interfaces.allocator import CacheEvent
+from framework.types import BlockHash, BlockId
+from framework.workload.traces import (
+    EventWriter,
+    TraceRequest,
+    detect_format,
+    open_trace,
+    read_events,
+    write_events,
+    write_trace,
+)
+from framework.workload.traces.own_format import name_blocks
+
+MOONCAKE = {"timestamp": 27, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}
+BAILIAN = {
+    "chat_id": 159,
+    "parent_chat_id": 55,
+    "timestamp": 61.114,
+    "input_length": 33,
+    "output_length": 132,
+    "type": "text",
+    "turn": 2,
+    "hash_ids": [1089, 1090, 6326],
+}
+RUNS = {
+    "timestamp": 9000,
+    "input_length": 650,
+    "output_length": 3,
+    "hash_ids": [],
+    "runs": [[1, 8], [20, 2]],
+    "scope": "a",
+}
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109"
+)
+BURSTGPT = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,0,1087,API log\n"
+)
+VIDUR = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n"
+
+
+def put(path: Path, *records: object) -> Path:
+    lines = (record if isinstance(record, str) else json.dumps(record) for record in records)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def ids(request: TraceRequest) -> list[int]:
+    assert request.block_ids is not None
+    assert request.block_ids.dtype == np.int64
+    return list(request.block_ids.tolist())
+
+
+def test_a_mooncake_line_is_read_whole(tmp_path: Path) -> None:
+    trace = open_trace(put(tmp_path / "m.jsonl", MOONCAKE))
+    (request,) = trace
+    assert (trace.format, trace.num_requests, trace.block_tokens) == ("mooncake", 1, 512)
+    assert (request.arrival_s, request.input_tokens, request.output_tokens) == (0.027, 1000, 5)
+    assert (ids(request), request.block_tokens, request.num_full_blocks) == ([0, 7], 512, 1)
+
+
+def test_a_bailian_line_has_blocks_of_16_tokens_and_seconds(tmp_path: Path) -> None:
+    path = put(tmp_path / "b.jsonl", BAILIAN)
+    (request,) = open_trace(path)
+    assert (request.arrival_s, request.block_tokens, request.session) == (61.114, 16, "159")
+    assert request.num_full_blocks == 2
+    (rag,) = open_trace(
+        put(tmp_path / "r.jsonl", {**MOONCAKE, "hash_ids": [1] * 8}), format="hash_ids", block_tokens=128
+    )
+    assert (rag.block_tokens, len(ids(rag))) == (128, 8)
+
+
+def test_runs_expand_and_every_eighth_id_is_the_coarser_trace(tmp_path: Path) -> None:
+    path = put(tmp_path / "a.jsonl", RUNS)
+    (request,) = open_trace(path)
+    assert ids(request) == [1, 2, 3, 4, 5, 6, 7, 8, 20, 21]
+    assert (request.scope, request.block_tokens, request.arrival_s) == ("a", 64, 9.0)
+    (coarse,) = open_trace(path, block_tokens=512)
+    assert (ids(coarse), coarse.block_tokens) == ([8], 512)
+    (pairs,) = open_trace(path, block_tokens=128)
+    assert ids(pairs) == [2, 4, 6, 8, 21]
+
+
+def test_length_traces_have_times_and_lengths_only(tmp_path: Path) -> None:
+    first, second = open_trace(put(tmp_path / "azure.csv", AZURE))
+    assert (first.arrival_s, first.input_tokens, first.output_tokens, first.block_ids) == (0.0, 374, 44, None)
+    assert second.arrival_s == pytest.approx(4.314579, abs=1e-5)
+    trace = open_trace(put(tmp_path / "burst.csv", BURSTGPT))
+    assert [(r.arrival_s, r.input_tokens, r.output_tokens) for r in trace] == [(5.0, 472, 18), (45.0, 1087, 0)]
+    (vidur,) = open_trace(put(tmp_path / "vidur.csv", VIDUR))
+    assert (trace.format, vidur.input_tokens, vidur.output_tokens) == ("burstgpt", 3772, 54)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_our_own_format_gives_back_what_was_written(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".zst":
+        pytest.importorskip("zstandard")
+    tokens, output = np.arange(40, dtype=np.int32), np.array([3, 4], dtype=np.int32)
+    requests = [
+        TraceRequest(arrival_s=0.5, input_tokens=40, output_tokens=2, tokens=tokens, output=output, session="s"),
+        TraceRequest(arrival_s=0.5, input_tokens=33, output_tokens=7, block_ids=np.array([5, 6, 9]), block_tokens=16),
+        TraceRequest(arrival_s=1.25, input_tokens=9, output_tokens=0, scope="x", tenant="t"),
+    ]
+    path = tmp_path / f"own.jsonl{suffix}"
+    assert write_trace(path, requests, block_tokens=16, source="test") == 3
+    trace = open_trace(path)
+    first, second, third = trace
+    assert (trace.format, first.tokens.tolist(), first.output.tolist()) == ("own", tokens.tolist(), [3, 4])
+    assert (first.arrival_s, first.session, first.output_tokens, first.input_tokens) == (0.5, "s", 2, 40)
+    assert ids(first) == name_blocks(tokens, 16).tolist()
+    assert (ids(second), second.block_tokens, second.output_tokens) == ([5, 6, 9], 16, 7)
+    assert (third.block_ids, third.scope, third.tenant, third.arrival_s) == (None, "x", "t", 1.25)
+    again = tmp_path / f"again.jsonl{suffix}"
+    write_trace(again, trace, block_tokens=16, source="test")
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_block_names_of_tokens_cover_the_whole_prefix() -> None:
+    tokens = np.arange(50, dtype=np.int32)
+    names = name_blocks(tokens, 16)
+    changed = tokens.copy()
+    changed[0] = 7
+    assert len(set(names.tolist())) == 4
+    assert names.tolist()[:3] == name_blocks(tokens[:48], 16).tolist()
+    assert not set(names.tolist()) & set(name_blocks(changed, 16).tolist())
+
+
+BAD_LINES = [
+    ('{"timestamp": 1, "input_length": 10', "line: no JSON"),
+    ("[1, 2]", "line: expected a JSON object"),
+    ("\x00\x00", "line: no JSON"),
+    (json.dumps({**MOONCAKE, "timestamp": -1}), "timestamp: expected a finite number, at least 0, found -1"),
+    (json.dumps({**MOONCAKE, "timestamp": None}), "timestamp: missing"),
+    (json.dumps({**MOONCAKE, "timestamp": True}), "timestamp: expected a number"),
+    (json.dumps({**MOONCAKE, "timestamp": 26}), "arrival time: 0.026 s after 0.027 s"),
+    (
+        '{"timestamp": NaN, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}',
+        "timestamp: expected a finite",
+    ),
+    (json.dumps({**MOONCAKE, "input_length": 10**9}), "input_length: expected 1 to 100000000, found 1000000000"),
+    (json.dumps({**MOONCAKE, "input_length": 0}), "input_length: expected 1 to"),
+    (json.dumps({**MOONCAKE, "input_length": 1000.5}), "input_length: expected a whole number, found 1000.5"),
+    (json.dumps({**MOONCAKE, "output_length": -1}), "output_length: expected 0 to"),
+    (json.dumps({**MOONCAKE, "hash_ids": [0]}), None),
+    (json.dumps({**MOONCAKE, "hash_ids": [0, 1, 2]}), "hash_ids: 3 block ids for 1000 input tokens, expected 2 of 512"),
+    (json.dumps({**MOONCAKE, "hash_ids": [0, True]}), "hash_ids: expected a flat list of whole numbers"),
+    (json.dumps({**MOONCAKE, "hash_ids": [0, 1.5]}), "hash_ids: expected a flat list"),
+    (json.dumps({**MOONCAKE, "hash_ids": [0, [1]]}), "hash_ids: expected a flat list"),
+    (json.dumps({**MOONCAKE, "hash_ids": [0, -1]}), "hash_ids: expected numbers 0 to"),
+    (json.dumps({**MOONCAKE, "hash_ids": [0, 2**70]}), "hash_ids: expected a flat list"),
+    (json.dumps({**MOONCAKE, "hash_ids": "0"}), "hash_ids: expected a list"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES)
+def test_a_bad_line_is_named_by_file_line_and_field(tmp_path: Path, line: str, message: str | None) -> None:
+    path = put(tmp_path / "bad.jsonl", MOONCAKE, line, MOONCAKE)
+    if message is None:
+        assert len(list(open_trace(path))) == 3
+        return
+    with pytest.raises(WorkloadError) as error:
+        list(open_trace(path))
+    assert f"{path}:2: {message}" in str(error.value)
+    assert "on_error=skip" in str(error.value)
+    trace = open_trace(path, on_error="skip")
+    assert len(list(trace)) == 2
+    assert (trace.num_requests, trace.num_skipped) == (2, 1)
+    assert f"{path}:2: " in trace.first_error
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("2023-11-16 18:15:51,1", "line: 2 columns, the header has 3"),
+        ("yesterday,1,1", "TIMESTAMP: expected a date and time"),
+        ("2023-11-16 18:15:51,x,1", "ContextTokens: expected a whole number, found 'x'"),
+        ("2023-11-16 18:15:51,1,", "GeneratedTokens: expected a whole number, found ''"),
+        ("2023-11-16 18:15:49,1,1", "arrival time: "),
+    ],
+)
+def test_a_bad_csv_row_is_named_too(tmp_path: Path, row: str, message: str) -> None:
+    path = put(tmp_path / "bad.csv", AZURE, row)
+    with pytest.raises(WorkloadError) as error:
+        list(open_trace(path))
+    assert f"{path}:4: {message}" in str(error.value)
+
+
+def test_bad_text_is_an_error_of_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.jsonl"
+    path.write_bytes(json.dumps(MOONCAKE).encode() + b"\n\xff\xfe\n")
+    with pytest.raises(WorkloadError, match=r"bytes.jsonl:2: line: no JSON"):
+        list(open_trace(path))
+
+
+def test_a_byte_order_mark_crlf_and_blank_lines_are_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "dos.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(MOONCAKE).encode() + b"\r\n\r\n" + json.dumps(MOONCAKE).encode())
+    assert len(list(open_trace(path))) == 2
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_file_cut_short_inside_its_compression_is_an_error(tmp_path: Path, suffix: str) -> None:
+    lines = b"".join(json.dumps({**MOONCAKE, "timestamp": i + 27}).encode() + b"\n" for i in range(3000))
+    if suffix == "gz":
+        data = gzip.compress(lines)
+    else:
+        data = pytest.importorskip("zstandard").compress(lines)
+    path = tmp_path / f"cut.{suffix}"
+    path.write_bytes(data)
+    assert len(list(open_trace(path))) == 3000
+    path.write_bytes(data[: len(data) - 40])
+    for choice in ("raise", "skip"):
+        with pytest.raises(WorkloadError, match="damaged or cut short"):
+            list(open_trace(path, format="mooncake", on_error=choice))
+
+
+def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="cannot be read"):
+        open_trace(tmp_path / "none.jsonl")
+    with pytest.raises(WorkloadError, match="empty"):
+        open_trace(put(tmp_path / "empty.jsonl", ""))
+    with pytest.raises(WorkloadError, match="no known trace format"):
+        open_trace(put(tmp_path / "prompts.jsonl", {"prompt": "hello"}))
+    with pytest.raises(WorkloadError, match="this reader knows version 1, found 2"):
+        open_trace(put(tmp_path / "new.jsonl", {"format": "kvlab-trace", "version": 2, "block_tokens": 16}))
+    path = put(tmp_path / "m.jsonl", MOONCAKE)
+    with pytest.raises(InvalidArgument, match="no trace format 'mooncaek'"):
+        open_trace(path, format="mooncaek")
+    with pytest.raises(InvalidArgument, match="block_tokens=700 is no multiple"):
+        open_trace(path, block_tokens=700)
+    with pytest.raises(InvalidArgument, match="on_error"):
+        open_trace(path, on_error="ignore")  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match=r":1: no column TIMESTAMP"):
+        list(open_trace(path, format="azure"))
+
+
+def test_every_byte_of_a_small_file_may_be_damaged_without_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "fuzz.jsonl"
+    good = "".join(json.dumps({**MOONCAKE, "timestamp": i}) + "\n" for i in range(3)).encode()
+    for position in range(len(good)):
+        for byte in (0x00, 0x30, 0x7D, 0xFF):
+            path.write_bytes(good[:position] + bytes([byte]) + good[position + 1 :])
+            trace = open_trace(path, format="mooncake", on_error="skip")
+            count = len(list(trace))
+            assert count == trace.num_requests
+            merged = good[position : position + 1] == b"\n" and position < len(good) - 1
+            assert count + trace.num_skipped == (2 if merged else 3), (position, byte, trace.first_error)
+
+
+def test_iterating_again_starts_again_with_fresh_counts(tmp_path: Path) -> None:
+    trace = open_trace(put(tmp_path / "m.jsonl", MOONCAKE, "broken", MOONCAKE), on_error="skip")
+    for _ in range(2):
+        assert len(list(trace)) == 2
+        assert (trace.num_requests, trace.num_skipped) == (2, 1)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        path = tmp_path / f"{count}.jsonl"
+        write_trace(path, _many(count))
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in open_trace(path)) == count
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    small, large = peak(200), peak(4_000)
+    assert large < small + 50_000, (small, large)
+
+
+def _many(count: int) -> Iterator[TraceRequest]:
+    for i in range(count):
+        block_ids = np.arange(20 * i, 20 * i + 20)
+        yield TraceRequest(arrival_s=i, input_tokens=320, output_tokens=1, block_ids=block_ids, block_tokens=16)
+
+
+def test_the_writer_refuses_what_no_reader_would_take(tmp_path: Path) -> None:
+    late = [TraceRequest(arrival_s=t, input_tokens=1, output_tokens=1) for t in (2.0, 1.0)]
+    with pytest.raises(InvalidArgument, match=r"request 1 arrives at 1.0 s, after one at 2.0 s"):
+        write_trace(tmp_path / "t.jsonl", late)
+    blocks = TraceRequest(arrival_s=0, input_tokens=8, output_tokens=1, block_ids=np.array([1]), block_tokens=8)
+    with pytest.raises(InvalidArgument, match="blocks of 8 tokens, the file 16"):
+        write_trace(tmp_path / "t.jsonl", [blocks], block_tokens=16)
+
+
+def test_an_event_log_gives_back_what_was_written(tmp_path: Path) -> None:
+    events = [
+        CacheEvent("admit", BlockId(3), BlockHash(b"\x01\xff"), 1.0),
+        CacheEvent("evict", BlockId(3), BlockHash(b"\x01\xff"), 2.5),
+    ]
+    path = tmp_path / "events.jsonl.gz"
+    assert write_events(path, events, run="x") == 2
+    assert list(read_events(path)) == events
+    with EventWriter(tmp_path / "live.jsonl") as writer:
+        writer.write(events[0])
+    assert list(read_events(tmp_path / "live.jsonl")) == events[:1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"kind":"lost","block":1,"key":"00","now":1}', "kind: expected one of admit, evict"),
+        ('{"kind":"admit","block":0,"key":"00","now":1}', "block: expected 1 to"),
+        ('{"kind":"admit","block":1,"key":"0","now":1}', "key: expected hexadecimal text"),
+        ('{"kind":"admit","block":1,"key":"00"}', "now: missing"),
+        ('{"kind":"admit",', "Expecting"),
+    ],
+)
+def test_a_bad_event_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = put(tmp_path / "events.jsonl", {"format": "kvlab-events", "version": 1}, line)
+    with pytest.raises(WorkloadError, match=message) as error:
+        list(read_events(path))
+    assert f"{path}:2: " in str(error.value)
+
+
+def test_real_traces_are_told_apart_by_their_first_line(traces: Path) -> None:
+    expected = {
+        "mooncake_conversation_trace.jsonl.gz": ("mooncake", 12_031),
+        "agentic_coding_100_sessions.jsonl.gz": ("runs", 4_732),
+        "AzureLLMInferenceTrace_conv.csv.gz": ("azure", 19_366),
+        "vidur_arxiv_summarization_lengths.csv.gz": ("vidur", 28_257),
+    }
+    for name, (format_name, count) in expected.items():
+        path = traces / name
+        if not path.exists():
+            continue
+        assert detect_format(path) == format_name
+        assert sum(1 for _ in open_trace(path)) == count, name
