@@ -101,10 +101,16 @@ def job(config: DictConfig) -> Outcome:
         if _full_error():
             raise
         reason = _sentence(error)
-        number = f"job {hydra.job.num} ({hydra.job.override_dirname}): " if _is_sweep(hydra) else ""
-        _complain(f"{number}{reason}")
+        _complain(_job_name(hydra) + reason)
         return Outcome(directory, REFUSED if isinstance(error, _REFUSALS) else FAILED, reason)
-    return Outcome(directory, _exit_status(result))
+    reason = _what_went_wrong(result)
+    if reason:
+        _complain(f"{_job_name(hydra)}{reason}; see {directory}")
+    return Outcome(directory, FAILED if reason else 0, reason)
+
+
+def _job_name(hydra: Any) -> str:
+    return f"job {hydra.job.num} ({hydra.job.override_dirname}): " if _is_sweep(hydra) else ""
 
 
 def _print_table(result: Mapping[str, Any], directory: str, *, sweep: bool) -> None:
@@ -120,10 +126,16 @@ def _is_sweep(hydra: Any) -> bool:
     return str(hydra.mode).endswith("MULTIRUN")
 
 
-def _exit_status(result: Mapping[str, Any]) -> int:
+def _what_went_wrong(result: Mapping[str, Any]) -> str:
     """A run that ended is still a failure when a request failed or the tokens differ from the dense model's."""
-    bad = result.get("status", "ok") != "ok" or result.get("num_failed", 0) or result.get("dense_mismatches", 0)
-    return FAILED if bad else 0
+    reasons = []
+    if result.get("status", "ok") != "ok":
+        reasons.append(f"the run's status is {result['status']!r}")
+    if result.get("num_failed", 0):
+        reasons.append(f"{result['num_failed']} requests failed")
+    if result.get("dense_mismatches", 0):
+        reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
+    return " and ".join(reasons)
 
 
 def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:

@@ -126,7 +126,8 @@ def test_a_run_that_went_wrong_says_so_in_its_status(
     result: Any, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("framework.build.run", lambda config: result)
-    assert command("backend=gather")[0] == 1
+    status, _, err = command("backend=gather")
+    assert (status, err.count("\n")) == (1, 1), err
 
 
 def test_the_traceback_is_there_for_who_asks(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
