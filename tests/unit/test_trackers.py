@@ -130,12 +130,22 @@ def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path) -
     assert any("memory" in path and path.endswith(".png") for path in stored.files), stored.files
 
 
-def test_two_wandb_runs_of_one_process_are_two_runs_of_one_group(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        _run(tmp_path / name, tracking.build("wandb"), steps=2)
-    runs = [read_offline_run(tmp_path / name) for name in ("a", "b")]
-    assert [run.group for run in runs] == ["sweep", "sweep"]
-    assert [len(run.history) >= 2 for run in runs] == [True, True]
+def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(tmp_path: Path) -> None:
+    names = ("a", "b")
+    runs = [RunDirectory(tmp_path / name) for name in names]
+    trackers = [Trackers(run, tracking.build("wandb", {"min_interval_s": 0.0})) for run in runs]
+    for name, tracker in zip(names, trackers, strict=True):
+        tracker.start({"name": name}, RunLabel(name=name, group="sweep"))
+    for step in range(3):
+        for name, tracker in zip(names, trackers, strict=True):
+            tracker.log(step, {name: step})
+    for name, run, tracker in zip(names, runs, trackers, strict=True):
+        tracker.finish({"who": name})
+        run.close()
+    for name in names:
+        stored = read_offline_run(tmp_path / name)
+        assert (stored.name, stored.group, stored.config["name"], stored.summary["who"]) == (name, "sweep", name, name)
+        assert [line[name] for line in stored.history] == [0, 1, 2], stored.history
 
 
 def test_slow_live_metrics_are_thinned_but_the_last_ones_arrive(tmp_path: Path) -> None:
