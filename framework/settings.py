@@ -39,6 +39,22 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """mode=replay: the clock's device and model shape, the rules of the cache-only model, what goodput asks."""
+
+    step_s: float
+    leaf_first: bool
+    full_blocks_only: bool
+    slo_ttft_s: float
+    slo_tpot_s: float
+    device: str
+    shape: str
+    dtype: str
+    efficiency: float
+    overhead_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Where a run writes, and what."""
 
@@ -49,6 +65,7 @@ class Run:
     overwrite: bool
     progress: bool
     events: bool
+    record: bool
     log_every: int
     check_requests: int
 
@@ -63,6 +80,7 @@ class Root:
     device: str | None
     cache: Cache
     engine: Engine
+    replay: Replay
     run: Run
     allocator: Mapping[str, Any]
     eviction: Mapping[str, Any]
@@ -75,7 +93,7 @@ class Root:
     sweep: Any
 
 
-SECTIONS: Mapping[str, type] = {"cache": Cache, "engine": Engine, "run": Run}
+SECTIONS: Mapping[str, type] = {"cache": Cache, "engine": Engine, "replay": Replay, "run": Run}
 _LOWEST = {
     "cache.num_blocks": 1,
     "cache.block_size": 1,
