@@ -1,0 +1,221 @@
+"""An executor without a model: each token follows from the whole prefix, read back through the block tables.
+
+A slot holds the chained name of the prefix that ends there, so that a block with another prefix, a stale one, or one
+never written changes what comes out. The same numbers come from `FakeModel` as a pure function of the prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.engine.executor import BoolArray, FloatArray, Step
+from framework.engine.rows import IntArray, Rows
+from framework.types import BlockCopy
+
+_MASK = (1 << 64) - 1
+_STALE = 0xDEAD_0000_0000_0000
+UintArray = npt.NDArray[np.uint64]
+DoubleArray = npt.NDArray[np.float64]
+
+
+class FakeModel:
+    """Logits as a pure function of all tokens before; no weights.
+
+    Args:
+        vocab_size: tokens are 0 to vocab_size - 1.
+        nan_after: logits are NaN where the last token is one of these.
+    """
+
+    def __init__(self, vocab_size: int = 32, nan_after: Container[int] = ()) -> None:
+        self.vocab_size, self.nan_after = vocab_size, nan_after
+
+    def chain(self, previous: int, token: int) -> int:
+        """The name of a prefix from that of the prefix before it; what a slot of the fake pool holds."""
+        return _mix((previous * 3 + token + 1) & _MASK)
+
+    def names(self, tokens: Sequence[int]) -> list[int]:
+        """The name of each prefix of `tokens`."""
+        names, name = [], 0
+        for token in tokens:
+            name = self.chain(name, int(token))
+            names.append(name)
+        return names
+
+    def logits(self, names: UintArray, token: int) -> DoubleArray:
+        """(vocab_size,) float64, from all slots of a context and its last token."""
+        if token in self.nan_after:
+            return np.full(self.vocab_size, np.nan)
+        key = np.uint64(int(names.sum(dtype=np.uint64)))
+        values = _mix_array(np.arange(self.vocab_size, dtype=np.uint64) ^ key)
+        return 6.0 * (values >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+    def logits_of(self, tokens: Sequence[int]) -> DoubleArray:
+        """(vocab_size,) float64 after these tokens."""
+        return self.logits(np.array(self.names(tokens), dtype=np.uint64), int(tokens[-1]))
+
+    def draw(self, logits: DoubleArray, temperature: float, seed: int, stream: int, position: int) -> int:
+        """Greedy, or Gumbel noise that depends on (seed, stream, position) alone."""
+        if temperature == 0:
+            return int(np.argmax(logits))
+        key = _mix(_mix(_mix(seed) ^ stream) ^ position)
+        bits = _mix_array(np.arange(self.vocab_size, dtype=np.uint64) ^ np.uint64(key))
+        uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+        return int(np.argmax(logits / temperature - np.log(-np.log(uniform))))
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stream: int = 0,
+        stop: Container[int] = (),
+    ) -> list[int]:
+        """What any engine must return for this request."""
+        tokens = [int(token) for token in prompt]
+        for _ in range(max_tokens):
+            tokens.append(self.draw(self.logits_of(tokens), temperature, seed, stream, len(tokens)))
+            if tokens[-1] in stop:
+                break
+        return tokens[len(prompt) :]
+
+
+class FakeExecutor:
+    """Runs `model` over a pool of names, on a virtual clock of one second a step.
+
+    Checks every step against the rules an engine must keep: new tokens follow the computed ones, no row comes twice,
+    no write to the null block or to a block in another row's table.
+
+    Args:
+        before_forward: called with each step before anything is written; may raise.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        model: FakeModel | None = None,
+        before_forward: Callable[[Step], None] | None = None,
+    ) -> None:
+        self.model, self.block_size = model or FakeModel(), block_size
+        self.pool = np.full((num_blocks + 1, block_size), _STALE, dtype=np.uint64)
+        self.pool[0] = 0
+        self.tables: dict[int, list[int]] = {}
+        self.time = 0.0
+        self.num_tokens = self.num_fresh = 0
+        self._before = before_forward
+        self._logits: list[DoubleArray] = []
+
+    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
+        """See Executor."""
+        table = self.tables.setdefault(row, [])
+        assert start <= len(table), f"row {row}: entries from {start} on leave a gap after {len(table)}"
+        table[start:] = [int(block) for block in ids]
+        assert all(0 < block < len(self.pool) for block in table), f"row {row} names blocks outside the pool: {table}"
+
+    def clear_table(self, row: int) -> None:
+        """See Executor."""
+        self.tables.pop(row)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """See Executor."""
+        for copy in copies:
+            self.pool[copy.destination] = self.pool[copy.source]
+
+    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
+        """Overwrite: whatever was there is nobody's."""
+        self.num_fresh += 1
+        self.pool[ids] = _STALE + self.num_fresh
+
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.time
+
+    def wait_until(self, when: float) -> None:
+        """Jump."""
+        self.time = max(self.time, when)
+
+    def forward(self, step: Step, rows: Rows) -> None:
+        """See Executor."""
+        if self._before is not None:
+            self._before(step)
+        self._check(step, rows)
+        for row, count, first in zip(step.rows.tolist(), step.num_new.tolist(), step.computed.tolist(), strict=True):
+            table = self.tables[row]
+            name = int(self.pool[self._slot(table, first - 1)]) if first else 0
+            for position in range(first, first + count):
+                name = self.model.chain(name, int(rows.tokens[row, position]))
+                self.pool[self._slot(table, position)] = name
+        ends = step.computed + step.num_new
+        self._logits = [self._attend(int(step.rows[i]), int(ends[i]), rows) for i in step.sampled]
+        self.num_tokens += step.num_tokens
+        self.time += 1.0
+
+    def _slot(self, table: list[int], position: int) -> tuple[int, int]:
+        return table[position // self.block_size], position % self.block_size
+
+    def _attend(self, row: int, context: int, rows: Rows) -> DoubleArray:
+        names = self.pool[self.tables[row]].reshape(-1)[:context]
+        return self.model.logits(names, int(rows.tokens[row, context - 1]))
+
+    def _check(self, step: Step, rows: Rows) -> None:
+        assert len(set(step.rows.tolist())) == len(step.rows) > 0, f"rows come twice or not at all: {step}"
+        assert (step.num_new >= 1).all(), f"a row without a token: {step}"
+        assert (step.computed == rows.computed[step.rows]).all(), f"computed differs: {step}"
+        assert (step.computed + step.num_new <= rows.length[step.rows]).all(), f"tokens nobody knows: {step}"
+        users: dict[int, int] = {}
+        for table in self.tables.values():
+            assert len(set(table)) == len(table), f"a table names a block twice: {table}"
+            for block in table:
+                users[block] = users.get(block, 0) + 1
+        for row, count, first in zip(step.rows.tolist(), step.num_new.tolist(), step.computed.tolist(), strict=True):
+            last = (first + count - 1) // self.block_size
+            written = self.tables[row][first // self.block_size : last + 1]
+            assert len(written) == last + 1 - first // self.block_size, f"row {row} has no room: {self.tables[row]}"
+            shared = [block for block in written if users[block] > 1]
+            assert not shared, f"row {row} writes blocks {shared} that other rows read"
+
+    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
+        """See Executor."""
+        tokens, bad = np.zeros(len(at), dtype=np.int64), np.zeros(len(at), dtype=bool)
+        for i, (which, stream) in enumerate(zip(at.tolist(), streams.tolist(), strict=True)):
+            row, logits = int(step.rows[step.sampled[which]]), self._logits[which]
+            bad[i] = not np.isfinite(logits).all()
+            if not bad[i]:
+                temperature, seed = float(rows.temperature[row]), int(rows.seed[row])
+                tokens[i] = self.model.draw(logits, temperature, seed, stream, int(rows.length[row]))
+        return tokens, bad
+
+    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        """See Executor."""
+        all_logprobs = np.stack([log_softmax(self._logits[which]) for which in at])
+        ids = np.argsort(-all_logprobs, axis=1, kind="stable")[:, :k]
+        chosen = np.take_along_axis(all_logprobs, np.asarray(tokens)[:, None], axis=1)[:, 0]
+        return chosen.astype(np.float32), ids, np.take_along_axis(all_logprobs, ids, axis=1).astype(np.float32)
+
+
+def log_softmax(logits: DoubleArray) -> DoubleArray:
+    """Log-probabilities of (V,) logits."""
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _mix_array(values: UintArray) -> UintArray:
+    """`_mix` of each element."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: UintArray = values ^ (values >> np.uint64(31))
+    return mixed
