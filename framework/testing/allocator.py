@@ -7,104 +7,28 @@ of its own with `functools.partial`. Rules about sharing bind only allocators th
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
 
-from framework.errors import OutOfBlocks, PluginError
-from framework.interfaces.allocator import Allocator
+from framework.errors import OutOfBlocks
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.testing import adversarial
 from framework.testing.driver import Driver, Traits, Violation
 from framework.testing.histories import Step, fail_shortest, play, random_history
+from framework.testing.hostile import (
+    check_a_bad_hash_is_named_and_contained,
+    check_a_bad_policy_is_named_and_contained,
+    check_a_failing_policy_leaves_sound_books,
+    check_a_failing_release_loses_no_copy,
+    check_a_scheme_that_lies_costs_misses_only,
+)
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
-from framework.types import Namespace, RequestId, RequestInfo, as_tokens
-
-Make = Callable[..., Allocator]
-
-PLAIN, SALTED = Namespace(), Namespace(salt="x")
-
-
-def traits_of(make: Make, *, collides: bool = False, num_blocks: int = 8, block_size: int = 2) -> Traits:
-    """What a fresh allocator is seen to do: share, keep tables exact, give one request the whole pool."""
-    try:
-        return _traits(make, collides, num_blocks, block_size)
-    except Exception as error:
-        raise Violation(f"the simplest life of one request failed: {error!r}") from error
-
-
-def _traits(make: Make, collides: bool, num_blocks: int, block_size: int) -> Traits:
-    allocator = _fresh(make, 8, 2)
-    prompt = as_tokens([0, 1, 0, 1, 0])
-    allocator.allocate(_info(1, 16), prompt[:1], allocator.lookup(prompt[:1], PLAIN))
-    exact = len(allocator.table(RequestId(1))) == 1
-    allocator.free(RequestId(1))
-    allocator.allocate(_info(2, 5), prompt, allocator.lookup(prompt, PLAIN))
-    allocator.commit(RequestId(2), prompt)
-    shares = allocator.lookup(prompt, PLAIN).num_tokens > 0
-    idle = _fresh(make, num_blocks, block_size)
-    capacity = _most_blocks(idle)
-    idle.allocate(_info(1, 1), prompt[:1], idle.lookup(prompt[:1], PLAIN))
-    kept = num_blocks - 1 - _most_blocks(idle) if exact else 0
-    return Traits(shares=shares, exact=exact, capacity=capacity * block_size, kept=kept, strict=shares and not collides)
-
-
-def _most_blocks(allocator: Allocator) -> int:
-    """The most blocks that one more request may have now, as `fits` says."""
-    for blocks in range(allocator.num_blocks, 0, -1):
-        prompt = as_tokens([7] * (blocks * allocator.block_size))
-        if allocator.fits(_info(9, len(prompt)), prompt, allocator.lookup(prompt, PLAIN)):
-            return blocks
-    return 0
-
-
-def _info(number: int, tokens: int = 8) -> RequestInfo:
-    return RequestInfo(id=RequestId(number), max_total_tokens=tokens)
-
-
-def _fresh(
-    make: Make,
-    num_blocks: int,
-    block_size: int,
-    scheme: HashScheme | None = None,
-    policy: EvictionPolicy | None = None,
-) -> Allocator:
-    shared: dict[str, Any] = {
-        "num_blocks": num_blocks,
-        "block_size": block_size,
-        "max_model_len": max(block_size, num_blocks * block_size * 2 // 3),
-        "hash": scheme or adversarial.ReferenceHash(),
-        "eviction": policy or SlowLru(),
-    }
-    accepted = inspect.signature(make).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
-        return make(**shared)
-    return make(**{name: value for name, value in shared.items() if name in accepted})
-
-
-def driver_of(
-    make: Make,
-    num_blocks: int,
-    block_size: int,
-    scheme: HashScheme | None = None,
-    policy: EvictionPolicy | None = None,
-    traits: Traits | None = None,
-) -> Driver:
-    """A fresh allocator under a driver that knows its traits."""
-    scheme, policy = scheme or adversarial.ReferenceHash(), policy or SlowLru()
-    collides = isinstance(scheme, adversarial.COLLIDING)
-    traits = traits or traits_of(make, collides=collides, num_blocks=num_blocks, block_size=block_size)
-    allocator = _fresh(make, num_blocks, block_size, scheme, policy)
-    about = (
-        f"{type(allocator).__name__}, {num_blocks} blocks of {block_size} tokens, "
-        f"{type(scheme).__name__}, {type(policy).__name__}"
-    )
-    return Driver(allocator, traits, about)
-
+from framework.testing.subjects import PLAIN, SALTED, Make, driver_of, fresh, info, traits_of
+from framework.types import Namespace, as_tokens
 
 # Cheap and pointed
 
@@ -319,11 +243,11 @@ def _drain_and_refill(driver: Driver, *, busy: bool = False) -> None:
 def check_ever_fits_tells_the_truth(make: Make) -> None:
     """What ever_fits promises, an empty pool gives; what it denies, an empty pool refuses (FAULTS F17)."""
     for tokens in range(1, 13):
-        allocator, prompt = _fresh(make, 4, 2), as_tokens([1] * tokens)
-        info = _info(1, tokens)
-        promise = allocator.ever_fits(info)
+        allocator, prompt = fresh(make, 4, 2), as_tokens([1] * tokens)
+        request = info(1, tokens)
+        promise = allocator.ever_fits(request)
         try:
-            allocator.allocate(info, prompt, allocator.lookup(prompt, PLAIN))
+            allocator.allocate(request, prompt, allocator.lookup(prompt, PLAIN))
         except OutOfBlocks:
             given = False
         else:
@@ -339,99 +263,6 @@ def check_listening_ends(make: Make) -> None:
     driver.do_admit([0, 1], PLAIN)
     driver.do_compute(0, 2, extend=True, commit=True)
     driver.need(not driver.events, "events were sent to nobody", driver.events)
-
-
-# Hostile plugins
-
-
-def check_a_bad_policy_is_named_and_contained(make: Make) -> None:
-    """A policy that names a block it may not, or raises: PluginError with its name, and sound books (FAULTS 3)."""
-    traits = traits_of(make, num_blocks=4)
-    if not traits.shares:
-        return
-    for policy in adversarial.bad_victims():
-        driver = driver_of(make, 4, 2, policy=policy, traits=traits)
-        for prompt, written in (([1, 1, 1], 2), ([0, 1, 0, 1], 4)):
-            driver.do_admit(prompt, PLAIN, more=4)
-            driver.do_compute(0, written, extend=True, commit=True)
-            if written == 2:
-                driver.do_free(0)
-        name = type(policy).__name__
-        error = driver.call("extend(request 2, 8)", partial(driver.allocator.extend, RequestId(2), 8), PluginError)
-        driver.need(isinstance(error, PluginError), f"{name}: a wrong victim was accepted", driver.allocator.stats())
-        driver.need(name in str(error), "the error does not name the policy", f"{name}: {error}")
-        driver.after()
-
-
-def check_a_failing_policy_leaves_sound_books(make: Make) -> None:
-    """A policy whose k-th callback raises: a PluginError that names it, no half-done call, sound books."""
-    traits = traits_of(make, num_blocks=6)
-    if not traits.shares:
-        return
-    for seed, hook in enumerate(("admit", "hit", "pin", "release", "evicted") * 8):
-
-        def run(history: list[Step], hook: str = hook, after: int = seed // 5) -> None:
-            driver = driver_of(make, 6, 2, policy=adversarial.RaisesInHook(hook, after), traits=traits)
-            driver.tolerates = PluginError
-            play(driver, history)
-
-        fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8))
-
-
-def check_a_failing_release_loses_no_copy(make: Make) -> None:
-    """The last user of a published block writes in its middle: a policy that will not take it back spoils no table."""
-    traits = traits_of(make, num_blocks=6)
-    if not traits.shares:
-        return
-    last_user: list[Step] = [
-        ("admit", [0, 1, 0, 1], 0),
-        ("compute", 0, 9, True, True),
-        ("fork", 0, 1),
-        ("free", 0),
-        ("append", 0, [1]),
-        ("compute", 0, 9, True, True),
-    ]
-    for after in range(3):
-        driver = driver_of(make, 6, 2, policy=adversarial.RaisesInHook("release", after), traits=traits)
-        driver.tolerates = PluginError
-        play(driver, last_user)
-
-
-def check_a_bad_hash_is_named_and_contained(make: Make) -> None:
-    """A scheme that returns no bytes, the wrong count, or raises: PluginError with its name, nothing changed."""
-    traits = traits_of(make)
-    if not traits.shares:
-        return
-    prompt = as_tokens([0, 1, 0, 1, 0])
-    for scheme in adversarial.bad_names():
-        allocator = _fresh(make, 8, 2, scheme)
-        name, before = type(scheme).__name__, allocator.stats()
-        try:
-            allocator.allocate(_info(1), prompt, allocator.lookup(prompt, PLAIN))
-            allocator.commit(RequestId(1), prompt)
-        except PluginError as error:
-            if name not in str(error):
-                raise Violation(f"the error does not name the scheme {name}: {error}") from error
-        except Exception as error:
-            raise Violation(f"{name}: PluginError expected, it raised {error!r}") from error
-        else:
-            raise Violation(f"{name}: names that are no names were accepted")
-        allocator.check()
-        if allocator.stats().num_requests == 0 and allocator.stats() != before:
-            raise Violation(f"{name}: a failed call changed the books: {before}, {allocator.stats()}")
-
-
-def check_a_scheme_that_lies_costs_misses_only(make: Make) -> None:
-    """Constant, truncated and per-call random names never serve another prefix's KV (FAULTS F2)."""
-    for scheme in (adversarial.Constant, partial(adversarial.Truncated, 1), adversarial.Fickle):
-        driver = driver_of(make, 6, 1, scheme())
-        for prompt in ([0, 1, 1], [1, 1, 1], [1, 0, 1], [0, 0, 1], [0, 1, 1]):
-            driver.do_admit(prompt, PLAIN)
-            driver.do_compute(0, 3, extend=True, commit=True)
-            for other in ([0, 1, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]):
-                driver.do_lookup(other, PLAIN)
-                driver.do_lookup(other, SALTED)
-            driver.do_free(0)
 
 
 # Random histories
