@@ -197,11 +197,7 @@ def test_bfloat16_needs_the_upcast_in_the_interpreter() -> None:
     assert backend._launcher is not None
     backend._launcher._upcast = False
     with np.errstate(all="ignore"):
-        try:
-            out, _ = run_attention(backend, problem)
-        except Exception as error:  # raw bits may also fail in NumPy
-            assert "bfloat16" in str(error) or "dtype" in str(error) or "overflow" in str(error), error
-            return
+        out, _ = run_attention(backend, problem)
     assert not judge(out, problem).ok, "this triton interprets bfloat16 correctly; the upcast may go"
 
 

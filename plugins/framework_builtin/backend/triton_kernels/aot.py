@@ -29,21 +29,39 @@ _FLOATS = ("score_scale", "cap_scale")
 _UNALIGNED = ("num_", "first_row", "min_tiles", "window", "table_stride", "lse_stride")
 
 
+_USUAL: dict[str, Any] = {
+    "num_heads": 32,
+    "num_kv_heads": 4,
+    "head_dim": 128,
+    "dtype": "bfloat16",
+    "block_size": 16,
+}
+_UNUSUAL: tuple[dict[str, Any], ...] = (
+    {"sliding_window": 4096, "soft_cap": 50.0, "sinks": True, "alibi": True, "block_size": 256},
+    {"num_kv_heads": 32, "head_dim": 80, "block_size": 3},  # one token a page id, padded heads, no group
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kernel as an architecture runs it. `num_heads` x `head_dim` and the pool's type come from the spec."""
+    """One kernel as an architecture runs it, specialised on the spec; `split` and `lse` as the launch asks for them."""
 
     arch: str
     kernel: str
     spec: AttentionSpec
+    split: bool = True
+    lse: bool = False
 
     @property
     def name(self) -> str:
-        """A stable key, such as "sm_90/decode/bfloat16/128/page16"."""
+        """A stable key, such as "sm_90/decode/bfloat16/d128/group8/page16"."""
         spec = self.spec
         stored = f"+{spec.kv_dtype}" if spec.kv_dtype else ""
         group = spec.num_heads // spec.num_kv_heads
-        return f"{self.arch}/{self.kernel}/{spec.dtype}{stored}/d{spec.head_dim}/group{group}/page{spec.block_size}"
+        extras = [name for name in ("sliding_window", "soft_cap", "sinks", "alibi") if getattr(spec, name)]
+        extras += [name for name, on in (("lse", self.lse), ("unsplit", not self.split)) if on]
+        shape = f"{spec.dtype}{stored}/d{spec.head_dim}/group{group}/page{spec.block_size}"
+        return "/".join([self.arch, self.kernel, shape, *extras])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +84,19 @@ class Resources:
 
 
 def shipped_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]:
-    """Every configuration of the table, with each way of storing KV, and the small kernels once an architecture."""
+    """Every configuration of the table; with all features and odd shapes once an architecture, as the small kernels."""
     for arch in archs:
         for kind, dim in ARCHS[arch].decode:
             dtype = "float32" if kind == "float" else "bfloat16"
             kv_dtype = "float8_e4m3fn" if kind == "fp8" else None
-            spec = AttentionSpec(
-                num_heads=32, num_kv_heads=4, head_dim=dim, dtype=dtype, block_size=16, kv_dtype=kv_dtype
-            )
+            spec = AttentionSpec(**(_USUAL | {"head_dim": dim, "dtype": dtype, "kv_dtype": kv_dtype}))
             yield Variant(arch, "decode", spec)
             yield Variant(arch, "prefill", spec)
-        small = AttentionSpec(num_heads=32, num_kv_heads=4, head_dim=128, dtype="bfloat16", block_size=16)
+        for changes in _UNUSUAL:
+            spec = AttentionSpec(**(_USUAL | changes))
+            yield Variant(arch, "decode", spec, split=spec.sinks, lse=spec.sinks)
+            yield Variant(arch, "prefill", spec, lse=spec.sinks)
+        small = AttentionSpec(**_USUAL)
         for kernel in ("plan_splits", "merge_splits", "write_kv", "copy_blocks"):
             yield Variant(arch, kernel, small)
 
@@ -113,13 +133,17 @@ def _specialise(
 
     spec = variant.spec
     group = spec.num_heads // spec.num_kv_heads
-    shared = plans.feature_constants(spec, arch) | {"UPCAST": False, "SINKS": None, "SLOPES": None, "LSE": None}
+    shared: dict[str, Any] = plans.feature_constants(spec, arch) | {"UPCAST": False}
+    absent = {"SINKS": spec.sinks, "SLOPES": spec.alibi, "LSE": variant.lse}
+    shared |= {name: None for name, present in absent.items() if not present}
     if not shared["FP8"]:
         shared |= {"K_SCALE": None, "V_SCALE": None}
     if variant.kernel == "decode":
         shape = shape or plans.decode_shape(spec, arch, 32, 8192)
-        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "ITEMS": 1, "SPLIT": True}
+        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "ITEMS": 1, "SPLIT": variant.split}
         constants = shared | tiles | {"NUM_KV_HEADS": spec.num_kv_heads}
+        if not variant.split:
+            constants |= {"WORK": None, "PART": None, "PART_LSE": None}
         return decode.decode, constants, {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     if variant.kernel == "prefill":
         shape = shape or plans.prefill_shape(spec, arch, 8192, 8192)

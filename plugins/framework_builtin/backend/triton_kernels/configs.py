@@ -36,6 +36,8 @@ class ArchConfig:
         decode, prefill: by (kind, padded head dim); the kinds are `kind_of`'s.
         items_per_sm: programs of the decode grid for each multiprocessor; 0: rows are never split.
         min_split_tokens: a split is at least this long.
+        halve_when_biased: prefill takes half as many context tokens a tile under a soft cap or ALiBi, whose arithmetic
+            would spill.
     """
 
     target: tuple[str, int | str, int]
@@ -45,6 +47,7 @@ class ArchConfig:
     prefill: dict[tuple[str, int], PrefillConfig]
     items_per_sm: int = 4
     min_split_tokens: int = 256
+    halve_when_biased: bool = False
 
 
 # In a paged loop Triton divides num_stages by the depth of the indirection (page id, then page): 3 keeps one K/V tile
@@ -83,10 +86,11 @@ _KIB = 1024
 ARCHS: dict[str, ArchConfig] = {
     "sm_80": ArchConfig(
         target=("cuda", 80, 32),
-        shared_bytes=163 * _KIB,
+        shared_bytes=99 * _KIB,  # the chip has 163; 8.6, 8.9 and 12.x, which share the row, have 99
         native_fp8=False,
         decode=_DECODE,
         prefill=_PREFILL | {("fp8", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3)},
+        halve_when_biased=True,
     ),
     "sm_90": ArchConfig(
         target=("cuda", 90, 32), shared_bytes=227 * _KIB, native_fp8=True, decode=_DECODE, prefill=_PREFILL
@@ -121,9 +125,12 @@ def padded_dim(head_dim: int) -> int:
 
 
 def arch_of(major: int, minor: int) -> str:
-    """The table's row for a CUDA compute capability: the newest that is not newer."""
+    """The table's row for a CUDA compute capability: the newest that is not newer.
+
+    12.x (consumer Blackwell) has neither wgmma nor tcgen05 and little shared memory: it takes sm_80's row.
+    """
     capability = 10 * major + minor
     known = [name for name in ARCHS if name.startswith("sm_") and int(name[3:]) <= capability]
     if not known:
         raise InvalidArgument(f"compute capability {major}.{minor} is older than 8.0, the oldest in the table")
-    return max(known, key=lambda name: int(name[3:]))
+    return "sm_80" if major >= 12 else max(known, key=lambda name: int(name[3:]))

@@ -227,8 +227,13 @@ def decode(
         k_offset = tl.expand_dims(k_offset + head_n * k_stride_h, -2)
         v_offset = tl.expand_dims(v_offset + head_n * v_stride_h, -1)
         d_k = tl.expand_dims(d, -1) if ITEMS == 1 else d[None, :, None]
-        k = tl.load(K + k_offset + d_k, mask=tl.expand_dims(inside, -2) & (d_k < HEAD_DIM), other=0)
-        v = tl.load(V + v_offset + d_x, mask=tl.expand_dims(inside, -1) & (d_x < HEAD_DIM), other=0)
+        k_mask = tl.expand_dims(inside, -2)
+        v_mask = tl.expand_dims(inside, -1)
+        if HEAD_DIM != D:
+            k_mask = k_mask & (d_k < HEAD_DIM)
+            v_mask = v_mask & (d_x < HEAD_DIM)
+        k = tl.load(K + k_offset + d_k, mask=k_mask, other=0)
+        v = tl.load(V + v_offset + d_x, mask=v_mask, other=0)
         if FP8 == 1:
             k16 = k.to(tl.uint16)
             v16 = v.to(tl.uint16)

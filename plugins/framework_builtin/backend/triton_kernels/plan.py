@@ -56,7 +56,9 @@ def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int
         dim = padded_dim(spec.head_dim)
         config = arch.prefill[(kind_of(spec.dtype, spec.kv_dtype), dim)]
         rows = max(config.block_m, next_power(group))
-        return Shape(m=rows, n=config.block_n, d=dim, num_warps=config.num_warps, num_stages=config.num_stages)
+        biased = arch.halve_when_biased and (spec.soft_cap is not None or spec.alibi)
+        tokens = config.block_n // 2 if biased else config.block_n
+        return Shape(m=rows, n=tokens, d=dim, num_warps=config.num_warps, num_stages=config.num_stages)
     dim = next_power(spec.head_dim)
     tokens = min(max(next_power(max_context), 16), 512)
     return Shape(m=max(min(needed, 512), next_power(group)), n=tokens, d=dim)

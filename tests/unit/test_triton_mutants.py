@@ -1,0 +1,198 @@
+"""Planted bugs in our Triton kernels: each must be caught by a small battery of ragged, split, NaN-filled batches."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from framework.interfaces.backend import AttentionSpec, LayerKV
+from framework.testing.attention_cases import Case, Problem, build_problem
+from framework.testing.attention_runs import run_attention
+from framework.testing.oracles.attention import attend_dense
+from framework_builtin.backend.triton import TritonBackend
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+MUTANTS: dict[str, tuple[str, str, str]] = {
+    "decode reads one token too many": ("decode", "(position < stop_n)", "(position < stop_n + 1)"),
+    "decode forgets the last token": ("decode", "(position < stop_n)", "(position < stop_n - 1)"),
+    "page offset off by one": ("decode", "+ (position % PAGE) * k_stride_s", "+ ((position + 1) % PAGE) * k_stride_s"),
+    "every page of a tile is its first": ("decode", "tile // PAGE + tl.arange", "tile // PAGE + 0 * tl.arange"),
+    "the output is not rescaled": ("decode", "acc = acc * shrink + tl.dot", "acc = acc + tl.dot"),
+    "the denominator is not rescaled": ("decode", "total = total * shrink + tl.expand", "total = total + tl.expand"),
+    "splits weigh the same": ("decode", "weight = tl.exp2(lse - finite)", "weight = tl.exp2(lse - lse)"),
+    "the other head's KV": ("decode", "head_x * GROUP + g_x", "(NUM_KV_HEADS - 1 - head_x) * GROUP + g_x"),
+    "decode's window is one short": (
+        "decode",
+        "origin = tl.maximum(context - window, 0)",
+        "origin = tl.maximum(context - window + 1, 0)",
+    ),
+    "masked values are loaded": (
+        "decode",
+        "tl.load(V + v_offset + d_x, mask=v_mask, other=0)",
+        "tl.load(V + v_offset + d_x)",
+    ),
+    "infinity minus infinity": (
+        "decode",
+        """finite = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.exp2(top - finite)
+        weight = tl.exp2(score""",
+        "finite = new_top\n        shrink = tl.exp2(top - finite)\n        weight = tl.exp2(score",
+    ),
+    "a sink in every split": ("decode", "tl.where(start <= origin, own_heads, 0)", "own_heads"),
+    "splits overlap": (
+        "decode",
+        "tl.minimum(start + chunk * N, context)",
+        "tl.minimum(start + chunk * N + 1, context)",
+    ),
+    "ALiBi from the next position": ("decode", "position - context_n + 1", "position - context_n"),
+    "lse in base 2": ("decode", "lse * 0.6931471805599453, mask=sole", "lse, mask=sole"),
+    "an empty row has a sink": ("decode", "total = tl.where(context_x > 0, total, 0.0)", "total = total + 0.0"),
+    "the merge takes the neighbour's splits": (
+        "decode",
+        "first = tl.load(ROWS + row * 2)",
+        "first = tl.load(ROWS + row * 2) + 1",
+    ),
+    "a query does not see itself": (
+        "prefill",
+        "position[None, :] <= query_position[:, None]",
+        "position[None, :] < query_position[:, None]",
+    ),
+    "a query sees its successors": (
+        "prefill",
+        "position[None, :] <= query_position[:, None]",
+        "position[None, :] <= query_position[:, None] + 1",
+    ),
+    "the diagonal tile counts as plain": (
+        "prefill",
+        "plain_stop = tl.maximum(first_position + 1, 0) // N * N",
+        "plain_stop = (tl.maximum(first_position + 1, 0) + N - 1) // N * N",
+    ),
+    "prefill's window is one short": (
+        "prefill",
+        "query_position[:, None] - window)",
+        "query_position[:, None] - window + 1)",
+    ),
+    "prefill's window starts a tile late": ("prefill", "// N * N\n    # Tiles", "// N * N + N\n    # Tiles"),
+    "tiles go to the wrong row": ("prefill", "begins <= tile, middle, low", "begins < tile, middle, low"),
+    "the cached context is ignored": (
+        "prefill",
+        "query_position = context - num_queries + token",
+        "query_position = token",
+    ),
+    "chunks share a head": ("prefill", "head = kv_head * GROUP + m % GROUP", "head = kv_head * GROUP + m % GROUP * 0"),
+    "the chunk's output is not rescaled": ("prefill", "acc = acc * shrink[:, None] + tl.dot", "acc = acc + tl.dot"),
+    "a token is written to its block's start": ("store", "offset = (slot % PAGE)", "offset = (slot % PAGE * 0)"),
+    "copies leave V behind": ("store", "tl.store(V + destination * v_stride_b", "tl.store(V + source * v_stride_b"),
+    "copies are all the first": ("store", "tl.load(COPIES + copy * 2)", "tl.load(COPIES + copy * 0)"),
+}
+
+
+def spec_of(**changes: Any) -> AttentionSpec:
+    base: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "dtype": "float32", "block_size": 16}
+    return AttentionSpec(**(base | changes))
+
+
+RAGGED = (1, 100, 31, 0, 33, 65)
+BATTERY: list[Callable[[], bool]] = []
+
+
+def attention(spec: AttentionSpec, queries: tuple[int, ...], **arguments: Any) -> Callable[[], bool]:
+    """Runs one batch, every unused slot NaN; True when output and lse are the oracle's."""
+
+    @functools.cache
+    def known() -> tuple[Problem, Tensor, Tensor]:
+        problem = build_problem(Case(spec, RAGGED, queries))
+        return problem, *attend_dense(problem.q, problem.pool, problem.batch, spec)
+
+    def holds() -> bool:
+        problem, want, want_lse = known()
+        backend = TritonBackend(**arguments)
+        backend.setup(spec, "cpu")
+        out, lse = run_attention(backend, problem, lse=True)
+        assert lse is not None
+        near = float((out.double() - want).abs().max()) <= 1e-5  # False for NaN
+        return near and torch.allclose(lse.double(), want_lse, atol=1e-5)
+
+    return holds
+
+
+def memory() -> bool:
+    """Writes four tokens and copies a chain of blocks; True when exactly those changed."""
+    spec = spec_of()
+    generator = torch.Generator().manual_seed(0)
+    k, v = torch.randn(2, 6, 16, 2, 16, generator=generator)
+    pool, want = LayerKV(k.clone(), v.clone()), LayerKV(k.clone(), v.clone())
+    new_k, new_v = torch.randn(2, 4, 2, 16, generator=generator)
+    backend = TritonBackend()
+    backend.setup(spec, "cpu")
+    slots = torch.tensor([17, 35, -1, 95])
+    backend.write(pool, new_k, new_v, slots)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            want.k[slot // 16, slot % 16], want.v[slot // 16, slot % 16] = new_k[token], new_v[token]
+    backend.copy_blocks(pool, torch.tensor([[1, 2], [2, 3], [5, 4]]))
+    for source, destination in ((1, 2), (2, 3), (5, 4)):
+        want.k[destination], want.v[destination] = want.k[source].clone(), want.v[source].clone()
+    return torch.equal(pool.k, want.k) and torch.equal(pool.v, want.v)
+
+
+DECODE, CHUNKS = (1,) * 6, (1, 1, 17, 1, 33, 20)
+BATTERY += [
+    memory,
+    attention(spec_of(), DECODE, arch="sm_90", split_tokens=32),
+    attention(spec_of(block_size=3, sliding_window=32), CHUNKS, arch="sm_90"),
+    attention(spec_of(), CHUNKS),
+    attention(spec_of(sinks=True, alibi=True, sliding_window=40), DECODE, split_tokens=32),
+    attention(spec_of(sinks=True, sliding_window=40, layout="HND"), CHUNKS),
+    attention(spec_of(sinks=True), DECODE, arch="sm_90", split_tokens=32),
+]
+
+
+def survives() -> bool:
+    """Whether no part of the battery notices. A crash is noticed."""
+    try:
+        return all(part() for part in BATTERY)
+    except Exception:
+        return False
+
+
+def mutated(file: str, old: str, new: str, folder: Path) -> Any:
+    """The kernel file with one replacement, imported from a folder: the interpreter reads the source of a function."""
+    from framework_builtin.backend.triton_kernels import decode
+
+    source = Path(decode.__file__).with_name(f"{file}.py").read_text()
+    assert old in source, f"{file}.py has no {old!r} any more: bring the mutant up to date"
+    path = folder / f"mutant_{file}.py"
+    path.write_text(source.replace(old, new))
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from framework_builtin.backend.triton_kernels import decode, prefill, store
+
+    file, old, new = MUTANTS[name]
+    module = mutated(file, old, new, tmp_path)
+    target = {"decode": decode, "prefill": prefill, "store": store}[file]
+    for function in ("plan_splits", "decode", "merge_splits", "prefill", "write_kv", "copy_blocks"):
+        if hasattr(target, function):
+            monkeypatch.setattr(target, function, getattr(module, function))
+    assert not survives(), f"{name}: {old!r} -> {new!r} in {file}.py goes unnoticed"
+
+
+def test_the_unchanged_kernels_pass_the_battery() -> None:
+    failed = [index for index, part in enumerate(BATTERY) if not part()]
+    assert not failed, f"parts {failed} of the battery fail without a mutant"
