@@ -199,7 +199,7 @@ _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
         "requests",
         (
             _Row("finished", ("num_finished", "num_requests"), _of),
-            _Row("others", ("num_rejected", "num_cancelled", "num_failed"), _counts, "rejected, cancelled, failed"),
+            _Row("others", ("num_rejected", "num_cancelled", "num_failed"), _counts, "rejected/cancelled/failed"),
             _Row(
                 "dense check", ("dense_checked", "dense_mismatches", "dense_ties"), _dense, "of greedy requests' tokens"
             ),
