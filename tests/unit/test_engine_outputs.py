@@ -1,0 +1,257 @@
+"""What a request gets back depends on the request alone: not on chunks, batches, pools or other requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework.engine.engine import Engine
+from framework.engine.request import Request, Status
+from framework.errors import InvalidTokens
+from framework.sampling import Sampling
+from framework.testing.engines import (
+    ALLOCATORS,
+    drive,
+    expected,
+    fake_engine,
+    named,
+    prompts,
+    slow_beams,
+    tokens_of,
+)
+from framework.testing.fake_executor import FakeModel, log_softmax
+
+MODEL = FakeModel()
+GREEDY = Sampling(max_tokens=7)
+SAMPLED = Sampling(max_tokens=7, temperature=0.9)
+
+
+def serve(batch: list[list[int]], sampling: Sampling = GREEDY, **options: Any) -> tuple[Engine, list[Request]]:
+    engine = fake_engine(**options)
+    requests = [engine.submit(prompt, sampling) for prompt in batch]
+    drive(engine)
+    return engine, requests
+
+
+def assert_as_model(requests: list[Request], model: FakeModel = MODEL, stop: tuple[int, ...] = ()) -> None:
+    for request in requests:
+        assert request.status is Status.FINISHED, f"{request.status}: {request.reason}"
+        assert tokens_of(request) == expected(model, request, stop), f"request {request.number}"
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
+@pytest.mark.parametrize("chunk", [1, 3, 4, 9, None])
+def test_a_prompt_in_chunks_gives_what_the_whole_gives(allocator: Any, chunk: int | None) -> None:
+    engine, requests = serve(prompts(5), allocator=allocator, chunk_size=chunk, num_blocks=128)
+    assert_as_model(requests)
+    assert engine.metrics.num_steps >= (15 if chunk == 1 else 7), engine.metrics.num_steps
+
+
+@pytest.mark.parametrize("rows", [1, 5, 24])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_batch_of_many_gives_what_each_alone_gives(rows: int, sampling: Sampling) -> None:
+    assert_as_model(serve(prompts(24), sampling, max_batch_requests=rows, num_blocks=200)[1])
+
+
+def test_the_order_of_arrival_changes_no_output() -> None:
+    batch = prompts(8)
+    forward = {tuple(r.prompt): tokens_of(r) for r in serve(batch)[1]}
+    backward = {tuple(r.prompt): tokens_of(r) for r in serve(batch[::-1])[1]}
+    assert forward == backward
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
+def test_every_pool_from_the_smallest_that_holds_one_request_up_gives_the_same(allocator: Any) -> None:
+    batch = prompts(4)
+    needed = -(-max(len(prompt) + GREEDY.max_tokens for prompt in batch) // 4)
+    preempted = 0
+    for num_blocks in (*range(needed, needed + 6), 40):
+        engine, requests = serve(batch, allocator=allocator, num_blocks=num_blocks, max_model_len=4 * needed)
+        assert_as_model(requests)
+        preempted += engine.scheduler.num_preemptions
+    assert preempted or named(allocator).startswith("contiguous"), "no pool was tight"
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
+def test_a_request_larger_than_the_pool_is_rejected_with_numbers_and_alone(allocator: Any) -> None:
+    engine = fake_engine(allocator, num_blocks=6)
+    small, large, other = (engine.submit(prompt, GREEDY) for prompt in ([1] * 9, [2] * 18, [3] * 9))
+    drive(engine)
+    assert large.status is Status.REJECTED, large.status
+    assert all(number in large.reason for number in ("25", "6", "4")), large.reason
+    assert_as_model([small, other])
+
+
+@pytest.mark.parametrize("bad", [[], [32], [5, 400]], ids=["empty", "one past", "far past"])
+def test_a_prompt_that_is_none_is_rejected_alone(bad: list[int]) -> None:
+    engine = fake_engine()
+    requests = [engine.submit(prompt, GREEDY) for prompt in ([1, 2], bad, [3])]
+    drive(engine)
+    assert requests[1].status is Status.REJECTED, requests[1]
+    assert requests[1].reason
+    assert_as_model([requests[0], requests[2]])
+
+
+@pytest.mark.parametrize("bad", [[-1], [0.5], [True], [[1]], [2**31]])
+def test_tokens_that_are_no_ids_are_refused_and_leave_no_trace(bad: Any) -> None:
+    engine = fake_engine()
+    with pytest.raises(InvalidTokens):
+        engine.submit(bad, GREEDY)
+    good = engine.submit([1], GREEDY)
+    drive(engine)
+    assert_as_model([good])
+    assert engine.metrics.num_submitted == 1, engine.metrics.num_submitted
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize("max_tokens", [1, 2, 4])
+def test_prompts_at_and_around_a_block_boundary_twice_cold_and_warm(length: int, max_tokens: int) -> None:
+    engine = fake_engine("prefix_cow", eos_token_ids=())
+    prompt = prompts(1, shared=length - 1, unique=1)[0]
+    requests = []
+    for _ in range(2):
+        requests.append(engine.submit(prompt, Sampling(max_tokens=max_tokens)))
+        drive(engine)
+    assert_as_model(requests)
+    assert requests[1].num_cached_tokens == (length - 1) // 4 * 4, requests[1].num_cached_tokens
+
+
+def test_an_end_of_text_as_first_token_ends_it_and_is_kept() -> None:
+    prompt = prompts(1)[0]
+    first = MODEL.generate(prompt, 1)[0]
+    engine = fake_engine(eos_token_ids=[first])
+    ended = engine.submit(prompt, GREEDY)
+    ignored = engine.submit(prompt, Sampling(max_tokens=7, ignore_eos=True))
+    drive(engine)
+    assert [(c.tokens, c.finish_reason) for c in ended.completions] == [([first], "stop")]
+    assert tokens_of(ignored) == [MODEL.generate(prompt, 7)]
+    assert ignored.completions[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_a_stop_token_ends_a_sequence_where_it_comes_first(logprobs: int | None) -> None:
+    prompt = prompts(1)[0]
+    free = MODEL.generate(prompt, 7)
+    engine = fake_engine()
+    request = engine.submit(prompt, Sampling(max_tokens=7, stop_token_ids=(free[3],), logprobs=logprobs))
+    drive(engine)
+    assert tokens_of(request) == [free[: free.index(free[3]) + 1]]
+    assert request.completions[0].finish_reason == "stop"
+
+
+def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
+    prompt = prompts(1)[0]
+    free = MODEL.generate(prompt, 3)
+    request = (engine := fake_engine()).submit(prompt, Sampling(max_tokens=3, stop_token_ids=(free[2],)))
+    drive(engine)
+    assert request.completions[0].finish_reason == "stop", request.completions
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
+@pytest.mark.parametrize("num_blocks", [8, 12, 100])
+def test_n_samples_equal_n_requests_with_these_streams(allocator: Any, num_blocks: int) -> None:
+    engine = fake_engine(allocator, num_blocks=num_blocks, max_batch_requests=5, max_model_len=32)
+    sampling = Sampling(max_tokens=9, n=3, temperature=1.1, seed=7, logprobs=1)
+    requests = [engine.submit(prompt, sampling) for prompt in prompts(3)]
+    drive(engine)
+    assert_as_model(requests)
+    assert len({tuple(tokens) for tokens in tokens_of(requests[0])}) == 3, "the samples are equal"
+
+
+@pytest.mark.parametrize("preempt_every", [0, 1, 2, 3])
+@pytest.mark.parametrize("chunk", [2, None])
+def test_sampled_tokens_do_not_depend_on_the_schedule(preempt_every: int, chunk: int | None) -> None:
+    options = {"preempt_every": preempt_every, "chunk_size": chunk, "num_blocks": 30, "seed": 11}
+    engine, requests = serve(prompts(6), SAMPLED, **options)
+    assert_as_model(requests)
+    assert engine.scheduler.num_preemptions > 0 or not preempt_every
+
+
+def test_two_requests_without_a_seed_draw_from_different_streams() -> None:
+    requests = serve([[1, 2, 3]] * 2, SAMPLED)[1]
+    assert tokens_of(requests[0]) != tokens_of(requests[1])
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
+@pytest.mark.parametrize(("width", "penalty"), [(2, 1.0), (3, 0.0), (4, 2.0)])
+def test_beams_equal_a_search_on_plain_lists(allocator: Any, width: int, penalty: float) -> None:
+    model = FakeModel(vocab_size=7)
+    engine = fake_engine(allocator, num_blocks=100, model=model, eos_token_ids=[3], preempt_every=3, max_model_len=32)
+    sampling = Sampling(max_tokens=10, beam_width=width, length_penalty=penalty)
+    requests = [engine.submit(prompt, sampling) for prompt in prompts(3, vocab_size=7)]
+    drive(engine)
+    for request in requests:
+        assert tokens_of(request) == slow_beams(model, request.prompt.tolist(), sampling, (3,)), request.number
+        assert len(request.completions) == width
+
+
+@pytest.mark.parametrize("num_blocks", range(9, 30, 2))
+def test_beams_in_tight_pools_finish_right_or_say_what_they_lack(num_blocks: int) -> None:
+    model = FakeModel(vocab_size=7)
+    engine = fake_engine("prefix_cow", num_blocks=num_blocks, model=model, preempt_every=4, max_batch_requests=7)
+    sampling = Sampling(max_tokens=10, beam_width=3)
+    batch = prompts(3, vocab_size=7)
+    requests = [engine.submit(prompt, sampling) for prompt in batch]
+    plain = engine.submit(batch[0], Sampling(max_tokens=10))
+    drive(engine)
+    assert_as_model([plain], model)
+    for request in requests:
+        if request.status is Status.FAILED:
+            assert num_blocks < 20, f"{num_blocks} blocks: {request.reason}"
+            assert f"of {num_blocks} blocks" in request.reason, request.reason
+        else:
+            assert tokens_of(request) == slow_beams(model, request.prompt.tolist(), sampling), request.number
+
+
+def test_a_vocabulary_smaller_than_the_beam_still_searches() -> None:
+    model = FakeModel(vocab_size=2)
+    engine = fake_engine(model=model, max_batch_requests=4)
+    sampling = Sampling(max_tokens=5, beam_width=4)
+    request = engine.submit([0, 1, 1], sampling)
+    drive(engine)
+    assert tokens_of(request) == slow_beams(model, [0, 1, 1], sampling), request.reason
+
+
+def test_log_probabilities_are_of_the_models_raw_distribution() -> None:
+    prompt = prompts(1)[0]
+    request = (engine := fake_engine()).submit(prompt, Sampling(max_tokens=6, temperature=2.0, logprobs=3, seed=4))
+    drive(engine)
+    (completion,) = request.completions
+    assert completion.logprobs is not None
+    for i, found in enumerate(completion.logprobs):
+        values = log_softmax(MODEL.logits_of([*prompt, *completion.tokens[:i]]))
+        best = np.argsort(-values, kind="stable")[:3]
+        assert found.chosen == pytest.approx(values[completion.tokens[i]], abs=1e-5)
+        assert [token for token, _ in found.top] == best.tolist()
+        assert [value for _, value in found.top] == pytest.approx(values[best], abs=1e-5)
+    total = sum(found.chosen for found in completion.logprobs)
+    assert completion.cumulative_logprob == pytest.approx(total, abs=1e-5)
+
+
+def test_two_engines_interleaved_behave_as_each_alone() -> None:
+    alone: list[list[tuple[Any, ...]]] = []
+    for allocator in ("prefix_cow", "naive"):
+        alone.append([])
+        engine = fake_engine(allocator, num_blocks=20, log=_into(alone[-1]), block_size=3)
+        for prompt in prompts(6):
+            engine.submit(prompt, SAMPLED)
+        drive(engine)
+    together: list[list[tuple[Any, ...]]] = [[], []]
+    engines = [
+        fake_engine(allocator, num_blocks=20, log=_into(log), block_size=3)
+        for allocator, log in zip(("prefix_cow", "naive"), together, strict=True)
+    ]
+    for prompt in prompts(6):
+        for engine in engines:
+            engine.submit(prompt, SAMPLED)
+    while any(engine.num_unfinished for engine in engines):
+        for engine in engines:
+            if engine.num_unfinished:
+                engine.step()
+    assert together == alone
+
+
+def _into(log: list[tuple[Any, ...]]) -> Any:
+    return lambda event, **facts: log.append((event, *facts.items()))
