@@ -27,7 +27,7 @@ from framework.testing.hostile import (
     check_a_scheme_that_lies_costs_misses_only,
 )
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
-from framework.testing.subjects import PLAIN, SALTED, Make, driver_of, fresh, info, traits_of
+from framework.testing.subjects import PLAIN, SALTED, Make, collides_often, driver_of, fresh, info, traits_of
 from framework.types import Namespace, as_tokens
 
 # Cheap and pointed
@@ -279,7 +279,7 @@ def _random(make: Make, *, examples: int, schemes: tuple[Callable[[], HashScheme
         scheme, policy = draw.choice(schemes), draw.choice(policies)
         key = (num_blocks, size)
         if key not in known:
-            collides = isinstance(scheme(), adversarial.COLLIDING)
+            collides = collides_often(scheme())
             known[key] = traits_of(make, collides=collides, num_blocks=num_blocks, block_size=size)
 
         def run(

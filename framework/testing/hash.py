@@ -36,7 +36,7 @@ def _need(scheme: HashScheme, holds: bool, rule: str, seen: object = "") -> None
         raise Violation(f"{type(scheme).__name__}: {rule}: {seen}")
 
 
-def _spreads(scheme: HashScheme) -> bool:
+def spreads(scheme: HashScheme) -> bool:
     """Whether unrelated contents get different names: false for a constant or a few-bit scheme, which is legal."""
     root = scheme.root(Namespace(), 4)
     names = {bytes(scheme.block(root, as_tokens([i, i + 1, 7 * i, i * i]))) for i in range(64)}
@@ -130,7 +130,7 @@ def check_containers_do_not_matter(make: Make) -> None:
 def check_namespace_and_block_size_matter(make: Make) -> None:
     """Every field of the namespace and the block size is mixed into the root, and fields do not run together."""
     scheme = make()
-    if scheme.collision_resistant or _spreads(scheme):
+    if scheme.collision_resistant or spreads(scheme):
         roots = {(space, size): scheme.root(space, size) for space in NAMESPACES for size in (1, 2, 16, 256)}
         _distinct(scheme, roots, "two roots have one name")
         firsts = {key: scheme.blocks(root, as_tokens([1] * 256), key[1])[0] for key, root in roots.items()}
@@ -140,7 +140,7 @@ def check_namespace_and_block_size_matter(make: Make) -> None:
 def check_prefix_order_and_content_matter(make: Make) -> None:
     """A name depends on the parent, on every token and on their order; roots and blocks never share one."""
     scheme = make()
-    if not (scheme.collision_resistant or _spreads(scheme)):
+    if not (scheme.collision_resistant or spreads(scheme)):
         return
     named: dict[Any, BlockHash] = {("root", size): scheme.root(Namespace(), size) for size in (1, 2, 4)}
     root = named["root", 4]

@@ -96,17 +96,19 @@ def _do(driver: Driver, step: Step, remembered: dict[str, Any]) -> None:
 
 
 def branch(driver: Driver, pick: int, back: int, end_parent: bool) -> None:
-    """Fork, perhaps end the parent, then let whoever lives write one token of its own."""
+    """Fork, perhaps end the parent, then let whoever lives write one token; the child's differs from the parent's."""
     parent, child = driver.pick(pick), driver.do_fork(pick, back)
-    if child is None:
+    if parent is None or child is None:
         return
+    theirs, at = driver.live[parent].tokens, len(driver.live[child].tokens)
+    own = 1 - theirs[at] if at < len(theirs) else 1
     if end_parent:
-        driver.do_free(pick)
-    for token, request in enumerate((parent, child)):
+        driver.do_free(sorted(driver.live).index(parent))
+    for token, request in ((1 - own, parent), (own, child)):
         if request in driver.live:
-            at = sorted(driver.live).index(request)
-            driver.do_append(at, [token])
-            driver.do_compute(at, 99, extend=True, commit=True)
+            place = sorted(driver.live).index(request)
+            driver.do_append(place, [token])
+            driver.do_compute(place, 99, extend=True, commit=True)
 
 
 def fail_shortest(run: Callable[[list[T]], None], history: list[T]) -> None:

@@ -11,6 +11,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.testing import adversarial
 from framework.testing.driver import Driver, Traits, Violation
+from framework.testing.hash import spreads
 from framework.testing.oracles.eviction import SlowLru
 from framework.types import Namespace, RequestId, RequestInfo, as_tokens
 
@@ -78,6 +79,11 @@ def fresh(
     return make(**{name: value for name, value in shared.items() if name in accepted})
 
 
+def collides_often(scheme: HashScheme) -> bool:
+    """Whether misses through collisions are to be expected: for few bits, and for names that change."""
+    return isinstance(scheme, adversarial.Fickle) or not spreads(scheme)
+
+
 def driver_of(
     make: Make,
     num_blocks: int,
@@ -88,7 +94,7 @@ def driver_of(
 ) -> Driver:
     """A fresh allocator under a driver that knows its traits."""
     scheme, policy = scheme or adversarial.ReferenceHash(), policy or SlowLru()
-    collides = isinstance(scheme, adversarial.COLLIDING)
+    collides = collides_often(scheme)
     traits = traits or traits_of(make, collides=collides, num_blocks=num_blocks, block_size=block_size)
     allocator = fresh(make, num_blocks, block_size, scheme, policy)
     about = (

@@ -29,7 +29,7 @@ from framework.testing import adversarial
 from framework.testing.driver import Contained, Driver, Violation
 from framework.testing.histories import NAMESPACES, WRONG_CALLS, branch
 from framework.testing.oracles.allocator import SlowAllocator
-from framework.testing.subjects import driver_of, traits_of
+from framework.testing.subjects import collides_often, driver_of, traits_of
 from framework.types import as_tokens
 
 ALLOCATORS = {point.name: point for point in entry_points(group="framework.allocator")}
@@ -70,7 +70,7 @@ class Machine(RuleBasedStateMachine):
         make = type(self).make
         make_scheme = WEAK[scheme] if scheme in WEAK else SCHEMES[scheme].load()
         make_policy = HOSTILE[policy] if policy in HOSTILE else POLICIES[policy].load()
-        traits = traits_of(make, collides=scheme in WEAK, num_blocks=num_blocks, block_size=block_size)
+        traits = traits_of(make, collides=collides_often(make_scheme()), num_blocks=num_blocks, block_size=block_size)
         self.driver: Driver = driver_of(make, num_blocks, block_size, make_scheme(), make_policy(), traits)
         self.driver.tolerates = PluginError if policy in HOSTILE and policy != "mru" else None
         self.remembered = None
@@ -246,7 +246,7 @@ class PublishesOldWeights(SlowAllocator):
 )
 def test_the_machine_catches_planted_faults(mutant):
     with pytest.raises(Violation):
-        run(mutant, examples=120, steps=30, shrink=False)
+        run(mutant, examples=2000, steps=30, shrink=False)
 
 
 MOVES = (
@@ -282,7 +282,7 @@ def state_of(driver: Driver) -> object:
 def explore(allocator: str, policy: str, scheme: object, num_blocks: int, depth: int) -> int:
     """Every history of up to `depth` moves with blocks of one token, each state once; returns how many states."""
     make, make_policy = ALLOCATORS[allocator].load(), POLICIES[policy].load()
-    traits = traits_of(make, collides=scheme in adversarial.COLLIDING, num_blocks=num_blocks, block_size=1)
+    traits = traits_of(make, collides=collides_often(scheme()), num_blocks=num_blocks, block_size=1)
     seen, frontier = set(), [()]
     for _ in range(depth):
         reached = []
