@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from framework.engine.request import Completion, Request, Sequence, Status, TokenLogprobs
+from framework.errors import FrameworkError
 from framework.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class BeamGroup:
 
     def score(self, cumulative: float, num_generated: int) -> float:
         """Log-probability over length to the penalty's power."""
-        return cumulative / float(num_generated) ** self.sampling.length_penalty
+        return cumulative / math.pow(num_generated, self.sampling.length_penalty)
 
     def rank(self, ids: list[list[int]], logprobs: list[list[float]]) -> list[Continuation]:
         """The best `num_candidates` continuations of all live beams; ties go to the earlier beam, then lower token."""
@@ -137,7 +139,11 @@ class BeamSearch:
 
     def _finish_beams(self, request: Request, group: BeamGroup) -> None:
         for seq in group.live:
-            self.scheduler.commit(seq, int(self.scheduler.rows.computed[seq.row]))
+            try:
+                self.scheduler.commit(seq, int(self.scheduler.rows.computed[seq.row]))
+            except FrameworkError as error:
+                self.life.fail(seq, error)
+                return
             self.scheduler.release(seq)
             seq.done = True
         request.completions = group.completions()

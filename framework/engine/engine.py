@@ -18,7 +18,7 @@ from framework.engine.scheduler import Log, Scheduler
 from framework.errors import FrameworkError, InvariantViolation
 from framework.interfaces.allocator import Allocator
 from framework.sampling import Sampling
-from framework.types import ROOT_NAMESPACE, Namespace, as_tokens
+from framework.types import ROOT_NAMESPACE, Namespace, RequestId, as_tokens
 
 
 class Engine:
@@ -66,6 +66,11 @@ class Engine:
         self._outputs = Outputs(self.life)
         self._num_submitted = 0
 
+    def replace_executor(self, executor: Executor) -> None:
+        """Let `executor`, such as one that records, do the work from here on. Only while nothing runs."""
+        self.executor = self.scheduler.executor = self.life.executor = executor
+        self._outputs = Outputs(self.life)
+
     # Requests
 
     def submit(
@@ -94,10 +99,14 @@ class Engine:
             seed=derived_seed(self.seed, number) if sampling.seed is None else sampling.seed,
         )
         self.metrics.submitted(request)
-        seq = Sequence(self.life.take_id(), request, stream=0, tokens=request.prompt)
+        seq = Sequence(RequestId(0), request, stream=0, tokens=request.prompt)
         seq.forks_due = request.width - 1
         request.sequences.append(seq)
-        reason = self._why_never(request)
+        try:
+            reason = self._why_never(request)
+        except FrameworkError as error:
+            self.life.fail(seq, error)
+            return request
         if reason:
             seq.done = True
             self.life.end(request, Status.REJECTED, reason)
@@ -121,7 +130,7 @@ class Engine:
             )
         if request.width > rows:
             return f"{request.width} samples or beams need as many rows; engine.max_batch_requests is {rows}"
-        if not self.allocator.ever_fits(request.sequences[0].info):
+        if not self.scheduler.books.ever_fits(request.sequences[0].info):
             return (
                 f"{total} tokens can never fit a pool of {self.allocator.num_blocks} blocks of "
                 f"{self.allocator.block_size} tokens; raise cache.num_blocks"
@@ -181,6 +190,9 @@ class Engine:
             request = heapq.heappop(arrivals)[2]
             if request.status.ended:
                 continue
+            request.arrival_step = self.scheduler.step_number
+            # Numbered on arrival, so that a trace fed as it goes and one queued at once count alike.
+            request.sequences[0].id = self.life.take_id()
             if request.group is not None:
                 self.scheduler.groups.append(request.group)
             self.scheduler.waiting.push(request.sequences[0])

@@ -33,16 +33,24 @@ class Lifecycle:
         self.end(seq.request, Status.FAILED, f"{type(error).__name__}: {error}")
 
     def drop(self, request: Request) -> None:
-        """Take every sequence of a request out of rows and queues."""
+        """Take every sequence of a request out of rows and queues; keep what they generated so far."""
         for seq in request.sequences:
             if seq.row >= 0:
                 self.scheduler.release(seq)
-            if not seq.done and seq.generated:
-                request.completions.append(self.completion(seq, "aborted"))
+        ended = request.group.completions() if request.group is not None else []
+        request.completions = ended + [
+            self.completion(seq, self._reason_of(seq) if seq.done else "aborted")
+            for seq in sorted(request.sequences, key=lambda seq: seq.stream)
+            if seq.generated
+        ]
+        for seq in request.sequences:
             seq.done = True
 
     def end(self, request: Request, status: Status, reason: str = "") -> None:
         """Close the books on a request whose sequences hold nothing any more."""
+        error = request.plugin_error
+        if error is not None and status is not Status.FAILED:
+            status, reason = Status.FAILED, f"{type(error).__name__}: {error}"
         request.status, request.reason = status, reason
         request.finished_s = self.executor.now()
         self.requests.pop(request.number, None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from framework.errors import FrameworkError
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Namespace, RequestId, RequestInfo, TokenArray
 
@@ -63,9 +64,11 @@ class Request:
     Attributes:
         number: counts submissions; never reused.
         num_cached_tokens: prompt tokens served from the cache when first admitted.
+        arrival_step: steps begun before it was let in; None until then.
         num_recomputed_tokens: tokens computed again after preemptions.
-        completions: in sample order, or best beam first; empty unless finished.
+        completions: in sample order, or best beam first; what there was so far of a request that did not finish.
         reason: why it was rejected, failed or cancelled.
+        plugin_error: raised as blocks were given back; fails the request when it ends.
     """
 
     number: int
@@ -82,12 +85,14 @@ class Request:
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_preemptions: int = 0
+    arrival_step: int | None = None
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
     completions: list[Completion] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     group: BeamGroup | None = None
+    plugin_error: FrameworkError | None = None
 
     @property
     def max_total_tokens(self) -> int:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from framework.engine.beam import BeamGroup
+from framework.engine.books import Books
 from framework.engine.executor import Executor, Step
 from framework.engine.request import Sequence, Status
 from framework.engine.rows import IntArray, Rows
@@ -85,7 +87,7 @@ class Scheduler:
             )
         if chunk_size is not None and chunk_size < 1:
             raise InvalidArgument(f"engine.chunk_size must be at least 1 or null, found {chunk_size}")
-        self.allocator, self.executor = allocator, executor
+        self.allocator, self.executor, self.books = allocator, executor, Books(allocator)
         self.max_batch_tokens, self.chunk_size = max_batch_tokens, chunk_size or max_batch_tokens
         self.rows = Rows(max_batch_requests, max_model_len)
         self.waiting = WaitingQueue()
@@ -101,7 +103,7 @@ class Scheduler:
 
     def admit(self, budget: int) -> None:
         """Move waiting sequences onto rows while rows, token budget and blocks last."""
-        allocator, rows = self.allocator, self.rows
+        books, rows = self.books, self.rows
         active = rows.active()
         budget -= int((rows.length[active] - rows.computed[active]).sum())
         while budget > 0:
@@ -109,18 +111,19 @@ class Scheduler:
             if seq is None or rows.num_free - self.reserved_rows < 1 + seq.forks_due:
                 return
             try:
-                hit = seq.hit = allocator.lookup(seq.tokens, seq.request.namespace, seq.hit)
-                if not allocator.fits(seq.info, seq.tokens, hit):
+                hit = seq.hit = books.lookup(seq.tokens, seq.request.namespace, seq.hit)
+                if not books.fits(seq.info, seq.tokens, hit):
                     return
-                allocator.allocate(seq.info, seq.tokens, hit)
+                books.allocate(seq.info, seq.tokens, hit)
+                self.place(seq, hit.num_tokens)
             except FrameworkError as error:
                 self.fail(seq, error)
                 continue
             self.waiting.pop()
-            self._seat(seq, hit.num_tokens)
+            self._seated(seq, hit.num_tokens)
             budget -= len(seq.tokens) - hit.num_tokens
 
-    def _seat(self, seq: Sequence, num_cached: int) -> None:
+    def _seated(self, seq: Sequence, num_cached: int) -> None:
         request = seq.request
         if not seq.was_admitted:
             request.num_cached_tokens += num_cached
@@ -132,12 +135,20 @@ class Scheduler:
         seq.committed = num_cached
         request.status = Status.RUNNING
         self.reserved_rows += seq.forks_due
-        self.place(seq, num_cached)
         self.log("admit", seq, cached=num_cached)
 
     def place(self, seq: Sequence, computed: int) -> None:
-        """Give `seq`, which has a table, a row; `computed` of its tokens have their KV."""
-        table, size = self.allocator.table(seq.id), self.allocator.block_size
+        """Give `seq`, which has a table, a row; `computed` of its tokens have their KV.
+
+        Raises:
+            PluginError: the table is none. It was given back.
+        """
+        size = self.books.block_size
+        try:
+            table = self.books.table(seq.id, len(seq.tokens) if computed == 0 else computed)
+        except FrameworkError:
+            self._free(seq)
+            raise
         row = self.rows.add(seq, computed, len(table) * size)
         self.executor.set_table(row, 0, table)
         self.executor.fresh(table[-(-computed // size) :])
@@ -149,7 +160,14 @@ class Scheduler:
         seq.computed_before = int(self.rows.computed[row])
         self.rows.remove(seq)
         self.reserved_rows -= seq.forks_due
-        self.allocator.free(seq.id)
+        self._free(seq)
+
+    def _free(self, seq: Sequence) -> None:
+        """A plugin that fails here fails the request in the end, not whoever asked for its blocks."""
+        try:
+            self.books.free(seq.id)
+        except FrameworkError as error:
+            seq.request.plugin_error = seq.request.plugin_error or error
 
     def preempt(self, seq: Sequence) -> None:
         """Give back the blocks of `seq`, and of its whole beam group; they wait to be recomputed."""
@@ -161,29 +179,30 @@ class Scheduler:
                 member.request.num_preemptions += 1
                 self.log("preempt", member)
                 self.waiting.push(member)
+        if seq.request.plugin_error is not None:
+            self.fail(seq, seq.request.plugin_error)
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> bool:
         """Give `child` a table that shares the parent's first `num_tokens`, and a row.
 
         False if blocks or rows ran out: `child` then waits, to be computed from its tokens.
         """
-        child.was_admitted = True
+        child.was_admitted, child.computed_before = True, num_tokens
         if self.rows.num_free == 0:
             self.waiting.push(child)
             return False
         try:
-            change = self.allocator.fork(parent.id, child.info, num_tokens)
+            change = self.books.fork(parent.id, child.info, num_tokens)
+            self._copy(change)
+            self.place(child, num_tokens)
         except OutOfBlocks:
-            child.computed_before = num_tokens
             self.waiting.push(child)
             return False
         except FrameworkError as error:
             self.fail(parent, error)
             return False
         self.num_forks += 1
-        self._copy(change)
         child.committed = parent.committed
-        self.place(child, num_tokens)
         if parent.row >= 0:
             self.rows.touch[parent.row] = True
         self.log("fork", child, parent=parent.id)
@@ -200,15 +219,15 @@ class Scheduler:
         """Tell the allocator that the first `num_tokens` of `seq`, which has a row, have their KV."""
         if num_tokens <= seq.committed:
             return
-        change = self.allocator.commit(seq.id, self.rows.tokens[seq.row, :num_tokens])
+        change = self.books.commit(seq.id, self.rows.tokens[seq.row, :num_tokens])
         seq.committed = num_tokens
         self._update_table(seq, change.start)
 
     def _update_table(self, seq: Sequence, start: int) -> None:
-        table = self.allocator.table(seq.id)
+        table = self.books.table(seq.id, start=start)
         if start < len(table):
             self.executor.set_table(seq.row, start, table[start:])
-        self.rows.room[seq.row] = len(table) * self.allocator.block_size
+        self.rows.room[seq.row] = len(table) * self.books.block_size
 
     # One step
 
@@ -281,7 +300,8 @@ class Scheduler:
     def _extend(self, seq: Sequence, num_tokens: int) -> None:
         while seq.row >= 0:
             try:
-                change = self.allocator.extend(seq.id, num_tokens)
+                change = self.books.extend(seq.id, num_tokens)
+                table = self.books.table(seq.id, num_tokens, change.start)
             except OutOfBlocks as error:
                 if not self._preempt_for(seq):
                     self.fail(seq, error)
@@ -289,13 +309,18 @@ class Scheduler:
             except FrameworkError as error:
                 self.fail(seq, error)
                 return
-            table = self.allocator.table(seq.id)
-            copied = [copy.destination for copy in change.copies]
-            self.executor.fresh(table[change.start :][~np.isin(table[change.start :], copied)])
-            self._copy(change)
-            self._update_table(seq, change.start)
-            self.rows.touch[seq.row] = False
+            self._take_change(seq, change, table)
             return
+
+    def _take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
+        new = table[change.start :]
+        if len(new):
+            copied = [copy.destination for copy in change.copies]
+            self.executor.fresh(new[~np.isin(new, copied)] if copied else new)
+            self._copy(change)
+            self.executor.set_table(seq.row, change.start, new)
+        self.rows.room[seq.row] = len(table) * self.books.block_size
+        self.rows.touch[seq.row] = False
 
     def _preempt_for(self, seq: Sequence) -> bool:
         """Preempt the least important, newest request; False if `seq`'s own is the only one that runs."""

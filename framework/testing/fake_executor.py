@@ -50,7 +50,8 @@ class FakeModel:
             return np.full(self.vocab_size, np.nan)
         key = np.uint64(int(names.sum(dtype=np.uint64)))
         values = _mix_array(np.arange(self.vocab_size, dtype=np.uint64) ^ key)
-        return 6.0 * (values >> np.uint64(11)).astype(np.float64) / 2.0**53
+        logits: DoubleArray = 6.0 * (values >> np.uint64(11)).astype(np.float64) / 2.0**53
+        return logits
 
     def logits_of(self, tokens: Sequence[int]) -> DoubleArray:
         """(vocab_size,) float64 after these tokens."""
@@ -201,7 +202,8 @@ class FakeExecutor:
 def log_softmax(logits: DoubleArray) -> DoubleArray:
     """Log-probabilities of (V,) logits."""
     shifted = logits - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())
+    values: DoubleArray = shifted - np.log(np.exp(shifted).sum())
+    return values
 
 
 def _mix(value: int) -> int:

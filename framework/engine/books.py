@@ -1,0 +1,103 @@
+"""The allocator as the engine sees it: what it raises is contained, and what it answers is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import FrameworkError, PluginError
+from framework.interfaces.allocator import Allocator, Hit
+from framework.types import Namespace, RequestId, RequestInfo, TableChange, TokenArray
+
+
+class Books:
+    """Passes calls on. An error that is none of ours becomes a PluginError with the allocator's name and the call's.
+
+    A table is refused unless it holds at least the blocks asked for, each 1 to `num_blocks`: executors index memory
+    with it.
+    """
+
+    def __init__(self, allocator: Allocator) -> None:
+        self.allocator, self.block_size = allocator, allocator.block_size
+
+    def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None) -> Hit:
+        """See Allocator."""
+        try:
+            return self.allocator.lookup(tokens, namespace, previous)
+        except Exception as error:
+            raise self._named("lookup", error) from error
+
+    def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
+        """See Allocator."""
+        try:
+            return self.allocator.fits(request, tokens, hit)
+        except Exception as error:
+            raise self._named("fits", error) from error
+
+    def ever_fits(self, request: RequestInfo) -> bool:
+        """See Allocator."""
+        try:
+            return self.allocator.ever_fits(request)
+        except Exception as error:
+            raise self._named("ever_fits", error) from error
+
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+        """See Allocator."""
+        try:
+            self.allocator.allocate(request, tokens, hit)
+        except Exception as error:
+            raise self._named("allocate", error) from error
+
+    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
+        """See Allocator."""
+        try:
+            return self.allocator.extend(request, num_tokens)
+        except Exception as error:
+            raise self._named("extend", error) from error
+
+    def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        """See Allocator."""
+        try:
+            return self.allocator.commit(request, tokens)
+        except Exception as error:
+            raise self._named("commit", error) from error
+
+    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
+        """See Allocator."""
+        try:
+            return self.allocator.fork(parent, child, num_tokens)
+        except Exception as error:
+            raise self._named("fork", error) from error
+
+    def free(self, request: RequestId) -> None:
+        """See Allocator."""
+        try:
+            self.allocator.free(request)
+        except Exception as error:
+            raise self._named("free", error) from error
+
+    def table(self, request: RequestId, num_tokens: int = 0, start: int = 0) -> npt.NDArray[np.int32]:
+        """The request's blocks, enough for `num_tokens`; those from `start` on are checked."""
+        try:
+            table = self.allocator.table(request)
+        except Exception as error:
+            raise self._named("table", error) from error
+        name = type(self.allocator).__name__
+        if len(table) * self.block_size < num_tokens:
+            raise PluginError(
+                f"{name} left sequence {request} with {len(table)} blocks of {self.block_size}, asked for room for "
+                f"{num_tokens} tokens"
+            )
+        new = table[start:]
+        if len(new) and not (new.min() >= 1 and new.max() <= self.allocator.num_blocks):
+            raise PluginError(
+                f"{name} gave sequence {request} blocks {new.tolist()}; blocks are 1 to {self.allocator.num_blocks}"
+            )
+        return table
+
+    def _named(self, method: str, error: Exception) -> Any:
+        if isinstance(error, FrameworkError):
+            return error
+        return PluginError(f"{type(self.allocator).__name__}.{method} raised {type(error).__name__}: {error}")
