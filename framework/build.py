@@ -27,7 +27,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
         return serve(config)
     if mode == "replay":
-        from framework.replay import replay
+        from framework.replay.mode import replay
 
         return replay(config)
     if mode == "kernel":

@@ -20,6 +20,8 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
 from framework.model.loading import LoadedModel, load_model
+from framework.model.tokenizer import Tokenizer
+from framework.parameters import signature
 from framework.sampling import Sampling
 from framework.types import Namespace
 
@@ -171,11 +173,7 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of chat messages ({"role", "content"}), or of ids already."""
-        if isinstance(prompt, str):
-            return self.model.tokenizer.encode(prompt)
-        if len(prompt) and isinstance(prompt[0], Mapping):
-            return self.model.tokenizer.apply_chat([dict(message) for message in prompt])  # type: ignore[arg-type, call-overload]
-        return [int(token) for token in prompt]  # type: ignore[arg-type]
+        return encode(self.model.tokenizer, prompt)
 
     def namespace_for(self, namespace: Namespace) -> Namespace:
         """A request's namespace within this model's."""
@@ -230,6 +228,15 @@ class LLM:
                 tokens = completion.tokens
                 cut = tokens[:-1] if completion.finish_reason == "stop" and tokens[-1] in stops else tokens
                 completion.text = self.model.tokenizer.decode(cut)
+
+
+def encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:
+    """Token ids of a text, of chat messages ({"role", "content"} mappings), or of ids already."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if len(prompt) and isinstance(prompt[0], Mapping):
+        return tokenizer.apply_chat([dict(message) for message in prompt])
+    return [int(token) for token in prompt]
 
 
 def default_device(device: str | None) -> str:
@@ -297,8 +304,14 @@ def build_component(kind: str, component: Component, shared: Mapping[str, Any]) 
         options = {key: value for key, value in component.items() if key != "name"}
         return registry.build(kind, str(component["name"]), options, shared)
     if isinstance(component, type):
-        return registry.construct(kind, component, {}, shared)
+        return construct(component, shared)
     return component
+
+
+def construct(cls: type, shared: Mapping[str, Any]) -> Any:
+    """A class of your own, made with the shared values that its constructor names."""
+    named = signature(cls).names()
+    return cls(**{key: value for key, value in shared.items() if key in named})
 
 
 def build_allocator(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ from framework import tracking, workload
 from framework.build import section
 from framework.engine.engine import Engine
 from framework.engine.request import Request
-from framework.llm import LLM, EngineOptions, default_device
+from framework.llm import LLM, EngineOptions, default_device, encode
 from framework.model.choice import build_model
+from framework.model.loading import LoadedModel
 from framework.options import call_checked
+from framework.replay.recording import RecordingExecutor, write_recording
 from framework.tracking import RunDirectory, RunLabel, Trackers
+from framework.workload import WorkloadRequest
 
 _KINDS = ("allocator", "eviction", "hash", "backend")
 
@@ -27,9 +31,12 @@ def serve(config: Mapping[str, Any]) -> dict[str, Any]:
         trackers = Trackers(run, tracking.build(tracker.pop("name", "none"), tracker))
         trackers.start(config, label(config))
         log = _event_log(run) if settings.get("events") else None
-        llm = build_llm(config, log=log)
+        model = load_model(config)
+        items = build_workload(config, model)
+        llm = build_llm(config, model, longest=max((item.max_total_tokens for item in items), default=1), log=log)
         run.write_provenance(provenance(config, llm.device))
-        requests = submit_workload(llm, config)
+        recorder = record_into(llm) if settings.get("record") else None
+        requests = submit_workload(llm, items)
 
         def on_step(engine: Engine) -> None:
             step = engine.scheduler.step_number
@@ -45,40 +52,73 @@ def serve(config: Mapping[str, Any]) -> dict[str, Any]:
             llm.add_texts(requests)
             for request in requests:
                 run.log_request(request_row(request))
+            if recorder is not None:
+                write_recording(run.path / "recording.jsonl", requests, recorder, llm.model.tokenizer.eos_token_ids)
             result = summarise(llm, config, requests, failed=failed)
             trackers.finish(result, failed=failed or result["num_failed"] > 0)
     return result
 
 
-def build_llm(config: Mapping[str, Any], log: Any = None) -> LLM:
-    """The model, cache and engine that `config` describes."""
+def record_into(llm: LLM) -> RecordingExecutor:
+    """Put a recorder between the engine and its executor."""
+    recorder = RecordingExecutor(llm.executor)
+    llm.engine.replace_executor(recorder)
+    return recorder
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRequest:
+    """A workload's request and its prompt as token ids."""
+
+    request: WorkloadRequest
+    prompt: list[int]
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt plus the most tokens it may generate."""
+        return len(self.prompt) + self.request.sampling.max_tokens
+
+
+def load_model(config: Mapping[str, Any]) -> LoadedModel:
+    """The model that `config` names, on its device."""
+    model = section(config, "model")
+    device, dtype = default_device(config.get("device")), section(config, "cache").get("dtype")
+    seed = int(config.get("seed", 0))
+    return build_model(model.pop("name", "tiny"), model, dtype=dtype, device=device, seed=seed)
+
+
+def build_llm(config: Mapping[str, Any], model: LoadedModel, *, longest: int, log: Any = None) -> LLM:
+    """The cache and engine that `config` describes, around `model`.
+
+    Where `engine.max_model_len` is null it is `longest`, the workload's longest request: what `contiguous` reserves.
+    """
     cache, options = section(config, "cache"), section(config, "engine")
-    model, seed = section(config, "model"), int(config.get("seed", 0))
-    device = default_device(config.get("device"))
-    dtype = cache.pop("dtype", None)
-    loaded = build_model(model.pop("name", "tiny"), model, dtype=dtype, device=device, seed=seed)
+    cache.pop("dtype", None)
+    if options.get("max_model_len") is None:
+        options["max_model_len"] = longest
     parts: dict[str, Any] = {kind: config[kind] for kind in _KINDS if config.get(kind)}
-    return call_checked(
-        "cache",
-        LLM,
-        {**cache, **parts, "model": loaded, "device": device, "seed": seed, "log": log,
-         "engine": call_checked("engine", EngineOptions, options)},
-    )  # fmt: skip
+    parts.update(cache, model=model, device=default_device(config.get("device")), seed=int(config.get("seed", 0)))
+    return call_checked("cache", LLM, {**parts, "log": log, "engine": call_checked("engine", EngineOptions, options)})
 
 
-def submit_workload(llm: LLM, config: Mapping[str, Any]) -> list[Request]:
-    """Build the workload and queue all of it; the clock starts now."""
+def build_workload(config: Mapping[str, Any], model: LoadedModel) -> list[EncodedRequest]:
+    """The workload's requests, through the model's tokenizer."""
     options = section(config, "workload")
-    items = list(workload.build(options.pop("name", "chat"), options, seed=int(config.get("seed", 0))))
+    items = workload.build(options.pop("name", "chat"), options, seed=int(config.get("seed", 0)))
+    return [EncodedRequest(item, encode(model.tokenizer, item.prompt)) for item in items]
+
+
+def submit_workload(llm: LLM, items: Sequence[EncodedRequest]) -> list[Request]:
+    """Queue everything; the clock starts now."""
     llm.executor.restart_clock()
     return [
-        llm.submit(
+        llm.engine.submit(
             item.prompt,
-            item.sampling,
-            arrival_s=item.arrival_s,
-            namespace=llm.namespace_for(item.namespace),
-            priority=item.priority,
-            tenant=item.tenant,
+            item.request.sampling,
+            arrival_s=item.request.arrival_s,
+            namespace=llm.namespace_for(item.request.namespace),
+            priority=item.request.priority,
+            tenant=item.request.tenant,
         )
         for item in items
     ]

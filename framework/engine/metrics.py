@@ -39,7 +39,7 @@ class Metrics:
         self.first_arrival_s: float | None = None
         self.last_end_s = 0.0
         self.ttft_s: list[float] = []
-        self.tpot_s: list[float] = []
+        self.request_tpot_s: list[float | None] = []
         self.latency_s: list[float] = []
         self.queue_s: list[float] = []
         self.request_hit_rates: list[float] = []
@@ -74,8 +74,16 @@ class Metrics:
         if request.first_scheduled_s is not None:
             self.queue_s.append(request.first_scheduled_s - request.arrival_s)
         longest = max(len(completion.tokens) for completion in request.completions)
-        if longest > 1:
-            self.tpot_s.append((request.finished_s - request.first_token_s) / (longest - 1))
+        tpot = (request.finished_s - request.first_token_s) / (longest - 1) if longest > 1 else None
+        self.request_tpot_s.append(tpot)
+
+    def goodput(self, slo_ttft_s: float, slo_tpot_s: float) -> float | None:
+        """Finished requests a second that met both objectives; a single token meets any TPOT."""
+        met = sum(
+            ttft <= slo_ttft_s and (tpot is None or tpot <= slo_tpot_s)
+            for ttft, tpot in zip(self.ttft_s, self.request_tpot_s, strict=True)
+        )
+        return _ratio(met, self.last_end_s - (self.first_arrival_s or 0.0))
 
     def occupancy(self, step: Step, scheduler: Scheduler, allocator: Allocator) -> None:
         """Take the slots' split, after this step's writes."""
@@ -168,7 +176,8 @@ class Metrics:
             "sample_s": self.sample_s,
             "engine_overhead": _ratio(self.step_s - self.forward_s, self.step_s),
         }
-        for name, values in (("ttft", self.ttft_s), ("tpot", self.tpot_s), ("latency", self.latency_s)):
+        tpot_s = [tpot for tpot in self.request_tpot_s if tpot is not None]
+        for name, values in (("ttft", self.ttft_s), ("tpot", tpot_s), ("latency", self.latency_s)):
             for percent in (50, 95, 99):
                 result[f"{name}_s_p{percent}"] = float(np.percentile(values, percent)) if values else None
         return result

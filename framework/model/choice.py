@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from framework.errors import ConfigError
@@ -35,7 +35,7 @@ def build_model(
     def random(*, shape: str, dtype: str | None = dtype, seed: int = seed) -> LoadedModel:
         return random_model(shape, dtype=dtype, device=device, seed=seed)
 
-    choices = {"tiny": tiny, "checkpoint": checkpoint, "random": random}
+    choices: dict[str, Callable[..., LoadedModel]] = {"tiny": tiny, "checkpoint": checkpoint, "random": random}
     if name not in choices:
         raise ConfigError(f"no model {name!r}; there are {', '.join(MODELS)}; a path or hub id is model=checkpoint")
     return call_checked(f"model.{name}", choices[name], options)

@@ -37,3 +37,29 @@ def request_progress(engine: Engine) -> Iterator[Callable[[], None]]:
             )
 
         yield tick
+
+
+@contextmanager
+def replay_progress(*, enabled: bool) -> Iterator[Callable[[Engine], None]]:
+    """A counter of ended requests and computed tokens with their rate, on standard error; nothing if no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.completed:,.0f} requests, {task.fields[tokens]:,} tokens, {task.speed:,.0f} requests/s"),
+        TimeElapsedColumn(),
+    )
+    if not (enabled and console.is_terminal):
+        yield lambda engine: None
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("replay", total=None, tokens=0)
+
+        def tick(engine: Engine) -> None:
+            if engine.scheduler.step_number % 64 == 0:
+                done = sum(engine.metrics.statuses.values())
+                bar.update(task, completed=done, tokens=engine.metrics.num_scheduled_tokens)
+
+        yield tick

@@ -1,0 +1,113 @@
+"""The engine without a model: outputs come from the trace, and time from a counter or a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.engine.executor import BoolArray, FloatArray, Step
+from framework.engine.rows import IntArray, Rows
+from framework.errors import Unsupported
+from framework.types import BlockCopy, TokenArray
+
+OUTPUT_BASE = 2**30
+"""Generated tokens of a replay start here, prompt tokens end below: no output equals a prompt's block by chance."""
+
+StepTime = Callable[[Step, Rows], float]
+
+
+def constant_step(step_s: float) -> StepTime:
+    """Every step takes `step_s` seconds: the clock of `executor=none`."""
+    return lambda step, rows: step_s
+
+
+class ReplayExecutor:
+    """Computes nothing. A virtual clock moves on by `step_time` a step and jumps to the next arrival when idle.
+
+    Args:
+        step_time: seconds a step takes, of its rows.
+        outputs: (request number, sample) -> recorded tokens, for requests whose output is known; the others generate
+            tokens that no prompt and no other request has.
+        tops: (request number, call) -> recorded candidates of a beam search; see `recording`.
+
+    Attributes:
+        clock: replaces the virtual clock; for recordings, whose arrivals are step numbers.
+    """
+
+    def __init__(
+        self,
+        step_time: StepTime,
+        *,
+        outputs: Mapping[tuple[int, int], TokenArray] | None = None,
+        tops: Mapping[tuple[int, int], tuple[list[list[int]], list[list[float]]]] | None = None,
+    ) -> None:
+        self._step_time, self._outputs, self._tops = step_time, outputs or {}, tops or {}
+        self.clock: Callable[[], float] | None = None
+        self._now = 0.0
+        self._beam_calls: dict[int, int] = {}
+        self._where: IntArray = np.empty(0, dtype=np.int64)
+        self._rows: Rows | None = None
+        self.copied_blocks = 0
+
+    def now(self) -> float:
+        """Virtual seconds, or what the given clock says."""
+        return self._now if self.clock is None else self.clock()
+
+    def wait_until(self, when: float) -> None:
+        """Jump."""
+        self._now = max(self._now, when)
+
+    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
+        """See Executor. There is no pool."""
+
+    def clear_table(self, row: int) -> None:
+        """See Executor."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """See Executor."""
+        self.copied_blocks += len(copies)
+
+    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
+        """See Executor."""
+
+    def forward(self, step: Step, rows: Rows) -> None:
+        """See Executor: only time passes."""
+        self._where, self._rows = step.rows[step.sampled], rows
+        self._now += self._step_time(step, rows)
+
+    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
+        """See Executor. Token = OUTPUT_BASE + a number of the request and sample: equal within one sequence."""
+        where = self._where[at]
+        number = rows.order[where]
+        tokens = OUTPUT_BASE + (number * 64 + streams) % OUTPUT_BASE
+        if self._outputs:
+            position = rows.length[where] - rows.first_output[where]
+            for i, key in enumerate(zip(number.tolist(), streams.tolist(), strict=True)):
+                recorded = self._outputs.get(key)
+                if recorded is not None and position[i] < len(recorded):
+                    tokens[i] = recorded[position[i]]
+        return tokens, np.zeros(len(at), dtype=bool)
+
+    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        """See Executor: recorded candidates, or a fixed pseudo-random fork tree for beams nobody recorded."""
+        assert self._rows is not None
+        numbers = self._rows.order[self._where[at]]
+        number = int(numbers[0])
+        call = self._beam_calls.get(number, 0)
+        self._beam_calls[number] = call + 1
+        if (number, call) in self._tops:
+            ids, values = self._tops[number, call]
+            return np.zeros(len(at), np.float32), np.array(ids, np.int64), np.array(values, np.float64)
+        if self._tops:
+            raise Unsupported(f"the recording holds no candidates for beam search step {call} of request {number}")
+        return self._invented(number, call, len(at), k)
+
+    def _invented(self, number: int, call: int, beams: int, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        """Candidates as alike as a language model's: log-probabilities of a geometric tail, jittered by a hash."""
+        random = np.random.Generator(np.random.Philox(key=[number, call]))
+        values = np.log(0.5) * np.arange(1, k + 1) + random.normal(0.0, 0.35, size=(beams, k))
+        values = -np.sort(-np.minimum(values, -1e-3), axis=1)
+        ids = OUTPUT_BASE + random.permuted(np.tile(np.arange(4 * k), (beams, 1)), axis=1)[:, :k]
+        return np.zeros(beams, np.float32), ids.astype(np.int64), values.astype(np.float32)

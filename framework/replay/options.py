@@ -1,0 +1,28 @@
+"""The `replay` section of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What the `replay` section of a configuration may say.
+
+    Attributes:
+        step_s: seconds a step takes under `executor=none`.
+        leaf_first, full_blocks_only: switches of `executor=cache_only`; see replay.reference.
+        slo_ttft_s, slo_tpot_s: objectives that a request must meet to count as goodput.
+        device, shape, dtype, efficiency, overhead_s: of `executor=roofline`; see Roofline.
+    """
+
+    step_s: float = 0.025
+    leaf_first: bool = False
+    full_blocks_only: bool = False
+    slo_ttft_s: float = 2.0
+    slo_tpot_s: float = 0.1
+    device: str = "h200"
+    shape: str = "llama-3.1-8b"
+    dtype: str = "bfloat16"
+    efficiency: float = 0.8
+    overhead_s: float = 0.0005

@@ -1,0 +1,185 @@
+"""A serve run written down, so that a replay without its model makes the same decisions.
+
+File: one JSON header line `{"format": "kvlab-recording", "version": 1, "eos_token_ids": [...]}`, then one object a
+request, in order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of Sampling),
+`seed`, `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the ids and
+log-probabilities of the candidates at each of its steps). A reader refuses a version it does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.engine.executor import BoolArray, Executor, FloatArray, Step
+from framework.engine.request import Request
+from framework.engine.rows import IntArray, Rows
+from framework.errors import WorkloadError
+from framework.sampling import Sampling
+from framework.types import BlockCopy, Namespace, TokenArray, as_tokens
+
+FORMAT, VERSION = "kvlab-recording", 1
+
+Candidates = tuple[list[list[int]], list[list[float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRequest:
+    """One request of a recording; see the module's text for the fields."""
+
+    number: int
+    arrival_step: int
+    prompt: TokenArray
+    sampling: Sampling
+    seed: int
+    priority: int = 0
+    tenant: str = ""
+    namespace: Namespace = field(default_factory=Namespace)
+    outputs: tuple[TokenArray, ...] = ()
+    tops: tuple[Candidates, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All requests of a file, in order of submission, and the ids that ended their sequences."""
+
+    eos_token_ids: tuple[int, ...]
+    requests: tuple[RecordedRequest, ...]
+
+
+class RecordingExecutor:
+    """Passes everything on to `inner` and remembers what a beam search was told."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.tops: dict[int, list[Candidates]] = {}
+        self._step: Step | None = None
+        self._rows: Rows | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def now(self) -> float:
+        """See Executor."""
+        return self.inner.now()
+
+    def wait_until(self, when: float) -> None:
+        """See Executor."""
+        self.inner.wait_until(when)
+
+    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
+        """See Executor."""
+        self.inner.set_table(row, start, ids)
+
+    def clear_table(self, row: int) -> None:
+        """See Executor."""
+        self.inner.clear_table(row)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """See Executor."""
+        self.inner.copy_blocks(copies)
+
+    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
+        """See Executor."""
+        self.inner.fresh(ids)
+
+    def forward(self, step: Step, rows: Rows) -> None:
+        """See Executor."""
+        self._step, self._rows = step, rows
+        self.inner.forward(step, rows)
+
+    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
+        """See Executor."""
+        return self.inner.sample(at, streams, step, rows)
+
+    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        """See Executor."""
+        told = self.inner.logprobs(at, tokens, k)
+        assert self._step is not None
+        assert self._rows is not None
+        seq = self._rows.sequences[int(self._step.rows[self._step.sampled][at[0]])]
+        if seq is not None and seq.request.group is not None:
+            self.tops.setdefault(seq.request.number, []).append((told[1].tolist(), told[2].tolist()))
+        return told
+
+
+def write_recording(
+    path: Path, requests: Iterable[Request], executor: RecordingExecutor, eos_token_ids: Iterable[int]
+) -> None:
+    """Write the requests of a drained engine. Refused ones and those that never arrived are left out."""
+    with path.open("w", encoding="utf-8") as file:
+        header = {"format": FORMAT, "version": VERSION, "eos_token_ids": sorted(int(i) for i in eos_token_ids)}
+        file.write(json.dumps(header) + "\n")
+        for request in sorted(requests, key=lambda request: request.number):
+            if request.arrival_step is not None:
+                file.write(json.dumps(_row(request, executor.tops.get(request.number, []))) + "\n")
+
+
+def _row(request: Request, tops: list[Candidates]) -> dict[str, Any]:
+    return {
+        "number": request.number,
+        "arrival_step": request.arrival_step,
+        "prompt": request.prompt.tolist(),
+        "sampling": dataclasses.asdict(request.sampling),
+        "seed": request.seed,
+        "priority": request.priority,
+        "tenant": request.tenant,
+        "namespace": dataclasses.asdict(request.namespace),
+        "outputs": [completion.tokens for completion in request.completions] if not tops else [],
+        "tops": tops,
+    }
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a file of `write_recording`.
+
+    Raises:
+        WorkloadError: no such file, another format or version, or a broken line, with its number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise WorkloadError(
+            f"{path} cannot be read: {error.strerror}; a serve run with run.record=true writes one"
+        ) from error
+    number = 1
+    try:
+        header = json.loads(lines[0]) if lines else {}
+        if header.get("format") != FORMAT or header.get("version") != VERSION:
+            raise WorkloadError(
+                f"{path}:1: expected format {FORMAT!r} version {VERSION}, found {header.get('format')!r} "
+                f"version {header.get('version')!r}"
+            )
+        requests = []
+        for line in lines[1:]:
+            number += 1
+            requests.append(_request(json.loads(line)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, WorkloadError):
+            raise
+        raise WorkloadError(f"{path}:{number}: {type(error).__name__}: {error}") from error
+    return Recording(tuple(header["eos_token_ids"]), tuple(requests))
+
+
+def _request(row: dict[str, Any]) -> RecordedRequest:
+    sampling = dict(row["sampling"])
+    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    return RecordedRequest(
+        number=row["number"],
+        arrival_step=row["arrival_step"],
+        prompt=as_tokens(row["prompt"]),
+        sampling=Sampling(**sampling),
+        seed=row["seed"],
+        priority=row["priority"],
+        tenant=row["tenant"],
+        namespace=Namespace(**row["namespace"]),
+        outputs=tuple(as_tokens(tokens) for tokens in row["outputs"]),
+        tops=tuple((ids, values) for ids, values in row["tops"]),
+    )

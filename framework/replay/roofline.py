@@ -1,0 +1,96 @@
+"""How long would a step take on that device with that model, if it ran at the hardware's limits?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from framework.engine.executor import Step
+from framework.engine.rows import Rows
+from framework.errors import ConfigError
+from framework.model.config import ModelConfig
+from framework.model.shapes import SHAPES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device's ceilings. `source` says whether they were measured or are a vendor's."""
+
+    bytes_per_s: float
+    flops_per_s: float
+    source: str
+
+
+DEVICES = {
+    "h200": Device(bytes_per_s=4.3e12, flops_per_s=790e12, source="measured: device copy, bf16 matrix product"),
+    "h100": Device(bytes_per_s=3.35e12, flops_per_s=989e12, source="vendor: H100 SXM data sheet, dense bf16"),
+    "a100": Device(bytes_per_s=2.04e12, flops_per_s=312e12, source="vendor: A100 80GB SXM data sheet, dense bf16"),
+    "l40s": Device(bytes_per_s=0.864e12, flops_per_s=362e12, source="vendor: L40S data sheet, dense bf16"),
+}
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+
+class Roofline:
+    """Seconds a step takes: the larger of bytes over bandwidth and operations over rate, plus a fixed overhead.
+
+    Bytes: all weights once, K and V of every row's context once, K and V of the new tokens written. Operations: two a
+    weight and token, and attention's 4 * head_dim * heads a (query, key) pair. The model is one device's; communication
+    and kernel inefficiency are in `efficiency`, which scales both ceilings.
+
+    Args:
+        device: a name in DEVICES.
+        shape: a name in framework.model.shapes.SHAPES.
+        dtype: of weights and KV.
+        efficiency: reached share of the ceilings, 0 to 1. Calibrate it with a kernel run.
+        overhead_s: fixed seconds a step.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: str = "h200",
+        shape: str = "llama-3.1-8b",
+        dtype: str = "bfloat16",
+        efficiency: float = 0.8,
+        overhead_s: float = 0.0005,
+    ) -> None:
+        for what, name, known in (("device", device, DEVICES), ("shape", shape, SHAPES), ("dtype", dtype, _BYTES)):
+            if name not in known:
+                raise ConfigError(f"roofline.{what} {name!r} is unknown; known: {', '.join(known)}")
+        if not 0 < efficiency <= 1:
+            raise ConfigError(f"roofline.efficiency must be above 0 and at most 1, found {efficiency}")
+        if overhead_s < 0:
+            raise ConfigError(f"roofline.overhead_s must be at least 0, found {overhead_s}")
+        self.config: ModelConfig = SHAPES[shape]
+        size, model = _BYTES[dtype], self.config
+        self._bandwidth = DEVICES[device].bytes_per_s * efficiency
+        self._rate = DEVICES[device].flops_per_s * efficiency
+        self._overhead_s = overhead_s
+        self._weight_bytes = size * model.num_parameters
+        self._flops_per_token = 2.0 * model.num_parameters
+        self._kv_bytes = 2 * size * model.num_layers * model.num_kv_heads * model.head_dim
+        self._pair_flops = 4.0 * model.head_dim * model.num_heads * model.num_layers
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's K and V over all layers."""
+        return self._kv_bytes
+
+    def __call__(self, step: Step, rows: Rows) -> float:
+        """Seconds for `step`."""
+        new, before = step.num_new, step.computed
+        tokens, context = int(new.sum()), int((before + new).sum())
+        pairs = float((new * before + new * (new + 1) // 2).sum())
+        moved = self._weight_bytes + self._kv_bytes * (context + tokens)
+        work = self._flops_per_token * tokens + self._pair_flops * pairs
+        return self._overhead_s + max(moved / self._bandwidth, work / self._rate)
+
+
+def goodput(ttft_s: list[float], tpot_s: list[float], *, slo_ttft_s: float, slo_tpot_s: float, wall_s: float) -> float:
+    """Requests a second that met both objectives, of lists with one entry a finished request."""
+    if not wall_s:
+        return 0.0
+    met = (np.array(ttft_s) <= slo_ttft_s) & (np.array(tpot_s) <= slo_tpot_s)
+    return float(met.sum()) / wall_s
