@@ -166,9 +166,12 @@ class Engine:
         self.allocator.advance(float(scheduler.step_number))
         if self.preempt_every and scheduler.step_number % self.preempt_every == 0:
             self._inject_preemption()
+        before = len(self.life.requests), scheduler.num_preemptions
         step = scheduler.schedule()
         if step is None:
-            self._idle()
+            # Where a request failed or was preempted just now, the next step finds room; nobody is stuck yet.
+            if before == (len(self.life.requests), scheduler.num_preemptions):
+                self._idle()
             return
         self._log_step(step)
         scheduled = executor.now()

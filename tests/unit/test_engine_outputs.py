@@ -205,6 +205,16 @@ def test_beams_in_tight_pools_finish_right_or_say_what_they_lack(num_blocks: int
             assert tokens_of(request) == slow_beams(model, request.prompt.tolist(), sampling), request.number
 
 
+@pytest.mark.parametrize(("num_blocks", "beam_prompt"), [(2, 3), (5, 5)])
+def test_beams_that_outgrow_the_pool_fail_without_whoever_waits_behind_them(num_blocks: int, beam_prompt: int) -> None:
+    engine = fake_engine("naive", num_blocks=num_blocks, block_size=3, max_batch_requests=3, max_batch_tokens=3)
+    beams = engine.submit([0] * beam_prompt, Sampling(max_tokens=3, beam_width=2))
+    plain = engine.submit([0] * 3, Sampling(max_tokens=1))
+    drive(engine)
+    assert_as_model([plain])
+    assert beams.status is Status.FAILED, beams.status
+
+
 def test_a_vocabulary_smaller_than_the_beam_still_searches() -> None:
     model = FakeModel(vocab_size=2)
     engine = fake_engine(model=model, max_batch_requests=4)
