@@ -137,6 +137,22 @@ def test_splits_cover_every_visible_token_once_and_fill_the_device(device_items:
             assert len(live) >= min(5000 // 256, step.num_work) // 2, f"one long row is not split: {work.tolist()}"
 
 
+def test_rows_split_by_work_match_fp64() -> None:
+    from framework_builtin.backend.triton_kernels.configs import ARCHS
+    from framework_builtin.backend.triton_kernels.launch import Launcher
+
+    spec = make_spec(dtype="float16")
+    problem = build_problem(Case(spec, (1500, 5, 700), (1, 1, 1)))
+    launcher = Launcher(spec, "cpu", arch=ARCHS["sm_90"], device_items=16, split_tokens=None)
+    step = launcher.plan(problem.batch)
+    assert step.rows is not None
+    splits = step.rows.reshape(-1, 2)[:3, 1].tolist()
+    assert splits == [4, 1, 2], f"12, 1 and 6 tiles in at most 8 items: 3 tiles a split, found {splits}"
+    out = torch.full_like(problem.q, float("nan"))
+    launcher.attend(problem.q, problem.pool, step, out, None)
+    assert judge(out, problem).ok, str(judge(out, problem))
+
+
 def test_one_split_a_row_needs_neither_plan_nor_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = _record_launches(monkeypatch)
     spec = make_spec()

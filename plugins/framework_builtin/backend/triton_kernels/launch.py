@@ -52,7 +52,8 @@ class Launcher:
         self._device = device
         self._interpreted = device.split(":")[0] == "cpu"
         self._arch = arch
-        self._device_items = device_items
+        self._share = device_items // spec.num_kv_heads
+        self._min_split_tokens = arch.min_split_tokens if arch else 1
         self._split_tokens = split_tokens
         self._wrap = interpreted if self._interpreted else compiled
         self._constants = plans.feature_constants(spec, arch)
@@ -66,19 +67,12 @@ class Launcher:
         spec, num_rows = self._spec, batch.num_decodes
         shape = plans.decode_shape(spec, self._arch, num_rows, batch.max_context_len)
         num_work, min_tiles = plans.work_capacity(
-            num_rows,
-            batch.max_context_len,
-            shape.n,
-            self._device_items,
-            spec.num_kv_heads,
-            self._split_tokens,
+            num_rows, batch.max_context_len, shape.n, self._share, self._min_split_tokens, self._split_tokens
         )
         step = StepPlan(batch, num_rows, shape, num_work)
         if num_rows == 0 or num_work == num_rows:
             step.num_work = num_rows
             return step
-        if self._split_tokens is None and self._arch is not None:
-            min_tiles = max(self._arch.min_split_tokens // shape.n, 1)
         step.work = self._workspace("work", num_work * 4, "int32")
         step.rows = self._workspace("rows", num_rows * 2, "int32")
         capacity = batch.block_tables.shape[1] * spec.block_size

@@ -87,16 +87,19 @@ def scales(spec: AttentionSpec) -> tuple[float, float]:
 
 
 def work_capacity(
-    num_rows: int, max_context: int, block_n: int, arch_items: int, num_kv_heads: int, split_tokens: int | None
+    num_rows: int, max_context: int, block_n: int, share: int, min_split_tokens: int, split_tokens: int | None
 ) -> tuple[int, int]:
     """(work items, tiles a split at least) of a decode launch. As many items as rows means: nothing is split.
 
     Args:
-        arch_items: programs that fill the device, over all kv heads; 0: do not split.
+        max_context: a bound, tokens. Where no context can fill two splits, none is planned for.
+        share: work items that fill the device, each running once for every kv head; 0: do not split.
+        min_split_tokens: a split by work is at least this long.
         split_tokens: cut every row at multiples of this many tokens instead of by what is left of the device.
     """
     if split_tokens is not None:
         tiles = max(split_tokens // block_n, 1)
         return num_rows * max(-(-max_context // (tiles * block_n)) + 1, 1), tiles
-    target = arch_items // num_kv_heads
-    return max(target, num_rows + target // 2) if target else num_rows, 1
+    if share == 0 or max_context <= min_split_tokens:
+        return num_rows, 1
+    return max(share, num_rows + share // 2), max(min_split_tokens // block_n, 1)
