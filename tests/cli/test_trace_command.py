@@ -1,0 +1,149 @@
+"""`python -m framework.trace`, as a user types it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from framework import trace
+from framework.workload.traces import open_trace, public
+
+LINES = [
+    {"timestamp": 0, "input_length": 1024, "output_length": 3, "hash_ids": [1, 2]},
+    {"timestamp": 500, "input_length": 1200, "output_length": 4, "hash_ids": [1, 2, 3]},
+    {"timestamp": 2000, "input_length": 512, "output_length": 5, "hash_ids": [9]},
+]
+CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6,374,44\n2023-11-16 18:15:48.6,396,109\n"
+
+
+@pytest.fixture
+def mooncake(tmp_path: Path) -> Path:
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+def test_describe_prints_a_data_sheet(mooncake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot, sheet = tmp_path / "reuse.png", tmp_path / "sheet.json"
+    assert trace.main(["describe", str(mooncake), "--plot", str(plot), "--json", str(sheet)]) == 0
+    out = capsys.readouterr().out
+    for text in ("requests", "unique blocks", "infinite cache", "LRU of"):
+        assert text in out, out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    found = json.loads(sheet.read_text())
+    assert (found["requests"], found["duration_s"], found["skipped"]) == (3, 2.0, 0)
+    assert (found["input_tokens"]["total"], found["input_tokens"]["max"], found["output_tokens"]["p50"]) == (
+        2736,
+        1200,
+        4,
+    )
+    sharing = found["sharing"]
+    assert (sharing["references"], sharing["unique_blocks"], sharing["longest_blocks"]) == (6, 4, 3)
+    assert sharing["hit_rate_by_blocks"] == pytest.approx(2 / 6)
+    assert sharing["hit_rate_by_tokens"] == pytest.approx(1024 / 2736)
+    assert sharing["hit_rate_full_blocks"] == pytest.approx(2 / 5)
+    assert sharing["hit_rate_mean_per_request"] == pytest.approx((2 / 3) / 3)
+    assert sharing["median_reuse_blocks"] == 1
+    assert sharing["lru_curve"][-1] == [4, pytest.approx(2 / 6)]
+
+
+def test_describe_draws_svg_and_refuses_other_files(mooncake: Path, tmp_path: Path) -> None:
+    svg = tmp_path / "reuse.svg"
+    assert trace.main(["describe", str(mooncake), "--plot", str(svg)]) == 0
+    assert "<svg" in svg.read_text()
+    assert trace.main(["describe", str(mooncake), "--plot", str(tmp_path / "reuse.gif")]) == 2
+
+
+def test_describe_of_lengths_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(CSV)
+    assert trace.main(["describe", str(path), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["format"], found["requests"], found["sharing"]) == ("azure", 2, None)
+    assert found["requests_per_s"] == pytest.approx(1.0)
+    assert trace.main(["describe", str(path), "--plot", str(tmp_path / "x.png")]) == 2
+    assert "lengths only" in capsys.readouterr().err
+
+
+def test_a_bad_line_is_one_sentence_and_a_count_when_skipped(
+    mooncake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mooncake.write_text(mooncake.read_text() + '{"timestamp": 3000, "input_')
+    assert trace.main(["describe", str(mooncake)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("WorkloadError: ")
+    assert f"{mooncake}:4: line: no JSON" in error
+    assert trace.main(["describe", str(mooncake), "--on-error", "skip", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == 1
+
+
+def test_convert_writes_our_format_with_the_same_requests(
+    mooncake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "own.jsonl.gz"
+    assert trace.main(["convert", str(mooncake), str(out)]) == 0
+    assert "3 requests, 0 lines skipped" in capsys.readouterr().out
+    before, after = list(open_trace(mooncake)), list(open_trace(out))
+    for old, new in zip(before, after, strict=True):
+        assert (old.arrival_s, old.input_tokens, old.output_tokens) == (
+            new.arrival_s,
+            new.input_tokens,
+            new.output_tokens,
+        )
+        assert old.block_ids is not None
+        assert new.block_ids is not None
+        assert old.block_ids.tolist() == new.block_ids.tolist()
+    assert trace.main(["convert", str(mooncake), str(out), "--limit", "1"]) == 0
+    assert len(list(open_trace(out))) == 1
+
+
+def test_fetch_lists_names_and_says_where_to_put_the_file_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace.main(["fetch"]) == 0
+    listing = capsys.readouterr().out
+    assert all(name in listing for name in public.PUBLIC_TRACES)
+    assert "CC-BY-4.0" in listing
+    assert trace.main(["fetch", "mooncake-toolagent", "--to", str(tmp_path / "new")]) == 2
+    error = capsys.readouterr().err
+    assert f"put it at {tmp_path / 'new' / 'toolagent_trace.jsonl'}" in error
+    assert not list((tmp_path / "new").iterdir()), "no half file is left"
+    assert trace.main(["fetch", "mooncake-toolagnet"]) == 2
+    assert "no public trace 'mooncake-toolagnet'" in capsys.readouterr().err
+
+
+def test_fetch_checks_a_file_put_there_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"hello\n"
+    good = hashlib.sha256(content).hexdigest()
+    known = public.PublicTrace("https://example.invalid/t.jsonl", "MIT", "a test", good)
+    monkeypatch.setitem(public.PUBLIC_TRACES, "test", known)
+    (tmp_path / "t.jsonl").write_bytes(content)
+    assert trace.main(["fetch", "test", "--to", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert f"SHA-256 {good} (as expected)" in out
+    assert "licence MIT" in out
+    (tmp_path / "t.jsonl").write_bytes(b"other")
+    assert trace.main(["fetch", "test", "--to", str(tmp_path)]) == 2
+    assert "another or a damaged file" in capsys.readouterr().err
+
+
+def test_the_module_runs_from_another_directory(mooncake: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "framework.trace", "describe", mooncake.name, "--json", "-"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["requests"] == 3
+    absent = subprocess.run(
+        [sys.executable, "-m", "framework.trace", "describe", "absent.jsonl"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert absent.returncode == 2
+    assert absent.stderr.count("\n") == 1, absent.stderr
