@@ -29,7 +29,7 @@ COVERING = [
     "sm_90/prefill/bfloat16/d128",
     "sm_90/plan_splits",
     "sm_90/merge_splits",
-    "sm_90/write_kv",
+    "sm_90/write_kv",  # bf16, and e4m3 quantised on the way
     "sm_90/copy_blocks",
     "sm_100/decode/bfloat16/d128",
     "sm_100/prefill/bfloat16/d64",

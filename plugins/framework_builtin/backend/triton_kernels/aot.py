@@ -99,6 +99,8 @@ def shipped_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]
         small = AttentionSpec(**_USUAL)
         for kernel in ("plan_splits", "merge_splits", "write_kv", "copy_blocks"):
             yield Variant(arch, kernel, small)
+        if ARCHS[arch].native_fp8:
+            yield Variant(arch, "write_kv", AttentionSpec(**(_USUAL | {"kv_dtype": "float8_e4m3fn"})))
 
 
 def compile_variant(variant: Variant, shape: plans.Shape | None = None, arch: ArchConfig | None = None) -> Resources:
@@ -156,9 +158,10 @@ def _specialise(
         return decode.merge_splits, constants, {}
     elements = spec.num_kv_heads * spec.head_dim
     if variant.kernel == "write_kv":
+        quantise = spec.kv_dtype is not None
         constants = {"NUM_KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "PAGE": spec.block_size}
-        constants |= {"E": plans.next_power(elements), "TOKENS": 1, "QUANTISE": False, "K_SCALE": None, "V_SCALE": None}
-        return store.write_kv, constants, {}
+        constants |= {"E": plans.next_power(elements), "TOKENS": 1, "QUANTISE": quantise}
+        return store.write_kv, constants | ({} if quantise else {"K_SCALE": None, "V_SCALE": None}), {}
     return store.copy_blocks, {"NUM_ELEMENTS": elements * spec.block_size, "E": 1024}, {"num_stages": 1}
 
 

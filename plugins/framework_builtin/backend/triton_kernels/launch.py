@@ -129,7 +129,7 @@ class Launcher:
             v,
             pool_k,
             pool_v,
-            slots,
+            slots.contiguous(),
             pool.k_scale if by_kernel else None,
             pool.v_scale if by_kernel else None,
             num_tokens,
@@ -160,7 +160,7 @@ class Launcher:
         self._wrap(copy_blocks)[(-(-elements // slice_size),)](
             pool_k,
             pool_v,
-            copies,
+            copies.contiguous(),
             len(copies),
             pool_k.stride(0),
             pool_v.stride(0),
