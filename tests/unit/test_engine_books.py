@@ -164,7 +164,7 @@ engine = fake_engine("prefix_cow", num_blocks=16, preempt_every=5, hash="xxh64",
 for i, prompt in enumerate(prompts(12)):
     engine.submit(prompt, Sampling(max_tokens=7, n=1 + i % 2, temperature=1.0), tenant=f"t{i % 3}")
 engine.run()
-print("\n".join(lines))
+print("\\n".join(lines))
 """
 
 
