@@ -1,0 +1,78 @@
+"""Each plugin passes the kit of its kind, and does what its first line says."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from framework_example.allocator import PackedAllocator
+from framework_example.eviction import CappedHits
+from framework_example.hash import Keyed
+
+from framework.errors import InvalidArgument
+from framework.interfaces.eviction import EvictionPolicy
+from framework.testing import allocator_checks, eviction_checks, hash_checks
+from framework.testing.eviction import Cache
+from framework.types import Namespace, RequestId, RequestInfo, as_tokens
+
+
+@pytest.mark.parametrize("check", eviction_checks, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("cap", [0, 3])
+def test_the_policy_passes_its_kit(cap: int, check: Any) -> None:
+    check(partial(CappedHits, cap=cap))
+
+
+@pytest.mark.parametrize("check", allocator_checks, ids=lambda check: check.__name__)
+def test_the_allocator_passes_its_kit(check: Any) -> None:
+    check(PackedAllocator)
+
+
+@pytest.mark.parametrize("check", hash_checks, ids=lambda check: check.__name__)
+def test_the_hash_passes_its_kit(check: Any) -> None:
+    check(Keyed)
+
+
+def _evicted_after(policy: EvictionPolicy, uses: list[int]) -> int:
+    """Which prompt's block is evicted first, after prompts of one block each were served in this order."""
+    cache = Cache(policy, num_blocks=8)
+    first = {}
+    for prompt in uses:
+        cache.begin((prompt,))
+        first[prompt] = cache.holder[prompt,]
+        cache.end(0)
+    cache.evict()
+    return next(prompt for prompt, block in first.items() if block == cache.evictions[0])
+
+
+def test_what_was_found_least_often_goes_first() -> None:
+    assert _evicted_after(CappedHits(cap=3), [1, 1, 1, 2, 3, 3]) == 2
+
+
+def test_beyond_the_cap_recency_decides() -> None:
+    uses = [1, 1, 1, 1, 1, 2, 2, 2]
+    assert _evicted_after(CappedHits(cap=2), uses) == 1
+    assert _evicted_after(CappedHits(cap=9), uses) == 2
+
+
+def test_a_negative_cap_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="at least 0, found -1"):
+        CappedHits(cap=-1)
+
+
+def test_the_lowest_free_blocks_are_handed_out() -> None:
+    allocator = PackedAllocator(num_blocks=8, block_size=2, hash=Keyed(), eviction=CappedHits())
+    prompts = [as_tokens([number] * 3) for number in range(3)]
+    for number, prompt in enumerate(prompts):
+        hit = allocator.lookup(prompt, Namespace())
+        allocator.allocate(RequestInfo(id=RequestId(number), max_total_tokens=3), prompt, hit)
+    allocator.free(RequestId(0))
+    again = as_tokens([9] * 5)
+    hit = allocator.lookup(again, Namespace())
+    allocator.allocate(RequestInfo(id=RequestId(3), max_total_tokens=5), again, hit)
+    assert allocator.table(RequestId(3)).tolist() == [1, 2, 7]
+
+
+def test_another_secret_gives_other_names() -> None:
+    names = {Keyed(secret=secret).root(Namespace(), 16) for secret in ("", "a", "b")}
+    assert len(names) == 3, names
