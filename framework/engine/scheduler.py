@@ -224,10 +224,12 @@ class Scheduler:
         self._update_table(seq, change.start)
 
     def _update_table(self, seq: Sequence, start: int) -> None:
+        size = self.books.block_size
+        if start * size >= self.rows.room[seq.row]:
+            return
         table = self.books.table(seq.id, start=start)
-        if start < len(table):
-            self.executor.set_table(seq.row, start, table[start:])
-        self.rows.room[seq.row] = len(table) * self.books.block_size
+        self.executor.set_table(seq.row, start, table[start:])
+        self.rows.room[seq.row] = len(table) * size
 
     # One step
 
