@@ -66,6 +66,10 @@ class DuplicatePlugin(FrameworkError):
     """Two distributions offer the same name of the same kind, and it was chosen."""
 
 
+class ContractMismatch(PluginError):
+    """The chosen plugin was made for a version of the plugin contract that this framework does not have."""
+
+
 class PluginImportError(FrameworkError, ImportError):
     """The chosen plugin's module fails to import."""
 

@@ -19,8 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from framework import contract
 from framework.errors import (
     ConfigError,
+    ContractMismatch,
     DuplicatePlugin,
     FrameworkError,
     PluginError,
@@ -144,10 +146,20 @@ def load(kind: str, name: str) -> type:
 
     Raises:
         UnknownPlugin, DuplicatePlugin: see `find`.
+        ContractMismatch: it was made for another version of the plugin contract; its module is not imported.
         PluginImportError: the module does not import, or has no such class.
         PluginError: what it names is no implementation of the kind's interface.
     """
-    plugin = find(kind, name)
+    return load_plugin(find(kind, name))
+
+
+def load_plugin(plugin: Plugin) -> type:
+    """`load` for one entry point, whether or not another has the same name."""
+    reason = contract.reason_against(plugin.distribution)
+    if reason:
+        raise ContractMismatch(
+            f"{_title(plugin)} cannot be used: {reason}; install a version of {plugin.distribution} made for this one"
+        )
     module, _, attribute = plugin.value.partition(":")
     try:
         found: Any = importlib.import_module(module)
