@@ -256,7 +256,7 @@ class _Replay:
             return
         count, node_of, block_of, free = request + 1, self.node_of, self.block_of, self.free
         parents, children, aside = self.parents, self.children, self.aside
-        num_rows = len(node_of)
+        num_rows, on_evict = len(node_of), self.on_evict
         choose = self._leaf_victim if self.leaf_first else self.policy.victim
         evicted, last_access, pinned = self.policy.evicted, self.last_access, 0 if self.bypass else count
         for _ in range(needed):
@@ -272,8 +272,8 @@ class _Replay:
             children[parent] -= 1
             if aside and parent >= 0 and not children[parent]:
                 self._release_parent(block_of[parent], count)
-            if self.on_evict is not None:
-                self.on_evict(request, node)
+            if on_evict is not None:
+                on_evict(request, node)
         self.num_resident -= needed
         self.num_evicted += needed
 
