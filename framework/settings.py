@@ -55,6 +55,23 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """mode=kernel: the grid, its budget and the modelled chip. `framework.kernel.options` says what each means."""
+
+    batch: tuple[int, ...] | None
+    context: tuple[int, ...] | None
+    prefill: tuple[int, ...] | None
+    lengths: tuple[Literal["uniform", "ragged"], ...]
+    heads: tuple[str, ...] | None
+    block_size: tuple[int, ...] | None
+    dtype: tuple[str, ...] | None
+    kv_dtype: tuple[str | None, ...]
+    budget_s: float
+    max_bytes: int | None
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Where a run writes, and what."""
 
@@ -66,6 +83,8 @@ class Run:
     progress: bool
     events: bool
     record: bool
+    report: bool
+    stop_after_io_failures: int
     log_every: int
     check_requests: int
 
@@ -81,6 +100,7 @@ class Root:
     cache: Cache
     engine: Engine
     replay: Replay
+    kernel: Kernel
     run: Run
     allocator: Mapping[str, Any]
     eviction: Mapping[str, Any]
@@ -93,7 +113,7 @@ class Root:
     sweep: Any
 
 
-SECTIONS: Mapping[str, type] = {"cache": Cache, "engine": Engine, "replay": Replay, "run": Run}
+SECTIONS: Mapping[str, type] = {"cache": Cache, "engine": Engine, "replay": Replay, "kernel": Kernel, "run": Run}
 _LOWEST = {
     "cache.num_blocks": 1,
     "cache.block_size": 1,
@@ -103,6 +123,7 @@ _LOWEST = {
     "engine.max_model_len": 1,
     "engine.preempt_every": 0,
     "run.log_every": 1,
+    "run.stop_after_io_failures": 0,
     "run.check_requests": 0,
     "seed": 0,
 }

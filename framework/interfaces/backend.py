@@ -59,6 +59,8 @@ class Capabilities:
         features: of {"sliding_window", "soft_cap", "sinks", "alibi", "lse"}.
         batch_invariant: a row's output does not depend, bit for bit, on the other rows of the batch.
         graph_safe: reads no lengths on the host; launches depend on shapes only.
+        simulated_devices: of `devices`, where the kernels run in a simulator (Triton's interpreter): right, and a time
+            taken there says nothing. Kernel mode never times them.
     """
 
     dtypes: frozenset[str]
@@ -71,6 +73,7 @@ class Capabilities:
     features: frozenset[str] = frozenset()
     batch_invariant: bool = False
     graph_safe: bool = False
+    simulated_devices: frozenset[str] = frozenset()
 
     def reasons_against(self, spec: AttentionSpec, device: str) -> list[str]:
         """One sentence for each thing asked that is not offered; empty when all is."""
@@ -87,8 +90,10 @@ class Capabilities:
             need("KV dtype", spec.kv_dtype, self.kv_dtypes or frozenset())
         need("head dim", spec.head_dim, self.head_dims)
         need("layout", spec.layout, self.layouts)
-        if spec.block_size % self.block_size_multiple_of:
-            reasons.append(f"block size {spec.block_size} is not a multiple of {self.block_size_multiple_of}")
+        step = self.block_size_multiple_of
+        if spec.block_size % step:
+            nearest = max(1, round(spec.block_size / step)) * step
+            reasons.append(f"block size {spec.block_size} is not a multiple of {step}; nearest: {nearest}")
         if self.max_block_size is not None and spec.block_size > self.max_block_size:
             reasons.append(f"block size {spec.block_size} is larger than {self.max_block_size}")
         for feature in ("sliding_window", "soft_cap", "sinks", "alibi"):
@@ -97,6 +102,31 @@ class Capabilities:
         if spec.num_heads % spec.num_kv_heads:
             reasons.append(f"{spec.num_heads} query heads are not a multiple of {spec.num_kv_heads} kv heads")
         return reasons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel:
+    """What one kernel takes, compiled ahead of time for a chip that need not be here. Nothing in it is a time.
+
+    Attributes:
+        arch: the chip, such as "sm_90".
+        registers, stack_bytes: of a thread.
+        spills: instructions that move registers to or from memory.
+        shared_bytes: of a block of threads.
+        matrix_instructions: the kind used, such as "HGMMA"; empty for none.
+        async_loads: instructions that copy from global to shared memory past the registers.
+        source: where the numbers come from, such as "compiled now, triton 3.9.0".
+    """
+
+    name: str
+    arch: str
+    registers: int
+    spills: int
+    stack_bytes: int
+    shared_bytes: int
+    matrix_instructions: str
+    async_loads: int
+    source: str
 
 
 @dataclass(slots=True)
@@ -173,6 +203,13 @@ class AttentionBackend(ABC):
         Override to add what the capabilities cannot say (a missing package, a chip too old). Starts nothing.
         """
         return self.capabilities.reasons_against(spec, device)
+
+    def screen(self, spec: AttentionSpec, arch: str) -> list[CompiledKernel] | None:
+        """What the kernels for `spec` take on `arch` ("sm_90"), by compiling ahead of time; needs no such chip.
+
+        None: this backend cannot say, or does not know the chip. May take seconds a kernel.
+        """
+        return None
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
         """Called once, after `check` found nothing. Allocate workspaces here; call this one first.

@@ -1,0 +1,143 @@
+"""The tensors of a timed cell: scattered blocks, and enough copies of the pool that no cache holds what comes next."""
+
+# Shapes: T query tokens (packed)  B rows  N blocks  S tokens a block  M blocks a table row
+#         H query heads  K kv heads  D head dim
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from framework.interfaces.backend import AttentionBackend, Batch, LayerKV
+from framework.kernel.floors import work_of
+from framework.kernel.options import Cell
+from framework.testing.attention_cases import Case, Problem, torch_dtype
+from framework.testing.attention_runs import Verdict, judge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CACHES = 4
+"""Buffers rotate over so many times the device's last-level cache."""
+_JUDGED_ROWS, _JUDGED_QUERIES = 3, 16
+
+
+@dataclass(slots=True)
+class Bench:
+    """One cell, ready to be timed: q and out (T, H, D), the batch, and equal-sized pools to take in turn."""
+
+    cell: Cell
+    q: Tensor
+    out: Tensor
+    batch: Batch
+    pools: list[LayerKV]
+
+    def attend(self, backend: AttentionBackend, turn: int) -> None:
+        """One layer's attention on the pool whose turn it is. The backend is planned."""
+        backend.attend(self.q, self.pools[turn % len(self.pools)], self.batch, self.out)
+
+
+def num_pools(cell: Cell, cache_bytes: int) -> int:
+    """Copies of the pool to rotate over: 1 where one alone exceeds 4 times the cache."""
+    return max(1, -(-_CACHES * cache_bytes // max(1, work_of(cell).kv_bytes)))
+
+
+def bytes_needed(cell: Cell, cache_bytes: int) -> int:
+    """Of all tensors of `build`, without the backend's own."""
+    work = work_of(cell)
+    return work.kv_bytes * num_pools(cell, cache_bytes) + (work.bytes - work.kv_bytes)
+
+
+def build(cell: Cell, device: str, cache_bytes: int, seed: int = 0) -> Bench:
+    """Random tokens in blocks scattered over pools of just the size needed."""
+    spec, size = cell.spec, cell.spec.block_size
+    counts = [-(-context // size) for context in cell.contexts]
+    total = 1 + sum(counts)
+    order = np.random.default_rng(seed).permutation(np.arange(1, total)).astype(np.int32)
+    tables = np.zeros((len(counts), max(counts)), dtype=np.int32)
+    for row, ids in enumerate(np.split(order, np.cumsum(counts)[:-1])):
+        tables[row, : len(ids)] = ids
+    inner = (size, spec.num_kv_heads) if spec.layout == "NHD" else (spec.num_kv_heads, size)
+    generator = torch.Generator(device).manual_seed(seed)
+    pools = [
+        _pool((total, *inner, spec.head_dim), cell, device, generator) for _ in range(num_pools(cell, cache_bytes))
+    ]
+    shape = (sum(cell.queries), spec.num_heads, spec.head_dim)
+    q = torch.randn(shape, generator=generator, device=device).to(torch_dtype(spec.dtype))
+    return Bench(cell, q, torch.empty_like(q), _batch(cell, tables, device), pools)
+
+
+def _pool(shape: tuple[int, ...], cell: Cell, device: str, generator: torch.Generator) -> LayerKV:
+    spec = cell.spec
+    dtype = torch_dtype(spec.kv_dtype or spec.dtype)
+    k, v = (torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2))
+    scales = [torch.full((spec.num_kv_heads,), 0.5, device=device) if spec.kv_dtype else None for _ in range(2)]
+    return LayerKV(k, v, spec.layout, *scales)
+
+
+def _batch(cell: Cell, tables: np.ndarray[tuple[int, int], np.dtype[np.int32]], device: str) -> Batch:
+    contexts = np.array(cell.contexts, np.int32)
+    starts = np.concatenate([[0], np.cumsum(cell.queries)]).astype(np.int32)
+    return Batch(
+        block_tables=torch.from_numpy(tables).to(device),
+        context_lens=torch.from_numpy(contexts).to(device),
+        query_starts=torch.from_numpy(starts).to(device),
+        slot_mapping=torch.full((int(starts[-1]),), -1, dtype=torch.int64, device=device),
+        max_query_len=max(cell.queries),
+        max_context_len=cell.context,
+        num_decodes=len(cell.queries) if cell.work == "decode" else 0,
+        host_context_lens=contexts,
+        host_query_starts=starts,
+    )
+
+
+def judge_timed(backend: AttentionBackend, bench: Bench) -> Verdict:
+    """The worst verdict on a few rows of the very batch that is timed, each row's last queries at most."""
+    bench.out.fill_(float("nan"))
+    bench.attend(backend, 0)
+    rows = sorted({0, len(bench.cell.contexts) // 2, len(bench.cell.contexts) - 1})[:_JUDGED_ROWS]
+    verdicts = [_judge_row(bench, row) for row in rows]
+    return max(verdicts, key=lambda verdict: verdict.error / verdict.limit)
+
+
+def _judge_row(bench: Bench, row: int) -> Verdict:
+    cell, batch = bench.cell, bench.batch
+    last = int(batch.host_query_starts[row + 1])
+    count = min(cell.queries[row], _JUDGED_QUERIES)
+    context = cell.contexts[row]
+    single = replace_rows(batch, row, context, count)
+    case = Case(cell.spec, (context,), (count,))
+    tokens = slice(last - count, last)
+    return judge(bench.out[tokens], Problem(case, bench.q[tokens], bench.pools[0], single))
+
+
+def replace_rows(batch: Batch, row: int, context: int, count: int) -> Batch:
+    """The batch of one row's last `count` queries."""
+    starts = torch.tensor([0, count], dtype=torch.int32)
+    return replace(
+        batch,
+        block_tables=batch.block_tables[row : row + 1],
+        context_lens=batch.context_lens[row : row + 1],
+        query_starts=starts.to(batch.query_starts.device),
+        slot_mapping=batch.slot_mapping[:count],
+        max_query_len=count,
+        max_context_len=context,
+        num_decodes=int(count == 1),
+        host_context_lens=batch.host_context_lens[row : row + 1],
+        host_query_starts=starts.numpy(),
+    )
+
+
+def last_level_cache_bytes(device: str) -> int:
+    """Of the device, as it says itself; 32 MiB for a CPU that does not."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20}[text[-1]] if text[-1:] in ("K", "M") else int(text))
+    return max(sizes, default=32 * 2**20)

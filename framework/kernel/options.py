@@ -1,0 +1,168 @@
+"""The `kernel` section of a configuration, and the grid of cells that it spans."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from framework.errors import ConfigError
+from framework.interfaces.backend import AttentionSpec
+from framework.replay.roofline import DEVICES
+
+Lengths = Literal["uniform", "ragged"]
+_RAGGED = 10
+"""The longest row of a ragged batch is so many times the shortest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions:
+    """What the `kernel` section of a configuration may say. Lists span the grid; null takes the device's own.
+
+    Attributes:
+        batch, context: decode: rows, and the longest row's context in tokens.
+        prefill: causal prefill of one prompt of so many tokens, each a cell; an empty list for none.
+        lengths: of a decode batch: "uniform", or "ragged" from a tenth of the context up.
+        heads: "query/kv/dim", such as "32/8/128".
+        block_size: tokens; null: cache.block_size.
+        dtype, kv_dtype: of queries and of the pool, torch's names; a null KV dtype is that of the queries.
+        budget_s: timing of one cell, seconds, about.
+        max_bytes: cells whose buffers would be larger are reported and left out.
+        target: the chip of the modelled floor, a name in framework.replay.roofline.DEVICES.
+    """
+
+    batch: tuple[int, ...] | None = None
+    context: tuple[int, ...] | None = None
+    prefill: tuple[int, ...] | None = None
+    lengths: tuple[Lengths, ...] = ("uniform", "ragged")
+    heads: tuple[str, ...] | None = None
+    block_size: tuple[int, ...] | None = None
+    dtype: tuple[str, ...] | None = None
+    kv_dtype: tuple[str | None, ...] = (None,)
+    budget_s: float = 1.0
+    max_bytes: int | None = None
+    target: str = "h200"
+
+    def for_device(self, device: str, block_size: int) -> KernelOptions:
+        """With every null replaced by what suits the device.
+
+        Raises:
+            ConfigError: a number below 1, or a target that is not known.
+        """
+        own = _CPU if device == "cpu" else _CUDA
+        changes: dict[str, Any] = {name: value for name, value in own.items() if getattr(self, name) is None}
+        if self.block_size is None:
+            changes["block_size"] = (block_size,)
+        filled = replace(self, **changes)
+        for name in ("batch", "context", "prefill", "block_size"):
+            for value in getattr(filled, name):
+                if value < 1:
+                    raise ConfigError(f"kernel.{name} must be at least 1, found {value}")
+        if filled.budget_s <= 0:
+            raise ConfigError(f"kernel.budget_s must be above 0, found {filled.budget_s}")
+        if filled.target not in DEVICES:
+            raise ConfigError(f"kernel.target {filled.target!r} is unknown; known: {', '.join(DEVICES)}")
+        return filled
+
+
+_CPU = {
+    "batch": (1, 32),
+    "context": (1024,),
+    "prefill": (1024,),
+    "heads": ("16/8/128",),
+    "dtype": ("float32",),
+    "max_bytes": 2 * 2**30,
+}
+_CUDA = {
+    "batch": (1, 32, 128),
+    "context": (2048, 8192, 32768),
+    "prefill": (2048, 8192, 32768),
+    "heads": ("32/8/128",),
+    "dtype": ("bfloat16",),
+    "max_bytes": 24 * 2**30,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of the grid: a spec, and each row's context and queries in tokens."""
+
+    spec: AttentionSpec
+    work: Literal["decode", "prefill"]
+    lengths: Lengths
+    contexts: tuple[int, ...]
+    queries: tuple[int, ...]
+
+    @property
+    def context(self) -> int:
+        """Of the longest row, tokens."""
+        return max(self.contexts)
+
+    @property
+    def name(self) -> str:
+        """Such as "decode 32 x 1024 ragged, 16/8/128 float32, block 16"."""
+        spec = self.spec
+        shape = f"{spec.num_heads}/{spec.num_kv_heads}/{spec.head_dim} {spec.dtype}"
+        stored = f"+{spec.kv_dtype}" if spec.kv_dtype else ""
+        ragged = " ragged" if self.lengths == "ragged" else ""
+        return f"{self.work} {len(self.contexts)} x {self.context}{ragged}, {shape}{stored}, block {spec.block_size}"
+
+
+def cells(options: KernelOptions, layout: str) -> Iterator[Cell]:
+    """The grid of options without nulls: decode cells first, each spec's together.
+
+    Raises:
+        ConfigError: heads that are not "query/kv/dim".
+    """
+    for spec in _specs(options, layout):
+        for batch, context, lengths in itertools.product(options.batch or (), options.context or (), options.lengths):
+            if lengths == "ragged" and batch == 1:
+                continue  # one row has nothing to differ from
+            yield Cell(spec, "decode", lengths, _contexts(batch, context, lengths), (1,) * batch)
+        for tokens in options.prefill or ():
+            yield Cell(spec, "prefill", "uniform", (tokens,), (tokens,))
+
+
+def _contexts(batch: int, context: int, lengths: str) -> tuple[int, ...]:
+    """Ragged: evenly spread, neighbours far apart, as requests arrive."""
+    if lengths == "uniform":
+        return (context,) * batch
+    low = max(1, context // _RAGGED)
+    spread = [low + (context - low) * row // (batch - 1) for row in range(batch)]
+    half = batch // 2
+    mixed = [value for pair in itertools.zip_longest(spread[:half], spread[half:]) for value in pair]
+    return tuple(value for value in mixed if value is not None)
+
+
+def _specs(options: KernelOptions, layout: str) -> Iterator[AttentionSpec]:
+    for heads, dtype, kv_dtype, size in itertools.product(
+        options.heads or (), options.dtype or (), options.kv_dtype, options.block_size or ()
+    ):
+        num_heads, num_kv_heads, head_dim = _heads(heads)
+        yield AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=_dtype("kernel.dtype", dtype),
+            kv_dtype=None if kv_dtype in (None, dtype) else _dtype("kernel.kv_dtype", str(kv_dtype)),
+            block_size=size,
+            layout=layout,
+        )
+
+
+def _heads(text: str) -> tuple[int, int, int]:
+    parts = text.split("/")
+    if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f'kernel.heads must be "query/kv/dim" such as 32/8/128, found {text!r}')
+    query, kv, dim = (int(part) for part in parts)
+    return query, kv, dim
+
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn")
+
+
+def _dtype(key: str, name: str) -> str:
+    if name not in _DTYPES:
+        raise ConfigError(f"{key} {name!r} is unknown; known: {', '.join(_DTYPES)}")
+    return name

@@ -1,0 +1,94 @@
+"""How long does a call take? Wall clock on a CPU, events around CUDA graphs on a GPU; several calls interleaved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+Call = Callable[[int], None]
+"""Does the work once; the argument is the turn, counted up, which chooses among rotated buffers."""
+
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 400
+_GRAPH_CALLS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds a call, by sample; `method` says how they were taken."""
+
+    samples: tuple[float, ...]
+    method: str
+
+    @property
+    def median_s(self) -> float:
+        """Half of the samples took at most this."""
+        return float(np.median(self.samples))
+
+    @property
+    def min_s(self) -> float:
+        """The best sample."""
+        return min(self.samples)
+
+
+def time_on_cpu(calls: Mapping[str, Call], budget_s: float) -> dict[str, Times]:
+    """Wall clock of each call, the calls in turn, so that a noisy second hurts all alike.
+
+    Rounds until the budget is spent, at least 5; two more go before, to warm up.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    end = 0.0
+    for turn in range(-2, _MAX_ROUNDS):
+        if turn == 0:
+            end = time.perf_counter() + budget_s
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(turn + 2)
+            if turn >= 0:
+                samples[name].append(time.perf_counter() - start)
+        if turn >= _MIN_ROUNDS - 1 and time.perf_counter() > end:
+            break
+    return {name: Times(tuple(values), "wall clock") for name, values in samples.items()}
+
+
+def time_on_cuda(call: Call, budget_s: float, *, num_turns: int, graph: bool) -> Times:
+    """CUDA events around replays of a graph of whole rounds of turns, or around plain calls where `graph` is False.
+
+    Plain calls are launched without waiting: what the host needs a call shows where it is slower than the device.
+
+    Args:
+        num_turns: buffers that the call rotates over.
+    """
+    calls = num_turns * max(1, -(-_GRAPH_CALLS // num_turns))
+
+    def run() -> None:
+        for turn in range(calls):
+            call(turn)
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compiles and allocates before the capture
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    launch, method = run, "CUDA events"
+    if graph:
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            run()
+        launch, method = captured.replay, "CUDA events, graph"
+    launch()
+    torch.cuda.synchronize()
+    samples: list[float] = []
+    end = time.perf_counter() + budget_s
+    while len(samples) < _MAX_ROUNDS and (len(samples) < _MIN_ROUNDS or time.perf_counter() < end):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record()
+        launch()
+        after.record()
+        after.synchronize()
+        samples.append(before.elapsed_time(after) / 1e3 / calls)
+    return Times(tuple(samples), method)
