@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from framework import registry
+from framework.components import Component as Component
+from framework.components import EngineOptions as EngineOptions
+from framework.components import build_allocator as build_allocator
+from framework.components import build_component as build_component
 from framework.engine.engine import Engine
 from framework.engine.model_executor import ModelExecutor
 from framework.engine.pool import KVPool, num_blocks_for
 from framework.engine.request import Request
 from framework.engine.tables import BlockTables
 from framework.errors import BackendUnavailable, ConfigError, InvalidArgument
-from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
 from framework.model.loading import LoadedModel, load_model
 from framework.model.tokenizer import Tokenizer
-from framework.parameters import signature
 from framework.sampling import Sampling
 from framework.types import Namespace
 
-Component = str | Mapping[str, Any] | type | object
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 _DEFAULT_BLOCKS = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """How the engine batches.
-
-    Attributes:
-        max_model_len: longest sequence in tokens; None takes the model's, at most the pool.
-        max_batch_tokens, max_batch_requests: tokens computed and rows run a step, at most.
-        chunk_size: prompt tokens of one request a step, at most; None leaves it to max_batch_tokens.
-        preempt_every: fault injection, preempts the newest row every so many steps.
-        compile: run the decoder through torch.compile.
-    """
-
-    max_model_len: int | None = None
-    max_batch_tokens: int = 2048
-    max_batch_requests: int = 64
-    chunk_size: int | None = None
-    preempt_every: int = 0
-    compile: bool = False
 
 
 class LLM:
@@ -294,46 +275,3 @@ def require_backend(backend: AttentionBackend, spec: AttentionSpec, device: str)
     raise BackendUnavailable(
         f"{type(backend).__name__} cannot run here: {'; '.join(reasons)}. Would work: {', '.join(others) or 'none'}"
     )
-
-
-def build_component(kind: str, component: Component, shared: Mapping[str, Any]) -> Any:
-    """A name, a mapping with a name, or a class becomes an object; an object stays itself."""
-    if isinstance(component, str):
-        return registry.build(kind, component, {}, shared)
-    if isinstance(component, Mapping):
-        options = {key: value for key, value in component.items() if key != "name"}
-        return registry.build(kind, str(component["name"]), options, shared)
-    if isinstance(component, type):
-        return construct(component, shared)
-    return component
-
-
-def construct(cls: type, shared: Mapping[str, Any]) -> Any:
-    """A class of your own, made with the shared values that its constructor names."""
-    named = signature(cls).names()
-    return cls(**{key: value for key, value in shared.items() if key in named})
-
-
-def build_allocator(
-    allocator: Component,
-    eviction: Component,
-    hash: Component,
-    *,
-    num_blocks: int,
-    block_size: int,
-    max_model_len: int,
-    seed: int = 0,
-) -> Allocator:
-    """The allocator with its policy and hash scheme; what serve and replay share."""
-    if block_size < 1:
-        raise ConfigError(f"cache.block_size must be at least 1, found {block_size}")
-    shared: dict[str, Any] = {
-        "num_blocks": num_blocks,
-        "block_size": block_size,
-        "max_model_len": max_model_len,
-        "seed": seed,
-    }
-    shared["eviction"] = build_component("eviction", eviction, shared)
-    shared["hash"] = build_component("hash", hash, shared)
-    built: Allocator = build_component("allocator", allocator, shared)
-    return built

@@ -9,28 +9,28 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import ConfigError, DuplicatePlugin, FrameworkError, PluginError, PluginImportError, UnknownPlugin
+from framework.errors import (
+    BackendUnavailable,
+    ConfigError,
+    DuplicatePlugin,
+    FrameworkError,
+    PluginError,
+    PluginImportError,
+    UnknownPlugin,
+)
 
 if TYPE_CHECKING:
     import argparse
 
     from omegaconf import DictConfig
 
+    from framework.sweep.job import Outcome, State
+
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 _REFUSALS = (ConfigError, UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one job left: its directory (None if it never got that far), its exit status, why it failed."""
-
-    directory: str | None
-    status: int = 0
-    reason: str = ""
 
 
 def main() -> None:
@@ -84,29 +84,57 @@ def job(config: DictConfig) -> Outcome:
     """One run: the task that Hydra calls, in this process or in a launcher's worker. A failure is an outcome."""
     from hydra.core.hydra_config import HydraConfig
 
+    from framework.config.multirun import job_directory
+    from framework.sweep.job import Outcome, fail, is_disk_failure
+
     hydra = HydraConfig.get()
-    directory = str(Path(hydra.runtime.output_dir).absolute())
+    sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
+    own = job_directory(hydra) if sweep else None
+    directory = str(own or Path(hydra.runtime.output_dir).absolute())
     try:
-        from framework.config.compose import checked
-
-        settings = checked(config)
-        settings["run"]["dir"] = directory
-        if _is_sweep(hydra) and not settings["run"]["group"]:
-            settings["run"]["group"] = Path(hydra.sweep.dir).name
-        from framework.build import run
-
-        result = run(settings)
-        _print_table(result, directory, sweep=_is_sweep(hydra))
+        reason = _run_job(config, hydra, directory, sweep)
+        status, disk = FAILED if reason else 0, False
+        state: State = "failed" if reason else "ok"
+        if reason:
+            _complain(f"{_job_name(hydra)}{reason}; see {directory}")
     except Exception as error:
-        if _full_error():
+        if _full_error() and sweep is None:
             raise
         reason = _sentence(error)
         _complain(_job_name(hydra) + reason)
-        return Outcome(directory, REFUSED if isinstance(error, _REFUSALS) else FAILED, reason)
-    reason = _what_went_wrong(result)
-    if reason:
-        _complain(f"{_job_name(hydra)}{reason}; see {directory}")
-    return Outcome(directory, FAILED if reason else 0, reason)
+        status, disk = REFUSED if isinstance(error, _REFUSALS) else FAILED, is_disk_failure(error)
+        state = "unavailable" if isinstance(error, BackendUnavailable) else "failed"
+    if sweep is not None and reason:
+        fail(Path(directory), state, reason)
+    return Outcome(
+        directory=directory,
+        sweep=sweep,
+        status=status,
+        state=state,
+        reason=reason,
+        disk=disk,
+        report=bool(config.run.report),
+    )
+
+
+def _run_job(config: DictConfig, hydra: Any, directory: str, sweep: str | None) -> str:
+    """Run, and say what went wrong though the run ended; empty when all is well."""
+    from framework.config.compose import checked
+    from framework.sweep.job import begin, config_hash, what_went_wrong
+
+    if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
+        os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
+    settings = checked(config)
+    if sweep is not None:
+        begin(Path(directory), list(hydra.overrides.task), config_hash(settings))
+        settings["run"]["progress"] = False  # the sweep's own bar has the terminal
+        settings["run"]["group"] = settings["run"]["group"] or Path(sweep).name
+    settings["run"]["dir"] = directory
+    from framework.build import run
+
+    result = run(settings)
+    _print_table(result, directory, sweep=sweep is not None)
+    return what_went_wrong(result)
 
 
 def _job_name(hydra: Any) -> str:
@@ -124,18 +152,6 @@ def _print_table(result: Mapping[str, Any], directory: str, *, sweep: bool) -> N
 
 def _is_sweep(hydra: Any) -> bool:
     return str(hydra.mode).endswith("MULTIRUN")
-
-
-def _what_went_wrong(result: Mapping[str, Any]) -> str:
-    """A run that ended is still a failure when a request failed or the tokens differ from the dense model's."""
-    reasons = []
-    if result.get("status", "ok") != "ok":
-        reasons.append(f"the run's status is {result['status']!r}")
-    if result.get("num_failed", 0):
-        reasons.append(f"{result['num_failed']} requests failed")
-    if result.get("dense_mismatches", 0):
-        reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
-    return " and ".join(reasons)
 
 
 def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
@@ -191,6 +207,7 @@ def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
+    from framework.config.multirun import multirun
     from framework.config.sentences import HYDRA_ERRORS, as_config_error
 
     try:
@@ -199,34 +216,40 @@ def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator
         if mode == RunMode.RUN:
             yield hydra.run(config_name=name, task_function=job, overrides=words).return_value
         else:
-            yield from _jobs(hydra.multirun(config_name=name, task_function=job, overrides=words))
+            yield from multirun(hydra, name, words, job)
     except HYDRA_ERRORS as error:
         raise as_config_error(error, args.overrides, path) from error
     finally:
         GlobalHydra.instance().clear()
 
 
-def _jobs(returned: Any) -> Iterator[Outcome]:
-    """Every outcome in what a sweeper returned: JobReturns, in lists of any depth, or nothing."""
-    if isinstance(returned, (list, tuple)):
-        for entry in returned:
-            yield from _jobs(entry)
-    elif returned is not None and isinstance(returned.return_value, Outcome):
-        yield returned.return_value
-
-
 def _finish(outcomes: Sequence[Outcome]) -> None:
-    """The end of every command, failed or not: where a sweep's report belongs."""
-    if len(outcomes) > 1 and any(outcome.status for outcome in outcomes):
-        failed = sum(1 for outcome in outcomes if outcome.status)
-        _complain(f"{failed} of {len(outcomes)} jobs failed")
+    """The end of every command, failed or not: a sweep's report is written here."""
+    sweeps = {outcome.sweep: None for outcome in outcomes if outcome.sweep is not None and outcome.report}
+    for folder in sweeps:
+        try:
+            from framework.report.write import report_sweep
+
+            report_sweep(Path(folder))
+        except Exception as error:  # the results are safe; `python -m framework.report` can be asked again
+            _complain(f"no report of {folder}: {_sentence(error)}")
+    for outcome in outcomes:
+        if outcome.directory is None and outcome.reason:
+            _complain(outcome.reason)
+    if len(outcomes) > 1 and any(_is_failure(outcome) for outcome in outcomes):
+        failed = sum(1 for outcome in outcomes if _is_failure(outcome) and outcome.directory)
+        _complain(f"{failed} of {sum(1 for outcome in outcomes if outcome.directory)} jobs failed")
 
 
 def _status(outcomes: Sequence[Outcome]) -> int:
-    statuses = {outcome.status for outcome in outcomes if outcome.status}
-    if len(outcomes) == 1:
-        return outcomes[0].status
-    return FAILED if statuses else 0
+    """A backend that cannot run here is a row of a sweep, not a failure of it, unless nothing could run."""
+    if len(outcomes) == 1 or all(outcome.status for outcome in outcomes):
+        return outcomes[0].status if len({outcome.status for outcome in outcomes}) == 1 else FAILED
+    return FAILED if any(_is_failure(outcome) for outcome in outcomes) else 0
+
+
+def _is_failure(outcome: Outcome) -> bool:
+    return outcome.status != 0 and outcome.state != "unavailable"
 
 
 def _asks(arguments: Sequence[str], *flags: str) -> bool:

@@ -11,12 +11,14 @@ from framework import tracking, workload
 from framework.build import section
 from framework.engine.engine import Engine
 from framework.engine.request import Request
+from framework.labels import label as label
+from framework.labels import provenance as provenance
 from framework.llm import LLM, EngineOptions, default_device, encode
 from framework.model.choice import build_model
 from framework.model.loading import LoadedModel
 from framework.options import call_checked
 from framework.replay.recording import RecordingExecutor, write_recording
-from framework.tracking import RunDirectory, RunLabel, Trackers
+from framework.tracking import RunDirectory, Trackers
 from framework.workload import WorkloadRequest
 
 _KINDS = ("allocator", "eviction", "hash", "backend")
@@ -157,23 +159,6 @@ def request_row(request: Request) -> dict[str, Any]:
             for c in request.completions
         ],
     }
-
-
-def label(config: Mapping[str, Any]) -> RunLabel:
-    """How trackers call this run."""
-    settings = section(config, "run")
-    names = [str((config.get(kind) or {}).get("name", "default")) for kind in _KINDS]
-    return RunLabel(
-        name=str(settings.get("name") or "-".join(names)),
-        group=str(settings.get("group") or ""),
-        job_type="-".join(names),
-    )
-
-
-def provenance(config: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Where this run comes from."""
-    components = {kind: str((config.get(kind) or {}).get("name", "default")) for kind in _KINDS}
-    return tracking.collect_provenance(components=components, seeds={"seed": int(config.get("seed", 0))}, device=device)
 
 
 def _event_log(run: RunDirectory) -> Any:

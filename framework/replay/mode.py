@@ -12,11 +12,12 @@ import numpy as np
 
 from framework import tracking
 from framework.build import section
+from framework.components import EngineOptions, build_allocator, build_component
 from framework.engine.engine import Engine
 from framework.engine.executor import Executor
 from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
-from framework.llm import EngineOptions, build_allocator, build_component
+from framework.labels import label, provenance
 from framework.options import call_checked
 from framework.replay.executors import OUTPUT_BASE, ReplayExecutor, constant_step
 from framework.replay.options import ReplayOptions
@@ -26,7 +27,6 @@ from framework.replay.reference import CacheOnlyResult
 from framework.replay.reference import replay as replay_reference
 from framework.replay.roofline import Roofline
 from framework.sampling import Sampling
-from framework.serve import label, provenance
 from framework.tracking import RunDirectory, Trackers
 from framework.types import Namespace, TokenArray
 from framework.workload.traces import Trace, TraceRequest, open_trace

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from framework.engine.engine import Engine
+    from framework.sweep.job import Outcome
 
 
 @contextmanager
@@ -61,5 +63,41 @@ def replay_progress(*, enabled: bool) -> Iterator[Callable[[Engine], None]]:
             if engine.scheduler.step_number % 64 == 0:
                 done = sum(engine.metrics.statuses.values())
                 bar.update(task, completed=done, tokens=engine.metrics.num_scheduled_tokens)
+
+        yield tick
+
+
+@contextmanager
+def sweep_progress(total: int, *, enabled: bool) -> Iterator[Callable[[Outcome], None]]:
+    """A bar over a sweep's jobs with what became of them, on standard error; nothing when not a terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if not (enabled and console.is_terminal):
+        yield lambda outcome: None
+        return
+    columns = (
+        TextColumn("jobs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[states]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    states: Counter[str] = Counter()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("sweep", total=total, states="")
+
+        def tick(outcome: Outcome) -> None:
+            states[outcome.state] += 1
+            bar.update(task, advance=1, states=", ".join(f"{count} {state}" for state, count in sorted(states.items())))
 
         yield tick

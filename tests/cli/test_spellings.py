@@ -114,7 +114,10 @@ def test_each_job_of_a_sweep_has_its_own_directory_and_the_sweeps_group(
     command: Any, runs: list[Any], elsewhere: Path
 ) -> None:
     command("-m", "seed=0,1", "run.sweep=mine", *QUICK)
-    assert [run["run"]["dir"] for run in runs] == [str(elsewhere / "sweeps" / "mine" / str(job)) for job in (0, 1)]
+    folders = [Path(run["run"]["dir"]) for run in runs]
+    assert {folder.parent for folder in folders} == {elsewhere / "sweeps" / "mine"}
+    assert len(set(folders)) == 2, folders
+    assert ["seed=0" in folders[0].name, "seed=1" in folders[1].name] == [True, True], folders
     assert {run["run"]["group"] for run in runs} == {"mine"}
 
 

@@ -1,0 +1,187 @@
+"""Hydra's multirun as a resumable sweep: every word is checked before a job starts, finished jobs are not launched.
+
+In this process jobs run one by one under a progress bar; a launcher (joblib, submitit, ray) gets what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import run_job, setup_globals
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from framework.config.compose import checked
+from framework.errors import FrameworkError
+from framework.report.progress import sweep_progress
+from framework.sweep.job import Outcome, config_hash, folder_name, is_done
+
+Task = Callable[[DictConfig], Outcome]
+_OWN_SUBDIR = "."  # conf/config.yaml's: the job names its own folder
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """One --multirun: what all its jobs share."""
+
+    config: DictConfig
+    context: HydraContext
+    task: Task
+
+    @property
+    def folder(self) -> Path:
+        return Path(str(self.config.hydra.sweep.dir)).absolute()
+
+    def composed(self, number: int, words: Sequence[str]) -> DictConfig:
+        """The configuration of one job, Hydra's node included."""
+        config = self.context.config_loader.load_sweep_config(self.config, list(words))
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        return config
+
+    def done(self, config: DictConfig) -> Outcome | None:
+        """The outcome of a job whose result is there already."""
+        directory = job_directory(config.hydra)
+        if directory is None or not self.folder.is_dir():
+            return None
+        try:
+            digest = config_hash(checked(without_hydra(config)))
+        except FrameworkError:
+            return None  # the job itself will say why
+        done = is_done(directory, digest)
+        if not done:
+            return None
+        report = bool(self.config.run.report)
+        return Outcome(directory=str(directory), sweep=str(self.folder), state="skipped", report=report)
+
+
+def multirun(hydra: Any, name: str, words: Sequence[str], task: Task) -> Iterator[Outcome]:
+    """Every job of a sweep in order, as each ends; those that were done before are `skipped`.
+
+    Raises:
+        hydra's own errors: a word that cannot be composed; nothing was started.
+    """
+    quiet = [] if any("hydra.output_subdir" in word for word in words) else ["hydra.output_subdir=null"]
+    config = hydra.compose_config(
+        config_name=name, overrides=[*words, *quiet], with_log_configuration=True, run_mode=RunMode.MULTIRUN
+    )
+    callbacks = Callbacks(config)
+    callbacks.on_multirun_start(config=config, config_name=name)
+    context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
+    sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
+    arguments = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    assert isinstance(arguments, list)
+    if type(sweeper) is BasicSweeper:
+        yield from _jobs(_Sweep(config, context, task), sweeper, arguments)
+    else:
+        yield from _outcomes(sweeper.sweep(arguments=arguments))
+    callbacks.on_multirun_end(config=config, config_name=name)
+
+
+def job_directory(hydra: Any) -> Path | None:
+    """The folder of a sweep's job, from Hydra's node; None where the user gave `hydra.sweep.subdir`."""
+    if str(hydra.sweep.subdir) != _OWN_SUBDIR:
+        return None
+    return Path(str(hydra.sweep.dir)).absolute() / folder_name(list(hydra.overrides.task))
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """A composed configuration as the task function gets it."""
+    copied = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    copied._set_parent(None)
+    return copied
+
+
+def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Iterator[Outcome]:
+    parser = OverridesParser.create(config_loader=sweep.context.config_loader)
+    # A word of the command line replaces the same key of a conf/sweep file.
+    overrides = parser.parse_overrides([f"{key}={value}" for key, value in sweeper.params.items()])
+    given = parser.parse_overrides(list(arguments))
+    keys = {override.get_key_element() for override in given}
+    merged = [override for override in overrides if override.get_key_element() not in keys] + given
+    jobs = sweeper.split_arguments(merged, None)[0]
+    for number, words in enumerate(_representatives(jobs)):
+        sweep.composed(number, words)
+    if not jobs:
+        return
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(sweep.config, sweep.folder / "multirun.yaml")
+    if isinstance(sweeper.launcher, BasicLauncher):
+        yield from _in_process(sweep, jobs)
+    else:
+        yield from _launched(sweep, sweeper, jobs)
+
+
+def _representatives(jobs: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """A few jobs that together say every word of the sweep: composing these finds what cannot be composed."""
+    seen: set[str] = set()
+    for words in jobs:
+        if not seen.issuperset(words):
+            seen.update(words)
+            yield words
+
+
+def _in_process(sweep: _Sweep, jobs: Sequence[Sequence[str]]) -> Iterator[Outcome]:
+    """One after another; stops when so many in a row cannot write, since the next would neither."""
+    patience, unwritten = int(sweep.config.run.stop_after_io_failures), 0
+    with sweep_progress(len(jobs), enabled=bool(sweep.config.run.progress)) as tick:
+        for number, words in enumerate(jobs):
+            config = sweep.composed(number, words)
+            outcome = sweep.done(config) or _run(sweep, config)
+            yield outcome
+            tick(outcome)
+            unwritten = unwritten + 1 if outcome.disk else 0
+            left = len(jobs) - number - 1
+            if patience and unwritten >= patience and left:
+                reason = f"stopped after {unwritten} jobs in a row that could not write; {left} jobs were not run"
+                yield Outcome(directory=None, sweep=str(sweep.folder), status=1, state="failed", reason=reason)
+                return
+
+
+def _run(sweep: _Sweep, config: DictConfig) -> Outcome:
+    setup_globals()
+    returned = run_job(
+        hydra_context=sweep.context,
+        task_function=sweep.task,
+        config=config,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
+    outcome = returned.return_value
+    assert isinstance(outcome, Outcome)
+    return outcome
+
+
+def _launched(sweep: _Sweep, sweeper: BasicSweeper, jobs: Sequence[Sequence[str]]) -> Iterator[Outcome]:
+    """What is missing goes to the launcher, in batches where the user set `hydra.sweeper.max_batch_size`."""
+    assert sweeper.launcher is not None
+    missing: list[list[str]] = []
+    for number, words in enumerate(jobs):
+        done = sweep.done(sweep.composed(number, words))
+        if done is not None:
+            yield done
+        else:
+            missing.append(list(words))
+    state = Singleton.get_state()
+    size = sweeper.max_batch_size or max(1, len(missing))
+    for start in range(0, len(missing), size):
+        yield from _outcomes(sweeper.launcher.launch(missing[start : start + size], initial_job_idx=start))
+        Singleton.set_state(state)
+
+
+def _outcomes(returned: Any) -> Iterator[Outcome]:
+    """Every outcome in what a sweeper returned: JobReturns, in lists of any depth, or nothing."""
+    if isinstance(returned, (list, tuple)):
+        for entry in returned:
+            yield from _outcomes(entry)
+    elif returned is not None and isinstance(returned.return_value, Outcome):
+        yield returned.return_value

@@ -1,0 +1,173 @@
+"""Which folder is a job's, is the job done, and what does it leave when it fails?
+
+A job's folder holds `job.json` (its overrides and the hash of its configuration), the files of its run directory,
+and `failure.json` when it ended badly. `result.json` is removed before `job.json` is replaced, so that a result always
+belongs to the hash beside it, whenever the process is killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from framework.errors import RunDirectoryError
+from framework.jsonl import to_plain
+from framework.tracking.run_directory import RESULT, read_result
+
+JOB, FAILURE = "job.json", "failure.json"
+State = Literal["ok", "failed", "unavailable", "skipped"]
+
+_LONGEST = 80
+_HASH_CHARACTERS = 8
+_NOT_IN_HASH = frozenset({"name", "group", "dir", "sweep", "overwrite", "progress", "report", "stop_after_io_failures"})
+"""Keys of `run` that say where a job writes or how it is watched, not what it computes."""
+_NOT_A_JOB = re.compile(r"^[+~]*(hydra|tracker|run\.(" + "|".join(sorted(_NOT_IN_HASH)) + r"))\b")
+_FIRST = ("mode", "allocator", "eviction", "hash", "backend", "model", "cache", "seed")
+_DISK = frozenset(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EIO", "EFBIG", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENODEV", "ENOTCONN")
+    if hasattr(errno, name)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one job left.
+
+    Attributes:
+        directory: of the run; None if it never got that far.
+        sweep: the folder of its sweep; None for a single run.
+        status: exit status of this job alone.
+        state: `skipped` is a job that was done before.
+        reason: why it failed, one sentence.
+        disk: whether it failed because nothing can be written.
+        report: whether its sweep wants a report at its end.
+    """
+
+    directory: str | None
+    sweep: str | None = None
+    status: int = 0
+    state: State = "ok"
+    reason: str = ""
+    disk: bool = False
+    report: bool = True
+
+
+def folder_name(overrides: Sequence[str]) -> str:
+    """The folder of an override set: readable, at most 80 characters, the same whatever the order or the sweep.
+
+    Overrides of `hydra.`, `tracker` and of where a run writes do not count. The tail is a hash of all the others.
+    """
+    words = sorted({_bare(word) for word in overrides if not _NOT_A_JOB.match(word)}, key=_rank)
+    digest = hashlib.sha256("\0".join(sorted(words)).encode()).hexdigest()[:_HASH_CHARACTERS]
+    readable = ""
+    for word in words:
+        longer = f"{readable},{_short(word)}" if readable else _short(word)
+        if len(longer) > _LONGEST - _HASH_CHARACTERS - 1:
+            break
+        readable = longer
+    return f"{readable or 'default'}-{digest}"
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """A name of what a configuration computes: everything but trackers and where a run writes. 32 hex digits."""
+    kept = {key: value for key, value in config.items() if key not in ("tracker", "sweep", "experiment")}
+    kept["run"] = {key: value for key, value in (config.get("run") or {}).items() if key not in _NOT_IN_HASH}
+    text = json.dumps(to_plain(kept), sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def is_done(directory: Path, digest: str) -> bool:
+    """Whether `directory` holds the good result of this very configuration. Whatever is unreadable is not done."""
+    try:
+        result = read_result(directory)
+    except RunDirectoryError:
+        return False
+    return (read_json(directory / JOB) or {}).get("config_hash") == digest and not what_went_wrong(result)
+
+
+def begin(directory: Path, overrides: Sequence[str], digest: str) -> None:
+    """Mark `directory` as this job's, with no result yet.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in (RESULT, FAILURE):
+            (directory / name).unlink(missing_ok=True)
+        write_json(directory / JOB, {"overrides": list(overrides), "config_hash": digest})
+    except OSError as fault:
+        raise RunDirectoryError(fault.errno or 0, f"{directory} cannot be written: {fault.strerror}") from fault
+
+
+def fail(directory: Path, state: State, reason: str) -> None:
+    """Leave `failure.json`, if anything can be written at all; the reason is on standard error as well."""
+    with suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / FAILURE, {"status": state, "reason": reason})
+
+
+def what_went_wrong(result: Mapping[str, Any]) -> str:
+    """A run that ended is still a failure when a request failed or the tokens differ from the dense model's."""
+    reasons = []
+    if result.get("status", "ok") != "ok":
+        reasons.append(f"the run's status is {result['status']!r}")
+    if result.get("num_failed", 0):
+        reasons.append(f"{result['num_failed']} requests failed")
+    if result.get("dense_mismatches", 0):
+        reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
+    return " and ".join(reasons)
+
+
+def is_disk_failure(error: BaseException) -> bool:
+    """Whether the error says that nothing can be written here any more."""
+    return isinstance(error, OSError) and error.errno in _DISK
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Whole or not at all: temporary file, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(to_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file, or None where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _bare(word: str) -> str:
+    return word.lstrip("+")
+
+
+def _rank(word: str) -> tuple[int, str]:
+    head = re.split(r"[.=]", word, maxsplit=1)[0]
+    return (_FIRST.index(head) if head in _FIRST else len(_FIRST), word)
+
+
+def _short(word: str) -> str:
+    """`cache.num_blocks=64` as `num_blocks=64`, a path by its last part, and nothing a file system or shell minds."""
+    key, _, value = word.partition("=")
+    key = key.removeprefix("cache.")
+    return re.sub(r"[^A-Za-z0-9._=+-]+", "_", f"{key}={value.strip(chr(39)).rstrip('/').rpartition('/')[2]}")
