@@ -150,11 +150,7 @@ def load(kind: str, name: str) -> type:
         PluginImportError: the module does not import, or has no such class.
         PluginError: what it names is no implementation of the kind's interface.
     """
-    return load_plugin(find(kind, name))
-
-
-def load_plugin(plugin: Plugin) -> type:
-    """`load` for one entry point, whether or not another has the same name."""
+    plugin = find(kind, name)
     reason = contract.reason_against(plugin.distribution)
     if reason:
         raise ContractMismatch(

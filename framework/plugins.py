@@ -1,0 +1,143 @@
+"""`python -m framework.plugins`: what is installed, whether it loads, and which backends can run here.
+
+Exit status: 0, or 2 when the question could not be understood. A plugin that does not load is a line, not a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from framework import registry
+from framework.errors import FrameworkError
+
+if TYPE_CHECKING:
+    from framework.interfaces.backend import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One installed plugin.
+
+    Attributes:
+        summary: its class's first docstring line, read without importing it; "-" where there is none.
+        error: why it does not load; empty when it does.
+        device: the device a backend was asked about; None for other kinds, and when it does not load.
+        reasons: why that backend cannot run there.
+    """
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    value: str
+    summary: str
+    error: str = ""
+    device: str | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """ "ok", or what is wrong, in a sentence."""
+        if self.error:
+            return self.error
+        return f"not on {self.device}: " + "; ".join(self.reasons) if self.reasons else "ok"
+
+
+def installed(kind: str | None = None, *, device: str | None = None) -> list[Entry]:
+    """Every installed plugin of this kind, or of all, each loaded to see whether it can be.
+
+    Args:
+        kind: of `registry.kinds()`; None for all.
+        device: where backends would run; default "cuda" where there is one, else "cpu".
+
+    Raises:
+        ConfigError: no such kind.
+    """
+    kinds = registry.kinds() if kind is None else (kind,)
+    return [_entry(plugin, device) for kind in kinds for plugin in registry.entries(kind)]
+
+
+def default_spec() -> AttentionSpec:
+    """The attention that a backend is asked about: Llama-3-8B's heads in float32, blocks of 16 tokens."""
+    from framework.interfaces.backend import AttentionSpec
+
+    return AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, dtype="float32", block_size=16)
+
+
+def _entry(plugin: registry.Plugin, device: str | None) -> Entry:
+    facts: dict[str, Any] = {**asdict(plugin), "summary": registry.summary(plugin)}
+    try:
+        cls = registry.load(plugin.kind, plugin.name)
+    except FrameworkError as error:
+        return Entry(**facts, error=f"{type(error).__name__}: {error}")
+    if plugin.kind != "backend":
+        return Entry(**facts)
+    where = device or _device()
+    return Entry(**facts, device=where, reasons=_reasons(plugin, cls, where))
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _reasons(plugin: registry.Plugin, cls: type, device: str) -> tuple[str, ...]:
+    """What `check` says; a stranger's `check` may raise anything, and that is a reason too."""
+    try:
+        return tuple(str(reason) for reason in cls().check(default_spec(), device))
+    except Exception as error:
+        return (f"its check raised {type(error).__name__}: {error}",)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is installed; 0, or 2 with one sentence on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m framework.plugins", description=__doc__)
+    parser.add_argument("--kind", help="only one of: " + ", ".join(registry.kinds()))
+    parser.add_argument("--device", help='where backends would run: "cpu", "cuda", "cuda:1"; default: the best here')
+    parser.add_argument("--json", action="store_true", help="a list of objects, for programs")
+    options = parser.parse_args(arguments)
+    try:
+        found = installed(options.kind, device=options.device)
+    except FrameworkError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    if options.json:
+        print(json.dumps([{**asdict(entry), "verdict": entry.verdict} for entry in found], indent=2))  # noqa: T201
+    else:
+        _print(found)
+    return 0
+
+
+def _print(found: Sequence[Entry]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("kind", "name", "distribution"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("what it is", ratio=3)
+    table.add_column("here", ratio=2)
+    before = ""
+    for entry in found:
+        if before and entry.kind != before:
+            table.add_section()
+        style = "green" if entry.verdict == "ok" else ("red" if entry.error else "yellow")
+        owner = f"{entry.distribution} {entry.version}"
+        table.add_row(*map(Text, (entry.kind, entry.name, owner, entry.summary)), Text(entry.verdict, style=style))
+        before = entry.kind
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
