@@ -108,6 +108,8 @@ class LLM:
             poison=poison,
         )
         tables = BlockTables(options.max_batch_requests, -(-max_len // block_size), self.device)
+        if options.prepack and not options.compile:
+            decoder.prepack(options.max_batch_requests)
         if options.compile:
             decoder.compile(dynamic=True)
         self.executor = ModelExecutor(decoder, self.backend, self.pool, tables)

@@ -36,6 +36,7 @@ class Engine:
     max_model_len: int | None
     preempt_every: int
     compile: bool
+    prepack: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

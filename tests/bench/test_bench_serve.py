@@ -1,0 +1,123 @@
+"""Tokens a second of serve against `transformers.generate` and its continuous batching, same weights and prompts.
+
+pytest tests/bench/test_bench_serve.py --benchmark-only -s
+
+Rounds are interleaved, so that a machine whose speed drifts slows all alike; the ratio is of one round's pair. Set
+KVLAB_BENCH_SCALE=0.1 for a tenth of the tokens.
+"""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from framework.engine.request import Status
+from framework.llm import LLM, EngineOptions
+from framework.model.loading import load_model
+from framework.model.shapes import SHAPES
+from framework.sampling import Sampling
+
+SCALE = float(os.environ.get("KVLAB_BENCH_SCALE", "1"))
+ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
+THREADS = int(os.environ.get("KVLAB_BENCH_THREADS", str(os.cpu_count() or 1)))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A 100M-parameter Qwen3 with random weights, as transformers saves it."""
+    import transformers
+
+    torch.set_num_threads(THREADS)
+    shape = SHAPES["qwen3-100m"]
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_size,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            intermediate_size=shape.intermediate_size,
+            tie_word_embeddings=True,
+            max_position_embeddings=4096,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    ).eval()
+    folder = tmp_path_factory.mktemp("qwen3-100m")
+    model.save_pretrained(folder)
+    from framework.testing.checkpoints import save_tokenizer
+
+    save_tokenizer(folder, shape.vocab_size)
+    return folder, model
+
+
+def no_sharing(rng):
+    """32 ragged prompts of 32 to 512 tokens, 128 new each."""
+    lengths = np.linspace(32, 512, 32).astype(int)
+    rng.shuffle(lengths)
+    return [rng.integers(0, 32_000, max(2, int(n * SCALE))).tolist() for n in lengths], max(2, int(128 * SCALE))
+
+
+def shared_prefix(rng):
+    """32 prompts: a common prefix of 1,024 tokens, 64 of their own, 64 new each."""
+    prefix = rng.integers(0, 32_000, max(16, int(1024 * SCALE))).tolist()
+    tails = [rng.integers(0, 32_000, max(2, int(64 * SCALE))).tolist() for _ in range(32)]
+    return [prefix + tail for tail in tails], max(2, int(64 * SCALE))
+
+
+def ours(folder, prompts, new):
+    """Tokens and seconds of one cold engine; building it is not timed."""
+    longest = max(map(len, prompts)) + new
+    llm = LLM(
+        load_model(folder),
+        num_blocks=32 * (longest // 16 + 2),
+        engine=EngineOptions(max_model_len=longest, max_batch_requests=32, max_batch_tokens=512),
+    )
+    start = time.perf_counter()
+    requests = llm.generate(prompts, Sampling(max_tokens=new, ignore_eos=True))
+    seconds = time.perf_counter() - start
+    assert all(request.status is Status.FINISHED for request in requests), [request.reason for request in requests]
+    metrics = llm.engine.metrics
+    return [request.completions[0].tokens for request in requests], seconds, metrics
+
+
+def theirs(model, prompts, new):
+    """`generate` on one left-padded static batch."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    start = time.perf_counter()
+    with torch.inference_mode():
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
+    return out[:, width:].tolist(), time.perf_counter() - start
+
+
+@pytest.mark.parametrize("workload", [no_sharing, shared_prefix], ids=lambda w: w.__name__)
+def test_serve_against_generate(benchmark, checkpoint, workload):
+    folder, model = checkpoint
+    prompts, new = workload(np.random.default_rng(0))
+    total, rates, ratios, overheads, equal = len(prompts) * new, [], [], [], []
+
+    def one_round():
+        tokens, seconds, metrics = ours(folder, prompts, new)
+        reference, reference_seconds = theirs(model, prompts, new)
+        rates.append((total / seconds, total / reference_seconds))
+        ratios.append(reference_seconds / seconds)
+        overheads.append(1 - metrics.forward_s / metrics.step_s)
+        equal.append(sum(a == b for a, b in zip(tokens, reference, strict=True)))
+        assert metrics.num_output_tokens == total
+
+    benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=0)
+    benchmark.extra_info.update(
+        ours_tokens_per_s=[round(a, 1) for a, _ in rates],
+        generate_tokens_per_s=[round(b, 1) for _, b in rates],
+        ratio=[round(r, 2) for r in ratios],
+        engine_overhead=[round(o, 4) for o in overheads],
+        equal_sequences=equal,
+        threads=THREADS,
+    )
+    print("\n", workload.__name__, dict(benchmark.extra_info))
