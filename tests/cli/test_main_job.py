@@ -1,0 +1,162 @@
+"""The user's literal commands, run from another directory: what they print, write and return, and what stops them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.jsonl import read_jsonl
+from framework.testing.checkpoints import make_checkpoint
+from framework.tracking import read_result
+
+SMALL = ("workload.num_requests=6", "workload.output_tokens=4", "workload.prefix_tokens=32", "run.check_requests=2")
+
+
+def run(folder: Path, *words: str, timeout: float = 200.0) -> subprocess.CompletedProcess[str]:
+    """`python -m framework.run WORDS` in `folder`."""
+    command = [sys.executable, "-m", "framework.run", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
+
+
+def result_of(folder: Path, *words: str) -> dict[str, Any]:
+    done = run(folder, *words, "run.dir=out")
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout}\n{done.stderr}"
+    return dict(read_result(folder / "out"))
+
+
+def test_the_command_without_arguments_ends_with_a_table(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    (written,) = tmp_path.glob("runs/serve/*/*/result.json")
+    result = read_result(written.parent)
+    for word in ("hit rate", "utilisation", "preemptions", "dense"):
+        assert word in done.stdout.lower(), f"no {word!r} in\n{done.stdout}"
+    assert (result["num_finished"], result["num_requests"]) == (48, 48), result
+    assert (result["dense_checked"], result["dense_mismatches"]) == (8, 0), result
+    assert result["num_forks"] > 0, result
+    assert result["hit_rate"] > 0.5, result
+
+
+@pytest.mark.slow
+def test_the_command_with_prefix_and_triton_does_the_same_interpreted(tmp_path: Path) -> None:
+    done = run(tmp_path, "+allocator=prefix", "+backend=triton", "run.dir=out")
+    assert done.returncode == 0, done.stderr
+    result = read_result(tmp_path / "out")
+    assert (result["num_finished"], result["dense_mismatches"]) == (48, 0), result
+    assert (result["allocator"], result["backend"]) == ("prefix", "triton"), result
+    assert "interpret" in done.stderr.lower(), done.stderr
+
+
+def test_a_small_job_on_another_allocator_leaves_all_its_files_and_its_log(tmp_path: Path) -> None:
+    result = result_of(tmp_path, *SMALL, "+allocator=prefix", "+eviction=fifo", "+hash=xxh64", "run.events=true",
+                       "cache.num_blocks=40")  # fmt: skip
+    assert (result["allocator"], result["eviction"], result["hash"]) == ("prefix", "fifo", "xxh64")
+    assert (result["num_finished"], result["dense_mismatches"]) == (6, 0), result
+    out = tmp_path / "out"
+    for name in ("config.yaml", "metrics.jsonl", "requests.jsonl", "provenance.json", "events.jsonl"):
+        assert (out / name).stat().st_size > 0, f"{name} is empty"
+    events = read_jsonl(out / "events.jsonl")
+    kinds = {event["event"] for event in events}
+    assert {"arrive", "admit", "step", "finished"} <= kinds, kinds
+    assert sum(event["event"] == "finished" for event in events) == 6
+    steps = read_jsonl(out / "metrics.jsonl")
+    assert len(steps) == result["num_steps"], (len(steps), result["num_steps"])
+
+
+def test_a_file_of_lines_is_served_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "questions.txt").write_text("What is a block?\nWhat is a slot?\n\nWho evicts whom, and why?\n")
+    result_of(tmp_path, "workload=questions.txt", "workload.max_tokens=3")
+    rows = read_jsonl(tmp_path / "out" / "requests.jsonl")
+    assert [row["status"] for row in rows] == ["finished"] * 3, rows
+    assert [row["prompt_tokens"] >= 15 for row in rows] == [True] * 3, rows
+
+
+def test_a_file_of_json_lines_is_served_and_one_that_never_fits_is_rejected_alone(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "What is a block?", "max_tokens": 3},
+        {"prompt": "again " * 400, "max_tokens": 3},
+        {"prompt": "Twice", "max_tokens": 4, "n": 2, "temperature": 0.7},
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = result_of(tmp_path, "workload=questions.jsonl", "cache.num_blocks=20")
+    rows = read_jsonl(tmp_path / "out" / "requests.jsonl")
+    assert [row["status"] for row in rows] == ["finished", "rejected", "finished"], rows
+    assert "320" in rows[1]["reason"], rows[1]
+    assert [len(row["completions"]) for row in rows] == [1, 0, 2], rows
+    assert (result["num_finished"], result["num_rejected"], result["num_failed"]) == (2, 1, 0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama", num_hidden_layers=2)
+
+
+def test_a_checkpoint_with_its_own_tokenizer_serves_recorded_agents_with_their_prefixes_hit(
+    tmp_path: Path, checkpoint: Path, traces: Path
+) -> None:
+    path = traces / "lmcache-agent-trace_text.tar.xz"
+    if not path.exists():
+        pytest.skip(f"no {path.name} among the traces")
+    result = result_of(
+        tmp_path, f"model={checkpoint}", "workload=agent_text", f"workload.path={path}", "workload.limit=10",
+        "workload.skip_empty=true",
+        "workload.max_prompt_chars=1500", "workload.max_tokens=2", "run.check_requests=3", "cache.num_blocks=700",
+        "engine.max_batch_requests=1",
+    )  # fmt: skip
+    assert result["num_finished"] == 10, result
+    assert (result["dense_checked"], result["dense_mismatches"]) == (3, 0), result
+    assert result["hit_tokens"] > 0.5 * result["prompt_tokens"], (result["hit_tokens"], result["prompt_tokens"])
+
+
+def test_interrupted_in_the_middle_it_keeps_what_it_has_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "framework.run", "run.dir=out", "workload=no_sharing", "workload.new_tokens=4000",
+               "workload.max_tokens=40", "cache.num_blocks=20000"]  # fmt: skip
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    give_up = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size > 2000) and process.poll() is None:
+        assert time.monotonic() < give_up, "it never started"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode not in (0, None), f"{process.returncode}: {out}\n{err}"
+    assert "Traceback" not in err, err
+    assert (tmp_path / "out" / "result.json").exists(), err
+    result = read_result(tmp_path / "out")
+    assert result["status"] == "failed", result
+    assert len(read_jsonl(tmp_path / "out" / "requests.jsonl")) == 32
+    assert result["num_steps"] > 0, result
+
+
+def test_a_directory_that_cannot_be_made_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = run(tmp_path, *SMALL, "run.dir=file/out")
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "file" in done.stderr, done.stderr
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs resource limits")
+def test_a_full_disk_ends_the_run_with_a_reason(tmp_path: Path) -> None:
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from framework.run import call\n"
+        "import framework.serve\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY))\n"
+        "sys.exit(call(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", script, "workload.num_requests=12", "run.dir=out", "run.events=true"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode not in (0, None), done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "cannot be written: File too large" in done.stderr, done.stderr
