@@ -154,6 +154,12 @@ class HashIndex(PrefixIndex):
         self._blocks.clear()
         self._orphans.clear()
 
+    def restore(
+        self, blocks: dict[BlockHash, int], parents: list[BlockHash | None], orphans: dict[BlockHash, int]
+    ) -> None:
+        """Take over an index kept elsewhere: block of each name, parent of each block, counts of absent parents."""
+        self._blocks, self._parents, self._orphans = blocks, parents, orphans
+
     def audit(self) -> list[str]:
         pool, faults = self._pool, []
         published = {block for block in range(1, pool.num_blocks + 1) if pool.key[block] is not None}
@@ -272,6 +278,21 @@ class TrieIndex(PrefixIndex):
     def clear(self) -> None:
         self._nodes.clear()
         self._reset_columns()
+
+    def restore(
+        self,
+        found: Sequence[int],
+        node: Sequence[int],
+        above: list[int],
+        kids: list[int],
+        resident: list[int],
+        block: list[int],
+        name: list[BlockHash],
+    ) -> None:
+        """Take over a trie kept elsewhere: the nodes it finds, the node of each block, and a column each a fact."""
+        self._node = array("i", node)
+        self._above, self._kids, self._resident, self._block, self._name = above, kids, resident, block, name
+        self._nodes = {(above[at], name[at]): at for at in found}
 
     def audit(self) -> list[str]:
         pool, faults = self._pool, []

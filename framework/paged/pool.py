@@ -61,7 +61,7 @@ class BlockPool:
         """Read-only live columns for an eviction policy."""
         return BlockView(
             depth=_read_only(self.depth),
-            num_tokens=_PrefixTokens(self.depth, self.block_size),
+            num_tokens=num_tokens_of(self.depth, self.block_size),
             admitted=_read_only(self.admitted),
             last_access=_read_only(self.last_access),
             hits=_read_only(self.hits),
@@ -110,6 +110,12 @@ class BlockPool:
             slot[block] = at
         self.free.extend(blocks)
 
+    def restore_free(self, free: Sequence[int]) -> None:
+        """Make these distinct blocks the free set, the last one the next to go. For books kept elsewhere."""
+        self.free = list(free)
+        for at, block in enumerate(free):
+            self.slot[block] = at
+
     def describe(self, block: int, depth: int, priority: int, tenant: int) -> None:
         """Enter the facts of newly published content; `key` and `children` belong to the index."""
         self.depth[block] = depth
@@ -119,6 +125,11 @@ class BlockPool:
         self.admitted[block] = self.last_access[block] = self.access
         if self._knows_next_use:
             self.next_use[block] = inf
+
+
+def num_tokens_of(depth: Sequence[int], block_size: int) -> Sequence[int]:
+    """The column `num_tokens` of a BlockView: tokens up to and including a block follow from its depth, live."""
+    return _PrefixTokens(depth, block_size)
 
 
 def _read_only(column: array[Any]) -> Sequence[Any]:

@@ -1,0 +1,1 @@
+"""Block allocators and CPU paged attention in C++, for kvcache-framework."""

@@ -1,0 +1,155 @@
+"""Which block holds which tokens? The books of `prefix` and `prefix_cow`, kept in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import InvalidArgument, InvariantViolation
+from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
+from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.hash import HashScheme
+from framework.paged.guard import GuardedHash, GuardedPolicy
+from framework.paged.pool import num_tokens_of
+from framework.paged.table import count_of
+from framework.types import BlockHash, Namespace, RequestId, RequestInfo, TableChange, TokenArray
+from framework_native._core import Core
+from framework_native.books import faults
+
+
+class NativeAllocator(Allocator):
+    """`prefix` in C++: the same blocks, the same policy calls in the same order, the same event log.
+
+    Any hash scheme and any eviction policy works; `sha256` and `lru` as the framework ships them run in C++ too, with
+    the same names and the same victims. A policy passed in is then never called, not even `attach`.
+
+    Costs: about a tenth of a microsecond a prompt block, most of it SHA-256; 140 bytes a block of capacity, and 40 a
+    block of a live table. Args and errors: framework.paged.allocator.PagedAllocator.
+    """
+
+    share_tails: ClassVar[bool] = False
+    """Whether a fork shares its parent's last, partly filled block too, to be copied on the first write."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        hash: HashScheme,
+        eviction: EvictionPolicy,
+        watermark: float = 0.01,
+        leaf_only: bool = False,
+    ) -> None:
+        self.num_blocks = count_of("num_blocks", num_blocks, 1)
+        self.block_size = count_of("block_size", block_size, 1)
+        if not 0.0 <= watermark < 1.0:
+            raise InvalidArgument(f"watermark must be a fraction from 0 to below 1, found {watermark}")
+        self._leaf_only = leaf_only
+        self._by_hash = hash.collision_resistant
+        lru = _is_builtin(eviction, "framework_builtin.eviction.lru", "Lru")
+        self._core = Core(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            reserve=int(watermark * num_blocks),
+            leaf_only=leaf_only,
+            share_tails=self.share_tails,
+            collision_resistant=hash.collision_resistant,
+            native_sha256=_is_builtin(hash, "framework_builtin.hash.sha256", "Sha256"),
+            native_lru=lru,
+        )
+        self._columns: dict[str, npt.NDArray[Any]] = self._core.columns()
+        policy = None if lru else GuardedPolicy(eviction)
+        if not lru:
+            eviction.attach(self.view())
+        self._core.bind(GuardedHash(hash, self.block_size), policy, memoryview(self._columns["candidate"]).toreadonly())
+
+    def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
+        found: Hit = self._core.lookup(tokens, namespace, previous)
+        return found
+
+    def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
+        return bool(self._core.fits(request, tokens, hit))
+
+    def ever_fits(self, request: RequestInfo) -> bool:
+        return -(-request.max_total_tokens // self.block_size) <= self.num_blocks
+
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+        self._core.allocate(request, tokens, hit)
+
+    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
+        change: TableChange = self._core.extend(request, num_tokens)
+        return change
+
+    def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        change: TableChange = self._core.commit(request, tokens)
+        return change
+
+    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
+        change: TableChange = self._core.fork(parent, child, num_tokens)
+        return change
+
+    def truncate(self, request: RequestId, num_tokens: int) -> None:
+        self._core.truncate(request, num_tokens)
+
+    def free(self, request: RequestId) -> None:
+        self._core.free(request)
+
+    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+        blocks: npt.NDArray[np.int32] = self._core.table(request)
+        return blocks
+
+    def reset(self) -> None:
+        self._core.reset()
+
+    def stats(self) -> AllocatorStats:
+        return AllocatorStats(**dict(zip(AllocatorStats.__dataclass_fields__, self._core.stats(), strict=True)))
+
+    def check(self) -> None:
+        found = faults(self._core, self._columns, self.num_blocks, self.block_size, self._leaf_only, self._by_hash)
+        if found:
+            raise InvariantViolation(f"{type(self).__name__}: " + "; ".join(found))
+
+    def advance(self, now: float) -> None:
+        self._core.advance(now)
+
+    def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
+        self._core.listen(listener)
+
+    def view(self) -> BlockView:
+        """Read-only live columns for an eviction policy."""
+        columns = {name: memoryview(values).toreadonly() for name, values in self._columns.items()}
+        facts = {name: columns[name] for name in BlockView.__dataclass_fields__ if name in columns}
+        return BlockView(**facts, num_tokens=num_tokens_of(columns["depth"], self.block_size), key=_Keys(self._core))
+
+
+class NativeCowAllocator(NativeAllocator):
+    """`prefix_cow` in C++: as `native`, and forks share their last block until one of them writes to it."""
+
+    share_tails = True
+
+
+class _Keys(Sequence[Any]):
+    """Names of the published blocks, None for the others."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._core.key(block) for block in range(*index.indices(len(self)))]
+        name: BlockHash | None = self._core.key(index)
+        return name
+
+    def __len__(self) -> int:
+        return int(self._core.stats()[0]) + 1
+
+
+def _is_builtin(plugin: object, module: str, name: str) -> bool:
+    """Whether this is the framework's own class and no subclass of it: what the C++ core has a twin of."""
+    kind = type(plugin)
+    return kind.__module__ == module and kind.__qualname__ == name

@@ -1,0 +1,114 @@
+"""Paged attention on the CPU in C++: flash-decode and tiled prefill straight from the block tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from framework.errors import InvalidArgument, Unsupported
+from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch, Capabilities, LayerKV
+from framework_native._core import Attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NativeBackend(AttentionBackend):
+    """Reads each block where it lies, once for all query heads of its kv head; sums in fp32.
+
+    Decode rows are split every 512 tokens of context and merged in order, prefill rows are cut into tiles of 32 query
+    rows: by the row's own lengths alone, so a row's output does not depend on its batch or on the number of threads.
+    The inner loops exist for AVX-512, AVX2 and plain vectors; the best that the processor has is taken.
+
+    Args:
+        threads: to compute with, the caller's included; None for torch's number.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        dtypes=frozenset({"float32", "bfloat16"}),
+        devices=frozenset({"cpu"}),
+        layouts=frozenset({"NHD", "HND"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
+        batch_invariant=True,
+    )
+
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise InvalidArgument(f"threads must be at least 1, found {threads}")
+        self.threads = threads
+
+    def setup(self, spec: AttentionSpec, device: str) -> None:
+        super().setup(spec, device)
+        self._core = Attention(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            block_size=spec.block_size,
+            scale=spec.softmax_scale,
+            soft_cap=spec.soft_cap or 0.0,
+            window=spec.sliding_window or 0,
+            half=spec.dtype == "bfloat16",
+        )
+
+    @property
+    def instructions(self) -> str:
+        """The instruction set in use: avx512, avx2 or plain. After `setup`."""
+        return str(self._core.instructions)
+
+    def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:
+        import torch
+
+        self.require(q, pool, batch, out, lse)
+        self._require_pool(pool, q)
+        q, target = _inner_contiguous(q), _inner_contiguous(out)
+        tables, contexts, starts = (
+            tensor.to(torch.int32).contiguous()
+            for tensor in (batch.block_tables, batch.context_lens, batch.query_starts)
+        )
+        if int(starts[-1]) > len(q):
+            raise InvalidArgument(f"the rows have {int(starts[-1])} queries, q has {len(q)}")
+        sums = lse if lse is None or (lse.is_contiguous() and lse.dtype == torch.float32) else lse.float().contiguous()
+        token, head = (1, 2) if pool.layout == "NHD" else (2, 1)
+        sinks, slopes = _floats(pool.sinks), _floats(pool.alibi_slopes)
+        try:
+            self._core.attend(
+                q.data_ptr(), (0, q.stride(0), q.stride(1)),
+                target.data_ptr(), (0, target.stride(0), target.stride(1)),
+                pool.k.data_ptr(), pool.v.data_ptr(), (pool.k.stride(0), pool.k.stride(token), pool.k.stride(head)),
+                pool.num_blocks, _address(sinks), _address(slopes), _address(sums),
+                tables.data_ptr(), tables.shape[1], contexts.data_ptr(), starts.data_ptr(), len(contexts),
+                self.threads or torch.get_num_threads(),
+            )  # fmt: skip
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from None
+        if target is not out:
+            out.copy_(target)
+        if lse is not None and sums is not None and sums is not lse:
+            lse.copy_(sums)
+
+    def _require_pool(self, pool: LayerKV, q: Tensor) -> None:
+        spec, heads = self.spec, 2 if pool.layout == "NHD" else 1
+        if pool.k.dtype != q.dtype or pool.v.dtype != q.dtype or pool.k.device.type != "cpu":
+            raise Unsupported(f"the pool holds {pool.k.dtype} on {pool.k.device}, q is {q.dtype} on the CPU")
+        if pool.k.shape != pool.v.shape or pool.k.shape[heads] != spec.num_kv_heads or pool.k.shape[3] != spec.head_dim:
+            raise InvalidArgument(
+                f"k is {tuple(pool.k.shape)} and v {tuple(pool.v.shape)}; the spec has {spec.num_kv_heads} kv heads of "
+                f"{spec.head_dim}"
+            )
+        if pool.k.stride() != pool.v.stride() or pool.k.stride(3) != 1:
+            raise Unsupported(f"k and v need equal strides and contiguous heads, found {pool.k.stride()}")
+        for given, name in ((pool.sinks, "sinks"), (pool.alibi_slopes, "alibi")):
+            if (given is not None) != getattr(spec, name):
+                raise InvalidArgument(f"the spec says {name}={getattr(spec, name)}, the layer disagrees")
+
+
+def _inner_contiguous(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy if its last dimension has gaps."""
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
+
+
+def _floats(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float().contiguous()
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

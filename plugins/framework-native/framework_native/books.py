@@ -1,0 +1,57 @@
+"""Are the C++ books in order? Exported, and judged by the framework's own audit in Python."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+from framework.paged.audit import audit
+from framework.paged.index import HashIndex, PrefixIndex, TrieIndex
+from framework.paged.pool import BlockPool
+from framework_native._core import Core
+
+_COLUMNS = ("ref", "depth", "hits", "tenant", "children", "admitted", "last_access", "priority", "next_use")
+
+
+def faults(
+    core: Core, columns: dict[str, Any], num_blocks: int, block_size: int, leaf_only: bool, by_hash: bool
+) -> list[str]:
+    """Every broken invariant, recomputed from a copy of tables, columns and index. O(num_blocks + tables)."""
+    books = core.books()
+    pool = BlockPool(num_blocks, block_size)
+    for name in _COLUMNS:
+        setattr(pool, name, array(getattr(pool, name).typecode, columns[name].tobytes()))
+    pool.candidate = bytearray(columns["candidate"].tobytes())
+    pool.used, pool.key = books["used"], books["key"]
+    wrong = _free_set(pool, books["free"])
+    index = _by_hash(pool, books) if by_hash else _by_trie(pool, books)
+    tables = {number: _table(*row) for number, row in books["tables"].items()}
+    cache = SimpleNamespace(index=index, leaf_only=leaf_only)
+    allocator: Any = SimpleNamespace(
+        num_blocks=num_blocks, block_size=block_size, pool=pool, cache=cache, tables=lambda: tables
+    )
+    return wrong + audit(allocator)
+
+
+def _free_set(pool: BlockPool, free: list[int]) -> list[str]:
+    pool.restore_free([block for block in dict.fromkeys(free) if 1 <= block <= pool.num_blocks])
+    if len(pool.free) == len(free):
+        return []
+    return [f"I3: the free set names a block twice, or one outside 1 to {pool.num_blocks}: {free}"]
+
+
+def _table(request: Any, blocks: list[int], committed: int, published: int, names: list[bytes]) -> SimpleNamespace:
+    return SimpleNamespace(request=request, blocks=blocks, committed=committed, published=published, names=names)
+
+
+def _by_hash(pool: BlockPool, books: dict[str, Any]) -> PrefixIndex:
+    index = HashIndex(pool)
+    index.restore({pool.key[block]: block for block in books["found"]}, books["parents"], books["orphans"])
+    return index
+
+
+def _by_trie(pool: BlockPool, books: dict[str, Any]) -> PrefixIndex:
+    index = TrieIndex(pool)
+    index.restore(*(books[name] for name in ("found", "node", "above", "kids", "resident", "block", "name")))
+    return index

@@ -1,0 +1,532 @@
+#include "allocator.hpp"
+
+namespace native {
+namespace {
+
+constexpr size_t kMaxNamespaces = 65'536;
+
+int64_t blocks_for(int64_t tokens, int64_t size) { return (tokens + size - 1) / size; }
+
+std::vector<Name> names_of(nb::handle sequence) {
+    std::vector<Name> out;
+    if (nb::isinstance<Names>(sequence)) return nb::cast<Names &>(sequence).list;
+    for (nb::handle name : sequence) out.push_back(name_of(name));
+    return out;
+}
+
+} // namespace
+
+Core::Core(const Options &options)
+    : options_(options), pool_(std::make_shared<Pool>(options.num_blocks, options.block_size)),
+      hasher_(static_cast<size_t>(options.block_size)) {
+    if (options.collision_resistant) {
+        index_ = std::make_unique<HashIndex>(*pool_);
+    } else {
+        index_ = std::make_unique<TrieIndex>(*pool_);
+    }
+}
+
+void Core::bind(nb::object scheme_, nb::object guard, nb::object candidates) {
+    scheme = std::move(scheme_);
+    if (options_.native_lru) {
+        policy_ = std::make_unique<Lru>(*pool_);
+    } else {
+        auto made = std::make_unique<PythonPolicy>(std::move(guard), std::move(candidates));
+        python_policy = made.get();
+        policy_ = std::move(made);
+    }
+    cache_ = std::make_unique<Cache>(*pool_, *index_, *policy_, options_.leaf_only);
+}
+
+void Core::listen(nb::object listener_) {
+    listener = std::move(listener_);
+    if (listener.is_none()) {
+        cache_->listener = nullptr;
+        return;
+    }
+    cache_->listener = [this](const char *kind, int32_t block, const Name &name) {
+        listener(framework_.event(kind, block, bytes_of(name), cache_->now));
+    };
+}
+
+void Core::advance(nb::object now) {
+    if (nb::cast<double>(now) < nb::cast<double>(cache_->now))
+        framework_.raise("InvalidArgument",
+                         "time goes forward: asked for " + text_of(now) + ", it is " + text_of(cache_->now));
+    cache_->now = std::move(now);
+}
+
+// Names
+
+const Core::Root &Core::root(nb::handle space) {
+    if (last_root_.space.is_valid() && last_root_.space.is(space)) return last_root_;
+    PyObject *found = PyDict_GetItemWithError(roots.ptr(), space.ptr());
+    if (found == nullptr) {
+        if (PyErr_Occurred()) throw nb::python_error();
+        nb::object name = scheme.attr("root")(space);
+        if (roots.size() >= kMaxNamespaces) { // content of the oldest can no longer be hit, and ages out
+            nb::object oldest = nb::steal(PyObject_GetIter(roots.ptr()));
+            nb::object key = nb::steal(PyIter_Next(oldest.ptr()));
+            nb::del(roots[key]);
+        }
+        roots[space] = nb::make_tuple(name, --last_anchor_);
+        found = PyDict_GetItemWithError(roots.ptr(), space.ptr());
+    }
+    const nb::handle entry(found);
+    last_root_ = {nb::borrow(space), name_of(entry[0]), nb::cast<int32_t>(entry[1])};
+    return last_root_;
+}
+
+void Core::check_names(nb::handle names, nb::handle space) const {
+    if (!nb::isinstance<Names>(names)) return;
+    const nb::object &made_for = nb::cast<Names &>(names).space;
+    if (!made_for.is(space) && !made_for.equal(space))
+        framework_.raise("InvalidArgument", "a hit looked up in " + text_of(made_for) + " was used in " +
+                                                text_of(space) + "; look it up again");
+}
+
+void Core::name_more(const Name &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<Name> &out) {
+    const int64_t size = options_.block_size;
+    if (last <= first) return;
+    if (options_.native_sha256 && parent.size() == 32) {
+        const auto *above = reinterpret_cast<const uint8_t *>(parent.data());
+        const size_t before = out.size();
+        out.resize(before + static_cast<size_t>(last - first));
+        Name *name = out.data() + before;
+        for (int64_t at = first; at < last; ++at, ++name) {
+            uint8_t *digest = name->digest();
+            hasher_.name(above, tokens.data() + at * size, digest);
+            above = digest;
+        }
+        return;
+    }
+    nb::object made = scheme.attr("blocks")(bytes_of(parent), tokens.slice(first * size, last * size));
+    for (nb::handle name : made) out.push_back(name_of(name));
+}
+
+nb::object Core::names(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous) {
+    const int64_t count = tokens.size() / options_.block_size;
+    auto made = std::make_unique<Names>();
+    made->list.reserve(static_cast<size_t>(count));
+    if (!previous.is_none()) {
+        nb::object known = previous.attr("hashes");
+        if (nb::len(known) > 0) {
+            check_names(known, space);
+            if (nb::isinstance<Names>(known) && static_cast<int64_t>(nb::len(known)) == count) return known;
+            made->list = names_of(known);
+            if (static_cast<int64_t>(made->list.size()) > count) made->list.resize(static_cast<size_t>(count));
+        }
+    }
+    made->space = nb::borrow(space);
+    const auto have = static_cast<int64_t>(made->list.size());
+    const Name parent = have > 0 ? made->list.back() : root.name; // a copy: the list may move
+    name_more(parent, tokens, have, count, made->list);
+    return nb::cast(made.release(), nb::rv_policy::take_ownership);
+}
+
+// Calls
+
+nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous) {
+    const Tokens tokens(framework_, given, true);
+    const Root &top = root(space);
+    const int32_t anchor = top.anchor;
+    nb::object found = names(top, tokens, space, previous);
+    const int64_t limit = tokens.size() > 0 ? (tokens.size() - 1) / options_.block_size : 0;
+    Blocks blocks;
+    if (limit > 0) {
+        const auto &list = nb::cast<Names &>(found).list;
+        blocks = index_->find(anchor, list.data(), tokens.data(),
+                              std::min(list.size(), static_cast<size_t>(limit)));
+    }
+    const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
+    return framework_.hit(covered, tuple_of(blocks), found, version_);
+}
+
+Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes,
+                       int64_t &covered) const {
+    const auto version = nb::cast<int64_t>(hit.attr("version"));
+    if (version != version_)
+        framework_.raise("StaleHit", "the hit for request " + text_of(request.attr("id")) + " is of version " +
+                                         std::to_string(version) + ", the allocator is at " +
+                                         std::to_string(version_) + "; look it up again");
+    covered = nb::cast<int64_t>(hit.attr("num_tokens"));
+    Blocks blocks;
+    nb::object listed = hit.attr("blocks");
+    blocks.reserve(nb::len(listed));
+    for (nb::handle block : listed) blocks.push_back(nb::cast<int32_t>(block));
+    if (covered != static_cast<int64_t>(blocks.size()) * options_.block_size ||
+        (!blocks.empty() && covered >= num_tokens))
+        framework_.raise("InvalidArgument", "a hit of " + std::to_string(covered) + " tokens in " +
+                                                std::to_string(blocks.size()) + " blocks is not of this prompt");
+    for (int32_t block : blocks)
+        if (block < 1 || block > options_.num_blocks)
+            framework_.raise("InvalidArgument", "a hit names block " + std::to_string(block) + ", outside 1 to " +
+                                                    std::to_string(options_.num_blocks));
+    hashes = hit.attr("hashes");
+    const auto count = static_cast<int64_t>(nb::len(hashes));
+    if (count > num_tokens / options_.block_size)
+        framework_.raise("InvalidArgument", "a hit with " + std::to_string(count) +
+                                                " full blocks is not of a prompt of " + std::to_string(num_tokens) +
+                                                " tokens");
+    check_names(hashes, request.attr("namespace"));
+    return blocks;
+}
+
+bool Core::fits(nb::handle request, nb::handle tokens, nb::handle hit) {
+    int64_t id = 0;
+    const auto num_tokens = static_cast<int64_t>(nb::len(tokens));
+    nb::object given = request.attr("id");
+    if (find_id(given, id) != nullptr || num_tokens == 0) return false;
+    nb::object hashes;
+    int64_t covered = 0;
+    const Blocks blocks = check_hit(request, num_tokens, hit, hashes, covered);
+    const int64_t need = blocks_for(num_tokens, options_.block_size) - static_cast<int64_t>(blocks.size());
+    return need + (pool_->used != 0 ? options_.reserve : 0) <= cache_->available(blocks);
+}
+
+void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
+    check_new(request);
+    nb::object hashes;
+    int64_t covered = 0;
+    const Blocks hits = check_hit(request, static_cast<int64_t>(nb::len(given)), hit, hashes, covered);
+    const Tokens tokens(framework_, given, true);
+    if (tokens.size() == 0)
+        framework_.raise("InvalidArgument",
+                         "request " + text_of(request.attr("id")) + " has an empty prompt; it needs at least one token");
+    const int64_t need = blocks_for(tokens.size(), options_.block_size) - static_cast<int64_t>(hits.size());
+    const int64_t have = cache_->available(hits), reserve = pool_->used != 0 ? options_.reserve : 0;
+    if (need + reserve > have) out_of_blocks(need, have, reserve);
+    Table table;
+    table.space = request.attr("namespace");
+    const Root &top = root(table.space);
+    table.root = top.name;
+    table.anchor = top.anchor;
+    table.names = names_of(hashes);
+    if (table.names.empty()) name_more(table.root, tokens, 0, tokens.size() / options_.block_size, table.names);
+    table.request = nb::borrow(request);
+    table.priority = nb::cast<int64_t>(request.attr("priority"));
+    table.tenant = tenant(nb::object(request.attr("tenant")));
+    table.held.assign(tokens.data(), tokens.data() + tokens.size());
+    table.published = static_cast<int64_t>(hits.size());
+    table.committed = covered;
+    table.blocks.reserve(hits.size() + static_cast<size_t>(need));
+    table.blocks = hits;
+    ++pool_->access;
+    cache_->take(need, hits, table.priority, table.blocks);
+    const auto id = nb::cast<int64_t>(request.attr("id"));
+    tables.emplace(id, std::move(table));
+    hit_tokens_ += covered;
+    prompt_tokens_ += tokens.size();
+    ++version_;
+}
+
+nb::object Core::extend(nb::handle request, nb::handle given) {
+    Table &row = find(request);
+    const int64_t num_tokens = framework_.count("num_tokens", given, 0);
+    const auto size = static_cast<int64_t>(row.blocks.size());
+    const int64_t grow = std::max<int64_t>(0, blocks_for(num_tokens, options_.block_size) - size);
+    Blocks shared;
+    if (row.shared)
+        for (int64_t at = row.committed / options_.block_size; at < size; ++at)
+            if (pool_->ref[row.blocks[at]] > 1 || pool_->published(row.blocks[at]))
+                shared.push_back(static_cast<int32_t>(at));
+    const int64_t need = grow + static_cast<int64_t>(shared.size());
+    if (need == 0) {
+        row.shared = false;
+        return changed(row.blocks.size());
+    }
+    const int64_t have = cache_->available({});
+    if (need > have) out_of_blocks(need, have, 0);
+    ++pool_->access;
+    if (shared.empty()) {
+        cache_->take(need, {}, 0, row.blocks);
+        ++version_;
+        return changed(static_cast<size_t>(size));
+    }
+    Blocks fresh, sources;
+    cache_->take(need, {}, 0, fresh);
+    ++version_;
+    for (int32_t at : shared) sources.push_back(row.blocks[at]);
+    const Blocks own(fresh.begin(), fresh.begin() + static_cast<int64_t>(shared.size()));
+    const Blocks rest(fresh.begin() + static_cast<int64_t>(shared.size()), fresh.end());
+    try {
+        cache_->replace(row.blocks, shared, own);
+    } catch (nb::python_error &) {
+        cache_->drop(rest);
+        throw;
+    }
+    row.blocks.insert(row.blocks.end(), rest.begin(), rest.end());
+    row.shared = false;
+    copied_blocks_ += static_cast<int64_t>(shared.size());
+    return changed(static_cast<size_t>(shared[0]), sources, own);
+}
+
+nb::object Core::commit(nb::handle request, nb::handle given) {
+    Table &row = find(request);
+    const auto num_tokens = static_cast<int64_t>(nb::len(given));
+    const int64_t size = options_.block_size, room = static_cast<int64_t>(row.blocks.size()) * size;
+    if (num_tokens < row.committed || num_tokens > room)
+        framework_.raise("InvalidArgument", "commit of " + std::to_string(num_tokens) + " tokens for request " +
+                                                text_of(request) + ": " + std::to_string(row.committed) +
+                                                " are committed and there is room for " + std::to_string(room) +
+                                                "; extend first");
+    size_t start = row.blocks.size();
+    if (!row.closed) {
+        const Tokens tokens(framework_, given, false);
+        const int64_t offset = row.published * size, full = num_tokens / size;
+        compare(row, request, offset, tokens);
+        if (full > row.published) start = publish(row, full, tokens);
+        if (const auto known = static_cast<int64_t>(row.held.size()); known < num_tokens)
+            row.held.insert(row.held.end(), tokens.data() + known, tokens.data() + num_tokens);
+    }
+    row.committed = num_tokens;
+    return changed(start);
+}
+
+void Core::compare(const Table &row, nb::handle request, int64_t start, const Tokens &tokens) const {
+    const int64_t last = std::min(tokens.size(), static_cast<int64_t>(row.held.size()));
+    if (last <= start || std::memcmp(row.held.data() + start, tokens.data() + start, 4 * (last - start)) == 0) return;
+    int64_t at = start;
+    while (row.held[at] == tokens.data()[at]) ++at;
+    framework_.raise("InvalidArgument", "commit of request " + text_of(request) + ": token " + std::to_string(at) +
+                                            " is " + std::to_string(tokens.data()[at]) + ", it was " +
+                                            std::to_string(row.held[at]) + " before");
+}
+
+size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
+    const int64_t first = row.published;
+    const auto known = static_cast<int64_t>(row.names.size());
+    try {
+        if (known < full) {
+            const Name parent = known > 0 ? row.names.back() : row.root;
+            name_more(parent, tokens, known, full, row.names);
+        }
+        for (int64_t at = first; at < full; ++at) {
+            const int32_t block = row.blocks[at];
+            if (pool_->published(block) && pool_->key[block] != row.names[at])
+                framework_.raise("InvalidArgument", "commit into block " + std::to_string(block) +
+                                                        ", which is published with other content; extend first");
+        }
+        ++pool_->access;
+        const Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.names.data() + first,
+                          tokens.data() + first * options_.block_size, static_cast<size_t>(full - first)};
+        const Cache::Published done =
+            cache_->publish(chain, row.blocks, static_cast<size_t>(first), row.priority, row.tenant);
+        row.published = first + static_cast<int64_t>(done.count);
+        row.closed = row.published < full;
+        ++version_;
+        return done.start;
+    } catch (nb::python_error &) {
+        if (static_cast<int64_t>(row.names.size()) > known) row.names.resize(static_cast<size_t>(known));
+        throw;
+    }
+}
+
+nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
+    Table &row = find(request);
+    check_new(child);
+    const int64_t num_tokens = framework_.count("num_tokens", given, 0), size = options_.block_size;
+    const int64_t room = static_cast<int64_t>(row.blocks.size()) * size;
+    if (num_tokens > room)
+        framework_.raise("InvalidArgument", "fork of " + std::to_string(num_tokens) + " tokens from request " +
+                                                text_of(request) + ", which has room for " + std::to_string(room));
+    nb::object space = child.attr("namespace");
+    if (!space.equal(row.space))
+        framework_.raise("InvalidArgument",
+                         "a fork stays in its parent's " + text_of(row.space) + ", asked for " + text_of(space));
+    const int64_t held = blocks_for(num_tokens, size), full = num_tokens / size;
+    const int64_t kept = options_.share_tails ? held : full;
+    const int64_t have = cache_->available({});
+    if (held - kept > have) out_of_blocks(held - kept, have, 0);
+    Table made;
+    made.request = nb::borrow(child);
+    made.priority = nb::cast<int64_t>(child.attr("priority"));
+    ++pool_->access;
+    Blocks fresh;
+    cache_->take(held - kept, {}, 0, fresh);
+    made.space = row.space;
+    made.root = row.root;
+    made.anchor = row.anchor;
+    made.tenant = tenant(nb::object(child.attr("tenant")));
+    made.blocks.assign(row.blocks.begin(), row.blocks.begin() + kept);
+    for (int32_t block : made.blocks) {
+        ++pool_->ref[block];
+        pool_->last_access[block] = pool_->access;
+    }
+    made.blocks.insert(made.blocks.end(), fresh.begin(), fresh.end());
+    made.committed = num_tokens;
+    made.names.assign(row.names.begin(), row.names.begin() + std::min<int64_t>(full, static_cast<int64_t>(row.names.size())));
+    made.held.assign(row.held.begin(), row.held.begin() + std::min<int64_t>(num_tokens, static_cast<int64_t>(row.held.size())));
+    made.published = std::min({row.published, full, kept});
+    made.closed = row.closed;
+    if (kept != 0) row.shared = made.shared = true;
+    const Blocks sources(row.blocks.begin() + kept, row.blocks.begin() + held);
+    copied_blocks_ += static_cast<int64_t>(fresh.size());
+    ++version_;
+    tables.emplace(nb::cast<int64_t>(child.attr("id")), std::move(made)); // may move `row`
+    return fresh.empty() ? changed(0) : changed(0, sources, fresh);
+}
+
+void Core::truncate(nb::handle request, nb::handle given) {
+    Table &row = find(request);
+    const int64_t num_tokens = framework_.count("num_tokens", given, 0), size = options_.block_size;
+    const int64_t room = static_cast<int64_t>(row.blocks.size()) * size, published = row.published * size;
+    if (num_tokens < published || num_tokens > room)
+        framework_.raise("InvalidArgument", "truncate of request " + text_of(request) + " to " +
+                                                std::to_string(num_tokens) + " tokens: " + std::to_string(published) +
+                                                " are published, " + std::to_string(room) + " have room");
+    const auto keep = blocks_for(num_tokens, size);
+    const Blocks dropped(row.blocks.rbegin(), row.blocks.rend() - keep);
+    row.blocks.resize(static_cast<size_t>(keep));
+    if (static_cast<int64_t>(row.held.size()) > num_tokens) row.held.resize(static_cast<size_t>(num_tokens));
+    if (static_cast<int64_t>(row.names.size()) > num_tokens / size) row.names.resize(static_cast<size_t>(num_tokens / size));
+    row.committed = std::min(row.committed, num_tokens);
+    row.shared = true;
+    if (dropped.empty()) return;
+    ++pool_->access;
+    ++version_;
+    cache_->drop(dropped);
+}
+
+void Core::free(nb::handle request) {
+    int64_t id = 0;
+    Table &row = find(request, &id);
+    const Blocks dropped(row.blocks.rbegin(), row.blocks.rend());
+    tables.erase(id);
+    ++pool_->access;
+    ++version_;
+    cache_->drop(dropped);
+}
+
+nb::object Core::table(nb::handle request) {
+    const Blocks &blocks = find(request).blocks;
+    const nb::bytes raw(reinterpret_cast<const char *>(blocks.data()), 4 * blocks.size());
+    return framework_.frombuffer(raw, framework_.int32);
+}
+
+void Core::reset() {
+    for (auto &[id, row] : tables) {
+        row.closed = row.shared = true;
+        row.published = 0;
+    }
+    ++version_;
+    ++pool_->access;
+    cache_->reset();
+}
+
+// Helpers
+
+const int64_t *Core::find_id(nb::handle request, int64_t &id) const {
+    if (PyLong_Check(request.ptr())) {
+        int overflow = 0;
+        id = PyLong_AsLongLongAndOverflow(request.ptr(), &overflow);
+        if (overflow != 0) return nullptr;
+    } else if (PyIndex_Check(request.ptr())) {
+        id = PyNumber_AsSsize_t(request.ptr(), nullptr);
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return nullptr;
+        }
+    } else {
+        return nullptr;
+    }
+    auto found = tables.find(id);
+    return found == tables.end() ? nullptr : &found->first;
+}
+
+Table &Core::find(nb::handle request, int64_t *id) {
+    int64_t number = 0;
+    if (find_id(request, number) == nullptr)
+        framework_.raise("UnknownRequest", "request " + repr_of(request) +
+                                               " holds no table: never allocated, or freed before; " +
+                                               std::to_string(tables.size()) + " do");
+    if (id != nullptr) *id = number;
+    return tables.find(number)->second;
+}
+
+void Core::check_new(nb::handle request) const {
+    nb::object given = request.attr("id");
+    const int64_t id = framework_.count("a request id", given, 0);
+    if (tables.count(id) != 0)
+        framework_.raise("DuplicateRequest", "request " + std::to_string(id) + " holds a table already; free it first");
+}
+
+int32_t Core::tenant(nb::handle name) {
+    if (last_tenant_.is_valid() && last_tenant_.is(name)) return last_tenant_id_;
+    if (!tenants_.contains(name)) tenants_[name] = nb::int_(tenants_.size());
+    last_tenant_ = nb::borrow(name);
+    last_tenant_id_ = nb::cast<int32_t>(tenants_[name]);
+    return last_tenant_id_;
+}
+
+void Core::out_of_blocks(int64_t need, int64_t have, int64_t reserve) const {
+    const int64_t free = std::min(static_cast<int64_t>(pool_->free.size()), have);
+    const std::string kept = reserve != 0 ? ", " + std::to_string(reserve) + " of them kept by the watermark" : "";
+    framework_.raise("OutOfBlocks", "need " + std::to_string(need) + " blocks, have " + std::to_string(free) +
+                                        " free + " + std::to_string(have - free) + " evictable of " +
+                                        std::to_string(options_.num_blocks) + kept +
+                                        "; preempt a request or raise cache.num_blocks");
+}
+
+nb::object Core::changed(size_t start) {
+    if (start >= changes_.size()) changes_.resize(start + 1);
+    if (!changes_[start].is_valid()) changes_[start] = framework_.change(start);
+    return changes_[start];
+}
+
+nb::object Core::changed(size_t start, const Blocks &sources, const Blocks &copies) const {
+    nb::list pairs;
+    for (size_t at = 0; at < copies.size(); ++at) pairs.append(framework_.copy(sources[at], copies[at]));
+    return framework_.change(start, nb::tuple(pairs));
+}
+
+nb::tuple Core::stats() const {
+    return nb::make_tuple(pool_->num_blocks, pool_->free.size(), pool_->cached(), pool_->used, 0, tables.size(),
+                          hit_tokens_, prompt_tokens_, cache_->evictions, copied_blocks_, index_->collisions);
+}
+
+nb::object Core::key(int32_t block) const {
+    if (block < 0) block += static_cast<int32_t>(pool_->size());
+    if (block < 0 || block > pool_->num_blocks) throw nb::index_error("block outside the pool");
+    return pool_->published(block) ? nb::object(bytes_of(pool_->key[block])) : nb::none();
+}
+
+nb::dict Core::books() const {
+    nb::dict out, live;
+    for (const auto &[id, row] : tables) {
+        nb::list names;
+        for (const Name &name : row.names) names.append(bytes_of(name));
+        live[nb::int_(id)] = nb::make_tuple(row.request, list_of(row.blocks), row.committed, row.published, names);
+    }
+    out["tables"] = live;
+    out["free"] = list_of(pool_->free);
+    out["used"] = pool_->used;
+    const auto listed = [](const auto &names) {
+        nb::list list;
+        for (const Name &name : names) list.append(name.empty() ? nb::object(nb::none()) : nb::object(bytes_of(name)));
+        return list;
+    };
+    out["key"] = listed(pool_->key);
+    if (const auto *hash = dynamic_cast<const HashIndex *>(index_.get())) {
+        nb::list found;
+        hash->ids().each([&](int32_t block) { found.append(block); });
+        nb::dict orphans;
+        for (const auto &[name, count] : hash->orphans) orphans[bytes_of(name)] = count;
+        out["found"] = found;
+        out["parents"] = listed(hash->parents);
+        out["orphans"] = orphans;
+    } else if (const auto *trie = dynamic_cast<const TrieIndex *>(index_.get())) {
+        nb::list found;
+        trie->ids().each([&](int32_t node) { found.append(node); });
+        out["found"] = found;
+        out["node"] = list_of(trie->node_of);
+        out["above"] = list_of(trie->above);
+        out["kids"] = list_of(trie->kids);
+        out["resident"] = list_of(trie->resident);
+        out["block"] = list_of(trie->block);
+        out["name"] = listed(trie->name);
+    }
+    return out;
+}
+
+} // namespace native

@@ -1,0 +1,112 @@
+// Which block holds which tokens? framework.paged.allocator with prefix sharing, in C++.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+
+#include "cache.hpp"
+#include "python.hpp"
+#include "sha256.hpp"
+
+namespace native {
+
+/// Chained names of a prompt's full blocks, made for one namespace; Python sees a sequence of bytes.
+struct Names {
+    nb::object space;
+    std::vector<Name> list;
+};
+
+/// One request's blocks, and how far they are written and published. See framework.paged.table.
+struct Table {
+    nb::object request, space;
+    Name root;
+    int32_t anchor = 0, tenant = 0;
+    int64_t priority = 0;
+    int64_t committed = 0, published = 0;
+    bool closed = false, shared = false;
+    Blocks blocks;
+    std::vector<Name> names;
+    std::vector<int32_t> held;
+};
+
+struct Options {
+    int32_t num_blocks, block_size;
+    int64_t reserve;
+    bool leaf_only, share_tails, collision_resistant, native_sha256, native_lru;
+};
+
+class Core {
+public:
+    explicit Core(const Options &options);
+
+    /// The Python ends: a GuardedHash, a GuardedPolicy (None for the LRU in C++), a memoryview of `candidate`.
+    void bind(nb::object scheme, nb::object guard, nb::object candidates);
+    void listen(nb::object listener);
+    void advance(nb::object now);
+
+    nb::object lookup(nb::handle tokens, nb::handle space, nb::handle previous);
+    bool fits(nb::handle request, nb::handle tokens, nb::handle hit);
+    void allocate(nb::handle request, nb::handle tokens, nb::handle hit);
+    nb::object extend(nb::handle request, nb::handle num_tokens);
+    nb::object commit(nb::handle request, nb::handle tokens);
+    nb::object fork(nb::handle parent, nb::handle child, nb::handle num_tokens);
+    void truncate(nb::handle request, nb::handle num_tokens);
+    void free(nb::handle request);
+    nb::object table(nb::handle request);
+    void reset();
+
+    nb::tuple stats() const;
+    nb::object key(int32_t block) const;
+    nb::dict books() const; // everything, for `check`
+    std::shared_ptr<Pool> pool() const { return pool_; }
+
+    // Python objects that may lead back here; the garbage collector asks for them.
+    nb::object scheme, listener;
+    PythonPolicy *python_policy = nullptr;
+    std::unordered_map<int64_t, Table> tables;
+    nb::dict roots; // namespace -> (name, anchor)
+
+private:
+    struct Root {
+        nb::object space;
+        Name name;
+        int32_t anchor = 0;
+    };
+    struct Want {
+        nb::object blocks, hashes;
+        int64_t num_tokens, num_blocks;
+    };
+
+    const Root &root(nb::handle space);
+    void check_names(nb::handle names, nb::handle space) const;
+    nb::object names(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous);
+    void name_more(const Name &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<Name> &out);
+    Blocks check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes, int64_t &covered) const;
+    void check_new(nb::handle request) const;
+    const int64_t *find_id(nb::handle request, int64_t &id) const;
+    Table &find(nb::handle request, int64_t *id = nullptr);
+    [[noreturn]] void out_of_blocks(int64_t need, int64_t have, int64_t reserve) const;
+    nb::object changed(size_t start);
+    nb::object changed(size_t start, const Blocks &sources, const Blocks &copies) const;
+    void compare(const Table &table, nb::handle request, int64_t start, const Tokens &tokens) const;
+    size_t publish(Table &table, int64_t full, const Tokens &tokens);
+    int32_t tenant(nb::handle name);
+
+    Framework framework_;
+    Options options_;
+    std::shared_ptr<Pool> pool_;
+    std::unique_ptr<Index> index_;
+    std::unique_ptr<Policy> policy_;
+    std::unique_ptr<Cache> cache_;
+    BlockHasher hasher_;
+    Root last_root_;
+    nb::dict tenants_;
+    nb::object last_tenant_;
+    int32_t last_tenant_id_ = 0, last_anchor_ = 0;
+    std::vector<nb::object> changes_; // changes without copies are shared: they cannot change
+    int64_t version_ = 0, hit_tokens_ = 0, prompt_tokens_ = 0, copied_blocks_ = 0;
+};
+
+void bind_core(nb::module_ &module);
+
+} // namespace native

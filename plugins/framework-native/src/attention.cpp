@@ -1,0 +1,282 @@
+// Cuts a batch into items, hands them to threads, and binds the whole to Python.
+#include "attention.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace nb = nanobind;
+
+namespace native {
+
+#define DECLARE(variant)                                                                                              \
+    namespace variant {                                                                                               \
+    extern const Kernels kernels;                                                                                     \
+    }
+DECLARE(plain)
+#if defined(NATIVE_X86)
+DECLARE(avx2)
+DECLARE(avx512)
+#endif
+#undef DECLARE
+
+namespace {
+
+const Kernels &choose() {
+#if defined(NATIVE_X86)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+        return avx512::kernels;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernels;
+#endif
+    return plain::kernels;
+}
+
+/// Threads that wait for work. They belong to one process: after a fork the child starts its own.
+class Workers {
+public:
+    ~Workers() { stop(); }
+
+    /// Call work(thread) once on each of `count` threads, the caller's included, and wait for all.
+    void run(int count, const std::function<void(int)> &work) {
+        if (count <= 1) return work(0);
+        if (owner_ != getpid()) forget();
+        while (static_cast<int>(threads_.size()) < count - 1) {
+            const int index = static_cast<int>(threads_.size()) + 1;
+            threads_.emplace_back([this, index, seen = round_] { wait(index, seen); });
+        }
+        {
+            const std::lock_guard lock(mutex_);
+            work_ = &work, wanted_ = count, left_ = count - 1, ++round_;
+        }
+        begin_.notify_all();
+        work(0);
+        std::unique_lock lock(mutex_);
+        end_.wait(lock, [&] { return left_ == 0; });
+    }
+
+private:
+    void wait(int index, uint64_t seen) {
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            begin_.wait(lock, [&] { return stop_ || round_ != seen; });
+            if (stop_) return;
+            seen = round_;
+            if (index >= wanted_) continue;
+            const auto *work = work_;
+            lock.unlock();
+            (*work)(index);
+            lock.lock();
+            if (--left_ == 0) end_.notify_one();
+        }
+    }
+    void stop() {
+        if (owner_ != getpid()) return forget();
+        {
+            const std::lock_guard lock(mutex_);
+            stop_ = true;
+        }
+        begin_.notify_all();
+        for (std::thread &thread : threads_) thread.join();
+    }
+    /// In a forked child the threads do not exist: neither join nor destroy their handles.
+    void forget() {
+        new std::vector<std::thread>(std::move(threads_)); // leaked on purpose: a handle's destructor would terminate
+        threads_.clear();
+        owner_ = getpid();
+    }
+
+    pid_t owner_ = getpid();
+    std::vector<std::thread> threads_;
+    std::mutex mutex_;
+    std::condition_variable begin_, end_;
+    const std::function<void(int)> *work_ = nullptr;
+    int wanted_ = 0, left_ = 0;
+    uint64_t round_ = 0;
+    bool stop_ = false;
+};
+
+/// One backend's kernels, threads and workspace.
+class Attention {
+public:
+    explicit Attention(const Shape &shape) : shape_(shape), kernels_(choose()) {}
+
+    const char *instructions() const { return kernels_.name; }
+
+    void attend(const Call &call, int64_t rows, int64_t num_blocks, int threads) {
+        cut(call, rows, num_blocks, threads);
+        std::atomic<size_t> next{0};
+        threads = static_cast<int>(std::min<size_t>(threads, work_ < kAlone ? 1 : items_.size()));
+        const size_t width = scratch_floats(shape_);
+        scratch_.resize(std::max(scratch_.size(), width * std::max(threads, 1)));
+        const Partials partials{sums_.data(), maxima_.data(), denominators_.data()};
+        workers_.run(threads, [&](int thread) {
+            float *memory = scratch_.data() + width * thread;
+            for (size_t at; (at = next.fetch_add(1)) < items_.size();)
+                kernels_.attend(shape_, call, items_[at], partials, memory);
+        });
+        for (const auto &[row, first, count] : split_rows_) kernels_.combine(shape_, call, partials, row, first, count);
+    }
+
+private:
+    static constexpr int64_t kAlone = 1 << 18; // keys x kv heads x queries x dim below which a second thread costs more
+
+    struct SplitRow {
+        int32_t row;
+        int64_t first, count;
+    };
+
+    void cut(const Call &call, int64_t rows, int64_t num_blocks, int threads) {
+        items_.clear();
+        split_rows_.clear();
+        work_ = 0;
+        int64_t partial = 0;
+        for (int32_t row = 0; row < rows; ++row) {
+            const int32_t context = call.contexts[row], queries = call.starts[row + 1] - call.starts[row];
+            if (context == 0) {
+                blank(call, row);
+                continue;
+            }
+            check(call, row, context, queries, num_blocks);
+            work_ += static_cast<int64_t>(context) * queries * shape_.num_kv_heads * shape_.head_dim;
+            if (queries == 1) {
+                partial = cut_decode(row, context, partial);
+            } else {
+                cut_prefill(row, context, queries);
+            }
+        }
+        const size_t places = static_cast<size_t>(partial) * shape_.num_heads;
+        sums_.resize(std::max(sums_.size(), places * shape_.head_dim));
+        maxima_.resize(std::max(maxima_.size(), places));
+        denominators_.resize(std::max(denominators_.size(), places));
+        share_heads(threads);
+    }
+
+    int64_t cut_decode(int32_t row, int32_t context, int64_t partial) {
+        const int32_t split = std::max(1, kSplitTokens / shape_.block_size) * shape_.block_size;
+        const int32_t from = shape_.window != 0 ? std::max(0, context - shape_.window) : 0;
+        const int32_t first = from / split, last = (context - 1) / split;
+        if (first == last) {
+            items_.push_back({row, 0, 1, from, context, 0, shape_.num_kv_heads, -1});
+            return partial;
+        }
+        split_rows_.push_back({row, partial, last - first + 1});
+        for (int32_t at = first; at <= last; ++at)
+            items_.push_back({row, 0, 1, std::max(from, at * split), std::min(context, (at + 1) * split), 0,
+                              shape_.num_kv_heads, partial++});
+        return partial;
+    }
+
+    void cut_prefill(int32_t row, int32_t context, int32_t queries) {
+        const int32_t width = tile_queries(shape_);
+        for (int32_t first = 0; first < queries; first += width) {
+            const int32_t last = std::min(queries, first + width), base = context - queries;
+            const int32_t from = shape_.window != 0 ? std::max(0, base + first + 1 - shape_.window) : 0;
+            items_.push_back({row, first, last, from, base + last, 0, shape_.num_kv_heads, -1});
+        }
+    }
+
+    /// With fewer items than threads, heads are shared out too; a head's numbers do not depend on it.
+    void share_heads(int threads) {
+        if (items_.empty() || items_.size() >= static_cast<size_t>(threads) * 2) return;
+        std::vector<Item> finer;
+        for (const Item &item : items_)
+            for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
+                Item part = item;
+                part.head = head;
+                part.head_end = head + 1;
+                finer.push_back(part);
+            }
+        items_ = std::move(finer);
+    }
+
+    void check(const Call &call, int32_t row, int32_t context, int32_t queries, int64_t num_blocks) const {
+        const int64_t needed = (context + shape_.block_size - 1) / shape_.block_size;
+        if (needed > call.table_width || context < 0 || queries < 0 || queries > context)
+            throw std::invalid_argument("row " + std::to_string(row) + " has " + std::to_string(queries) +
+                                        " queries and a context of " + std::to_string(context) +
+                                        " tokens; its block table holds " +
+                                        std::to_string(call.table_width * shape_.block_size) + ": widen it");
+        for (int64_t at = 0; at < needed; ++at) {
+            const int32_t block = call.tables[row * call.table_width + at];
+            if (block < 0 || block >= num_blocks)
+                throw std::invalid_argument("the block table of row " + std::to_string(row) + " names block " +
+                                            std::to_string(block) + ", outside the pool of " +
+                                            std::to_string(num_blocks));
+        }
+    }
+
+    void blank(const Call &call, int32_t row) const {
+        const size_t size = shape_.half ? 2 : 4;
+        for (int64_t token = call.starts[row]; token < call.starts[row + 1]; ++token)
+            for (int32_t head = 0; head < shape_.num_heads; ++head) {
+                char *out = static_cast<char *>(call.out) +
+                            size * (token * call.out_strides.token + head * call.out_strides.head);
+                std::fill(out, out + size * shape_.head_dim, 0);
+                if (call.lse != nullptr)
+                    call.lse[token * shape_.num_heads + head] = -std::numeric_limits<float>::infinity();
+            }
+    }
+
+    Shape shape_;
+    const Kernels &kernels_;
+    Workers workers_;
+    std::vector<Item> items_;
+    std::vector<SplitRow> split_rows_;
+    std::vector<float> scratch_, sums_, maxima_, denominators_;
+    int64_t work_ = 0;
+};
+
+template <class T> T *pointer(int64_t address) { return reinterpret_cast<T *>(address); }
+
+Strides strides(nb::tuple given) {
+    return {nb::cast<int64_t>(given[0]), nb::cast<int64_t>(given[1]), nb::cast<int64_t>(given[2])};
+}
+
+} // namespace
+
+size_t scratch_floats(const Shape &shape) {
+    const size_t rows = static_cast<size_t>(tile_rows(shape));
+    const size_t floats = rows * (2 * static_cast<size_t>(shape.head_dim) + kChunk + 3);
+    return (floats + 63) / 64 * 64 + 64; // threads keep off each other's cache lines
+}
+
+void bind_attention(nb::module_ &module) {
+    nb::class_<Attention>(module, "Attention", "Paged attention on the CPU; see framework_native.backend.")
+        .def("__init__",
+             [](Attention *self, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
+                float scale, float soft_cap, int32_t window, bool half) {
+                 new (self) Attention(
+                     Shape{num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window, half});
+             },
+             nb::kw_only(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("block_size"),
+             nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("half"))
+        .def_prop_ro("instructions", &Attention::instructions)
+        .def("attend",
+             [](Attention &self, int64_t q, nb::tuple q_strides, int64_t out, nb::tuple out_strides, int64_t k,
+                int64_t v, nb::tuple kv_strides, int64_t num_blocks, int64_t sinks, int64_t slopes, int64_t lse,
+                int64_t tables, int64_t table_width, int64_t contexts, int64_t starts, int64_t rows, int threads) {
+                 const Call call{pointer<const void>(q),         pointer<void>(out),
+                                 pointer<const void>(k),         pointer<const void>(v),
+                                 pointer<const float>(sinks),    pointer<const float>(slopes),
+                                 pointer<float>(lse),            pointer<const int32_t>(tables),
+                                 pointer<const int32_t>(contexts), pointer<const int32_t>(starts),
+                                 strides(q_strides),             strides(out_strides),
+                                 strides(kv_strides),            table_width};
+                 const nb::gil_scoped_release released;
+                 self.attend(call, rows, num_blocks, threads);
+             });
+}
+
+} // namespace native

@@ -1,0 +1,69 @@
+// Paged attention on the CPU: what a call needs, and who may compute it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace native {
+
+/// The model's attention and how the work is cut. Cuts depend on one row alone, so that a row's output does not depend
+/// on its batch or on the number of threads.
+struct Shape {
+    int32_t num_heads, num_kv_heads, head_dim, block_size;
+    float scale, soft_cap; // soft_cap 0: none
+    int32_t window;        // 0: none
+    bool half;             // bfloat16 instead of float32
+};
+
+struct Strides {
+    int64_t outer, token, head; // elements; the last dimension is contiguous
+};
+
+/// One call's arrays; see framework.interfaces.backend for their meaning.
+struct Call {
+    const void *q;
+    void *out;
+    const void *k, *v;
+    const float *sinks, *slopes; // (H,) or null
+    float *lse;                  // (T, H) or null
+    const int32_t *tables, *contexts, *starts;
+    Strides q_strides, out_strides, kv_strides; // q, out: outer unused
+    int64_t table_width;
+};
+
+/// Queries first to last - 1 of a row against its keys [from, to), for kv heads [head, head_end).
+struct Item {
+    int32_t row, first, last, from, to, head, head_end;
+    int64_t partial; // where the partial result goes; -1: the item is all there is, finish it
+};
+
+/// Partial results of split rows: (items, H, D) sums, and the maximum and denominator of each head.
+struct Partials {
+    float *sums, *maxima, *denominators;
+};
+
+/// Scratch floats that `attend_item` needs.
+size_t scratch_floats(const Shape &shape);
+
+using AttendItem = void (*)(const Shape &, const Call &, const Item &, const Partials &, float *scratch);
+using Combine = void (*)(const Shape &, const Call &, const Partials &, int32_t row, int64_t first, int64_t count);
+
+struct Kernels {
+    const char *name;
+    AttendItem attend;
+    Combine combine;
+};
+
+constexpr int32_t kTileRows = 32;   // query rows (queries x heads of a group) that share one pass over K and V
+constexpr int32_t kChunk = 32;      // keys whose scores are computed before a softmax update
+constexpr int32_t kSplitTokens = 512; // context of one item of a decode row
+
+inline int32_t tile_queries(const Shape &shape) {
+    const int32_t group = shape.num_heads / shape.num_kv_heads;
+    return group >= kTileRows ? 1 : kTileRows / group;
+}
+inline int32_t tile_rows(const Shape &shape) {
+    return tile_queries(shape) * (shape.num_heads / shape.num_kv_heads);
+}
+
+} // namespace native

@@ -1,0 +1,316 @@
+// The inner loops, compiled once for each instruction set: VARIANT names the namespace, LANES the floats of a vector.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attention.hpp"
+
+namespace native::VARIANT {
+namespace {
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t IntVec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t HalfVec __attribute__((vector_size(2 * LANES)));
+typedef uint32_t WordVec __attribute__((vector_size(4 * LANES)));
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+inline Vec load(const float *at) {
+    Vec out;
+    std::memcpy(&out, at, sizeof out);
+    return out;
+}
+inline Vec load(const uint16_t *at) { // bfloat16 is the upper half of a float
+    HalfVec half;
+    std::memcpy(&half, at, sizeof half);
+    const WordVec words = __builtin_convertvector(half, WordVec) << 16;
+    Vec out;
+    std::memcpy(&out, &words, sizeof out);
+    return out;
+}
+inline void store(float *at, Vec value) { std::memcpy(at, &value, sizeof value); }
+inline float one(const float *at) { return *at; }
+inline float one(const uint16_t *at) {
+    const uint32_t word = static_cast<uint32_t>(*at) << 16;
+    float out;
+    std::memcpy(&out, &word, sizeof out);
+    return out;
+}
+inline void put(float *at, float value) { *at = value; }
+inline void put(uint16_t *at, float value) { // round to nearest even; no NaN comes here from finite inputs
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    *at = std::isnan(value) ? 0x7FC0 : static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+}
+
+inline float sum(Vec value) {
+#if LANES == 16
+    typedef float Half __attribute__((vector_size(32)));
+    const Half half = __builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15);
+    typedef float Quarter __attribute__((vector_size(16)));
+    const Quarter four = __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+#elif LANES == 8
+    typedef float Quarter __attribute__((vector_size(16)));
+    const Quarter four =
+        __builtin_shufflevector(value, value, 0, 1, 2, 3) + __builtin_shufflevector(value, value, 4, 5, 6, 7);
+#else
+    const Vec four = value;
+#endif
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+/// e^x for x <= 0, to 2 ulp; 0 below -87. Cody-Waite reduction and the degree-6 polynomial of Cephes expf.
+inline Vec exponential(Vec x) {
+    const IntVec gone = x < -87.0f;
+    const Vec bounded = gone ? Vec{} - 87.0f : x;
+    const Vec magic = Vec{} + 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer
+    const Vec shifted = bounded * 1.44269504088896341f + magic;
+    const Vec n = shifted - magic;
+    const Vec r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
+    Vec p = Vec{} + 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const IntVec exponent = (__builtin_convertvector(n, IntVec) + 127) << 23;
+    Vec power;
+    std::memcpy(&power, &exponent, sizeof power);
+    const Vec result = p * power;
+    return gone ? Vec{} : result;
+}
+
+/// Scores of `count` keys for every query row: out[r * kChunk + t] = q_r . k_t. The query rows are scaled already.
+template <int D, class T>
+void scores(const float *q, int rows, int dim_, const T *k, int64_t stride, int count, int64_t ahead, float *out) {
+    const int dim = D ? D : dim_;
+    for (int t = 0; t < count; ++t) {
+        const T *key = k + t * stride;
+        if (ahead)
+            for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(key + ahead + d);
+        for (int r = 0; r < rows; ++r) {
+            const float *row = q + r * dim;
+            Vec a{}, b{};
+            int d = 0;
+            for (; d + 2 * LANES <= dim; d += 2 * LANES) {
+                a += load(row + d) * load(key + d);
+                b += load(row + d + LANES) * load(key + d + LANES);
+            }
+            for (; d + LANES <= dim; d += LANES) a += load(row + d) * load(key + d);
+            float rest = 0.0f;
+            for (; d < dim; ++d) rest += row[d] * one(key + d);
+            out[r * kChunk + t] = sum(a + b) + rest;
+        }
+    }
+}
+
+/// sums_r = sums_r * shrink_r + weights_r . v, each row's accumulators in registers, 8 vectors at a time.
+template <int D, class T>
+void gather(const float *weights, const float *shrink, int rows, int dim_, const T *v, int64_t stride, int count,
+            int64_t ahead, float *sums) {
+    const int dim = D ? D : dim_;
+    constexpr int kWide = 8;
+    if (ahead)
+        for (int t = 0; t < count; ++t)
+            for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T)))
+                __builtin_prefetch(v + t * stride + ahead + d);
+    for (int r = 0; r < rows; ++r) {
+        float *row = sums + r * dim;
+        const float *weight = weights + r * kChunk;
+        int d = 0;
+        for (; d + kWide * LANES <= dim; d += kWide * LANES) {
+            Vec acc[kWide];
+            for (int i = 0; i < kWide; ++i) acc[i] = load(row + d + i * LANES) * shrink[r];
+            for (int t = 0; t < count; ++t) {
+                const T *value = v + t * stride + d;
+                for (int i = 0; i < kWide; ++i) acc[i] += weight[t] * load(value + i * LANES);
+            }
+            for (int i = 0; i < kWide; ++i) store(row + d + i * LANES, acc[i]);
+        }
+        for (; d + LANES <= dim; d += LANES) {
+            Vec acc = load(row + d) * shrink[r];
+            for (int t = 0; t < count; ++t) acc += weight[t] * load(v + t * stride + d);
+            store(row + d, acc);
+        }
+        for (; d < dim; ++d) {
+            float acc = row[d] * shrink[r];
+            for (int t = 0; t < count; ++t) acc += weight[t] * one(v + t * stride + d);
+            row[d] = acc;
+        }
+    }
+}
+
+struct Scratch {
+    float *q, *sums, *scores, *maxima, *denominators, *shrink;
+};
+
+Scratch lay_out(const Shape &shape, float *at) {
+    const int64_t rows = tile_rows(shape), width = rows * shape.head_dim;
+    return {at, at + width, at + 2 * width, at + 2 * width + rows * kChunk, at + 2 * width + rows * (kChunk + 1),
+            at + 2 * width + rows * (kChunk + 2)};
+}
+
+/// Where the rows of one tile stand: query position of row r is base + r / group.
+struct Tile {
+    int rows, group, base, head; // head: the first query head
+};
+
+/// Everything between a dot product and a softmax: soft cap, ALiBi, causal and window masks.
+void shape_scores(const Shape &shape, const Call &call, const Tile &tile, int key, int count, float *scores) {
+    for (int r = 0; r < tile.rows; ++r) {
+        float *row = scores + r * kChunk;
+        const int position = tile.base + r / tile.group;
+        if (shape.soft_cap != 0.0f)
+            for (int t = 0; t < count; ++t) row[t] = shape.soft_cap * std::tanh(row[t] / shape.soft_cap);
+        if (call.slopes != nullptr) {
+            const float slope = call.slopes[tile.head + r % tile.group];
+            for (int t = 0; t < count; ++t) row[t] += slope * static_cast<float>(key + t - position);
+        }
+        for (int t = position + 1 > key ? position + 1 - key : 0; t < count; ++t) row[t] = kNone;
+        if (shape.window != 0)
+            for (int t = 0; t < count && key + t <= position - shape.window; ++t) row[t] = kNone;
+        for (int t = count; t % LANES != 0; ++t) row[t] = kNone;
+    }
+}
+
+/// Scores become weights relative to the running maximum; `shrink` is what older sums are worth now.
+void soften(const Tile &tile, int count, const Scratch &scratch) {
+    for (int r = 0; r < tile.rows; ++r) {
+        float *row = scratch.scores + r * kChunk;
+        float most = scratch.maxima[r];
+        for (int t = 0; t < count; ++t) most = row[t] > most ? row[t] : most;
+        if (most == kNone) { // nothing seen yet: no key of this chunk either
+            scratch.shrink[r] = 0.0f;
+            for (int t = 0; t < count; ++t) row[t] = 0.0f;
+            continue;
+        }
+        Vec total{};
+        for (int t = 0; t < count; t += LANES) {
+            const Vec weight = exponential(load(row + t) - most);
+            store(row + t, weight);
+            total += weight;
+        }
+        scratch.shrink[r] = exponential(Vec{} + (scratch.maxima[r] - most))[0];
+        scratch.denominators[r] = scratch.denominators[r] * scratch.shrink[r] + sum(total);
+        scratch.maxima[r] = most;
+    }
+}
+
+template <class T> void load_queries(const Shape &shape, const Call &call, const Tile &tile, int64_t token, float *q) {
+    for (int r = 0; r < tile.rows; ++r) {
+        const T *from = static_cast<const T *>(call.q) + (token + r / tile.group) * call.q_strides.token +
+                        (tile.head + r % tile.group) * call.q_strides.head;
+        for (int d = 0; d < shape.head_dim; ++d) q[r * shape.head_dim + d] = one(from + d) * shape.scale;
+    }
+}
+
+template <class T>
+void finish_row(const Shape &shape, const Call &call, int64_t token, int head, float most, float total, const float *sums) {
+    if (call.sinks != nullptr) {
+        const float sink = call.sinks[head], top = sink > most ? sink : most;
+        const float worth = most == kNone ? 0.0f : std::exp(most - top);
+        const float denominator = total * worth + std::exp(sink - top);
+        if (call.lse != nullptr) call.lse[token * shape.num_heads + head] = top + std::log(denominator);
+        T *out = static_cast<T *>(call.out) + token * call.out_strides.token + head * call.out_strides.head;
+        for (int d = 0; d < shape.head_dim; ++d) put(out + d, sums[d] * worth / denominator);
+        return;
+    }
+    if (call.lse != nullptr) call.lse[token * shape.num_heads + head] = most + std::log(total);
+    T *out = static_cast<T *>(call.out) + token * call.out_strides.token + head * call.out_strides.head;
+    const float share = 1.0f / total;
+    for (int d = 0; d < shape.head_dim; ++d) put(out + d, sums[d] * share);
+}
+
+template <int D, class T>
+void attend_block(const Shape &shape, const Call &call, const Tile &tile, int64_t block, int64_t next, int key, int count,
+                  int kv_head, const Scratch &scratch) {
+    const int64_t offset = key % shape.block_size;
+    const Strides &kv = call.kv_strides;
+    const int64_t at = block * kv.outer + offset * kv.token + kv_head * kv.head;
+    const int64_t ahead = next >= 0 ? (next - block) * kv.outer : 0;
+    scores<D>(scratch.q, tile.rows, shape.head_dim, static_cast<const T *>(call.k) + at, kv.token, count, ahead,
+              scratch.scores);
+    shape_scores(shape, call, tile, key, count, scratch.scores);
+    soften(tile, count, scratch);
+    gather<D>(scratch.scores, scratch.shrink, tile.rows, shape.head_dim, static_cast<const T *>(call.v) + at, kv.token,
+              count, ahead, scratch.sums);
+}
+
+template <int D, class T>
+void attend(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {
+    const int group = shape.num_heads / shape.num_kv_heads, queries = item.last - item.first;
+    const int context = call.contexts[item.row], start = call.starts[item.row];
+    const int num_queries = call.starts[item.row + 1] - start;
+    const int32_t *table = call.tables + item.row * call.table_width;
+    const int tile_width = queries * group;
+    for (int head = item.head; head < item.head_end; ++head) {
+        const Tile tile{tile_width, group, context - num_queries + item.first, head * group};
+        Scratch scratch = lay_out(shape, memory);
+        load_queries<T>(shape, call, tile, start + item.first, scratch.q);
+        std::memset(scratch.sums, 0, sizeof(float) * tile_width * shape.head_dim);
+        for (int r = 0; r < tile_width; ++r) scratch.maxima[r] = kNone, scratch.denominators[r] = 0.0f;
+        for (int key = item.from; key < item.to;) {
+            const int logical = key / shape.block_size;
+            int count = (logical + 1) * shape.block_size - key;
+            count = count < item.to - key ? count : item.to - key;
+            count = count < kChunk ? count : kChunk;
+            const bool more = (logical + 1) * shape.block_size < item.to;
+            attend_block<D, T>(shape, call, tile, table[logical], more ? table[logical + 1] : -1, key, count, head, scratch);
+            key += count;
+        }
+        for (int r = 0; r < tile_width; ++r) {
+            const int query_head = tile.head + r % group;
+            if (item.partial < 0) {
+                finish_row<T>(shape, call, start + item.first + r / group, query_head, scratch.maxima[r],
+                              scratch.denominators[r], scratch.sums + r * shape.head_dim);
+                continue;
+            }
+            const int64_t place = item.partial * shape.num_heads + query_head;
+            partials.maxima[place] = scratch.maxima[r];
+            partials.denominators[place] = scratch.denominators[r];
+            std::memcpy(partials.sums + place * shape.head_dim, scratch.sums + r * shape.head_dim,
+                        sizeof(float) * shape.head_dim);
+        }
+    }
+}
+
+template <class T> void attend_any(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {
+    if (shape.head_dim == 128) return attend<128, T>(shape, call, item, partials, memory);
+    if (shape.head_dim == 64) return attend<64, T>(shape, call, item, partials, memory);
+    attend<0, T>(shape, call, item, partials, memory);
+}
+
+void attend_item(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {
+    shape.half ? attend_any<uint16_t>(shape, call, item, partials, memory)
+               : attend_any<float>(shape, call, item, partials, memory);
+}
+
+/// Merge a decode row's splits, in order. Source: flash-decoding, arXiv:2311.01282 section 3.
+void combine(const Shape &shape, const Call &call, const Partials &partials, int32_t row, int64_t first, int64_t count) {
+    for (int head = 0; head < shape.num_heads; ++head) {
+        const auto place = [&](int64_t split) { return (first + split) * shape.num_heads + head; };
+        float most = kNone, total = 0.0f;
+        for (int64_t split = 0; split < count; ++split)
+            most = partials.maxima[place(split)] > most ? partials.maxima[place(split)] : most;
+        float *sums = partials.sums + place(0) * shape.head_dim;
+        for (int64_t split = 0; split < count; ++split) {
+            const float m = partials.maxima[place(split)], worth = m == kNone ? 0.0f : std::exp(m - most);
+            total += worth * partials.denominators[place(split)];
+            const float *other = partials.sums + place(split) * shape.head_dim;
+            for (int d = 0; d < shape.head_dim; ++d) sums[d] = (split ? sums[d] : 0.0f) + worth * other[d];
+        }
+        if (shape.half)
+            finish_row<uint16_t>(shape, call, call.starts[row], head, most, total, sums);
+        else
+            finish_row<float>(shape, call, call.starts[row], head, most, total, sums);
+    }
+}
+
+} // namespace
+
+extern const Kernels kernels;
+const Kernels kernels{TEXT, attend_item, combine};
+
+} // namespace native::VARIANT

@@ -1,0 +1,332 @@
+// Which blocks may a request take, and what has to go for them? framework.paged.cache, in C++.
+#pragma once
+
+#include <functional>
+
+#include "index.hpp"
+#include "policy.hpp"
+
+namespace native {
+
+/// Moves blocks between free, cached and in use, and keeps pool, index and policy in step. Plugins are called first;
+/// what they were told is undone when one of them raises, so that pool and index are as they were.
+class Cache {
+public:
+    using Listener = std::function<void(const char *kind, int32_t block, const Name &name)>;
+
+    Cache(Pool &pool, Index &index, Policy &policy, bool leaf_only)
+        : pool_(pool), index_(index), policy_(policy), leaf_only_(leaf_only) {}
+
+    int64_t evictions = 0;
+    Listener listener;
+    nb::object now = nb::float_(0.0);
+
+    /// Blocks that `take` can hand out beside these hits.
+    int64_t available(const Blocks &hits) const {
+        int64_t idle = 0;
+        for (int32_t block : hits) idle += pool_.ref[block] == 0;
+        return pool_.num_blocks - pool_.used - idle;
+    }
+
+    /// Share `hits` (shallowest first), then append `count` other blocks to `out`: free ones, then victims.
+    void take(int64_t count, const Blocks &hits, int64_t priority, Blocks &out) {
+        const auto spare = std::min<int64_t>(count, static_cast<int64_t>(pool_.free.size()));
+        Shared shared;
+        Blocks victims;
+        if (!hits.empty()) shared = share(hits, priority);
+        try {
+            if (!hits.empty()) {
+                if (!shared.pinned.empty()) policy_.pin(shared.pinned, now);
+                policy_.hit(Blocks(hits.rbegin(), hits.rend()), now);
+            }
+            if (count > spare) victims = gather(count - spare);
+        } catch (nb::python_error &) {
+            if (!hits.empty()) unshare(hits, shared);
+            throw;
+        }
+        const size_t before = out.size();
+        out.insert(out.end(), pool_.free.rbegin(), pool_.free.rbegin() + spare);
+        pool_.free.resize(pool_.free.size() - spare);
+        if (!victims.empty()) {
+            forget(victims);
+            out.insert(out.end(), victims.begin(), victims.end());
+        }
+        for (size_t at = before; at < out.size(); ++at) pool_.ref[out[at]] = 1;
+        pool_.used += static_cast<int32_t>(count);
+    }
+
+    /// Give back one reference to each, deepest first. Who has none left is cached or free, also when the policy fails.
+    void drop(const Blocks &blocks) {
+        Blocks released;
+        for (int32_t block : blocks) {
+            pool_.last_access[block] = pool_.access;
+            if (--pool_.ref[block] != 0) continue;
+            --pool_.used;
+            if (pool_.published(block)) {
+                released.push_back(block);
+            } else {
+                pool_.free.push_back(block);
+            }
+        }
+        if (!released.empty()) offer(std::move(released));
+    }
+
+    /// Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.
+    void replace(Blocks &table, const Blocks &places, const Blocks &fresh) {
+        Blocks leaving, offered;
+        for (size_t at = places.size(); at-- > 0;) {
+            const int32_t block = table[places[at]];
+            if (pool_.ref[block] != 1) continue;
+            leaving.push_back(block);
+            if (!leaf_only_ || pool_.children[block] == 0) offered.push_back(block);
+        }
+        for (int32_t block : leaving) pool_.last_access[block] = pool_.access;
+        for (int32_t block : offered) pool_.candidate[block] = 1;
+        try {
+            if (!offered.empty()) policy_.release(offered, now);
+        } catch (nb::python_error &) {
+            for (int32_t block : offered) pool_.candidate[block] = 0;
+            drop(fresh);
+            throw;
+        }
+        for (size_t at = 0; at < places.size(); ++at) {
+            --pool_.ref[table[places[at]]];
+            table[places[at]] = fresh[at];
+        }
+        pool_.used -= static_cast<int32_t>(leaving.size());
+    }
+
+    struct Published {
+        size_t count; // contents that can be found now
+        size_t start; // first table index that was swapped
+    };
+
+    /// Make the contents of table[first : first + chain.count] findable, swapping blocks whose content another holds.
+    /// Stops before a content whose name is another's.
+    Published publish(const Chain &chain, Blocks &table, size_t first, int64_t priority, int32_t tenant) {
+        const int32_t *blocks = table.data() + first;
+        Blocks holders, places;
+        holders.reserve(chain.count);
+        places.reserve(chain.count);
+        index_.insert(chain, blocks, holders, places);
+        Blocks fresh, pinned;
+        for (int32_t at : places) {
+            pool_.describe(blocks[at], static_cast<int32_t>(first) + at, priority, tenant);
+            fresh.push_back(blocks[at]);
+        }
+        std::vector<size_t> swaps;
+        if (fresh.size() < holders.size())
+            for (size_t at = 0; at < holders.size(); ++at)
+                if (holders[at] != blocks[at]) swaps.push_back(at);
+        for (size_t at = swaps.size(); at-- > 0;)
+            if (pool_.candidate[holders[swaps[at]]]) pinned.push_back(holders[swaps[at]]);
+        try {
+            if (!pinned.empty()) policy_.pin(pinned, now);
+            if (!fresh.empty()) policy_.admit(Blocks(fresh.rbegin(), fresh.rend()), now);
+        } catch (nb::python_error &) {
+            withdraw(fresh, pinned);
+            throw;
+        }
+        if (listener)
+            for (int32_t at : places) listener("admit", blocks[at], chain.names[at]);
+        for (size_t at : swaps) swap(table[first + at], holders[at], priority);
+        return {holders.size(), swaps.empty() ? table.size() : first + swaps[0]};
+    }
+
+    /// Unpublish everything: cached blocks become free, those in use lose their name and stay.
+    void reset() {
+        Blocks published, cached;
+        for (int32_t block = 1; block <= pool_.num_blocks; ++block)
+            if (pool_.published(block)) published.push_back(block);
+        std::stable_sort(published.begin(), published.end(),
+                         [&](int32_t a, int32_t b) { return pool_.depth[a] > pool_.depth[b]; });
+        std::exception_ptr failure;
+        for (int32_t block : published) {
+            pool_.candidate[block] = 0;
+            if (pool_.ref[block] == 0) cached.push_back(block);
+            try {
+                policy_.evicted(block, now);
+            } catch (nb::python_error &) {
+                if (!failure) failure = std::current_exception();
+            }
+        }
+        forget(published);
+        index_.clear();
+        pool_.free.insert(pool_.free.end(), cached.begin(), cached.end());
+        if (failure) std::rethrow_exception(failure);
+    }
+
+private:
+    struct Shared {
+        Blocks pinned;
+        std::vector<int64_t> accesses;
+        std::vector<std::pair<int32_t, int64_t>> priorities;
+    };
+
+    /// Count a reference and the hit's facts.
+    Shared share(const Blocks &hits, int64_t priority) {
+        Shared shared;
+        shared.accesses.reserve(hits.size());
+        for (int32_t block : hits) {
+            if (pool_.ref[block]++ == 0) {
+                ++pool_.used;
+                if (pool_.candidate[block]) {
+                    pool_.candidate[block] = 0;
+                    shared.pinned.push_back(block);
+                }
+            }
+            ++pool_.hits[block];
+            shared.accesses.push_back(pool_.last_access[block]);
+            pool_.last_access[block] = pool_.access;
+            if (pool_.priority[block] < priority) {
+                shared.priorities.emplace_back(block, pool_.priority[block]);
+                pool_.priority[block] = priority;
+            }
+        }
+        std::reverse(shared.pinned.begin(), shared.pinned.end());
+        return shared;
+    }
+
+    void unshare(const Blocks &hits, const Shared &shared) {
+        for (size_t at = 0; at < hits.size(); ++at) {
+            const int32_t block = hits[at];
+            if (--pool_.ref[block] == 0) --pool_.used;
+            --pool_.hits[block];
+            pool_.last_access[block] = shared.accesses[at];
+        }
+        for (const auto &[block, priority] : shared.priorities) pool_.priority[block] = priority;
+        for (int32_t block : shared.pinned) pool_.candidate[block] = 1;
+        if (!shared.pinned.empty()) quietly([&] { policy_.release(shared.pinned, now); });
+    }
+
+    /// Ask for victims without touching the books but for `candidate`, which marks those chosen. Under `leaf_only` a
+    /// victim's parent is offered as soon as it has no other resident child.
+    Blocks gather(int64_t count) {
+        Blocks victims, late;
+        try {
+            for (; count > 0; --count) {
+                const int32_t block = policy_.victim(now);
+                if (block == 0) throw std::logic_error("the built-in LRU has lost its candidates");
+                pool_.candidate[block] = 0;
+                victims.push_back(block);
+                const int32_t parent = leaf_only_ ? index_.parent(block) : 0;
+                if (parent != 0) --pool_.children[parent];
+                policy_.evicted(block, now);
+                if (parent != 0 && pool_.children[parent] == 0 && pool_.ref[parent] == 0) {
+                    pool_.candidate[parent] = 1;
+                    late.push_back(parent);
+                    policy_.release({parent}, now);
+                }
+            }
+        } catch (nb::python_error &) {
+            hand_back(victims, late);
+            throw;
+        }
+        if (leaf_only_) count_children(victims); // `forget` counts them down for good
+        return victims;
+    }
+
+    void count_children(const Blocks &victims) {
+        for (int32_t block : victims)
+            if (const int32_t parent = index_.parent(block)) ++pool_.children[parent];
+    }
+
+    void hand_back(const Blocks &victims, const Blocks &late) {
+        const auto holds = [](const Blocks &blocks, int32_t block) {
+            return std::find(blocks.begin(), blocks.end(), block) != blocks.end();
+        };
+        if (leaf_only_) count_children(victims);
+        for (size_t at = victims.size(); at-- > 0;) {
+            const int32_t block = victims[at];
+            const bool withheld = holds(late, block);
+            quietly([&] {
+                policy_.admit({block}, now);
+                if (!withheld) policy_.release({block}, now);
+            });
+            pool_.candidate[block] = !withheld;
+        }
+        for (int32_t block : late) {
+            pool_.candidate[block] = 0;
+            if (!holds(victims, block)) quietly([&] { policy_.pin({block}, now); });
+        }
+    }
+
+    /// Unpublish these; the policy knows already.
+    void forget(const Blocks &blocks) {
+        for (int32_t block : blocks) {
+            index_.remove(block);
+            if (listener) listener("evict", block, pool_.key[block]);
+            pool_.key[block] = Name();
+        }
+        evictions += static_cast<int64_t>(blocks.size());
+    }
+
+    void offer(Blocks blocks) {
+        if (leaf_only_) {
+            const auto inner = [&](int32_t block) { return pool_.children[block] != 0; };
+            blocks.erase(std::remove_if(blocks.begin(), blocks.end(), inner), blocks.end());
+            if (blocks.empty()) return;
+        }
+        for (int32_t block : blocks) pool_.candidate[block] = 1;
+        try {
+            policy_.release(blocks, now);
+        } catch (nb::python_error &) {
+            abandon(blocks);
+            throw;
+        }
+    }
+
+    /// Make candidates free that no policy keeps.
+    void abandon(const Blocks &blocks) {
+        for (int32_t block : blocks) pool_.candidate[block] = 0;
+        Blocks offered;
+        if (leaf_only_)
+            for (int32_t block : blocks) {
+                const int32_t parent = index_.parent(block);
+                if (parent != 0 && pool_.children[parent] == 1 && pool_.ref[parent] == 0) offered.push_back(parent);
+            }
+        forget(blocks);
+        pool_.free.insert(pool_.free.end(), blocks.begin(), blocks.end());
+        if (!offered.empty()) quietly([&] { offer(offered); });
+    }
+
+    /// Undo a publication that the policy did not take.
+    void withdraw(const Blocks &fresh, const Blocks &pinned) {
+        for (size_t at = fresh.size(); at-- > 0;) {
+            index_.remove(fresh[at]);
+            pool_.key[fresh[at]] = Name();
+        }
+        if (!pinned.empty()) quietly([&] { policy_.release(pinned, now); });
+    }
+
+    /// Let a table entry name `block`, which holds the same content, in place of its own.
+    void swap(int32_t &entry, int32_t block, int64_t priority) {
+        const int32_t own = entry;
+        entry = block;
+        if (pool_.ref[block]++ == 0) {
+            ++pool_.used;
+            pool_.candidate[block] = 0;
+        }
+        pool_.last_access[block] = pool_.access;
+        pool_.priority[block] = std::max(pool_.priority[block], priority);
+        if (--pool_.ref[own] == 0) {
+            --pool_.used;
+            pool_.free.push_back(own);
+        }
+    }
+
+    /// What a plugin raises here is not the error to report: that one came before.
+    template <class Call> static void quietly(Call call) {
+        try {
+            call();
+        } catch (nb::python_error &) {
+        }
+    }
+
+    Pool &pool_;
+    Index &index_;
+    Policy &policy_;
+    bool leaf_only_;
+};
+
+} // namespace native

@@ -1,0 +1,120 @@
+// The chained name of a block's content, as a hash scheme made it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace native {
+
+/// Up to 32 bytes in place; longer names lie on the heap, shared. Empty means: no name.
+class Name {
+public:
+    static constexpr size_t kNear = 32;
+
+    Name() noexcept { clear_bytes(); }
+    Name(const void *data, size_t size) {
+        clear_bytes();
+        if (size <= kNear) {
+            std::memcpy(bytes_, data, size);
+            size_ = static_cast<uint8_t>(size);
+        } else {
+            set_far(new Far{1, std::string(static_cast<const char *>(data), size)});
+        }
+    }
+    Name(const Name &other) noexcept { copy(other); }
+    Name(Name &&other) noexcept {
+        clear_bytes();
+        swap(other);
+    }
+    Name &operator=(const Name &other) noexcept {
+        if (this != &other) {
+            release();
+            copy(other);
+        }
+        return *this;
+    }
+    Name &operator=(Name &&other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~Name() { release(); }
+
+    bool empty() const noexcept { return size_ == 0; }
+    size_t size() const noexcept { return size_ == kFar ? far()->text.size() : size_; }
+    const char *data() const noexcept {
+        return size_ == kFar ? far()->text.data() : reinterpret_cast<const char *>(bytes_);
+    }
+    /// The 32 bytes in place, for a fixed-width digest to write to.
+    uint8_t *digest() noexcept {
+        release();
+        size_ = kNear;
+        return bytes_;
+    }
+
+    bool operator==(const Name &other) const noexcept {
+        if (size_ != other.size_) return false;
+        if (size_ != kFar) return std::memcmp(bytes_, other.bytes_, kNear) == 0;
+        return far() == other.far() || far()->text == other.far()->text;
+    }
+    bool operator!=(const Name &other) const noexcept { return !(*this == other); }
+
+    /// All bytes mixed: names need not be uniform (a scheme may count).
+    uint64_t hash() const noexcept {
+        if (size_ == kFar) return mix(std::hash<std::string>{}(far()->text), kFar);
+        uint64_t words[4];
+        std::memcpy(words, bytes_, kNear);
+        return mix(mix(words[0], words[1]) ^ words[2], words[3] ^ size_);
+    }
+
+private:
+    struct Far {
+        uint32_t owners;
+        std::string text;
+    };
+    static constexpr uint8_t kFar = 255;
+
+    static uint64_t mix(uint64_t a, uint64_t b) noexcept {
+        const auto product = static_cast<unsigned __int128>(a ^ 0x9E3779B97F4A7C15ull) * (b ^ 0xE7037ED1A0B428DBull);
+        return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    }
+    Far *far() const noexcept {
+        Far *found;
+        std::memcpy(&found, bytes_, sizeof found);
+        return found;
+    }
+    void set_far(Far *far) noexcept {
+        std::memcpy(bytes_, &far, sizeof far);
+        size_ = kFar;
+    }
+    void clear_bytes() noexcept {
+        std::memset(bytes_, 0, kNear);
+        size_ = 0;
+    }
+    void copy(const Name &other) noexcept {
+        std::memcpy(bytes_, other.bytes_, kNear);
+        size_ = other.size_;
+        if (size_ == kFar) ++far()->owners;
+    }
+    void release() noexcept {
+        if (size_ == kFar && --far()->owners == 0) delete far();
+        clear_bytes();
+    }
+    void swap(Name &other) noexcept {
+        uint8_t spare[kNear];
+        std::memcpy(spare, bytes_, kNear);
+        std::memcpy(bytes_, other.bytes_, kNear);
+        std::memcpy(other.bytes_, spare, kNear);
+        std::swap(size_, other.size_);
+    }
+
+    alignas(8) uint8_t bytes_[kNear];
+    uint8_t size_;
+};
+
+struct NameHash {
+    size_t operator()(const Name &name) const noexcept { return name.hash(); }
+};
+
+} // namespace native

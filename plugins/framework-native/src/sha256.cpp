@@ -1,0 +1,129 @@
+#include "sha256.hpp"
+
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+namespace native {
+namespace {
+
+constexpr uint32_t kStart[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+
+alignas(16) constexpr uint32_t kRound[64] = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+
+uint32_t big_endian(const uint8_t *at) {
+    return uint32_t(at[0]) << 24 | uint32_t(at[1]) << 16 | uint32_t(at[2]) << 8 | at[3];
+}
+
+uint32_t rotate(uint32_t value, int by) { return value >> by | value << (32 - by); }
+
+void compress_plain(uint32_t *state, const uint8_t *data, size_t chunks) {
+    uint32_t w[64];
+    for (; chunks > 0; --chunks, data += 64) {
+        for (int i = 0; i < 16; ++i) w[i] = big_endian(data + 4 * i);
+        for (int i = 16; i < 64; ++i) {
+            const uint32_t s0 = rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3;
+            const uint32_t s1 = rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10;
+            w[i] = w[i - 16] + s0 + w[i - 7] + s1;
+        }
+        uint32_t a = state[0], b = state[1], c = state[2], d = state[3];
+        uint32_t e = state[4], f = state[5], g = state[6], h = state[7];
+        for (int i = 0; i < 64; ++i) {
+            const uint32_t one = h + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) + ((e & f) ^ (~e & g)) + kRound[i] + w[i];
+            const uint32_t two = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+            h = g, g = f, f = e, e = d + one, d = c, c = b, b = a, a = one + two;
+        }
+        state[0] += a, state[1] += b, state[2] += c, state[3] += d;
+        state[4] += e, state[5] += f, state[6] += g, state[7] += h;
+    }
+}
+
+#if defined(__x86_64__)
+// Four rounds a step; w[i % 4] holds message words 4i to 4i + 3. Source: Intel, "New Instructions Supporting the
+// Secure Hash Algorithm on Intel Architecture Processors", 2013.
+__attribute__((target("sha,sse4.1,ssse3"))) void compress_sha(uint32_t *state, const uint8_t *data, size_t chunks) {
+    const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0bll, 0x0405060700010203ll);
+    __m128i abcd = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(state)), 0xB1);
+    __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(state + 4)), 0x1B);
+    __m128i abef = _mm_alignr_epi8(abcd, efgh, 8);
+    __m128i cdgh = _mm_blend_epi16(efgh, abcd, 0xF0);
+    for (; chunks > 0; --chunks, data += 64) {
+        const __m128i abef_before = abef, cdgh_before = cdgh;
+        __m128i w[4];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+            __m128i &now = w[i & 3];
+            if (i < 4) {
+                now = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(data + 16 * i)), swap);
+            } else {
+                const __m128i tail = _mm_alignr_epi8(w[(i - 1) & 3], w[(i - 2) & 3], 4);
+                now = _mm_sha256msg1_epu32(now, w[(i - 3) & 3]);
+                now = _mm_sha256msg2_epu32(_mm_add_epi32(now, tail), w[(i - 1) & 3]);
+            }
+            __m128i sum = _mm_add_epi32(now, _mm_load_si128(reinterpret_cast<const __m128i *>(kRound + 4 * i)));
+            cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
+            sum = _mm_shuffle_epi32(sum, 0x0E);
+            abef = _mm_sha256rnds2_epu32(abef, cdgh, sum);
+        }
+        abef = _mm_add_epi32(abef, abef_before);
+        cdgh = _mm_add_epi32(cdgh, cdgh_before);
+    }
+    const __m128i feba = _mm_shuffle_epi32(abef, 0x1B);
+    const __m128i dchg = _mm_shuffle_epi32(cdgh, 0xB1);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(state), _mm_blend_epi16(feba, dchg, 0xF0));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(state + 4), _mm_alignr_epi8(dchg, feba, 8));
+}
+
+bool has_sha() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    return (b >> 29 & 1) != 0 && __builtin_cpu_supports("sse4.1");
+}
+#else
+bool has_sha() { return false; }
+void compress_sha(uint32_t *state, const uint8_t *data, size_t chunks) { compress_plain(state, data, chunks); }
+#endif
+
+const bool kHasSha = has_sha();
+
+} // namespace
+
+bool sha_instructions() noexcept { return kHasSha; }
+
+BlockHasher::BlockHasher(size_t block_size) : token_bytes_(4 * block_size) {
+    const size_t size = 33 + token_bytes_;
+    num_chunks_ = (size + 9 + 63) / 64;
+    message_ = new uint8_t[64 * num_chunks_]();
+    message_[0] = 1; // the block tag
+    message_[size] = 0x80;
+    const uint64_t bits = 8 * static_cast<uint64_t>(size);
+    for (int i = 0; i < 8; ++i) message_[64 * num_chunks_ - 1 - i] = static_cast<uint8_t>(bits >> 8 * i);
+}
+
+BlockHasher::~BlockHasher() { delete[] message_; }
+
+void BlockHasher::name(const uint8_t *parent, const int32_t *tokens, uint8_t *out) {
+    std::memcpy(message_ + 1, parent, 32);
+    std::memcpy(message_ + 33, tokens, token_bytes_); // little-endian hosts only, as pyproject says
+    uint32_t state[8];
+    std::memcpy(state, kStart, sizeof state);
+    (kHasSha ? compress_sha : compress_plain)(state, message_, num_chunks_);
+    for (int i = 0; i < 8; ++i) {
+        const uint32_t word = __builtin_bswap32(state[i]);
+        std::memcpy(out + 4 * i, &word, 4);
+    }
+}
+
+} // namespace native

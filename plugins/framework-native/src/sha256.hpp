@@ -1,0 +1,29 @@
+// SHA-256 (FIPS 180-4) of short messages, with the processor's SHA instructions where it has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace native {
+
+/// Names the blocks of one prompt: SHA-256(tag, parent's 32 bytes, tokens as little-endian int32), chained.
+/// Bit-identical to framework.interfaces.hash.DigestScheme over hashlib.sha256.
+class BlockHasher {
+public:
+    explicit BlockHasher(size_t block_size);
+    ~BlockHasher();
+    BlockHasher(const BlockHasher &) = delete;
+    BlockHasher &operator=(const BlockHasher &) = delete;
+
+    /// Write the name of `tokens` (block_size,) after `parent` (32 bytes) to `out` (32 bytes); they may alias.
+    void name(const uint8_t *parent, const int32_t *tokens, uint8_t *out);
+
+private:
+    size_t token_bytes_, num_chunks_;
+    uint8_t *message_;
+};
+
+/// Whether the SHA instructions are in use.
+bool sha_instructions() noexcept;
+
+} // namespace native
