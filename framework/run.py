@@ -105,7 +105,7 @@ def job(config: DictConfig) -> Outcome:
         status, disk = REFUSED if isinstance(error, _REFUSALS) else FAILED, is_disk_failure(error)
         state = "unavailable" if isinstance(error, BackendUnavailable) else "failed"
     if sweep is not None and reason:
-        fail(Path(directory), state, reason)
+        fail(Path(directory), state, reason, list(hydra.overrides.task))
     return Outcome(
         directory=directory,
         sweep=sweep,
@@ -233,6 +233,10 @@ def _finish(outcomes: Sequence[Outcome]) -> None:
             report_sweep(Path(folder))
         except Exception as error:  # the results are safe; `python -m framework.report` can be asked again
             _complain(f"no report of {folder}: {_sentence(error)}")
+    if sweeps:
+        from framework.report.kernel import print_sweep
+
+        print_sweep([outcome.directory for outcome in outcomes if outcome.directory])
     for outcome in outcomes:
         if outcome.directory is None and outcome.reason:
             _complain(outcome.reason)

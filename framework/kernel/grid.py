@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from framework.errors import ConfigError
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, CompiledKernel
 from framework.kernel import bench as benches
 from framework.kernel.bench import Bench
@@ -62,8 +63,24 @@ class Grid:
             return "failed"
         return "unavailable" if found == {"unavailable"} else "ok"
 
+    @property
+    def first_spec(self) -> AttentionSpec:
+        """Of the first cell.
+
+        Raises:
+            ConfigError: the grid is empty.
+        """
+        for cell in cells(self.options, self.layout):
+            return cell.spec
+        raise ConfigError("the kernel grid is empty: give kernel.batch and kernel.context, or kernel.prefill")
+
     def run(self) -> Iterator[Row]:
-        """Every cell's row, as it is known."""
+        """Every cell's row, as it is known.
+
+        Raises:
+            ConfigError: the grid is empty.
+        """
+        self.first_spec  # noqa: B018
         for cell in cells(self.options, self.layout):
             row = {**self._head(cell), **self._judged(cell), **self.origin}
             self.rows.append(row)

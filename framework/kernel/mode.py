@@ -10,21 +10,23 @@ from typing import Any
 from framework import tracking
 from framework.build import section
 from framework.interfaces.backend import AttentionBackend
-from framework.kernel.grid import Grid, Row
+from framework.kernel.grid import Grid
 from framework.kernel.options import KernelOptions
-from framework.llm import build_component, default_device
+from framework.llm import build_component, default_device, require_backend
 from framework.options import call_checked
+from framework.report.kernel import ROWS
 from framework.serve import provenance
 from framework.tracking import RunDirectory, RunLabel, Trackers
-
-ROWS = "kernel.jsonl"
 
 
 def kernel(config: Mapping[str, Any]) -> dict[str, Any]:
     """Judge and measure `config`'s backend over the grid of its `kernel` section. See build.run.
 
-    The rows, one a cell, are in the result under "rows" and in kernel.jsonl. `status` is "ok", "failed" when the gate
-    or a timed batch was wrong (those cells are not timed), or "unavailable" when no cell can run here, with `reasons`.
+    The rows, one a cell, are in kernel.jsonl and, not in result.json, under "rows" of what is returned. `status` is
+    "ok", or "failed" when the gate or a timed batch was wrong, with `reasons`; what is wrong is not timed.
+
+    Raises:
+        BackendUnavailable: no cell of the grid can run here; result.json says so as well.
     """
     settings = section(config, "run")
     options = call_checked("kernel", KernelOptions, section(config, "kernel"))
@@ -47,7 +49,9 @@ def kernel(config: Mapping[str, Any]) -> dict[str, Any]:
             _plot(grid, run.path)
         finally:
             trackers.finish(result, failed=result["status"] != "ok")
-    return result
+    if result["status"] == "unavailable":
+        require_backend(_maker(config)(), grid.first_spec, device)
+    return {**result, "rows": grid.rows}
 
 
 def _maker(config: Mapping[str, Any]) -> Callable[[], AttentionBackend]:
@@ -96,7 +100,7 @@ def _summary(grid: Grid) -> dict[str, Any]:
         summary["share_of_ceiling_max"], summary["share_of_ceiling_min"] = max(shares), min(shares)
     if grid.screened:
         summary["screen"] = [asdict(found) for found in grid.screened]
-    return {**summary, **grid.origin, "rows": rows}
+    return {**summary, **grid.origin}
 
 
 def _plot(grid: Grid, folder: Path) -> None:
@@ -106,6 +110,3 @@ def _plot(grid: Grid, folder: Path) -> None:
     if figure is not None:
         figure.savefig(folder / "roofline.png", dpi=150)
         figure.savefig(folder / "roofline.svg")
-
-
-__all__ = ["ROWS", "Row", "kernel"]

@@ -26,12 +26,19 @@ class _Row:
 def print_result(result: Result, *, file: IO[str] | None = None, width: int | None = None) -> None:
     """Print a run's flat result as one table with headings, at most 100 columns wide and readable at 80.
 
+    A result of mode=kernel is a grid, and printed as such: see `framework.report.kernel`.
+
     Args:
         result: as `result.json` holds it: snake_case keys that end in their unit. Missing ones are left out; unknown
             ones are listed at the end, under "other". Null prints as a dash: it had no denominator.
         file: default standard output. Colours only where it is a terminal.
         width: default the terminal's.
     """
+    if result.get("mode") == "kernel":
+        from framework.report.kernel import print_kernel
+
+        print_kernel(result, file=file, width=width)
+        return
     from rich.console import Console
 
     console = Console(file=file, width=width, highlight=False)

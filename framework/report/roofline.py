@@ -33,7 +33,7 @@ def roofline(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
         points = sorted({low, min(max(ridge, low), high), high})
         axes.plot(points, [min(x * gb / 1e3, tflop) for x in points], color="0.35", linewidth=1.2)
         label = f"{model}, {dtype}: {gb:,.3g} GB/s, {tflop:,.3g} TFLOP/s, measured in this run"
-        axes.annotate(label, (low, min(low * gb / 1e3, tflop)), xytext=(4, 10), textcoords="offset points", fontsize=7)
+        axes.annotate(label, (high, tflop), xytext=(0, 4), textcoords="offset points", fontsize=7, ha="right")
     for series in dict.fromkeys(_series(row) for row in timed):
         chosen = [row for row in timed if _series(row) == series]
         axes.scatter(

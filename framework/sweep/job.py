@@ -109,18 +109,19 @@ def begin(directory: Path, overrides: Sequence[str], digest: str) -> None:
         raise RunDirectoryError(fault.errno or 0, f"{directory} cannot be written: {fault.strerror}") from fault
 
 
-def fail(directory: Path, state: State, reason: str) -> None:
+def fail(directory: Path, state: State, reason: str, overrides: Sequence[str] = ()) -> None:
     """Leave `failure.json`, if anything can be written at all; the reason is on standard error as well."""
     with suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / FAILURE, {"status": state, "reason": reason})
+        write_json(directory / FAILURE, {"status": state, "reason": reason, "overrides": list(overrides)})
 
 
 def what_went_wrong(result: Mapping[str, Any]) -> str:
     """A run that ended is still a failure when a request failed or the tokens differ from the dense model's."""
     reasons = []
     if result.get("status", "ok") != "ok":
-        reasons.append(f"the run's status is {result['status']!r}")
+        why = "".join(f": {reason}" for reason in list(result.get("reasons") or ())[:1])
+        reasons.append(f"the run's status is {result['status']!r}{why}")
     if result.get("num_failed", 0):
         reasons.append(f"{result['num_failed']} requests failed")
     if result.get("dense_mismatches", 0):

@@ -8,7 +8,14 @@ import sys
 from typing import TYPE_CHECKING, ClassVar
 
 from framework.errors import InvalidArgument
-from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch, Capabilities, LayerKV
+from framework.interfaces.backend import (
+    AttentionBackend,
+    AttentionSpec,
+    Batch,
+    Capabilities,
+    CompiledKernel,
+    LayerKV,
+)
 from framework_builtin.backend.triton_kernels.configs import ARCHS, ArchConfig, arch_of
 
 if TYPE_CHECKING:
@@ -36,6 +43,7 @@ class TritonBackend(AttentionBackend):
         max_block_size=256,
         features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
         graph_safe=True,
+        simulated_devices=frozenset({"cpu"}),
     )
 
     def __init__(self, split_tokens: int | None = None, arch: str | None = None) -> None:
@@ -58,6 +66,14 @@ class TritonBackend(AttentionBackend):
         elif device.split(":")[0] == "cuda" and not reasons:
             reasons += _cuda_reasons(device, self._arch)
         return reasons
+
+    def screen(self, spec: AttentionSpec, arch: str) -> list[CompiledKernel] | None:
+        """The decode and prefill kernels on a chip of the table: from the committed table, else compiled here."""
+        if arch not in ARCHS or self.capabilities.reasons_against(spec, "cuda"):
+            return None
+        from framework_builtin.backend.triton_kernels.screening import screened
+
+        return screened(spec, arch)
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
         """Choose the configuration; on a CPU say once on stderr that the interpreter runs."""

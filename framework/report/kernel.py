@@ -1,0 +1,156 @@
+"""The table a kernel run, or a sweep of them, ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from framework.jsonl import read_jsonl
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Row = Mapping[str, Any]
+ROWS = "kernel.jsonl"
+_MANY = 6
+
+
+def print_kernel(result: Mapping[str, Any], *, file: IO[str] | None = None, width: int | None = None) -> None:
+    """Print a kernel run's rows, what the ceilings were, and what its kernels take on the modelled chip.
+
+    Args:
+        result: as `framework.kernel.kernel` returns it, with `rows` and maybe `screen`.
+        file: default standard output.
+        width: default the terminal's, 100 at most.
+    """
+    console = _console(file, width)
+    print_rows(result.get("rows") or [], console)
+    ceilings = result.get("ceilings")
+    if ceilings:
+        console.print(
+            f"ceilings, measured in this run: {ceilings['bytes_per_s'] / 1e9:,.3g} GB/s ({ceilings['bytes_by']}), "
+            f"{ceilings['flops_per_s'] / 1e12:,.3g} TFLOP/s ({ceilings['flops_by']})",
+            style="dim",
+        )
+    if result.get("screen"):
+        _print_screen(result["screen"], console)
+    if result.get("run_directory") is not None:
+        console.print(f"results in {result['run_directory']}", markup=False, soft_wrap=True)
+
+
+def print_sweep(directories: Sequence[str | Path], *, file: IO[str] | None = None, width: int | None = None) -> None:
+    """One table over several kernel runs' directories, backends side by side; nothing where none has rows."""
+    rows = [row for folder in directories for row in _rows(Path(folder))]
+    if rows:
+        print_rows(rows, _console(file, width))
+
+
+def print_rows(rows: Sequence[Row], console: Console) -> None:
+    """One table a shape; the rows of a cell together, each backend's."""
+    several = len({row["backend"] for row in rows}) > 1
+    for shape, chosen in _grouped(rows):
+        table = _table(several)
+        for cell in dict.fromkeys(_cell(row) for row in chosen):
+            for row in (row for row in chosen if _cell(row) == cell):
+                table.add_row(*([row["backend"]] if several else []), cell, *_numbers(row))
+            if several:
+                table.add_section()
+        first = chosen[0]
+        head = "" if several else f"{first['backend']}: "
+        console.print(f"{head}{shape}, on {first['device_model']}, torch {first['torch']}, {first['date'][:10]}")
+        console.print(table)
+    _print_reasons(rows, console, several)
+
+
+def _console(file: IO[str] | None, width: int | None) -> Console:
+    from rich.console import Console
+
+    console = Console(file=file, width=width, highlight=False, markup=False)
+    if not console.is_terminal and width is None:
+        console.width = 100
+    console.width = min(console.width, 100)
+    return console
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    path = folder / ROWS
+    return read_jsonl(path) if path.exists() else []
+
+
+def _grouped(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    for shape in dict.fromkeys(_shape(row) for row in rows):
+        yield shape, [row for row in rows if _shape(row) == shape]
+
+
+def _shape(row: Row) -> str:
+    stored = "" if row["kv_dtype"] == row["dtype"] else f" over {row['kv_dtype']}"
+    return f"heads {row['heads']} {row['dtype']}{stored}, blocks of {row['block_size']} {row['layout']}"
+
+
+def _cell(row: Row) -> str:
+    ragged = " ragged" if row["lengths"] == "ragged" else ""
+    return f"{row['work']} {row['batch']} x {row['context']}{ragged}"
+
+
+def _table(several: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for title in (["backend"] if several else []) + ["cell", ""]:
+        table.add_column(title, no_wrap=True)
+    for title in ("time", "GB/s", "TFLOP/s", "of ceiling", "x dense"):
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _numbers(row: Row) -> tuple[str, ...]:
+    if row["status"] == "modelled":
+        return (f"modelled, {row['target']}", f">= {_time(row['floor_s'])}", "", "", "", "")
+    if row["status"] != "ok":
+        return (str(row["status"]), "", "", "", "", "")
+    dense = row.get("speed_vs_dense_sdpa")
+    return (
+        "measured",
+        _time(row["time_s"]),
+        f"{row['gb_per_s']:,.3g}",
+        f"{row['tflop_per_s']:,.3g}",
+        f"{100 * row['share_of_ceiling']:.0f} % {row['bound']}",
+        "" if dense is None else f"{dense:.2f}",
+    )
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+
+
+def _print_reasons(rows: Sequence[Row], console: Console, several: bool) -> None:
+    told: list[str] = []
+    for row in rows:
+        for reason in row.get("reasons") or ():
+            line = f"{row['backend']} {row['status']}: {reason}" if several else f"{row['status']}: {reason}"
+            if line not in told:
+                told.append(line)
+    for line in told[:_MANY]:
+        console.print(line, style="red" if "failed" in line.split(":")[0] else "dim")
+    if len(told) > _MANY:
+        console.print(f"and {len(told) - _MANY} more, in {ROWS}", style="dim")
+
+
+def _print_screen(screen: Sequence[Mapping[str, Any]], console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("compiled ahead of time", overflow="fold")
+    for title in ("registers", "spills", "stack B", "shared B", "matrix", "async loads"):
+        table.add_column(title, justify="right")
+    keys = ("registers", "spills", "stack_bytes", "shared_bytes", "matrix_instructions", "async_loads")
+    for kernel in screen:
+        table.add_row(kernel["name"], *(str(kernel[key]) for key in keys))
+    console.print(table)
+    console.print("sources: " + "; ".join(dict.fromkeys(kernel["source"] for kernel in screen)), style="dim")

@@ -1,0 +1,36 @@
+"""What do the kernels that one spec needs take on a chip that is not here?"""
+
+from __future__ import annotations
+
+from framework.errors import Unsupported
+from framework.interfaces.backend import AttentionSpec, CompiledKernel
+from framework_builtin.backend.triton_kernels.aot import Resources, Variant, as_dict
+from framework_builtin.backend.triton_kernels.screen import compile_all, read_table
+
+
+def screened(spec: AttentionSpec, arch: str) -> list[CompiledKernel]:
+    """Decode and prefill, from the committed table where this very version of triton made it; else compiled now.
+
+    Raises:
+        Unsupported: a kernel does not compile, with the compiler's last line.
+    """
+    import triton
+
+    variants = [Variant(arch, kernel, spec) for kernel in ("decode", "prefill")]
+    version, table = read_table()
+    known = table if version == triton.__version__ else {}
+    missing = [variant for variant in variants if variant.name not in known]
+    compiled: dict[str, Resources | str] = {}
+    if missing:
+        compiled = {variant.name: found for (variant, _), found in compile_all([(v, None) for v in missing])}
+    kernels = []
+    for variant in variants:
+        found: Resources | str = known[variant.name] if variant.name in known else compiled[variant.name]
+        if isinstance(found, str):
+            raise Unsupported(f"{variant.name} does not compile: {found}")
+        source = "the committed table" if variant.name in known else "compiled now"
+        facts = as_dict(found)
+        kernels.append(
+            CompiledKernel(name=variant.name, arch=arch, source=f"{source}, triton {triton.__version__}", **facts)  # type: ignore[arg-type]
+        )
+    return kernels
