@@ -24,6 +24,7 @@ class EngineOptions:
         chunk_size: prompt tokens of one request a step, at most; None leaves it to max_batch_tokens.
         preempt_every: fault injection, preempts the newest row every so many steps.
         compile: run the decoder through torch.compile.
+        prepack: on a CPU, keep a second copy of the weights in the layout oneDNN multiplies fastest.
     """
 
     max_model_len: int | None = None
@@ -32,6 +33,7 @@ class EngineOptions:
     chunk_size: int | None = None
     preempt_every: int = 0
     compile: bool = False
+    prepack: bool = True
 
 
 def build_component(kind: str, component: Component, shared: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from framework.model.config import ModelConfig
 from framework.model.loading import LoadedModel, load_model
 from framework.model.tokenizer import Tokenizer
 from framework.sampling import Sampling
-from framework.types import Namespace
+from framework.types import Namespace, as_tokens
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -187,7 +187,11 @@ class LLM:
         each = [sampling] * len(batch) if sampling is None or isinstance(sampling, Sampling) else list(sampling)
         if len(each) != len(batch):
             raise InvalidArgument(f"{len(batch)} prompts but {len(each)} samplings; give one for all or one each")
-        requests = [self.submit(prompt, one) for prompt, one in zip(batch, each, strict=True)]
+        encoded = [as_tokens(self.encode(prompt)) for prompt in batch]  # a bad one raises before any is queued
+        requests = [
+            self.engine.submit(ids, one or Sampling(), namespace=self.namespace)
+            for ids, one in zip(encoded, each, strict=True)
+        ]
         self.drain(progress=progress)
         self.add_texts(requests)
         return requests
