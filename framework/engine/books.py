@@ -91,7 +91,7 @@ class Books:
                 f"{num_tokens} tokens"
             )
         new = table[start:]
-        if len(new) and not (1 <= _least(new) and _most(new) <= self.allocator.num_blocks):
+        if len(new) and not (_least(new) >= 1 and _most(new) <= self.allocator.num_blocks):
             raise PluginError(
                 f"{name} gave sequence {request} blocks {new.tolist()}; blocks are 1 to {self.allocator.num_blocks}"
             )

@@ -288,16 +288,7 @@ class Scheduler:
             in_use = np.zeros(rows.max_rows, dtype=bool)
             in_use[rows.active()] = True
             num_new[~in_use] = 0
-            self._drop_partial_groups(num_new)
         return num_new
-
-    def _drop_partial_groups(self, num_new: IntArray) -> None:
-        """A beam group computes its last tokens together or not at all."""
-        for group in self.groups:
-            if len(group.live) > 1 and any(member.row < 0 for member in group.live):
-                for member in group.live:
-                    if member.row >= 0 and self.rows.length[member.row] - self.rows.computed[member.row] == 1:
-                        num_new[member.row] = 0
 
     def _extend(self, seq: Sequence, num_tokens: int) -> None:
         while seq.row >= 0:

@@ -83,6 +83,8 @@ def run_case(allocator: Any, case: dict[str, Any]) -> None:
         engine.step()
         engine.allocator.check()
         books(engine, requests)
+        spent = engine.executor.num_tokens - tokens
+        assert spent <= case["max_batch_tokens"], f"{spent} tokens in one step of {case['max_batch_tokens']}"
         moved = engine.num_unfinished < before or engine.executor.num_tokens > tokens or engine.executor.now() > clock
         assert moved or engine.scheduler.num_preemptions > preempted, f"step {step} did nothing: {describe(engine)}"
         if case["force"] % 3 == 0 and shuffle.random() < 0.1:

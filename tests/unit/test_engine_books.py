@@ -128,6 +128,28 @@ def test_hits_are_those_counted_by_hand() -> None:
     assert result["hit_rate_request_mean"] == pytest.approx((8 / 9 + 4 / 8 + 4 / 9) / 5)
 
 
+def test_every_block_handed_out_is_told_to_the_executor_before_it_is_written() -> None:
+    """What poisons blocks in a debugging run must hear of each one, or a stale read goes unseen."""
+    for allocator in ALLOCATORS:
+        engine = fake_engine(allocator, num_blocks=8, max_model_len=32)
+        executor: Any = engine.executor
+        told: set[int] = set()
+        executor.fresh = lambda ids, told=told: told.update(ids.tolist())
+        real = executor.forward
+
+        def forward(step: Any, rows: Any, told: set[int] = told, real: Any = real, executor: Any = executor) -> None:
+            for row, first, count in zip(step.rows, step.computed, step.num_new, strict=True):
+                blocks = executor.tables[int(row)][-(-int(first) // 4) : -(-int(first + count) // 4)]
+                assert told.issuperset(blocks), f"{set(blocks) - told} of {blocks} were never announced"
+                told.difference_update(blocks)
+            real(step, rows)
+
+        executor.forward = forward
+        for prompt in prompts(5):
+            engine.submit(prompt, Sampling(max_tokens=8))
+        engine.run()
+
+
 def test_times_are_taken_on_the_engines_clock() -> None:
     engine = fake_engine()
     early = engine.submit([1, 2], Sampling(max_tokens=4))

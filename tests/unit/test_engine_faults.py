@@ -132,6 +132,20 @@ def test_a_preempted_request_comes_back_before_one_that_has_not_started() -> Non
     assert ("admit", 2) not in log[first:again], log
 
 
+def test_a_preempted_request_comes_back_before_an_earlier_one_that_has_not_started() -> None:
+    engine = fake_engine(max_batch_requests=1)
+    late = engine.submit([1] * 5, KINDS["plain"], arrival_s=2.0)
+    early = engine.submit([2] * 5, KINDS["plain"])
+    for _ in range(4):
+        engine.step()
+    assert len(engine.scheduler.waiting) == 1, "the late request has not arrived"
+    engine.scheduler.preempt(early.sequences[0])
+    engine.step()
+    assert early.sequences[0].row >= 0, "the late one took its place"
+    drive(engine)
+    assert_right([early, late])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_that_are_not_finite_fail_their_request_alone(kind: str) -> None:
     model = FakeModel(vocab_size=32, nan_after=(31,))

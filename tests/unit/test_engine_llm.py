@@ -1,0 +1,120 @@
+"""The engine over a real model: beams, faults and log-probabilities against plain torch and transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from framework.engine.request import Request, Status
+from framework.errors import InvalidTokens
+from framework.llm import LLM, EngineOptions
+from framework.model.dense import dense_logits
+from framework.model.loading import load_model
+from framework.sampling import Sampling
+from framework.testing.checkpoints import make_checkpoint
+
+PROMPTS = [[5, 9, 13, 40, 22, 31, 8, 17, 60, 33, 2 + i, 71] for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(
+        tmp_path_factory.mktemp("beams"), hidden_size=32, num_hidden_layers=2, intermediate_size=48, vocab_size=96
+    )
+
+
+def serve(checkpoint: Path, prompts: list[list[int]], sampling: Any, **options: Any) -> tuple[LLM, list[Request]]:
+    engine = {name: options.pop(name) for name in ("chunk_size", "preempt_every") if name in options}
+    model = load_model(str(checkpoint), dtype="float32", device="cpu")
+    options = {"num_blocks": 80, "block_size": 4, "poison": True, "device": "cpu", **options}
+    llm = LLM(model, engine=EngineOptions(max_model_len=64, **engine), **options)
+    requests = llm.generate(prompts, sampling)
+    llm.engine.check()
+    return llm, requests
+
+
+@pytest.mark.parametrize("allocator", ["prefix_cow", "cow", "contiguous"])
+@pytest.mark.parametrize(("width", "penalty", "ends"), [(2, 1.0, False), (4, 0.5, True)])
+def test_beams_are_those_of_transformers(
+    checkpoint: Path, allocator: str, width: int, penalty: float, ends: bool
+) -> None:
+    import transformers
+
+    library = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    library.generation_config.eos_token_id = [20, 33, 47] if ends else None
+    sampling = Sampling(max_tokens=9, beam_width=width, length_penalty=penalty, ignore_eos=True,
+                        stop_token_ids=(20, 33, 47) if ends else ())  # fmt: skip
+    _, requests = serve(checkpoint, PROMPTS, sampling, allocator=allocator, preempt_every=4, chunk_size=5)
+    for request, prompt in zip(requests, PROMPTS, strict=True):
+        ids = torch.tensor([prompt])
+        out = library.generate(
+            ids, attention_mask=torch.ones_like(ids), num_beams=width, num_return_sequences=width, max_new_tokens=9,
+            do_sample=False, early_stopping=False, length_penalty=penalty,
+            pad_token_id=0,
+        )  # fmt: skip
+        wanted = [_cut(row[len(prompt) :].tolist(), sampling.stop_token_ids) for row in out]
+        assert [completion.tokens for completion in request.completions] == wanted, f"prompt {prompt}"
+
+
+def _cut(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
+    """Without the padding after the first stop token."""
+    ends = [i for i, token in enumerate(tokens) if token in stops]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_samples_of_one_prompt_equal_the_same_streams_without_sharing(checkpoint: Path, n: int) -> None:
+    sampling = Sampling(max_tokens=8, n=n, temperature=1.2, seed=5, ignore_eos=True, top_k=20, top_p=0.9)
+    _, shared = serve(checkpoint, PROMPTS, sampling, allocator="prefix_cow")
+    _, apart = serve(checkpoint, PROMPTS, sampling, allocator="naive", chunk_size=3, preempt_every=3, block_size=16)
+    found = [[completion.tokens for completion in request.completions] for request in shared]
+    assert found == [[completion.tokens for completion in request.completions] for request in apart]
+    assert all(len({tuple(tokens) for tokens in samples}) == n for samples in found), found
+
+
+def test_reported_log_probabilities_are_those_of_the_dense_model(checkpoint: Path) -> None:
+    llm, (request,) = serve(checkpoint, PROMPTS[:1], Sampling(max_tokens=6, logprobs=3, ignore_eos=True), chunk_size=5)
+    (completion,) = request.completions
+    tokens = torch.tensor([*PROMPTS[0], *completion.tokens])
+    with torch.inference_mode():
+        dense = dense_logits(llm.model.decoder, tokens[:-1])[len(PROMPTS[0]) - 1 :].log_softmax(-1)
+    assert completion.logprobs is not None
+    for at, (token, found) in enumerate(zip(completion.tokens, completion.logprobs, strict=True)):
+        assert found.chosen == pytest.approx(float(dense[at, token]), abs=1e-4), at
+        best = dense[at].topk(3)
+        assert [i for i, _ in found.top] == best.indices.tolist(), at
+        assert [value for _, value in found.top] == pytest.approx(best.values.tolist(), abs=1e-4), at
+
+
+@pytest.mark.parametrize("sampling", [Sampling(max_tokens=5), Sampling(max_tokens=5, beam_width=2)])
+def test_a_row_of_nan_logits_fails_its_request_alone(checkpoint: Path, sampling: Sampling) -> None:
+    model = load_model(str(checkpoint), dtype="float32", device="cpu")
+    llm = LLM(model, num_blocks=80, block_size=4, device="cpu", engine=EngineOptions(max_model_len=64))
+    good_before = [llm.generate(prompt, Sampling(max_tokens=5))[0].completions[0].tokens for prompt in PROMPTS]
+    real, calls = model.decoder.logits, iter(range(100))
+
+    def broken(hidden: torch.Tensor) -> torch.Tensor:
+        logits = real(hidden).clone()
+        if next(calls) == 1:
+            logits[1] = float("nan")
+        return logits
+
+    model.decoder.logits = broken  # type: ignore[method-assign]
+    requests = llm.generate(PROMPTS, [Sampling(max_tokens=5), sampling, Sampling(max_tokens=5)])
+    statuses = [request.status for request in requests]
+    assert statuses == [Status.FINISHED, Status.FAILED, Status.FINISHED], [r.reason for r in requests]
+    assert "not finite" in requests[1].reason, requests[1].reason
+    assert [requests[i].completions[0].tokens for i in (0, 2)] == [good_before[0], good_before[2]]
+    llm.engine.check()
+
+
+def test_one_bad_prompt_in_a_list_is_refused_before_any_is_queued() -> None:
+    llm = LLM("tiny", num_blocks=20, device="cpu")
+    with pytest.raises(InvalidTokens):
+        llm.generate([[1, 2, 3], [4, -1]], Sampling(max_tokens=2))
+    assert llm.engine.num_unfinished == 0
+    (request,) = llm.generate([[1, 2, 3]], Sampling(max_tokens=2))
+    assert request.number == 0, request.number
