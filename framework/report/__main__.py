@@ -1,0 +1,46 @@
+"""`python -m framework.report DIR...`: tables, plots and one page from run directories and sweeps."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from framework.errors import FrameworkError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the report; 0 done, 2 the request cannot be met."""
+    options = _parser().parse_args(arguments)
+    from framework.report.tables import print_study
+    from framework.report.write import write_report
+
+    try:
+        report = write_report(
+            options.folders,
+            options.to or options.folders[0],
+            metric=options.metric,
+            baseline=options.baseline,
+            title=options.title,
+        )
+    except (FrameworkError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    print_study(report.study)
+    for path in report.files:
+        print(path)  # noqa: T201
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m framework.report", description=__doc__)
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="run directories, or folders above them")
+    parser.add_argument("--to", metavar="FOLDER", help="where the files go; default the first DIR")
+    parser.add_argument("--metric", help="rank by this key of result.json; default hit_rate, else a throughput")
+    parser.add_argument("--baseline", metavar="KEY=VALUE", help="compare with this, such as eviction=lru")
+    parser.add_argument("--title", help="of the page; default the folders' names")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""One self-contained HTML page: for a screen in either light, a phone, paper, and any eyes."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from framework.report import tables
+from framework.report.curves import Plot
+from framework.report.study import Study
+from framework.report.style import as_svg
+
+_CSS = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --page: #ffffff; --soft: #5a5a5a; --line: #d6d6d6; --band: #f4f4f2;
+  --mark: #0072b2; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8e8e6; --page: #15171a; --soft: #a9adb2; --line: #3a3e44; --band: #1e2126; --mark: #56b4e9; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 4rem; background: var(--page); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+p { margin: .4rem 0; max-width: 46rem; }
+.soft, figcaption, caption { color: var(--soft); font-size: .875rem; }
+.wide { overflow-x: auto; -webkit-overflow-scrolling: touch; }
+table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; min-width: 60%; }
+th { text-align: left; border-bottom: 2px solid var(--line); font-weight: 600; vertical-align: bottom; }
+td { border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td { padding: .35rem .7rem .35rem 0; white-space: nowrap; }
+.right { text-align: right; }
+td.long { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
+tr.first td { font-weight: 600; border-left: 3px solid var(--mark); padding-left: .4rem; }
+tr:not(.first) td:first-child, th:first-child { padding-left: calc(.4rem + 3px); }
+figure { margin: 1rem 0 2rem; break-inside: avoid; }
+figure svg { display: block; width: 100%; min-width: 30rem; max-width: 52rem; height: auto; color: var(--ink);
+  font-family: inherit; }
+figcaption strong { color: var(--ink); display: block; font-size: .95rem; overflow-wrap: anywhere; }
+summary { cursor: pointer; margin: 2.2rem 0 .6rem; font-size: 1.15rem; font-weight: 600; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .875rem; margin: 0; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { body { padding: 1rem .75rem 3rem; } dl { grid-template-columns: 1fr; gap: 0; }
+  dd { margin-bottom: .35rem; } }
+@media print {
+  :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #444; --line: #bbb; --band: #fff; --mark: #000; }
+  body { max-width: none; padding: 0; font-size: 10pt; }
+  table { font-size: 8pt; } .wide { overflow: visible; } th, td { white-space: normal; overflow-wrap: anywhere; }
+  figure svg { max-width: 15cm; min-width: 0; } thead { display: table-header-group; } tr { break-inside: avoid; }
+  h2 { break-after: avoid; } @page { margin: 15mm; } }
+"""
+
+
+def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title: str) -> str:
+    """The whole page as text. Everything is inlined: it can be mailed, archived and opened without a network.
+
+    Args:
+        plots: of the study, open.
+        pictures: of single runs, below them.
+    """
+    parts = [
+        f"<h1>{_text(title)}</h1>",
+        f"<p>{_text(tables.headline(study))}.</p>",
+        _troubles(study),
+        _ranking(study),
+        _comparison(study),
+        _section("Plots", plots),
+        _section("Inside single runs", pictures),
+        _constant(study),
+        _method(study),
+    ]
+    body = "\n".join(part for part in parts if part)
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title><style>{_CSS}</style>"
+    )
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n<main>\n{body}\n</main>\n</body></html>\n'
+
+
+def _ranking(study: Study) -> str:
+    if not study.settings:
+        return ""
+    heading = "<h2>Ranking</h2>" if study.keys else "<h2>Result</h2>"
+    return heading + _table(tables.ranking_header(study), tables.ranking(study), first=bool(study.keys))
+
+
+def _comparison(study: Study) -> str:
+    if not study.comparisons:
+        return ""
+    note = (
+        f"On {study.metric}: runs paired that differ in {study.baseline_key} alone, 10,000 bootstrap resamples of the "
+        "pairs, p two-sided and adjusted by Holm. Under five pairs no verdict is given."
+    )
+    table = _table(tables.comparison_header(study), tables.comparison(study))
+    return f"<h2>Against {_text(str(study.baseline))}</h2>{table}<p class=soft>{_text(note)}</p>"
+
+
+def _troubles(study: Study) -> str:
+    rows = tables.troubles(study)
+    if not rows:
+        return ""
+    return "<h2>Runs without a result</h2>" + _table(["run", "status", "reason"], rows, long=(0, 2))
+
+
+def _section(heading: str, plots: Sequence[Plot]) -> str:
+    if not plots:
+        return ""
+    return f"<h2>{heading}</h2>" + "\n".join(_figure(plot) for plot in plots)
+
+
+def _figure(plot: Plot) -> str:
+    svg = as_svg(plot.figure, plot.title)
+    caption = f"<figcaption><strong>{_text(plot.title)}</strong>{_text(plot.note)}</figcaption>"
+    return f"<figure>{caption}<div class=wide>{svg}</div></figure>"
+
+
+def _constant(study: Study) -> str:
+    entries = "".join(
+        f"<dt>{_text(key)}</dt><dd>{_text(tables.number(value))}</dd>"
+        for key, value in sorted(study.constant.items())
+        if value is not None
+    )
+    return f"<details><summary>The same in all runs</summary><dl>{entries}</dl></details>" if entries else ""
+
+
+def _method(study: Study) -> str:
+    revisions = sorted({row.revision for row in study.rows if row.revision})
+    several = " More than one: the numbers may not compare." if len(revisions) > 1 else ""
+    return (
+        "<h2>How to read this</h2><p class=soft>Intervals are 95 %, by Student's t over seeds; a single run has none. "
+        "Ranks count within equal other settings. Hit rate is prompt tokens served from the cache over prompt tokens. "
+        f"Code: {_text(', '.join(revisions) or 'unknown')}.{several}</p>"
+    )
+
+
+def _table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, first: bool = False, long: Sequence[int] = ()
+) -> str:
+    right = [tables.is_numeric_column(rows, index) for index in range(len(header))]
+    head = "".join(f'<th scope="col"{_class(right[i], i in long)}>{_text(name)}</th>' for i, name in enumerate(header))
+    lines = []
+    for row in rows:
+        mark = ' class="first"' if first and row[0] == "1" else ""
+        cells = "".join(f"<td{_class(right[i], i in long)}>{_text(cell)}</td>" for i, cell in enumerate(row))
+        lines.append(f"<tr{mark}>{cells}</tr>")
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _class(right: bool, long: bool) -> str:
+    return ' class="right"' if right else ' class="long"' if long else ""
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=True)

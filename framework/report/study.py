@@ -1,0 +1,279 @@
+"""What varied over these runs, what do they measure, and who leads?"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from framework.errors import ConfigError
+from framework.parameters import did_you_mean, listing
+from framework.report.collect import RunRow, Value
+from framework.report.compare import FEW_PAIRS, Difference, Mean, holm, mean_of, paired_bootstrap
+
+SEED = "seed"
+_PREFERRED = (
+    "hit_rate", "goodput_requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tflops",
+    "bandwidth_bytes_per_s", "time_us", "time_s", "ttft_s_p95", "utilisation", "hit_rate_blocks",
+)  # fmt: skip
+_COMPANIONS = (
+    "hit_rate", "output_tokens_per_s", "ttft_s_p95", "tpot_s_p95", "utilisation", "evictions", "num_evictions",
+    "num_preemptions", "gap_to_optimum",
+)  # fmt: skip
+_LOWER = re.compile(
+    r"(_s|_us|_ms|_ns|_bytes)(_p\d+|_min|_median|_mean)?$|^(num_)?(evictions|preemptions|failed|rejected|cancelled|"
+    r"collisions|copied)|waste|error|gap|recomputed|overhead|mismatch|perplexity|loss"
+)
+_DEFAULTS = {"allocator": "prefix_cow", "eviction": "lru", "hash": "sha256", "backend": "torch"}
+_WALL = re.compile(r"(_s|_us|_ms|_ns)(_p\d+|_min|_median|_mean)?$|_per_s$|_overhead$")
+
+Key = tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """All runs that differ in their seed alone.
+
+    Attributes:
+        values: of the study's `keys`, in their order.
+        runs: the good ones, by seed.
+        means: metric -> mean over those runs that have it.
+    """
+
+    values: Key
+    runs: tuple[RunRow, ...]
+    means: Mapping[str, Mean]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One value of the compared key against the baseline's, over all pairs of runs alike in everything else."""
+
+    challenger: Value
+    difference: Difference
+    p_adjusted: float
+    better: bool
+
+    @property
+    def verdict(self) -> str:
+        """In one word; none where pairs are too few to tell."""
+        if self.difference.pairs < FEW_PAIRS:
+            return "too few pairs"
+        if self.p_adjusted > 0.05:
+            return "no difference shown"
+        return "better" if self.better else "worse"
+
+
+class Study:
+    """Runs side by side.
+
+    Args:
+        rows: of `collect`.
+        metric: to rank by; None takes the first that the runs have of hit rate, goodput, throughput, time.
+        baseline: KEY=VALUE to compare the others with, such as `eviction=lru`; None takes the first component that
+            varied, and its project default where that is among the values.
+
+    Attributes:
+        keys: settings that varied, the seed excepted.
+        constant: settings that did not.
+        metric: ranked by.
+
+    Raises:
+        ConfigError: a metric or baseline that no run has.
+    """
+
+    def __init__(self, rows: Sequence[RunRow], *, metric: str | None = None, baseline: str | None = None) -> None:
+        self.rows = list(rows)
+        self.good = [row for row in rows if row.ok]
+        self.keys = varied_keys(self.rows)
+        self.constant = {key: value for key, value in self._first_settings().items() if key not in (*self.keys, SEED)}
+        self.metrics = metrics_of(self.good)
+        self.metric = self._chosen_metric(metric)
+        self.baseline_key, self.baseline = self._chosen_baseline(baseline)
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Of the ranked metric."""
+        return higher_is_better(self.metric)
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """In order of the keys' values; those without a good run are left out."""
+        groups: dict[Key, list[RunRow]] = {}
+        for row in self.good:
+            groups.setdefault(self.values(row), []).append(row)
+        made = []
+        for values in sorted(groups, key=_sortable):
+            runs = tuple(sorted(groups[values], key=lambda row: _sortable((row.settings.get(SEED), row.name))))
+            means = {
+                metric: mean_of(numbers)
+                for metric in self.metrics
+                if (numbers := [float(run.result[metric]) for run in runs if _is_number(run.result.get(metric))])
+            }
+            made.append(Setting(values=values, runs=runs, means=means))
+        return made
+
+    @cached_property
+    def ranked(self) -> list[tuple[int, Setting]]:
+        """(rank from 1, setting): grouped by all keys but the compared one, best first; equal means share a rank."""
+        place = self.keys.index(self.baseline_key) if self.baseline_key in self.keys else None
+        groups: dict[Key, list[Setting]] = {}
+        for setting in self.settings:
+            rest = tuple(value for index, value in enumerate(setting.values) if index != place)
+            groups.setdefault(rest if place is not None else (), []).append(setting)
+        ranked: list[tuple[int, Setting]] = []
+        for rest in sorted(groups, key=_sortable):
+            group = groups[rest]
+            group.sort(key=lambda setting: self._order(setting))
+            for number, setting in enumerate(group):
+                tied = number > 0 and self._order(setting) == self._order(group[number - 1])
+                ranked.append((ranked[-1][0] if tied else number + 1, setting))
+        return ranked
+
+    @cached_property
+    def shown_metrics(self) -> list[str]:
+        """The ranked metric and up to four companions that differ between settings."""
+        chosen = [self.metric] if self.metric else []
+        for metric in _COMPANIONS:
+            values = {setting.means[metric].value for setting in self.settings if metric in setting.means}
+            if metric not in chosen and len(values) > 1:
+                chosen.append(metric)
+        return chosen[:5]
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        """Every other value of the compared key against the baseline's, best first."""
+        if self.baseline_key is None or not self.metric:
+            return []
+        by_value: dict[Value, dict[Key, float]] = {}
+        for row in self.good:
+            if _is_number(row.result.get(self.metric)):
+                rest = tuple(row.settings.get(key) for key in (*self.keys, SEED) if key != self.baseline_key)
+                by_value.setdefault(row.settings.get(self.baseline_key), {})[rest] = float(row.result[self.metric])
+        if not self.seeds_matter:
+            # Runs that only repeat each other are one observation, not many.
+            by_value = {value: {rest[:-1]: number for rest, number in runs.items()} for value, runs in by_value.items()}
+        reference = by_value.pop(self.baseline, {})
+        found = []
+        for value, runs in by_value.items():
+            contexts = sorted(reference.keys() & runs.keys(), key=_sortable)
+            if contexts:
+                pairs = [reference[context] for context in contexts], [runs[context] for context in contexts]
+                found.append((value, paired_bootstrap(*pairs)))
+        adjusted = holm([difference.p for _, difference in found])
+        sign = 1 if self.higher_is_better else -1
+        made = [
+            Comparison(challenger=value, difference=difference, p_adjusted=p, better=sign * difference.mean > 0)
+            for (value, difference), p in zip(found, adjusted, strict=True)
+        ]
+        return sorted(made, key=lambda made: (-sign * made.difference.mean, str(made.challenger)))
+
+    @cached_property
+    def seeds_matter(self) -> bool:
+        """Whether the ranked metric of any setting differs between seeds."""
+        return any(len({run.result.get(self.metric) for run in setting.runs}) > 1 for setting in self.settings)
+
+    def values(self, row: RunRow) -> Key:
+        """A run's values of the varied keys."""
+        return tuple(row.settings.get(key) for key in self.keys)
+
+    def label(self, setting: Setting) -> str:
+        """A setting's values in words, the keys named where a value alone does not speak."""
+        return label(self.keys, setting.values)
+
+    def _order(self, setting: Setting) -> float:
+        mean = setting.means.get(self.metric)
+        return math.inf if mean is None else -mean.value if self.higher_is_better else mean.value
+
+    def _first_settings(self) -> Mapping[str, Value]:
+        merged: dict[str, Value] = {}
+        for row in reversed(self.rows):
+            merged.update(row.settings)
+        return merged
+
+    def _chosen_metric(self, asked: str | None) -> str:
+        if asked is not None:
+            if asked not in self.metrics:
+                hint = did_you_mean(asked, self.metrics)
+                raise ConfigError(f"no run has the metric {asked!r}; there are {listing(self.metrics)}{hint}")
+            return asked
+        for metric in _PREFERRED:
+            if metric in self.metrics:
+                return metric
+        return self.metrics[0] if self.metrics else ""
+
+    def _chosen_baseline(self, asked: str | None) -> tuple[str | None, Value]:
+        if asked is not None:
+            key, _, text = asked.lstrip("+").partition("=")
+            if key not in self.keys:
+                raise ConfigError(f"baseline {asked!r}: {key!r} did not vary; there are {listing(self.keys)}")
+            values = {str(row.settings.get(key)): row.settings.get(key) for row in self.good}
+            if text not in values:
+                raise ConfigError(f"baseline {asked!r}: no good run has it; {key} was {listing(values)}")
+            return key, values[text]
+        for key in (*_DEFAULTS, *(key for key in self.keys if key not in _DEFAULTS)):
+            if key in self.keys:
+                values = {str(row.settings.get(key)): row.settings.get(key) for row in self.good}
+                if values:
+                    default = _DEFAULTS.get(key, "")
+                    return key, values[default] if default in values else values[min(values, key=_sort_text)]
+        return None, None
+
+
+def varied_keys(rows: Sequence[RunRow]) -> list[str]:
+    """Settings with more than one value; components first. Where only some runs have a key, only those count."""
+    values: dict[str, set[Any]] = {}
+    for row in rows:
+        for key, value in row.settings.items():
+            values.setdefault(key, set()).add((type(value).__name__, value))
+    varied = [key for key, found in values.items() if len(found) > 1 and key != SEED]
+    first = ("mode", "executor", *_DEFAULTS, "model", "workload")
+    return sorted(varied, key=lambda key: (first.index(key) if key in first else len(first), key))
+
+
+def metrics_of(rows: Sequence[RunRow]) -> list[str]:
+    """Keys of the results that hold numbers, settings excepted, in order of appearance."""
+    metrics: dict[str, None] = {}
+    for row in rows:
+        for key, value in row.result.items():
+            if _is_number(value) and key not in (SEED, "num_blocks", "block_size"):
+                metrics[key] = None
+    return list(metrics)
+
+
+def higher_is_better(metric: str) -> bool:
+    """By its name: times, bytes, waste and counts of trouble are better low; rates and shares high."""
+    return metric.endswith("_per_s") or not _LOWER.search(metric)
+
+
+def is_measured_time(metric: str) -> bool:
+    """Whether two runs of the same configuration may differ in it: seconds, rates and shares of wall time."""
+    return bool(_WALL.search(metric))
+
+
+def label(keys: Sequence[str], values: Sequence[Value]) -> str:
+    """`lru, 64 blocks`-like words for a choice of values."""
+    words = [
+        str(value) if key in _DEFAULTS or isinstance(value, str) else f"{key.rpartition('.')[2]} {value}"
+        for key, value in zip(keys, values, strict=True)
+        if value is not None
+    ]
+    return ", ".join(words) or "all"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _sortable(values: Sequence[Any]) -> tuple[tuple[int, float, str], ...]:
+    return tuple((0, float(v), "") if _is_number(v) else (1, 0.0, str(v)) for v in values)
+
+
+def _sort_text(text: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(text), "")
+    except ValueError:
+        return (1, 0.0, text)

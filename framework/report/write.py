@@ -1,0 +1,97 @@
+"""A report's files: written whole at the end of a sweep, and whenever asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from framework.report.collect import RunRow, collect
+from framework.report.curves import Plot, curves, throughput_latency
+from framework.report.page import page
+from framework.report.pictures import event_pictures, memory_stack
+from framework.report.study import Study
+from framework.report.tables import latex, print_study, runs_csv, settings_csv
+from framework.sweep.job import FAILURE
+from framework.tracking.run_directory import RESULT
+
+PAGE, RUNS, SETTINGS, LATEX = "report.html", "runs.csv", "settings.csv", "report.tex"
+_MOST_STACKS, _MOST_MAPS = 8, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        study: what it is about.
+        files: in the order page, runs, settings, LaTeX.
+    """
+
+    study: Study
+    files: tuple[Path, ...]
+
+
+def write_report(
+    folders: Sequence[str | Path],
+    to: str | Path,
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    title: str | None = None,
+) -> Report:
+    """Read the runs below `folders` and write `report.html`, `runs.csv`, `settings.csv` and `report.tex` into `to`.
+
+    Args:
+        metric, baseline: see Study.
+        title: of the page; default the folders' names.
+
+    Raises:
+        ConfigError: no run there, or no such metric or baseline.
+        OSError: `to` cannot be written.
+    """
+    study = Study(collect(folders), metric=metric, baseline=baseline)
+    title = title or ", ".join(Path(folder).resolve().name for folder in folders)
+    target = Path(to)
+    target.mkdir(parents=True, exist_ok=True)
+    texts = {
+        PAGE: page(study, plots_of(study), pictures_of(study), title=title),
+        RUNS: runs_csv(study),
+        SETTINGS: settings_csv(study),
+        LATEX: latex(study, title),
+    }
+    for name, text in texts.items():
+        temporary = target / f".{name}.tmp"
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(target / name)
+    return Report(study=study, files=tuple(target / name for name in texts))
+
+
+def report_sweep(folder: Path) -> Report | None:
+    """The report a sweep ends with, beside its jobs and on the console; None where no job left anything."""
+    if not any(next(folder.glob(f"*/{name}"), None) for name in (RESULT, FAILURE)):
+        return None
+    report = write_report([folder], folder)
+    print_study(report.study)
+    print(f"report in {report.files[0]}")  # noqa: T201
+    return report
+
+
+def plots_of(study: Study) -> list[Plot]:
+    """Curves over what varied, and latency over throughput."""
+    speed = throughput_latency(study)
+    return [*curves(study), *([speed] if speed is not None else [])]
+
+
+def pictures_of(study: Study) -> list[Plot]:
+    """Memory of the first run of up to 8 settings, and blocks, evictions and forks of up to 4 that logged events."""
+    stacks: list[Plot] = []
+    maps: list[Plot] = []
+    for _, setting in study.ranked:
+        row: RunRow = setting.runs[0]
+        title = study.label(setting) if study.keys else row.name
+        if len(stacks) < _MOST_STACKS and (stack := memory_stack(row, title)) is not None:
+            stacks.append(stack)
+        if len(maps) < 3 * _MOST_MAPS:
+            maps.extend(event_pictures(row, title))
+    return [*stacks, *maps]
