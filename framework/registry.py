@@ -206,10 +206,11 @@ def check_options(kind: str, name: str, options: Mapping[str, Any]) -> dict[str,
         ConfigError: an unknown key, a missing value, a wrong type, a choice outside a Literal, a shared name.
         UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: see `load`.
     """
-    return _checked_options(kind, name, options, own_options(load(kind, name)))
+    return checked_options(kind, name, options, own_options(load(kind, name)))
 
 
-def _checked_options(kind: str, name: str, options: Mapping[str, Any], offered: Signature) -> dict[str, Any]:
+def checked_options(kind: str, name: str, options: Mapping[str, Any], offered: Signature) -> dict[str, Any]:
+    """`check_options` for a constructor that takes what is `offered`; `name` is for the message."""
     known = {parameter.name: parameter for parameter in offered.parameters}
     checked: dict[str, Any] = {}
     for key, value in options.items():
@@ -251,7 +252,7 @@ def build(
     lacking = [key for key in required_shared if key not in (options or {})]
     if lacking:
         raise PluginError(f"{kind} {name!r} asks for {listing(lacking)}, which a {kind} is not given here")
-    arguments = _checked_options(kind, name, options or {}, Signature(own, whole.open))
+    arguments = checked_options(kind, name, options or {}, Signature(own, whole.open))
     given = set(whole.names())
     arguments.update((key, value) for key, value in shared.items() if key in given)
     try:

@@ -1,0 +1,14 @@
+"""Does a plugin keep its promises, and what does it cost? The conformance kits without pytest.
+
+    python -m framework.check NAME_OR_MODULE:CLASS [--kind KIND] [OPTION=VALUE ...]
+
+From Python: `resolve` finds the class, `verdicts` runs its kit check by check, `costs` times it beside the baselines.
+"""
+
+from __future__ import annotations
+
+from framework.check.costs import Cost, costs
+from framework.check.subject import Subject, resolve
+from framework.check.verdicts import Verdict, verdicts
+
+__all__ = ["Cost", "Subject", "Verdict", "costs", "resolve", "verdicts"]

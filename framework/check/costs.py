@@ -1,0 +1,239 @@
+"""What does a plugin cost a call, beside the baselines?
+
+Each contender is measured in turn, several rounds, and the least of each number counts: what else runs on the machine
+only ever adds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
+from types import MappingProxyType
+from typing import Any
+
+from framework import registry
+from framework.check.subject import Subject
+from framework.interfaces.allocator import Allocator
+from framework.interfaces.backend import AttentionBackend
+from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.hash import HashScheme
+from framework.types import BlockHash, BlockId, Namespace, RequestId, RequestInfo, as_tokens
+
+Numbers = dict[str, float]
+
+BASELINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "allocator": ("prefix_cow", "naive"),
+        "eviction": ("lru", "fifo"),
+        "hash": ("sha256", "xxh64"),
+        "backend": ("torch", "gather"),
+    }
+)
+"""What a plugin is set beside, where it is installed; no other part of the framework depends on these names."""
+
+UNITS: Mapping[str, str] = MappingProxyType(
+    {
+        "allocator": "ns a block: 16 requests of 64 blocks of 16 tokens in a pool of 2,048; lru, sha256; append is one "
+        "block's extend and commit",
+        "eviction": "ns a block: 1,024 blocks, called in groups of 8; a victim with the eviction it leads to",
+        "hash": "ns a block of 16 tokens: 256 blocks in one call, and blocks one by one",
+        "backend": "one decode step of 4 rows of 128 tokens",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One contender's numbers, by column; or why there are none."""
+
+    name: str
+    numbers: Numbers = field(default_factory=dict)
+    error: str = ""
+
+
+def costs(
+    subject: Subject,
+    *,
+    against: Sequence[str] | None = None,
+    device: str = "cpu",
+    rounds: int = 5,
+    budget_s: float = 20.0,
+) -> list[Cost]:
+    """The subject's cost, then each baseline's. Rounds end early when `budget_s` is spent.
+
+    Args:
+        against: names of installed plugins of the same kind; default `BASELINES`, those that are installed.
+
+    Raises:
+        UnknownPlugin: `against` names one that is not installed.
+    """
+    makers: dict[str, Callable[..., Any]] = {subject.name: subject.make}
+    for name in against if against is not None else BASELINES[subject.kind]:
+        if against is None and name not in registry.names(subject.kind):
+            continue
+        cls = registry.load(subject.kind, name)
+        if cls is not subject.cls:
+            makers[name] = cls
+    measure = _MEASURES[subject.kind]
+    if subject.kind == "backend":
+        measure = partial(measure, spec=_spec(subject, device), device=device)
+    return _rounds(makers, measure, rounds, time.perf_counter() + budget_s)
+
+
+def _rounds(
+    makers: Mapping[str, Callable[..., Any]], measure: Callable[..., Numbers], rounds: int, until: float
+) -> list[Cost]:
+    best: dict[str, Numbers] = {name: {} for name in makers}
+    errors: dict[str, str] = {}
+    for turn in range(rounds):
+        if turn and time.perf_counter() > until:
+            break
+        for name, make in makers.items():
+            if name in errors:
+                continue
+            try:
+                for column, value in measure(make).items():
+                    best[name][column] = min(value, best[name].get(column, math.inf))
+            except (
+                Exception
+            ) as error:  # the subject may have failed its kit; the others' numbers are wanted all the same
+                errors[name] = f"{type(error).__name__}: {error}"
+    return [Cost(name, {} if name in errors else best[name], errors.get(name, "")) for name in makers]
+
+
+class _Watch:
+    """Sums the time of each kind of call, and gives it per unit."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def time(self, column: str, units: int, call: Callable[[], Any]) -> Any:
+        start = time.perf_counter_ns()
+        result = call()
+        took = time.perf_counter_ns() - start
+        entry = self._sums.setdefault(column, [0.0, 0.0])
+        entry[0] += took
+        entry[1] += units
+        return result
+
+    def numbers(self) -> Numbers:
+        return {column: total / units for column, (total, units) in self._sums.items()}
+
+
+def _eviction(make: Callable[[], EvictionPolicy], num_blocks: int = 1024, group: int = 8) -> Numbers:
+    policy, watch = make(), _Watch()
+    columns: dict[str, list[Any]] = {name: [0] * (num_blocks + 1) for name in BlockView.__dataclass_fields__}
+    columns["key"] = [BlockHash(b"%d" % block) for block in range(num_blocks + 1)]
+    columns["next_use"] = [math.inf] * (num_blocks + 1)
+    policy.attach(BlockView(**columns))
+    requests = [  # tuples, as the allocators hand them: a policy that changes its lists fails here
+        tuple(BlockId(block) for block in range(first + group - 1, first - 1, -1))
+        for first in range(1, num_blocks + 1, group)
+    ]
+    access = 0
+
+    def touch(blocks: Sequence[BlockId], *, new: bool = False) -> None:
+        nonlocal access
+        access += 1
+        for depth, block in enumerate(reversed(blocks)):
+            columns["last_access"][block], columns["depth"][block] = access, depth
+            columns["num_tokens"][block] = 16 * (depth + 1)
+            if new:
+                columns["admitted"][block] = access
+            else:
+                columns["hits"][block] += 1
+
+    def again(blocks: Sequence[BlockId]) -> None:
+        policy.pin(blocks, 0.0)
+        policy.hit(blocks, 0.0)
+
+    for blocks in requests:
+        touch(blocks, new=True)
+        watch.time("admit", group, partial(policy.admit, blocks, 0.0))
+    for blocks in requests:
+        watch.time("release", group, partial(policy.release, blocks, 0.0))
+    for blocks in requests[::2]:
+        touch(blocks)
+        watch.time("hit", group, partial(again, blocks))
+        watch.time("release", group, partial(policy.release, blocks, 0.0))
+    for _ in range(num_blocks // 2):
+        watch.time("victim", 1, lambda: policy.evicted(policy.victim(0.0), 0.0))
+    return watch.numbers()
+
+
+def _hash(make: Callable[[], HashScheme], num_blocks: int = 256, block_size: int = 16) -> Numbers:
+    scheme, watch = make(), _Watch()
+    tokens = as_tokens([(7919 * at) % 150_000 for at in range(num_blocks * block_size)])
+    root = scheme.root(Namespace(), block_size)
+    watch.time("prompt", num_blocks, lambda: scheme.blocks(root, tokens, block_size))
+    for first in range(0, len(tokens), block_size):
+        watch.time("single", 1, partial(scheme.block, root, tokens[first : first + block_size]))
+    return watch.numbers()
+
+
+def _allocator(make: Callable[..., Allocator], requests: int = 16, blocks: int = 64, size: int = 16) -> Numbers:
+    shared = {
+        "num_blocks": 2 * requests * blocks,
+        "block_size": size,
+        "max_model_len": (blocks + 2) * size,
+        "hash": registry.build("hash", "sha256"),
+        "eviction": registry.build("eviction", "lru"),
+    }
+    names = signature(make).parameters
+    whole = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
+    allocator = make(**{name: value for name, value in shared.items() if whole or name in names})
+    watch, space = _Watch(), Namespace()
+    for number in range(requests):
+        tokens = as_tokens([(number * 7919 + at) % 150_000 for at in range((blocks + 1) * size)])
+        prompt, request = tokens[: blocks * size], RequestId(number + 1)
+        hit = watch.time("lookup new", blocks, partial(allocator.lookup, prompt, space))
+        info = RequestInfo(id=request, max_total_tokens=len(tokens))
+        watch.time("allocate", blocks, partial(allocator.allocate, info, prompt, hit))
+        watch.time("commit", blocks, partial(allocator.commit, request, prompt))
+
+        def append(request: RequestId = request, tokens: Any = tokens) -> None:
+            allocator.extend(request, len(tokens))
+            allocator.commit(request, tokens)
+
+        watch.time("append", 1, append)
+        watch.time("lookup again", blocks, partial(allocator.lookup, prompt, space))
+    for number in range(requests):
+        watch.time("free", blocks + 1, partial(allocator.free, RequestId(number + 1)))
+    return watch.numbers()
+
+
+def _spec(subject: Subject, device: str) -> Any:
+    from framework.testing.attention_runs import supported
+
+    return supported(subject.make, device)
+
+
+def _backend(make: Callable[[], AttentionBackend], *, spec: Any, device: str) -> Numbers:
+    from framework.errors import Unsupported
+    from framework.testing.attention_cases import Case, build_problem
+    from framework.testing.attention_runs import judge, run_attention
+
+    backend = make()
+    reasons = backend.check(spec, device)
+    if reasons:
+        raise Unsupported("; ".join(reasons))
+    backend.setup(spec, device)
+    problem = build_problem(Case(spec, (128,) * 4, (1,) * 4), device)
+    found = judge(run_attention(backend, problem)[0], problem)
+    numbers = {"error vs fp64": found.error, "plain torch's error": found.plain_error, "ms a decode": math.inf}
+    start = time.perf_counter()
+    while time.perf_counter() - start < 0.2:
+        begin = time.perf_counter_ns()
+        out, _ = run_attention(backend, problem)
+        out.sum().item()  # waits for the device
+        numbers["ms a decode"] = min(numbers["ms a decode"], (time.perf_counter_ns() - begin) / 1e6)
+    return numbers
+
+
+_MEASURES: Mapping[str, Callable[..., Numbers]] = MappingProxyType(
+    {"allocator": _allocator, "eviction": _eviction, "hash": _hash, "backend": _backend}
+)

@@ -1,0 +1,128 @@
+"""Which class does a word on the command line mean, and how is it made?"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from framework import registry
+from framework.errors import ConfigError, FrameworkError, PluginError, PluginImportError, UnknownPlugin
+from framework.parameters import did_you_mean, listing, signature
+
+_GIVEN_BY_KIT = ("num_blocks", "block_size", "max_model_len", "hash", "eviction")
+_FIXED: Mapping[str, Any] = {"seed": 0, "device": "cpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked.
+
+    Attributes:
+        name: as it was asked for.
+        title: how it is told of, such as "eviction 'lru' (kvcache-framework 0.1.0)".
+        make: gives a fresh instance; an allocator's takes the shared values that its kit hands it.
+    """
+
+    kind: str
+    name: str
+    title: str
+    cls: type
+    make: Callable[..., Any]
+
+
+def resolve(what: str, kind: str | None = None, options: Mapping[str, Any] | None = None) -> Subject:
+    """The plugin meant by an installed name, a `module:Class`, or a `path/to/file.py:Class`.
+
+    Args:
+        kind: decides when the name is taken in several kinds, or the class belongs to several.
+        options: the constructor's own keywords, checked against its annotations.
+
+    Raises:
+        ConfigError: it is ambiguous, an option is wrong, or there is no such kind.
+        UnknownPlugin, DuplicatePlugin, ContractMismatch, PluginImportError, PluginError: it cannot be had.
+    """
+    if kind is not None:
+        registry.interface_of(kind)
+    kind, title, cls = _imported(what, kind) if ":" in what else _installed(what, kind)
+    bound = _bound(kind, title, cls, options or {})
+    make = functools.partial(cls, **bound) if bound else cls
+    if kind != "allocator":
+        _try(title, make)
+    return Subject(kind, what, title, cls, make)
+
+
+def _installed(name: str, kind: str | None) -> tuple[str, str, type]:
+    kinds = [kind] if kind else [one for one in registry.kinds() if name in registry.names(one)]
+    if not kinds:
+        everything = sorted({entry for one in registry.kinds() for entry in registry.names(one)})
+        raise UnknownPlugin(
+            f"no plugin named {name!r} is installed{did_you_mean(name, everything)}; `python -m framework.plugins` "
+            "lists them; a class that is not installed is named MODULE:CLASS or FILE.py:CLASS"
+        )
+    if len(kinds) > 1:
+        raise ConfigError(f"{name!r} is the name of several plugins: {listing(kinds)}; say which with --kind")
+    plugin = registry.find(kinds[0], name)
+    title = f"{plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version})"
+    return kinds[0], title, registry.load(kinds[0], name)
+
+
+def _imported(what: str, kind: str | None) -> tuple[str, str, type]:
+    place, _, attribute = what.rpartition(":")
+    try:
+        found: Any = importlib.import_module(_module(place))
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # somebody's module may raise anything at import
+        raise PluginImportError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(found, type):
+        raise PluginError(f"{what} is no class: {found!r}")
+    kinds = [one for one in registry.kinds() if issubclass(found, registry.interface_of(one))]
+    if kind is None and len(kinds) != 1:
+        bases = listing(registry.interface_of(one).__name__ for one in kinds or registry.kinds())
+        raise ConfigError(
+            f"{what} is a subclass of {bases}; say with --kind which to check it as" if kinds
+            else f"{what} is a subclass of none of {bases}"
+        )  # fmt: skip
+    kind = kind or kinds[0]
+    if kind not in kinds:
+        raise PluginError(f"{what} is not a subclass of {registry.interface_of(kind).__name__}")
+    if inspect.isabstract(found):
+        raise PluginError(f"{what} does not implement {listing(sorted(getattr(found, '__abstractmethods__', ())))}")
+    return kind, f"{kind} {what}", found
+
+
+def _module(place: str) -> str:
+    """The module's name; a file's folder is put on the path, so that other processes find the module too."""
+    if not place.endswith(".py"):
+        return place
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    sys.path.insert(0, str(path.parent))
+    return path.stem
+
+
+def _bound(kind: str, title: str, cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    whole = signature(cls)
+    bound = registry.checked_options(kind, title, options, registry.own_options(cls))
+    bound |= {name: value for name, value in _FIXED.items() if name in whole.names()}
+    given = (*bound, *(_GIVEN_BY_KIT if kind == "allocator" else ()))
+    lacking = [parameter.name for parameter in whole.parameters if parameter.required and parameter.name not in given]
+    if lacking:
+        raise PluginError(f"{title} asks for {listing(lacking)}, which no {kind} is given")
+    return bound
+
+
+def _try(title: str, make: Callable[..., Any]) -> None:
+    try:
+        make()
+    except FrameworkError as error:
+        raise type(error)(f"{title}: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{title}: its constructor raised {type(error).__name__}: {error}") from error
