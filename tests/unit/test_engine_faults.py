@@ -57,6 +57,21 @@ def test_cancelled_at_any_step_a_request_gives_all_back_and_the_others_go_on(all
     assert was_done, "no loop reached the end"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_cancelled_before_it_arrives_a_request_never_enters_the_schedule(kind: str) -> None:
+    log: list[str] = []
+    engine = fake_engine(log=lambda event, **facts: log.append(event))
+    request = engine.submit([1, 2], KINDS[kind], arrival_s=3.0)
+    other = engine.submit([1, 3], KINDS["plain"])
+    engine.step()
+    engine.cancel(request)
+    drive(engine)
+    assert request.status is Status.CANCELLED
+    assert log.count("arrive") == 1, log
+    assert not engine.scheduler.groups, engine.scheduler.groups
+    assert_right([other])
+
+
 def test_a_cancelled_request_keeps_what_every_sample_generated() -> None:
     engine = fake_engine(eos_token_ids=range(0, 32, 3))
     request = engine.submit(prompts(1)[0], Sampling(max_tokens=30, n=4, temperature=1.0))
