@@ -168,14 +168,20 @@ private:
         const int32_t from = shape_.window != 0 ? std::max(0, context - shape_.window) : 0;
         const int32_t first = from / split, last = (context - 1) / split;
         if (first == last) {
-            items_.push_back({row, 0, 1, from, context, 0, shape_.num_kv_heads, -1});
+            add_heads({row, 0, 1, from, context, 0, 0, -1});
             return partial;
         }
         split_rows_.push_back({row, partial, last - first + 1});
         for (int32_t at = first; at <= last; ++at)
-            items_.push_back({row, 0, 1, std::max(from, at * split), std::min(context, (at + 1) * split), 0,
-                              shape_.num_kv_heads, partial++});
+            add_heads({row, 0, 1, std::max(from, at * split), std::min(context, (at + 1) * split), 0, 0, partial++});
         return partial;
+    }
+
+    void add_heads(Item item) {
+        for (item.head = 0; item.head < shape_.num_kv_heads; item.head = item.head_end) {
+            item.head_end = std::min(shape_.num_kv_heads, item.head + kMaxHeads);
+            items_.push_back(item);
+        }
     }
 
     void cut_prefill(int32_t row, int32_t context, int32_t queries) {
@@ -183,7 +189,8 @@ private:
         for (int32_t first = 0; first < queries; first += width) {
             const int32_t last = std::min(queries, first + width), base = context - queries;
             const int32_t from = shape_.window != 0 ? std::max(0, base + first + 1 - shape_.window) : 0;
-            items_.push_back({row, first, last, from, base + last, 0, shape_.num_kv_heads, -1});
+            for (int32_t head = 0; head < shape_.num_kv_heads; ++head)
+                items_.push_back({row, first, last, from, base + last, head, head + 1, -1});
         }
     }
 
@@ -192,7 +199,7 @@ private:
         if (items_.empty() || items_.size() >= static_cast<size_t>(threads) * 2) return;
         std::vector<Item> finer;
         for (const Item &item : items_)
-            for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
+            for (int32_t head = item.head; head < item.head_end; ++head) {
                 Item part = item;
                 part.head = head;
                 part.head_end = head + 1;
@@ -245,12 +252,6 @@ Strides strides(nb::tuple given) {
 }
 
 } // namespace
-
-size_t scratch_floats(const Shape &shape) {
-    const size_t rows = static_cast<size_t>(tile_rows(shape));
-    const size_t floats = rows * (2 * static_cast<size_t>(shape.head_dim) + kChunk + 3);
-    return (floats + 63) / 64 * 64 + 64; // threads keep off each other's cache lines
-}
 
 void bind_attention(nb::module_ &module) {
     nb::class_<Attention>(module, "Attention", "Paged attention on the CPU; see framework_native.backend.")

@@ -42,8 +42,6 @@ struct Partials {
     float *sums, *maxima, *denominators;
 };
 
-/// Scratch floats that `attend_item` needs.
-size_t scratch_floats(const Shape &shape);
 
 using AttendItem = void (*)(const Shape &, const Call &, const Item &, const Partials &, float *scratch);
 using Combine = void (*)(const Shape &, const Call &, const Partials &, int32_t row, int64_t first, int64_t count);
@@ -56,14 +54,25 @@ struct Kernels {
 
 constexpr int32_t kTileRows = 32;   // query rows (queries x heads of a group) that share one pass over K and V
 constexpr int32_t kChunk = 32;      // keys whose scores are computed before a softmax update
+constexpr int32_t kMaxHeads = 64;   // kv heads of one item
 constexpr int32_t kSplitTokens = 512; // context of one item of a decode row
 
 inline int32_t tile_queries(const Shape &shape) {
     const int32_t group = shape.num_heads / shape.num_kv_heads;
     return group >= kTileRows ? 1 : kTileRows / group;
 }
-inline int32_t tile_rows(const Shape &shape) {
-    return tile_queries(shape) * (shape.num_heads / shape.num_kv_heads);
+
+/// Scratch floats for one kv head of an item with this many query rows.
+inline size_t scratch_of(const Shape &shape, int64_t rows) {
+    return static_cast<size_t>(rows * (2 * shape.head_dim + kChunk + 3) + 15) / 16 * 16;
+}
+
+/// Scratch floats that an item may need: a prefill item has one kv head, a decode item up to kMaxHeads.
+inline size_t scratch_floats(const Shape &shape) {
+    const int32_t group = shape.num_heads / shape.num_kv_heads;
+    const int32_t heads = shape.num_kv_heads < kMaxHeads ? shape.num_kv_heads : kMaxHeads;
+    const size_t decode = heads * scratch_of(shape, group), prefill = scratch_of(shape, tile_queries(shape) * group);
+    return (decode > prefill ? decode : prefill) + 64; // threads keep off each other's cache lines
 }
 
 } // namespace native

@@ -89,7 +89,7 @@ void scores(const float *q, int rows, int dim_, const T *k, int64_t stride, int 
     for (int t = 0; t < count; ++t) {
         const T *key = k + t * stride;
         if (ahead)
-            for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(key + ahead + d);
+            for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(key + ahead + d, 0, 2);
         for (int r = 0; r < rows; ++r) {
             const float *row = q + r * dim;
             Vec a{}, b{};
@@ -115,14 +115,15 @@ void gather(const float *weights, const float *shrink, int rows, int dim_, const
     if (ahead)
         for (int t = 0; t < count; ++t)
             for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T)))
-                __builtin_prefetch(v + t * stride + ahead + d);
+                __builtin_prefetch(v + t * stride + ahead + d, 0, 2);
     for (int r = 0; r < rows; ++r) {
         float *row = sums + r * dim;
         const float *weight = weights + r * kChunk;
+        const float shrunk = shrink != nullptr ? shrink[r] : 1.0f;
         int d = 0;
         for (; d + kWide * LANES <= dim; d += kWide * LANES) {
             Vec acc[kWide];
-            for (int i = 0; i < kWide; ++i) acc[i] = load(row + d + i * LANES) * shrink[r];
+            for (int i = 0; i < kWide; ++i) acc[i] = load(row + d + i * LANES) * shrunk;
             for (int t = 0; t < count; ++t) {
                 const T *value = v + t * stride + d;
                 for (int i = 0; i < kWide; ++i) acc[i] += weight[t] * load(value + i * LANES);
@@ -130,12 +131,12 @@ void gather(const float *weights, const float *shrink, int rows, int dim_, const
             for (int i = 0; i < kWide; ++i) store(row + d + i * LANES, acc[i]);
         }
         for (; d + LANES <= dim; d += LANES) {
-            Vec acc = load(row + d) * shrink[r];
+            Vec acc = load(row + d) * shrunk;
             for (int t = 0; t < count; ++t) acc += weight[t] * load(v + t * stride + d);
             store(row + d, acc);
         }
         for (; d < dim; ++d) {
-            float acc = row[d] * shrink[r];
+            float acc = row[d] * shrunk;
             for (int t = 0; t < count; ++t) acc += weight[t] * one(v + t * stride + d);
             row[d] = acc;
         }
@@ -146,8 +147,8 @@ struct Scratch {
     float *q, *sums, *scores, *maxima, *denominators, *shrink;
 };
 
-Scratch lay_out(const Shape &shape, float *at) {
-    const int64_t rows = tile_rows(shape), width = rows * shape.head_dim;
+Scratch lay_out(const Shape &shape, int64_t rows, float *at) {
+    const int64_t width = rows * shape.head_dim;
     return {at, at + width, at + 2 * width, at + 2 * width + rows * kChunk, at + 2 * width + rows * (kChunk + 1),
             at + 2 * width + rows * (kChunk + 2)};
 }
@@ -223,57 +224,92 @@ void finish_row(const Shape &shape, const Call &call, int64_t token, int head, f
     for (int d = 0; d < shape.head_dim; ++d) put(out + d, sums[d] * share);
 }
 
+/// The query rows of one kv head: where their state lies, and where they stand.
+struct Head {
+    Tile tile;
+    Scratch scratch;
+    int64_t offset; // of the kv head in the pool, elements
+};
+
+/// Up to kChunk keys of one block for all heads of the item. Memory is read in the order in which it lies: with the
+/// heads of a token side by side (NHD) a few tokens at a time, else head by head; `ahead` leads from one such step to
+/// the next, in the next block at the end.
 template <int D, class T>
-void attend_block(const Shape &shape, const Call &call, const Tile &tile, int64_t block, int64_t next, int key, int count,
-                  int kv_head, const Scratch &scratch) {
-    const int64_t offset = key % shape.block_size;
+void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int num_heads, int64_t block, int64_t next,
+                  int key, int count) {
+    constexpr int kStep = 4;
     const Strides &kv = call.kv_strides;
-    const int64_t at = block * kv.outer + offset * kv.token + kv_head * kv.head;
-    const int64_t ahead = next >= 0 ? (next - block) * kv.outer : 0;
-    scores<D>(scratch.q, tile.rows, shape.head_dim, static_cast<const T *>(call.k) + at, kv.token, count, ahead,
-              scratch.scores);
-    shape_scores(shape, call, tile, key, count, scratch.scores);
-    soften(tile, count, scratch);
-    gather<D>(scratch.scores, scratch.shrink, tile.rows, shape.head_dim, static_cast<const T *>(call.v) + at, kv.token,
-              count, ahead, scratch.sums);
+    const int64_t first = block * kv.outer + key % shape.block_size * kv.token;
+    const int64_t jump = next >= 0 ? (next - block) * kv.outer - key % shape.block_size * kv.token : 0;
+    const bool interleaved = kv.head < kv.token;
+    const int step = interleaved ? kStep : count;
+    const auto each = [&](auto visit) {
+        for (int t = 0; t < count; t += step) {
+            const int size = step < count - t ? step : count - t;
+            const int64_t at = first + t * kv.token, onward = t + step < count ? step * kv.token : jump ? jump - t * kv.token : 0;
+            for (int h = 0; h < num_heads; ++h) {
+                const bool last = h + 1 == num_heads;
+                const int64_t ahead = interleaved ? onward : !last ? kv.head : onward ? onward - h * kv.head : 0;
+                visit(heads[h], t, size, at + heads[h].offset, ahead);
+            }
+        }
+    };
+    each([&](const Head &head, int t, int size, int64_t at, int64_t ahead) {
+        scores<D>(head.scratch.q, head.tile.rows, shape.head_dim, static_cast<const T *>(call.k) + at, kv.token, size,
+                  ahead, head.scratch.scores + t);
+    });
+    for (int h = 0; h < num_heads; ++h) {
+        shape_scores(shape, call, heads[h].tile, key, count, heads[h].scratch.scores);
+        soften(heads[h].tile, count, heads[h].scratch);
+    }
+    each([&](const Head &head, int t, int size, int64_t at, int64_t ahead) {
+        gather<D>(head.scratch.scores + t, t == 0 ? head.scratch.shrink : nullptr, head.tile.rows, shape.head_dim,
+                  static_cast<const T *>(call.v) + at, kv.token, size, ahead, head.scratch.sums);
+    });
 }
 
 template <int D, class T>
 void attend(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {
-    const int group = shape.num_heads / shape.num_kv_heads, queries = item.last - item.first;
+    const int group = shape.num_heads / shape.num_kv_heads, rows = (item.last - item.first) * group;
     const int context = call.contexts[item.row], start = call.starts[item.row];
-    const int num_queries = call.starts[item.row + 1] - start;
+    const int position = context - (call.starts[item.row + 1] - start) + item.first;
     const int32_t *table = call.tables + item.row * call.table_width;
-    const int tile_width = queries * group;
-    for (int head = item.head; head < item.head_end; ++head) {
-        const Tile tile{tile_width, group, context - num_queries + item.first, head * group};
-        Scratch scratch = lay_out(shape, memory);
-        load_queries<T>(shape, call, tile, start + item.first, scratch.q);
-        std::memset(scratch.sums, 0, sizeof(float) * tile_width * shape.head_dim);
-        for (int r = 0; r < tile_width; ++r) scratch.maxima[r] = kNone, scratch.denominators[r] = 0.0f;
-        for (int key = item.from; key < item.to;) {
-            const int logical = key / shape.block_size;
-            int count = (logical + 1) * shape.block_size - key;
-            count = count < item.to - key ? count : item.to - key;
-            count = count < kChunk ? count : kChunk;
-            const bool more = (logical + 1) * shape.block_size < item.to;
-            attend_block<D, T>(shape, call, tile, table[logical], more ? table[logical + 1] : -1, key, count, head, scratch);
-            key += count;
-        }
-        for (int r = 0; r < tile_width; ++r) {
-            const int query_head = tile.head + r % group;
+    const int num_heads = item.head_end - item.head;
+    Head heads[kMaxHeads];
+    for (int h = 0; h < num_heads; ++h) {
+        const int kv_head = item.head + h;
+        heads[h] = {{rows, group, position, kv_head * group},
+                    lay_out(shape, rows, memory + h * scratch_of(shape, rows)),
+                    kv_head * call.kv_strides.head};
+        const Scratch &scratch = heads[h].scratch;
+        load_queries<T>(shape, call, heads[h].tile, start + item.first, scratch.q);
+        std::memset(scratch.sums, 0, sizeof(float) * rows * shape.head_dim);
+        for (int r = 0; r < rows; ++r) scratch.maxima[r] = kNone, scratch.denominators[r] = 0.0f;
+    }
+    for (int key = item.from; key < item.to;) {
+        const int logical = key / shape.block_size;
+        int count = (logical + 1) * shape.block_size - key;
+        count = count < item.to - key ? count : item.to - key;
+        count = count < kChunk ? count : kChunk;
+        const bool more = (logical + 1) * shape.block_size < item.to;
+        attend_chunk<D, T>(shape, call, heads, num_heads, table[logical], more ? table[logical + 1] : -1, key, count);
+        key += count;
+    }
+    for (int h = 0; h < num_heads; ++h)
+        for (int r = 0; r < rows; ++r) {
+            const Scratch &scratch = heads[h].scratch;
+            const int head = heads[h].tile.head + r % group;
+            const float *sums = scratch.sums + r * shape.head_dim;
             if (item.partial < 0) {
-                finish_row<T>(shape, call, start + item.first + r / group, query_head, scratch.maxima[r],
-                              scratch.denominators[r], scratch.sums + r * shape.head_dim);
+                finish_row<T>(shape, call, start + item.first + r / group, head, scratch.maxima[r],
+                              scratch.denominators[r], sums);
                 continue;
             }
-            const int64_t place = item.partial * shape.num_heads + query_head;
+            const int64_t place = item.partial * shape.num_heads + head;
             partials.maxima[place] = scratch.maxima[r];
             partials.denominators[place] = scratch.denominators[r];
-            std::memcpy(partials.sums + place * shape.head_dim, scratch.sums + r * shape.head_dim,
-                        sizeof(float) * shape.head_dim);
+            std::memcpy(partials.sums + place * shape.head_dim, sums, sizeof(float) * shape.head_dim);
         }
-    }
 }
 
 template <class T> void attend_any(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {

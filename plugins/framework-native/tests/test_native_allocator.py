@@ -1,0 +1,268 @@
+"""The C++ allocators pass the kit and tell the same story as the Python ones, event for event."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import weakref
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from framework.errors import FrameworkError, InvariantViolation
+from framework.interfaces.hash import DigestScheme
+from framework.testing import allocator_checks
+from framework.types import Namespace, RequestId, RequestInfo
+from framework_builtin.allocator.prefix import PrefixAllocator
+from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.hash.sha256 import Sha256
+from framework_native._core import sha256_name
+from framework_native.allocator import NativeAllocator, NativeCowAllocator
+
+PAIRS = {"native": (PrefixAllocator, NativeAllocator), "native_cow": (PrefixCowAllocator, NativeCowAllocator)}
+VARIANTS = [{}, {"leaf_only": True}, {"watermark": 0.4}]
+NS = (Namespace(), Namespace(salt="x"))
+
+
+class LongNames(DigestScheme):
+    """Names of 64 bytes: more than the core keeps in place."""
+
+    collision_resistant = True
+
+    def digest(self, data: bytes) -> bytes:
+        return hashlib.sha512(data).digest()
+
+
+def load(kind: str, name: str):
+    (point,) = entry_points(group=f"framework.{kind}", name=name)
+    return point.load()
+
+
+SCHEMES = {
+    "sha256": Sha256,
+    "long": LongNames,
+    "weak": partial(load("hash", "truncated"), 3),
+    **{name: load("hash", name) for name in ("xxh64", "constant", "polynomial")},
+}
+
+
+@pytest.mark.parametrize("check", allocator_checks, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@pytest.mark.parametrize("kind", [NativeAllocator, NativeCowAllocator])
+def test_a_native_allocator_keeps_its_promises(kind, options, check):
+    check(partial(kind, **options))
+
+
+def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> list[object]:
+    """Everything one allocator answers to one random history, right calls and wrong ones."""
+    draw = Random(seed)
+    size, blocks = draw.choice((1, 2, 3, 16)), draw.randint(2, 24)
+    allocator = kind(num_blocks=blocks, block_size=size, hash=scheme(), eviction=policy(), **options)
+    told: list[object] = []
+    allocator.listen(told.append)
+    live: dict[int, list[int]] = {}
+
+    def call(method, *given):
+        try:
+            answer = method(*given)
+        except FrameworkError as error:
+            told.append((type(error).__name__, str(error)))
+            return None
+        told.append(answer)
+        return answer
+
+    for number in range(1, steps):
+        allocator.advance(float(number))
+        row = RequestId(draw.choice([*live, number]) if live else number)
+        kind_of_step = draw.choice(("admit", "admit", "decode", "decode", "fork", "truncate", "free", "free", "reset"))
+        if kind_of_step == "admit":
+            stem = [0, 1, 1, 0, 1, 0] * size
+            prompt = np.array(stem[: draw.randint(0, len(stem))] + draw.choices((0, 1), k=draw.randint(1, 4)), np.int32)
+            space, priority = draw.choice(NS), draw.randint(0, 2)
+            request = RequestInfo(
+                id=RequestId(number), max_total_tokens=99, namespace=space, priority=priority, tenant=str(number % 3)
+            )
+            hit = allocator.lookup(prompt, space)
+            told.append((hit.num_tokens, hit.blocks, list(hit.hashes), allocator.fits(request, prompt, hit)))
+            before = len(told)
+            call(allocator.allocate, request, prompt, hit)
+            if told[before:] == [None] or not isinstance(told[-1], tuple):
+                live[number] = prompt.tolist()
+                call(allocator.commit, request.id, prompt[: draw.randint(hit.num_tokens, len(prompt))])
+        elif kind_of_step == "decode" and row in live:
+            grown = live[row] + draw.choices((0, 1), k=draw.randint(1, 2 * size))
+            if call(allocator.extend, row, len(grown)) is not None:
+                live[row] = grown
+                call(allocator.commit, row, np.array(grown, np.int32))
+        elif kind_of_step == "fork" and row in live:
+            keep = draw.randint(0, len(live[row]))
+            space = draw.choice(NS)
+            if call(allocator.fork, row, RequestInfo(id=RequestId(number), max_total_tokens=99, namespace=space), keep):
+                live[number] = live[row][:keep]
+        elif kind_of_step == "truncate" and row in live:
+            before = len(told)
+            call(allocator.truncate, row, keep := draw.randint(0, len(live[row])))
+            if told[before:] == [None] or not isinstance(told[-1], tuple):
+                live[row] = live[row][:keep]
+        elif kind_of_step == "free":
+            call(allocator.free, row)
+            live.pop(row, None)
+        elif kind_of_step == "reset" and draw.random() < 0.1:
+            call(allocator.reset)
+        told.append(allocator.stats())
+        told += [allocator.table(RequestId(name)).tolist() for name in live]
+        allocator.check()
+    return told
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", PAIRS)
+def test_random_histories_give_the_same_story(name, scheme, options):
+    python, native = PAIRS[name]
+    evictions = 0
+    for seed in range(12):
+        expected = story(python, seed=seed, scheme=SCHEMES[scheme], policy=Lru, **options)
+        found = story(native, seed=seed, scheme=SCHEMES[scheme], policy=Lru, **options)
+        first = next((at for at, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), None)
+        assert found == expected, f"seed {seed}, entry {first}: {found[first or 0]}, expected {expected[first or 0]}"
+        evictions += sum(getattr(entry, "kind", "") == "evict" for entry in found)
+    assert evictions > 30, f"the histories evict too little to judge: {evictions}"
+
+
+POLICIES = sorted(point.name for point in entry_points(group="framework.eviction"))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_installed_policy_evicts_alike_under_both_cores(policy):
+    for seed in range(3):
+        for options in VARIANTS[:2]:
+            kinds = (PrefixCowAllocator, NativeCowAllocator)
+            expected, found = (
+                story(kind, seed=seed, scheme=Sha256, policy=load("eviction", policy), steps=120, **options)
+                for kind in kinds
+            )
+            assert found == expected, f"{policy}, seed {seed}, {options}"
+
+
+class PythonLru(Lru):
+    """The built-in LRU under another name, so that the core calls it."""
+
+
+@pytest.mark.parametrize("leaf_only", [False, True])
+def test_the_lru_in_cpp_evicts_as_the_lru_in_python(leaf_only):
+    for seed in range(100, 130):
+        both = [
+            story(NativeCowAllocator, seed=seed, scheme=Sha256, policy=policy, leaf_only=leaf_only)
+            for policy in (Lru, PythonLru)
+        ]
+        assert both[0] == both[1], f"seed {seed}"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 7, 8, 16, 64, 100])
+def test_names_are_those_of_the_sha256_scheme(size):
+    draw, scheme, parent = np.random.default_rng(size), Sha256(), Sha256().root(NS[0], size)
+    for _ in range(20):
+        tokens = draw.integers(0, 2**31 - 1, size, dtype=np.int32)
+        name = sha256_name(parent, tokens.tobytes())
+        assert name == scheme.block(parent, tokens), (size, tokens)
+        parent = name
+
+
+def make(kind=NativeCowAllocator, **options):
+    return kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=Lru(), **options)
+
+
+def admitted(scheme=None):
+    allocator = NativeCowAllocator(num_blocks=8, block_size=2, hash=scheme or Sha256(), eviction=Lru())
+    prompt = np.array([1, 2, 3, 4, 5], np.int32)
+    allocator.allocate(RequestInfo(id=RequestId(1), max_total_tokens=9), prompt, allocator.lookup(prompt, NS[0]))
+    allocator.commit(RequestId(1), prompt)
+    allocator.check()
+    return allocator
+
+
+@pytest.mark.parametrize("scheme", ["sha256", "xxh64"])
+@pytest.mark.parametrize(
+    ("column", "value", "invariant"),
+    [("ref", 2, "I2"), ("ref", -1, "I6"), ("candidate", 1, "I5"), ("children", 7, "I20"), ("depth", 4, "I22")],
+)
+def test_check_names_the_broken_invariant(scheme, column, value, invariant):
+    allocator = admitted(SCHEMES[scheme]())
+    allocator._columns[column][int(allocator.table(RequestId(1))[0])] = value
+    with pytest.raises(InvariantViolation, match=rf"\b{invariant}: "):
+        allocator.check()
+
+
+def test_a_policy_cannot_write_to_the_facts():
+    view = make().view()
+    for name in ("depth", "hits", "last_access", "next_use"):
+        with pytest.raises(TypeError):
+            getattr(view, name)[1] = 3
+    assert view.num_blocks == 8
+    assert list(view.key) == [None] * 9
+    assert view.num_tokens[1] == 2
+
+
+def test_the_facts_outlive_the_allocator():
+    view = make().view()
+    gc.collect()
+    assert list(view.hits) == [0] * 9
+
+
+def test_an_allocator_in_a_cycle_is_collected():
+    class Holder:
+        def hear(self, event):
+            pass
+
+    holder = Holder()
+    holder.allocator = NativeCowAllocator(num_blocks=4, block_size=2, hash=Sha256(), eviction=PythonLru())
+    holder.allocator.listen(holder.hear)
+    gone = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert gone() is None, "listener, allocator and core keep each other alive"
+
+
+def test_a_capacity_of_a_million_blocks_costs_less_than_200_bytes_a_block():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    count = 200_000
+    gc.collect()
+    before = resident()
+    allocator = NativeCowAllocator(num_blocks=count, block_size=1, hash=Sha256(), eviction=Lru())
+    prompt = np.arange(count, dtype=np.int32)
+    allocator.allocate(RequestInfo(id=RequestId(1), max_total_tokens=1), prompt, allocator.lookup(prompt, NS[0]))
+    allocator.commit(RequestId(1), prompt)
+    allocator.free(RequestId(1))
+    gc.collect()
+    cost = (resident() - before) / count
+    assert allocator.stats().cached_blocks == count
+    assert cost < 200, f"{cost:.0f} bytes a block"
+
+
+TRACES = Path(os.environ.get("KVLAB_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_the_conversation_trace_gives_the_same_event_log(tmp_path, policy):
+    trace = TRACES / "mooncake_conversation_trace.jsonl.gz"
+    if not trace.exists():
+        pytest.skip(f"{trace} is not there; set KVLAB_TRACES")
+    logs = []
+    for allocator in ("prefix_cow", "native_cow"):
+        run = tmp_path / allocator
+        replay(allocator, policy, trace, run)
+        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        logs.append(events)
+    assert len(logs[0]) > 10_000, f"only {len(logs[0])} events"
+    assert logs[0] == logs[1]
