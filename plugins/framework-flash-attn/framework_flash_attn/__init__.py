@@ -1,0 +1,1 @@
+"""flash-attn 2, 3 and 4 as an attention backend of kvcache-framework."""

@@ -1,0 +1,1 @@
+"""FlashInfer as an attention backend of kvcache-framework."""
