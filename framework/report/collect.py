@@ -54,7 +54,7 @@ def collect(folders: Sequence[str | Path]) -> list[RunRow]:
     Raises:
         ConfigError: a folder is not there, or there is no run at all.
     """
-    rows = []
+    rows: list[RunRow] = []
     for folder in folders:
         root = Path(folder)
         if not root.is_dir():

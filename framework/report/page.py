@@ -29,7 +29,8 @@ td { border-bottom: 1px solid var(--line); vertical-align: top; }
 th, td { padding: .35rem .7rem .35rem 0; white-space: nowrap; }
 .right { text-align: right; }
 td.long { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
-tr.first td { font-weight: 600; border-left: 3px solid var(--mark); padding-left: .4rem; }
+tr.first td { font-weight: 600; }
+tr.first td:first-child { border-left: 3px solid var(--mark); padding-left: .4rem; }
 tr:not(.first) td:first-child, th:first-child { padding-left: calc(.4rem + 3px); }
 figure { margin: 1rem 0 2rem; break-inside: avoid; }
 figure svg { display: block; width: 100%; min-width: 30rem; max-width: 52rem; height: auto; color: var(--ink);
@@ -43,7 +44,8 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media print {
   :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #444; --line: #bbb; --band: #fff; --mark: #000; }
   body { max-width: none; padding: 0; font-size: 10pt; }
-  table { font-size: 8pt; } .wide { overflow: visible; } th, td { white-space: normal; overflow-wrap: anywhere; }
+  table { font-size: 8pt; } .wide { overflow: visible; } th, td { white-space: normal; overflow-wrap: break-word; }
+  details::details-content { content-visibility: visible; block-size: auto; }
   figure svg { max-width: 15cm; min-width: 0; } thead { display: table-header-group; } tr { break-inside: avoid; }
   h2 { break-after: avoid; } @page { margin: 15mm; } }
 """
@@ -97,7 +99,7 @@ def _troubles(study: Study) -> str:
     rows = tables.troubles(study)
     if not rows:
         return ""
-    return "<h2>Runs without a result</h2>" + _table(["run", "status", "reason"], rows, long=(0, 2))
+    return "<h2>Runs that did not end well</h2>" + _table(["run", "status", "reason"], rows, long=(0, 2))
 
 
 def _section(heading: str, plots: Sequence[Plot]) -> str:

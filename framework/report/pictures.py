@@ -43,7 +43,7 @@ def memory_stack(row: RunRow, title: str) -> Plot | None:
         values = np.array([float(record.get(key) or 0) for record in records])
         if not values.any():
             continue
-        edge = INK if key == "free_slots" else colour
+        edge = INK if hatch or key == "free_slots" else colour
         axes.fill_between(
             x, bottom, bottom + values, step="post", label=name, facecolor=colour, edgecolor=edge, hatch=hatch,
             linewidth=0.4, alpha=0.85,
@@ -85,8 +85,8 @@ def block_map(events: Sequence[JsonObject], row: RunRow, title: str) -> Plot | N
             blocks, starts, ends = zip(*entries, strict=True)
             axes.hlines(blocks, starts, ends, color=colour, linewidth=min(thick, 5), label=name)
     if evicted:
-        ends, blocks = [end for *_, end in evicted], [block for block, *_ in evicted]
-        axes.plot(ends, blocks, "x", color=INK, markersize=3, label="eviction")
+        gone = [(end, block) for block, _, end in evicted]
+        axes.plot(*zip(*gone, strict=True), "x", color=INK, markersize=3, label="eviction")
     axes.set_xlabel("step")
     axes.set_ylabel("block")
     axes.set_ylim(0, highest + 1)

@@ -225,11 +225,13 @@ class Study:
 
 def varied_keys(rows: Sequence[RunRow]) -> list[str]:
     """Settings with more than one value; components first. Where only some runs have a key, only those count."""
-    values: dict[str, set[Any]] = {}
+    values: dict[str, dict[Value, set[Any]]] = {}
     for row in rows:
         for key, value in row.settings.items():
-            values.setdefault(key, set()).add((type(value).__name__, value))
-    varied = [key for key, found in values.items() if len(found) > 1 and key != SEED]
+            # Two components may each have an option of one name: it varied only where one component's did.
+            owner = row.settings.get(key.partition(".")[0]) if "." in key else None
+            values.setdefault(key, {}).setdefault(owner, set()).add((type(value).__name__, value))
+    varied = [key for key, found in values.items() if key != SEED and any(len(one) > 1 for one in found.values())]
     first = ("mode", "executor", *_DEFAULTS, "model", "workload")
     return sorted(varied, key=lambda key: (first.index(key) if key in first else len(first), key))
 

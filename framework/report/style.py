@@ -35,6 +35,7 @@ _RC = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.8,
+    "axes.labelpad": 8.0,
     "hatch.linewidth": 0.5,
     "legend.frameon": False,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MOST_ROWS = 40
+_NUMERIC = re.compile(r"^(-|[<+-]?\d[\d.,e+-]*(( ± | \$\\pm\$ | to )[+-]?\d[\d.,e+-]*)?)$")
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -36,7 +38,11 @@ def mean(value: Mean | None, between: str = " ± ") -> str:
     """`0.4321 ± 0.0012`; the half-width only where there are several runs."""
     if value is None:
         return "-"
-    return number(value.value) + ("" if value.half_width is None else f"{between}{value.half_width:.2g}")
+    return number(value.value) + ("" if value.half_width is None else between + _short(value.half_width))
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def headline(study: Study) -> str:
@@ -162,7 +168,7 @@ def escape_latex(text: str) -> str:
 
 def is_numeric_column(rows: Sequence[Sequence[str]], index: int) -> bool:
     """Whether all cells begin like numbers: such columns stand right."""
-    return all(row[index].lstrip("<+-")[:1].isdigit() or row[index] == "-" for row in rows)
+    return all(_NUMERIC.match(row[index]) for row in rows)
 
 
 def _tabular(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:

@@ -1,0 +1,307 @@
+"""`python -m framework.search NAME OVERRIDE...`: let optuna choose what a sweep would enumerate.
+
+The overrides are those of a sweep: `eviction=lru,fifo` is a choice, `cache.num_blocks=range(64,512,64)` a grid of
+numbers, `interval(0.1,0.9)` and `tag(log,interval(1,1e3))` are continuous, whole where both ends are written as
+integers. Trials lie in `sweeps/NAME`, one folder an override set, as a sweep's jobs do; the journal beside them
+resumes a killed search, and a trial that was run before is read, not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from framework.errors import ConfigError, FrameworkError
+from framework.sweep.job import begin, config_hash, fail, folder_name, is_done, what_went_wrong
+from framework.tracking import lock
+from framework.tracking.run_directory import read_result
+
+JOURNAL = "search.journal"
+_LOST = "lost"  # a trial that a killed process had begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One thing to choose.
+
+    Attributes:
+        key: as in an override.
+        choices: of which one; empty where numbers are meant.
+        low, high, step: bounds, both included; step None is continuous.
+        whole: integers only.
+        log: search orders of magnitude.
+    """
+
+    key: str
+    choices: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    step: float | None = None
+    whole: bool = False
+    log: bool = False
+
+    def suggest(self, trial: Any) -> str:
+        """This axis's word for a trial, such as `cache.num_blocks=64`."""
+        if self.choices:
+            return f"{self.key}={trial.suggest_categorical(self.key, self.choices)}"
+        if self.whole:
+            step = int(self.step or 1)
+            return f"{self.key}={trial.suggest_int(self.key, int(self.low), int(self.high), step=step, log=self.log)}"
+        return f"{self.key}={trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.log)!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What to search, for what, and where it is kept.
+
+    Attributes:
+        fixed: overrides of every trial; axes: what varies.
+        metric: key of `result.json`; maximize or minimize it.
+        trials: as many in all, those of earlier calls and failed ones included.
+    """
+
+    folder: Path
+    fixed: tuple[str, ...]
+    axes: tuple[Axis, ...]
+    metric: str
+    maximize: bool
+    trials: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best trial of a search: its overrides and the metric's value; None and empty when no trial was good."""
+
+    value: float | None
+    overrides: tuple[str, ...]
+    num_trials: int
+    num_failed: int
+
+
+def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Best:
+    """Run what is missing of `plan` and return the best so far. One process a folder; a killed one's work is kept.
+
+    The sampler is seeded by the number of finished trials, so a resumed search asks what an unbroken one would.
+
+    Raises:
+        ConfigError: optuna is not installed, or the plan cannot be composed.
+        RunDirectoryError: another process searches here.
+    """
+    optuna = _optuna()
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    guard = plan.folder / "lock"
+    lock.acquire(guard)
+    try:
+        study = _study(optuna, plan)
+        _give_up_lost(optuna, study)
+        while len(_finished(study)) < plan.trials:
+            _one(optuna, study, plan, say)
+        return _best(optuna, study, plan)
+    finally:
+        lock.release(guard)
+
+
+def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]]:
+    """Overrides, in either spelling, parted into fixed words and axes.
+
+    Raises:
+        ConfigError: a word that is no override, or nothing to search.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from framework.config.compose import create_hydra, search_path
+    from framework.config.folder import conf_folder, groups_of
+    from framework.config.overrides import normalise
+
+    folder = conf_folder()
+    words = normalise(overrides, groups_of(folder), lambda word: Path(word).exists())
+    loader = create_hydra(search_path(folder, importable_only=True)).config_loader
+    try:
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
+    except HydraException as error:
+        raise ConfigError(f"cannot read the overrides: {' '.join(str(error).split())}") from error
+    fixed = tuple(override.input_line for override in parsed if not override.is_sweep_override())
+    axes = tuple(_axis(override) for override in parsed if override.is_sweep_override())
+    if not axes:
+        raise ConfigError("nothing to search: give an override several values, such as eviction=lru,fifo")
+    return tuple(str(word) for word in fixed), axes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Search and report; 0 done, 1 no trial was good, 2 the request cannot be met."""
+    options = _parser().parse_intermixed_args(arguments)
+    try:
+        fixed, axes = axes_of(options.overrides)
+        plan = Search(
+            folder=Path(options.folder) / options.name,
+            fixed=fixed,
+            axes=axes,
+            metric=options.metric,
+            maximize=not options.minimize,
+            trials=options.trials,
+            seed=options.seed,
+        )
+        best = search(plan, say=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+        from framework.report.write import report_sweep
+
+        report_sweep(plan.folder)
+    except (FrameworkError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    if best.value is None:
+        print(f"none of {best.num_trials} trials was good", file=sys.stderr)  # noqa: T201
+        return 1
+    print(f"best of {best.num_trials}: {plan.metric} {best.value:g} with {' '.join(best.overrides)}")  # noqa: T201
+    return 0
+
+
+def _one(optuna: Any, study: Any, plan: Search, say: Callable[[str], None]) -> None:
+    done = len(_finished(study))
+    study.sampler = optuna.samplers.TPESampler(seed=plan.seed * 1_000_003 + done)
+    trial = study.ask()
+    varied = [axis.suggest(trial) for axis in plan.axes]
+    words = (*plan.fixed, *varied)
+    trial.set_user_attr("overrides", list(varied))
+    value, reason = _evaluate(words, plan)
+    if value is None:
+        trial.set_user_attr("reason", reason)
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    else:
+        study.tell(trial, value)
+    say(f"trial {done + 1} of {plan.trials}: {' '.join(varied)}: {reason or f'{plan.metric} {value:g}'}")
+
+
+def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
+    """(metric, "") of one trial, run or read; (None, reason) where it failed."""
+    from framework.build import run
+    from framework.config.compose import checked, compose
+
+    directory = plan.folder.absolute() / folder_name(words)
+    try:
+        settings = checked(compose(words))
+        digest = config_hash(settings)
+        if is_done(directory, digest):
+            result: Mapping[str, Any] = read_result(directory)
+        else:
+            begin(directory, words, digest)
+            settings["run"].update(dir=str(directory), group=plan.folder.name, progress=False)
+            result = run(settings)
+        reason = what_went_wrong(result)
+        if not reason and not isinstance(result.get(plan.metric), (int, float)):
+            reason = f"its result has no number {plan.metric!r}"
+    except Exception as error:  # one failed trial is one failed row, whatever a plugin raised
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if reason:
+        fail(directory, "failed", reason, words)
+        return None, reason
+    return float(result[plan.metric]), ""
+
+
+def _study(optuna: Any, plan: Search) -> Any:
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = plan.folder / JOURNAL
+    _drop_partial_line(path)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _Held())))
+    return optuna.create_study(
+        storage=storage,
+        study_name="search",
+        direction="maximize" if plan.maximize else "minimize",
+        load_if_exists=True,
+    )
+
+
+class _Held:
+    """This process holds the folder's lock already: the journal's own would outlive a kill."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
+def _drop_partial_line(path: Path) -> None:
+    """What a killed process had half written would join the next line."""
+    if path.is_file():
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            with path.open("r+b") as file:
+                file.truncate(whole)
+
+
+def _give_up_lost(optuna: Any, study: Any) -> None:
+    """Nobody else searches here, so a running trial is a dead process's: it does not count."""
+    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+        study._storage.set_trial_user_attr(trial._trial_id, _LOST, True)
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+
+
+def _finished(study: Any) -> list[Any]:
+    trials = study.get_trials(deepcopy=False)
+    return [trial for trial in trials if trial.state.is_finished() and not trial.user_attrs.get(_LOST)]
+
+
+def _best(optuna: Any, study: Any, plan: Search) -> Best:
+    finished = _finished(study)
+    good = [trial for trial in finished if trial.state == optuna.trial.TrialState.COMPLETE]
+    sign = -1 if plan.maximize else 1
+    best = min(good, key=lambda trial: (sign * trial.value, trial.number), default=None)
+    return Best(
+        value=None if best is None else float(best.value),
+        overrides=() if best is None else tuple(best.user_attrs["overrides"]),
+        num_trials=len(finished),
+        num_failed=len(finished) - len(good),
+    )
+
+
+def _axis(override: Any) -> Axis:
+    from hydra.core.override_parser.types import IntervalSweep, RangeSweep
+
+    key: str = override.get_key_element()
+    value: Any = override.value()
+    if isinstance(value, IntervalSweep):
+        whole = isinstance(value.start, int) and isinstance(value.end, int)
+        log = "log" in value.tags
+        return Axis(key=key, low=value.start, high=value.end, whole=whole, log=log)
+    if isinstance(value, RangeSweep) and not value.shuffle:
+        whole = all(isinstance(bound, int) for bound in (value.start, value.stop, value.step))
+        steps = [float(word) for word in override.sweep_string_iterator()]
+        return Axis(key=key, low=min(steps), high=max(steps), step=abs(value.step), whole=whole)
+    return Axis(key=key, choices=tuple(override.sweep_string_iterator()))
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError("searching needs optuna: pip install 'kvcache-framework[search]'") from error
+    return optuna
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m framework.search",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", help="folder of the search below sweeps/; the same name resumes it")
+    parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help="as for framework.run")
+    parser.add_argument("--metric", default="hit_rate", help="key of result.json (default: hit_rate)")
+    parser.add_argument("--minimize", action="store_true", help="smaller is better")
+    parser.add_argument("--trials", type=int, default=50, help="in all, earlier calls included (default: 50)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampler")
+    parser.add_argument("--folder", default="sweeps", help="where searches lie (default: sweeps)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
