@@ -135,7 +135,7 @@ class FlashInferBackend(AttentionBackend):
         }
 
     def _pages(self, batch: Batch, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows' pages in FlashInfer's form: starts (B' + 1,) on the host, page ids on the device, last pages' tokens."""
+        """Rows' pages in FlashInfer's form: starts (B' + 1,) on the host, page ids, tokens in each last page."""
         import torch
 
         contexts = batch.host_context_lens[first:last].astype(np.int64)
