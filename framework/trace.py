@@ -1,4 +1,4 @@
-"""`python -m framework.trace`: look at a trace, convert it, or get a public one."""
+"""`python -m framework.trace`: look at a trace, convert it, draw a synthetic one, or get a public one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import FrameworkError, WorkloadError
+from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.workload.traces import FORMATS, Trace, TraceRequest, open_trace, write_trace
 
 if TYPE_CHECKING:
@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 2 with one sentence on stderr when it cannot be done."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and ("words" not in options or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
+        if rest:
+            options.words += rest  # argparse ends a list of words at the first option
         code: int = options.run(options)
     except FrameworkError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
@@ -41,6 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("output", metavar="OUT", help="a name in .gz or .zst is compressed")
     convert.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
     convert.set_defaults(run=_convert)
+    synth = commands.add_parser("synth", help="write a synthetic workload as a trace")
+    synth.add_argument("name", metavar="NAME", help="system_prompts, conversations, agents, rag or forks")
+    synth.add_argument("words", nargs="*", metavar="OPTION=VALUE", help="of the workload, such as zipf_alpha=1.2")
+    synth.add_argument("--out", required=True, metavar="OUT", help="a name in .gz or .zst is compressed")
+    synth.add_argument("--seed", type=int, default=0)
+    synth.add_argument("--block-tokens", type=int, metavar="N", help="write block names of N tokens, not tokens")
+    synth.set_defaults(run=_synth)
     fetch = commands.add_parser("fetch", help="get a public trace by name; without a name, list them")
     fetch.add_argument("name", nargs="?")
     fetch.add_argument("--to", default="traces", metavar="FOLDER", help="default: traces")
@@ -127,6 +139,28 @@ def _convert(options: argparse.Namespace) -> int:
     )
     print(f"{options.output}: {count} requests, {trace.num_skipped} lines skipped")  # noqa: T201
     return 0
+
+
+def _synth(options: argparse.Namespace) -> int:
+    from framework.workload.to_trace import synthetic_trace
+
+    chosen = dict(_option(word) for word in options.words)
+    requests = synthetic_trace(options.name, chosen, seed=options.seed, block_tokens=options.block_tokens)
+    count = write_trace(options.out, requests, synthetic=options.name, seed=options.seed, options=chosen)
+    print(f"{options.out}: {count} requests")  # noqa: T201
+    return 0
+
+
+def _option(word: str) -> tuple[str, Any]:
+    import yaml
+
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise ConfigError(f"expected OPTION=VALUE, found {word!r}")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{word!r}: no value: {error}") from error
 
 
 def _first(requests: Trace, limit: int | None) -> Iterator[TraceRequest]:

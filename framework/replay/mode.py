@@ -246,7 +246,12 @@ def trace_items(requests: Iterable[TraceRequest], speed: float = 1.0) -> Iterato
     for number, request in enumerate(requests):
         yield _Item(
             prompt=_prompt(request, number, numbers),
-            sampling=Sampling(max_tokens=max(1, request.output_tokens), ignore_eos=True),
+            sampling=Sampling(
+                max_tokens=max(1, request.output_tokens),
+                n=request.n,
+                beam_width=request.beam_width,
+                ignore_eos=True,
+            ),
             arrival_s=request.arrival_s / speed,
             namespace=Namespace(salt=request.scope),
             tenant=request.tenant,

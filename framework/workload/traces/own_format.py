@@ -8,7 +8,8 @@ Request: `arrival_s` (seconds, non-decreasing) and `output_tokens`, and one of
   or not; equal names after equal names are equal content;
 * `input_tokens` alone: lengths only.
 
-`scope`, `session` and `tenant` are optional texts. A reader refuses a version it does not know.
+`scope`, `session` and `tenant` are optional texts; `n` (samples) and `beam_width` optional numbers, not both
+above 1. A reader refuses a version it does not know.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from framework.workload.traces.record import (
 
 FORMAT, VERSION = "kvlab-trace", 1
 DEFAULT_BLOCK_TOKENS = 16
+_MAX_FORKS = 1024
 
 
 def check_header(record: dict[str, Any], name: str = FORMAT, version: int = VERSION) -> None:
@@ -71,7 +73,15 @@ def own(record: dict[str, Any], block_tokens: int) -> TraceRequest:
         tenant=text(record, "tenant"),
         tokens=tokens,
         output=output,
+        **_forks(record),
     )
+
+
+def _forks(record: dict[str, Any]) -> dict[str, int]:
+    forks: dict[str, int] = {key: integer(record, key, 1, _MAX_FORKS) for key in ("n", "beam_width") if key in record}
+    if min(forks.get("n", 1), forks.get("beam_width", 1)) > 1:
+        raise FieldError("n", f"expected 1 beside a beam_width of {forks['beam_width']}, found {forks['n']}")
+    return forks
 
 
 def _block_ids(record: dict[str, Any], input_tokens: int, block_tokens: int) -> BlockIdArray:
@@ -157,6 +167,7 @@ def _as_record(request: TraceRequest) -> dict[str, Any]:
     else:
         record["output_tokens"] = request.output_tokens
     record.update({key: value for key in ("scope", "session", "tenant") if (value := getattr(request, key))})
+    record.update({key: value for key in ("n", "beam_width") if (value := getattr(request, key)) > 1})
     return record
 
 

@@ -38,6 +38,7 @@ class TraceRequest:
         session: conversation or agent it belongs to; "" when unknown.
         tenant: who sent it; "" when unknown.
         tokens, output: (input_tokens,) and (output_tokens,) int32 token ids in token-level traces, else None.
+        n, beam_width: samples drawn and beams searched, 1 for neither; each generates `output_tokens`.
     """
 
     arrival_s: float
@@ -50,6 +51,8 @@ class TraceRequest:
     tenant: str = ""
     tokens: TokenArray | None = None
     output: TokenArray | None = None
+    n: int = 1
+    beam_width: int = 1
 
     @property
     def num_full_blocks(self) -> int:

@@ -1,0 +1,112 @@
+"""Seeded draws of a synthetic workload: lengths, popularity, contents. The same in any process, on any platform.
+
+Scalars come from `random.Random` under a text seed (hashed by SHA-512), token ids from the raw bits of a PCG64: both
+streams are promised never to change, which NumPy's distributions are not.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import ConfigError
+from framework.types import TokenArray
+
+
+class Draws:
+    """One seeded stream. Streams of different names, or children of different numbers, are unrelated.
+
+    Args:
+        name: of the stream; with the seed it decides everything drawn.
+        seed: of the run.
+        vocab_size: token ids are drawn from 0 to this.
+        spread: sigma of the log of a length: 0 makes every length its mean, 0.5 a tail of a few times the mean.
+    """
+
+    def __init__(self, name: str, seed: int, *, vocab_size: int, spread: float) -> None:
+        self._name, self._seed, self.vocab_size, self.spread = name, seed, vocab_size, spread
+        self.random = random.Random(f"framework.workload.{name}:{seed}")
+
+    def child(self, kind: str, number: int) -> Draws:
+        """The stream of one document, session or prompt: the same however often and in whatever order it is asked."""
+        return Draws(f"{self._name}.{kind}.{number}", self._seed, vocab_size=self.vocab_size, spread=self.spread)
+
+    def length(self, mean: float) -> int:
+        """A log-normal length of this mean, at least 1."""
+        if not self.spread:
+            return max(1, round(mean))
+        return max(1, round(mean * math.exp(self.spread * self.random.gauss(0.0, 1.0) - self.spread**2 / 2)))
+
+    def count(self, mean: float) -> int:
+        """A geometric count of this mean, at least 1: each further one comes with the same chance."""
+        if mean <= 1:
+            return 1
+        return 1 + int(math.log(1.0 - self.random.random()) / math.log1p(-1.0 / mean))
+
+    def pause(self, mean_s: float) -> float:
+        """An exponential waiting time, seconds; 0 for a mean of 0."""
+        return self.random.expovariate(1.0 / mean_s) if mean_s > 0 else 0.0
+
+    def tokens(self, count: int) -> TokenArray:
+        """(count,) int32 fresh token ids."""
+        bits = np.random.PCG64(self.random.getrandbits(64)).random_raw(count)
+        ids: TokenArray = (bits % np.uint64(self.vocab_size)).astype(np.int32)
+        return ids
+
+    def text(self, mean: float) -> TokenArray:
+        """Token ids of a length drawn around `mean`; none for a mean of 0."""
+        return self.tokens(self.length(mean) if mean > 0 else 0)
+
+
+class Zipf:
+    """Popularity by rank: number k of `size` is drawn with a chance proportional to (k + 1) ** -alpha.
+
+    alpha 0 is uniform, 1 the classic law. O(log size) a draw, 8 bytes a number.
+    """
+
+    def __init__(self, size: int, alpha: float) -> None:
+        weights = np.arange(1, size + 1, dtype=np.float64) ** -alpha
+        self._sums: npt.NDArray[np.float64] = np.cumsum(weights)
+
+    def draw(self, rng: random.Random) -> int:
+        """A number, 0 the most popular."""
+        at = np.searchsorted(self._sums, rng.random() * self._sums[-1], side="right")
+        return min(int(at), len(self._sums) - 1)
+
+    def distinct(self, rng: random.Random, count: int) -> list[int]:
+        """`count` different numbers, in the order drawn; `count` is at most the size."""
+        if 2 * count > len(self._sums):
+            return self._without_replacement(rng, count)
+        found: dict[int, None] = {}
+        for _ in range(64 * count):
+            found[self.draw(rng)] = None
+            if len(found) == count:
+                return list(found)
+        return self._without_replacement(rng, count)  # a steep law: the rare ones would take for ever
+
+    def _without_replacement(self, rng: random.Random, count: int) -> list[int]:
+        weights = np.diff(self._sums, prepend=0.0)
+        found: list[int] = []
+        for _ in range(count):
+            sums = np.cumsum(weights)
+            if sums[-1] <= 0:
+                left = sorted(set(range(len(weights))) - set(found))
+                return found + left[: count - len(found)]
+            at = min(int(np.searchsorted(sums, rng.random() * sums[-1], side="right")), len(weights) - 1)
+            found.append(at)
+            weights[at] = 0.0
+        return found
+
+
+def need(workload: str, name: str, value: float, low: float, high: float = math.inf) -> None:
+    """The option is within `low` to `high`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not low <= value <= high:
+        rule = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+        raise ConfigError(f"workload.{name} ({workload}) must be {rule}, found {value!r}")
