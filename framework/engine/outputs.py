@@ -86,9 +86,9 @@ class Outputs:
             rows.tokens[parent.row, rows.length[parent.row]] = token
             rows.length[parent.row] += 1
             length = int(rows.length[parent.row])
-        if request.status.ended:
-            return
         self.metrics.num_output_tokens += 1
+        if request.status.ended:  # the fork failed; what the child drew is kept
+            return
         self._record_logprobs(seq, at, token)
         reason = self.life.why_stop(request, token, length)
         if reason:
