@@ -1,0 +1,76 @@
+"""`framework.plugins`: everything installed in a line each, whether it loads, where it can run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from framework import registry
+from framework.plugins import default_spec, installed, main
+
+BACKEND = '''
+from framework.interfaces.backend import AttentionBackend, Capabilities
+
+class Moon(AttentionBackend):
+    """Runs on the moon."""
+    capabilities = Capabilities(dtypes=frozenset({"float16"}), devices=frozenset({"moon"}))
+    def attend(self, q, pool, batch, out, *, lse=None): ...
+
+class Shy(Moon):
+    """Will not say."""
+    def check(self, spec, device):
+        raise OSError("libmoon.so.1: cannot open shared object file")
+'''
+
+
+def test_every_plugin_of_ours_loads_and_says_what_it_is() -> None:
+    found = [entry for entry in installed(device="cpu") if entry.distribution == "kvcache-framework"]
+    assert {entry.kind for entry in found} == set(registry.kinds())
+    assert [entry for entry in found if entry.error or entry.summary == "-"] == []
+    assert {entry.name: entry.reasons for entry in found if entry.kind == "backend"}["torch"] == ()
+
+
+def test_a_backend_says_why_it_cannot_run_here(distribution: Any) -> None:
+    distribution(
+        "moon", "[framework.backend]\nmoon = moon_backend:Moon\nshy = moon_backend:Shy\n", moon_backend=BACKEND
+    )
+    found = {entry.name: entry for entry in installed("backend", device="cpu")}
+    assert found["moon"].verdict == (
+        "not on cpu: device cpu is not supported; supported: moon; "
+        f"dtype {default_spec().dtype} is not supported; supported: float16"
+    )
+    assert found["shy"].reasons == ("its check raised OSError: libmoon.so.1: cannot open shared object file",)
+
+
+def test_what_does_not_load_is_a_line_and_spoils_no_other(distribution: Any, capsys: Any) -> None:
+    distribution("broken", "[framework.hash]\nbroken = broken_import:X\n", broken_import="import not_there_at_all")
+    distribution("first", "[framework.hash]\ntwin = twin_one:X\n", twin_one="")
+    distribution("second", "[framework.hash]\ntwin = twin_two:X\n", twin_two="")
+    assert main(["--kind", "hash", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    verdicts = {(entry["name"], entry["distribution"]): entry["verdict"] for entry in found}
+    assert "ModuleNotFoundError: No module named 'not_there_at_all'" in verdicts["broken", "broken"]
+    for twin in ("first", "second"):
+        assert "offered by first 1.5 and second 1.5" in verdicts["twin", twin]
+    assert verdicts["sha256", "kvcache-framework"] == "ok"
+
+
+def test_the_table_names_kind_name_distribution_version_and_what_it_is(capsys: Any) -> None:
+    assert main(["--kind", "backend", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    for plugin in registry.entries("backend"):
+        line = next(line for line in out.splitlines() if line.split()[:2] == ["backend", plugin.name])
+        assert f"{plugin.distribution} {plugin.version}" in line, line
+    assert "eviction" not in out
+
+
+def test_an_unknown_kind_is_refused(capsys: Any) -> None:
+    assert main(["--kind", "evict"]) == 2
+    assert "ConfigError: no kind of plugin is named 'evict'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", registry.kinds())
+def test_one_kind_alone(kind: str) -> None:
+    assert {entry.kind for entry in installed(kind, device="cpu")} == {kind}
