@@ -22,7 +22,7 @@ from framework.engine.tables import BlockTables
 from framework.errors import BackendUnavailable, ConfigError, InvalidArgument
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
-from framework.model.loading import LoadedModel, load_model
+from framework.model.loading import LoadedModel, load_model, read_model_config
 from framework.model.tokenizer import Tokenizer
 from framework.sampling import Sampling
 from framework.types import Namespace, as_tokens
@@ -78,7 +78,13 @@ class LLM:
         self.seed = seed
         chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
-        self.model = model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, device=self.device)
+        if isinstance(model, LoadedModel):
+            self.model = model
+        else:
+            shape = read_model_config(model)
+            own = dtype if dtype not in (None, "auto") else shape.dtype
+            require_backend(self.backend, attention_spec(shape, str(own), block_size, layout), self.device)
+            self.model = load_model(model, dtype=dtype, device=self.device)
         config, decoder = self.model.config, self.model.decoder
         kv_dtype = str(next(decoder.parameters()).dtype).removeprefix("torch.")
         self.spec = attention_spec(config, kv_dtype, block_size, layout)

@@ -13,8 +13,16 @@ from framework.engine.engine import Engine
 from framework.engine.request import Request
 from framework.labels import label as label
 from framework.labels import provenance as provenance
-from framework.llm import LLM, EngineOptions, default_device, encode
-from framework.model.choice import build_model
+from framework.llm import (
+    LLM,
+    EngineOptions,
+    attention_spec,
+    build_component,
+    default_device,
+    encode,
+    require_backend,
+)
+from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
 from framework.options import call_checked
 from framework.replay.recording import RecordingExecutor, write_recording
@@ -33,6 +41,7 @@ def serve(config: Mapping[str, Any]) -> dict[str, Any]:
         trackers = Trackers(run, tracking.build(tracker.pop("name", "none"), tracker))
         trackers.start(config, label(config))
         log = _event_log(run) if settings.get("events") else None
+        check_backend(config)
         model = load_model(config)
         items = build_workload(config, model)
         llm = build_llm(config, model, longest=max((item.max_total_tokens for item in items), default=1), log=log)
@@ -79,6 +88,22 @@ class EncodedRequest:
     def max_total_tokens(self) -> int:
         """Prompt plus the most tokens it may generate."""
         return len(self.prompt) + self.request.sampling.max_tokens
+
+
+def check_backend(config: Mapping[str, Any]) -> None:
+    """Ask the backend whether it can serve the model's shape here, from the model's config alone.
+
+    Raises:
+        BackendUnavailable: with its reasons and what would work, before any weight is read.
+    """
+    model, cache = section(config, "model"), section(config, "cache")
+    shape = model_config(model.pop("name", "tiny"), model)
+    if shape is None or not config.get("backend"):
+        return
+    asked = [dtype for dtype in (model.get("dtype"), cache.get("dtype"), shape.dtype) if dtype not in (None, "auto")]
+    spec = attention_spec(shape, str(asked[0]), int(cache.get("block_size", 16)), str(cache.get("layout", "NHD")))
+    backend = build_component("backend", config["backend"], {"seed": int(config.get("seed", 0))})
+    require_backend(backend, spec, default_device(config.get("device")))
 
 
 def load_model(config: Mapping[str, Any]) -> LoadedModel:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from framework.errors import ConfigError
-from framework.model.loading import LoadedModel, load_model, random_model
+from framework.model.config import ModelConfig
+from framework.model.loading import LoadedModel, load_model, random_model, read_model_config
+from framework.model.shapes import SHAPES
 from framework.options import call_checked
 
 MODELS = ("tiny", "checkpoint", "random")
@@ -39,3 +41,18 @@ def build_model(
     if name not in choices:
         raise ConfigError(f"no model {name!r}; there are {', '.join(MODELS)}; a path or hub id is model=checkpoint")
     return call_checked(f"model.{name}", choices[name], options)
+
+
+def model_config(name: str, options: Mapping[str, Any]) -> ModelConfig | None:
+    """The shape of the model that `build_model` would build, without its weights.
+
+    None: the options name no model; `build_model` says why.
+
+    Raises:
+        ModelError: the checkpoint cannot be found or its config not be read.
+    """
+    if name == "random":
+        return SHAPES.get(str(options.get("shape")))
+    if name == "checkpoint":
+        return read_model_config(options["path"]) if isinstance(options.get("path"), str) else None
+    return read_model_config("tiny") if name == "tiny" else None

@@ -59,6 +59,19 @@ def load_model(
     return LoadedModel(decoder, tokenizer, config, str(name_or_path))
 
 
+def read_model_config(name_or_path: str | Path) -> ModelConfig:
+    """The shape of the model that `load_model` would load, without its weights. A hub id's files are fetched.
+
+    Raises:
+        ModelError: nothing there, offline, or an unsupported family or feature.
+    """
+    if str(name_or_path) == "tiny":
+        return TINY_CONFIG
+    from framework.model.checkpoint import find_checkpoint, read_config
+
+    return read_config(find_checkpoint(name_or_path))
+
+
 def random_model(
     shape: str | ModelConfig,
     *,
