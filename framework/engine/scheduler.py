@@ -65,6 +65,10 @@ class Scheduler:
         max_batch_requests: rows.
         chunk_size: most prompt tokens of one row a step; None leaves it to `max_batch_tokens`.
         max_model_len: longest sequence, tokens.
+
+    Attributes:
+        foresee: told of each sequence that is about to give back its blocks, and whether it will want them again. A
+            replay that knows the future passes it on to `Allocator.foresee`.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class Scheduler:
         self.copy_seconds = 0.0
         self.step_number = 0
         self.fail: Callable[[Sequence, FrameworkError], None] = _raise
+        self.foresee: Callable[[Sequence, bool], None] | None = None
         self._log = log
 
     # The life of one sequence
@@ -153,13 +158,15 @@ class Scheduler:
         self.executor.set_table(row, 0, table)
         self.executor.fresh(table[-(-computed // size) :])
 
-    def release(self, seq: Sequence) -> None:
-        """Give back the row and the blocks of `seq`."""
+    def release(self, seq: Sequence, *, returning: bool = False) -> None:
+        """Give back the row and the blocks of `seq`; `returning` when it is preempted and will want them again."""
         row = seq.row
         self.executor.clear_table(row)
         seq.computed_before = int(self.rows.computed[row])
         self.rows.remove(seq)
         self.reserved_rows -= seq.forks_due
+        if self.foresee is not None:
+            self.foresee(seq, returning)
         self._free(seq)
 
     def _free(self, seq: Sequence) -> None:
@@ -174,7 +181,7 @@ class Scheduler:
         group = seq.request.group
         for member in list(group.live) if group else [seq]:
             if member.row >= 0:
-                self.release(member)
+                self.release(member, returning=True)
                 self.num_preemptions += 1
                 member.request.num_preemptions += 1
                 self.log("preempt", member)

@@ -185,3 +185,10 @@ class Allocator(ABC):
 
     def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:  # noqa: B027
         """Send every CacheEvent to `listener`; None stops. An allocator without a cache sends none."""
+
+    def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:  # noqa: B027
+        """A replay tells when each leading block of the request is requested next: `BlockView.next_use`.
+
+        Called just before `free`, and only when the policy asks for it (`needs_future`); entries past the published
+        blocks mean nothing. An allocator that asks no policy ignores it.
+        """

@@ -28,7 +28,8 @@ class BlockView:
         priority: of the most important request that used it since it was admitted.
         tenant: small integer naming the tenant that admitted it.
         children: cached or in-use blocks published directly below it.
-        next_use: access count of the next request for it; replay only, else infinity. What makes Belady a policy.
+        next_use: the number, from 1 in order of arrival, of the next request for it; replay of a trace only, else
+            infinity. What makes Belady a policy.
         key: the content's name: equal contents have equal keys, also across evictions. For ghost lists.
     """
 
@@ -67,6 +68,11 @@ class EvictionPolicy(ABC):
 
     needs_future: ClassVar[bool] = False
     """True when the policy reads `blocks.next_use`, so that a replay makes the extra pass that fills it."""
+
+    bypass: ClassVar[bool] = False
+    """True when the policy may decline new content: in a cache-only replay the blocks of the request at hand are
+    candidates too, and the policy trims the cache after they were released. An engine never asks it to: blocks of a
+    running request are in use there."""
 
     def attach(self, blocks: BlockView) -> None:
         """Called once by the allocator, before anything else."""

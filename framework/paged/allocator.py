@@ -412,3 +412,8 @@ class PagedAllocator(Allocator):
 
     def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
         self.cache.listener = listener
+
+    def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
+        table = self._table(request)
+        for block, when in zip(table.blocks[: table.published], next_use, strict=False):
+            self.pool.set_next_use((block,), when)

@@ -20,8 +20,10 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.labels import label, provenance
 from framework.options import call_checked
 from framework.replay.executors import OUTPUT_BASE, ReplayExecutor, constant_step
+from framework.replay.foresight import Foresight
+from framework.replay.optimum import replay_optimum
 from framework.replay.options import ReplayOptions
-from framework.replay.paths import build_paths
+from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.recording import Recording, read_recording
 from framework.replay.reference import CacheOnlyResult
 from framework.replay.reference import replay as replay_reference
@@ -98,9 +100,9 @@ def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, A
     paths = build_paths(_first(trace, limit), full_blocks_only=options.full_blocks_only)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": int(config.get("seed", 0))}
     policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
-    bypass = bool(getattr(policy, "bypass", False))
-    counts: CacheOnlyResult = replay_reference(paths, policy, num_blocks, leaf_first=options.leaf_first, bypass=bypass)
-    references = paths.num_references
+    counts: CacheOnlyResult = replay_reference(
+        paths, policy, num_blocks, leaf_first=options.leaf_first, bypass=policy.bypass
+    )
     return {
         "num_requests": counts.num_requests,
         "hit_blocks": counts.hit_blocks,
@@ -113,8 +115,20 @@ def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, A
         "hit_rate_blocks": counts.block_hit_rate,
         "unique_blocks": paths.num_nodes,
         "infinite_hit_blocks": int(paths.infinite_hits.sum()),
-        "block_references": references,
+        "block_references": paths.num_references,
         "num_skipped_lines": trace.num_skipped,
+        **(_gap(paths, counts, num_blocks) if options.optimum else {}),
+    }
+
+
+def _gap(paths: RequestPaths, counts: CacheOnlyResult, num_blocks: int) -> dict[str, Any]:
+    """How many times the optimum's misses were missed beyond the optimum: 0 is optimal, 1 is twice as many."""
+    best = replay_optimum(paths, num_blocks)
+    least = best.prompt_blocks - best.hit_blocks
+    return {
+        "optimum_hit_blocks": best.hit_blocks,
+        "gap_to_optimum": (best.hit_blocks - counts.hit_blocks) / least if least else None,
+        "optimum_rules": "exact: one atomic access a request, only prompts cached, content may be declined",
     }
 
 
@@ -132,11 +146,13 @@ def full_replay(
     trace: Trace | None = None
     if workload.get("name") == "recording":
         recording = read_recording(Path(str(workload.get("path"))))
-        engine = build_engine(config, options, log, recording)
+        engine, _ = build_engine(config, options, log, recording)
         items = _recorded_items(recording)
     else:
         trace, limit, speed = _trace(config, block_tokens=None)
-        engine = build_engine(config, options, log, None)
+        engine, policy = build_engine(config, options, log, None)
+        if policy.needs_future:
+            Foresight(engine.allocator, _first(trace, limit), max_len=engine.max_model_len).attach(engine.scheduler)
         items = trace_items(_first(trace, limit), speed)
     log_every = max(1, int(settings.get("log_every", 1)))
     for number, _ in enumerate(feed(engine, items, progress=bool(settings.get("progress", True))), start=1):
@@ -153,17 +169,21 @@ def full_replay(
     return summary
 
 
-def build_engine(config: Mapping[str, Any], options: ReplayOptions, log: Any, recording: Recording | None) -> Engine:
-    """The engine of a serve run with a ReplayExecutor in place of the model."""
+def build_engine(
+    config: Mapping[str, Any], options: ReplayOptions, log: Any, recording: Recording | None
+) -> tuple[Engine, EvictionPolicy]:
+    """The engine of a serve run with a ReplayExecutor in place of the model, and its policy."""
     cache, seed = section(config, "cache"), int(config.get("seed", 0))
     if cache.get("num_blocks") is None:
         raise ConfigError("mode=replay needs cache.num_blocks: there is no device to take a share of")
     num_blocks, block_size = int(cache["num_blocks"]), int(cache.get("block_size", 16))
     engine_options = call_checked("engine", EngineOptions, section(config, "engine"))
     max_len = min(engine_options.max_model_len or _DEFAULT_LEN, num_blocks * block_size)
+    shared = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": max_len, "seed": seed}
+    policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
     allocator = build_allocator(
         config.get("allocator") or "prefix_cow",
-        config.get("eviction") or "lru",
+        policy,
         config.get("hash") or "sha256",
         num_blocks=num_blocks,
         block_size=block_size,
@@ -187,7 +207,7 @@ def build_engine(config: Mapping[str, Any], options: ReplayOptions, log: Any, re
         executor.clock = lambda: float(engine.scheduler.step_number)  # type: ignore[attr-defined]
     if log is not None:
         allocator.listen(lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex()))
-    return engine
+    return engine, policy
 
 
 def _executor(config: Mapping[str, Any], options: ReplayOptions, recording: Recording | None) -> Executor:

@@ -21,9 +21,13 @@ from framework.errors import InvalidArgument
 from framework.replay.paths import RequestPaths, flat_paths
 from framework.replay.reference import CacheOnlyResult, summarise
 
+_Entry = tuple[int, int, int]  # (-(next request, depth), -last request, node)
+
 
 def replay_optimum(paths: RequestPaths, num_blocks: int, *, bypass: bool = True) -> CacheOnlyResult:
-    """Keep, after each request, the blocks with the nearest next request, shallower, then older first among equals.
+    """Keep, after each request, the blocks with the nearest next request, shallower first among equals.
+
+    Among blocks that nobody requests again and that lie equally deep, the one requested last goes first.
 
     Args:
         bypass: the request's own blocks compete with the resident ones, so a block of no further use costs nothing.
@@ -39,7 +43,7 @@ def replay_optimum(paths: RequestPaths, num_blocks: int, *, bypass: bool = True)
     if num_blocks < 1:
         raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
     resident: dict[int, int] = {}  # node -> its next request
-    heap: list[tuple[int, int]] = []  # furthest next request first, then deepest, stale entries included
+    heap: list[_Entry] = []  # furthest next request first, then deepest, stale entries included
     depths, scale = paths.depths.tolist(), int(paths.depths.max(initial=0)) + 1
     bounds, hits, admitted, evicted = paths.starts.tolist(), [], 0, 0
     for request, path in enumerate(paths.walk()):
@@ -52,13 +56,13 @@ def replay_optimum(paths: RequestPaths, num_blocks: int, *, bypass: bool = True)
         fresh = [node for node in path if node not in resident]
         resident.update(zip(path, coming, strict=True))
         if bypass:
-            _push(heap, path, coming, depths, scale)
+            _push(heap, path, coming, depths, scale, request)
         while len(resident) > num_blocks:
             node, expected = _pop(heap, scale)
             if resident.get(node) == expected:
                 del resident[node]
         if not bypass:
-            _push(heap, path, coming, depths, scale)
+            _push(heap, path, coming, depths, scale, request)
         kept = sum(node in resident for node in fresh)
         admitted, evicted = admitted + kept, evicted + before + kept - len(resident)
     return summarise(paths, hits, admitted, evicted)
@@ -69,11 +73,11 @@ def replay_flat_belady(paths: RequestPaths, num_blocks: int) -> CacheOnlyResult:
     return replay_optimum(flat_paths(paths), num_blocks, bypass=False)
 
 
-def _push(heap: list[tuple[int, int]], path: list[int], coming: list[int], depths: list[int], scale: int) -> None:
-    for node, request in zip(path, coming, strict=True):
-        heapq.heappush(heap, (-(request * scale + depths[node]), -node))
+def _push(heap: list[_Entry], path: list[int], coming: list[int], depths: list[int], scale: int, request: int) -> None:
+    for node, following in zip(path, coming, strict=True):
+        heapq.heappush(heap, (-(following * scale + depths[node]), -request, node))
 
 
-def _pop(heap: list[tuple[int, int]], scale: int) -> tuple[int, int]:
-    rank, node = heapq.heappop(heap)
-    return -node, -rank // scale
+def _pop(heap: list[_Entry], scale: int) -> tuple[int, int]:
+    rank, _, node = heapq.heappop(heap)
+    return node, -rank // scale

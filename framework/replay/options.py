@@ -12,6 +12,7 @@ class ReplayOptions:
     Attributes:
         step_s: seconds a step takes under `executor=none`.
         leaf_first, full_blocks_only: switches of `executor=cache_only`; see replay.reference.
+        optimum: report the gap to the offline optimum under `executor=cache_only`; costs one more pass.
         slo_ttft_s, slo_tpot_s: objectives that a request must meet to count as goodput.
         device, shape, dtype, efficiency, overhead_s: of `executor=roofline`; see Roofline.
     """
@@ -19,6 +20,7 @@ class ReplayOptions:
     step_s: float = 0.025
     leaf_first: bool = False
     full_blocks_only: bool = False
+    optimum: bool = True
     slo_ttft_s: float = 2.0
     slo_tpot_s: float = 0.1
     device: str = "h200"

@@ -89,7 +89,7 @@ def replay(
         leaf_first: a victim with resident children is set aside until its last child is gone, and the policy is asked
             again; then it is released anew. Needs nothing of the policy.
         bypass: blocks of the current request compete too: all are inserted, then the policy trims the cache to
-            `num_blocks`. A block may be admitted and evicted within one request.
+            `num_blocks`. A new block that goes at once was declined: it counts neither as admitted nor as evicted.
         on_evict: called with (request, node) at each eviction.
 
     Raises:
@@ -232,16 +232,16 @@ class _Replay:
             self._evict(request, self.num_resident + len(missing) - self.num_blocks)
         block_of, node_of, free, parents, children = self.block_of, self.node_of, self.free, self.parents, self.children
         depths, admitted, last_access, hits = self.depth, self.admitted, self.last_access, self.hits
-        fresh: list[Any] = []
-        for depth in missing:
-            node, block = path[depth], free.pop()
+        fresh: list[Any] = free[: -len(missing) - 1 : -1]
+        del free[len(free) - len(fresh) :]
+        for depth, block in zip(missing, fresh, strict=True):
+            node = path[depth]
             block_of[node] = blocks[depth] = block
             node_of[block] = node
             depths[block] = depth
             admitted[block] = last_access[block] = count
             hits[block] = 0
             children[parents[node]] += 1
-            fresh.append(block)
         if fresh:
             self.num_resident += len(fresh)
             self.num_admitted += len(fresh)
@@ -256,14 +256,16 @@ class _Replay:
             return
         count, node_of, block_of, free = request + 1, self.node_of, self.block_of, self.free
         parents, children, aside = self.parents, self.children, self.aside
-        num_rows, on_evict = len(node_of), self.on_evict
+        num_rows, on_evict, declined = len(node_of), self.on_evict, 0
         choose = self._leaf_victim if self.leaf_first else self.policy.victim
-        evicted, last_access, pinned = self.policy.evicted, self.last_access, 0 if self.bypass else count
+        evicted, last_access, pinned = self.policy.evicted, self.last_access, -1 if self.bypass else count
         for _ in range(needed):
             block = choose(count)
-            if type(block) is not int or not 0 < block < num_rows or last_access[block] == pinned or node_of[block] < 0:
+            if type(block) is not int or not 0 < block < num_rows or last_access[block] == pinned:
                 raise PluginError(self._blame(block, request))
             node = node_of[block]
+            if node < 0:
+                raise PluginError(self._blame(block, request))
             evicted(block, count)
             block_of[node] = 0
             node_of[block] = -1
@@ -272,10 +274,13 @@ class _Replay:
             children[parent] -= 1
             if aside and parent >= 0 and not children[parent]:
                 self._release_parent(block_of[parent], count)
-            if on_evict is not None:
+            if pinned < 0 and self.admitted[block] == count:
+                declined += 1
+            elif on_evict is not None:
                 on_evict(request, node)
         self.num_resident -= needed
-        self.num_evicted += needed
+        self.num_evicted += needed - declined
+        self.num_admitted -= declined
 
     def _leaf_victim(self, count: int) -> BlockId:
         """The policy's first choice that has no resident child; those before it are set aside."""

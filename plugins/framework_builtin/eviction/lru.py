@@ -32,6 +32,8 @@ class Lru(EvictionPolicy):
         self._newest = -1
         self._queue: deque[tuple[int, int, list[BlockId]]] = deque()  # (last access, turn, blocks shallowest first)
         self._late: list[tuple[int, int, int, BlockId]] = []  # (last access, -depth, turn, block)
+        self._head: list[BlockId] = []  # the queue's first blocks, while nothing is late: the short way for `victim`
+        self._head_turn = 0
 
     def pin(self, blocks: Sequence[BlockId], now: float) -> None:
         turn = self._turn
@@ -52,6 +54,7 @@ class Lru(EvictionPolicy):
             self._newest = access
             self._queue.append((access, count, list(blocks[::-1])))
         else:
+            self._head = []
             for block in blocks:
                 heapq.heappush(self._late, (last[block], -self._depth[block], count, block))
         self._size += len(blocks)
@@ -60,6 +63,13 @@ class Lru(EvictionPolicy):
             self._compact()
 
     def victim(self, now: float) -> BlockId:
+        head = self._head
+        if head and self._turn[head[-1]] == self._head_turn:
+            return head[-1]
+        return self._first()
+
+    def _first(self) -> BlockId:
+        """The first candidate, found by dropping what was used again since it was queued."""
         turn, queue, late = self._turn, self._queue, self._late
         while queue:
             access, count, blocks = queue[0]
@@ -74,7 +84,10 @@ class Lru(EvictionPolicy):
             self._stored -= 1
         if not queue and not late:
             raise NoCandidate("LRU holds no candidate")
-        if not late or (queue and (access, -self._depth[blocks[-1]]) <= late[0][:2]):
+        if not late:
+            self._head, self._head_turn = blocks, count
+            return blocks[-1]
+        if queue and (access, -self._depth[blocks[-1]]) <= late[0][:2]:
             return blocks[-1]
         return late[0][3]
 
@@ -82,10 +95,14 @@ class Lru(EvictionPolicy):
         if self._turn[block]:
             self._turn[block] = 0
             self._size -= 1
+            head = self._head
+            if head and head[-1] == block:
+                head.pop()
+                self._stored -= 1
 
     def _compact(self) -> None:
         """Forget entries of blocks that were used again."""
-        turn = self._turn
+        turn, self._head = self._turn, []
         kept = ((access, count, [b for b in blocks if turn[b] == count]) for access, count, blocks in self._queue)
         self._queue = deque(entry for entry in kept if entry[2])
         self._late = [entry for entry in self._late if turn[entry[3]] == entry[2]]
