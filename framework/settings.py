@@ -46,6 +46,7 @@ class Replay:
     step_s: float
     leaf_first: bool
     full_blocks_only: bool
+    optimum: bool
     slo_ttft_s: float
     slo_tpot_s: float
     device: str

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from framework.engine.executor import Step
 from framework.engine.rows import Rows
 from framework.errors import ConfigError
@@ -86,11 +84,3 @@ class Roofline:
         moved = self._weight_bytes + self._kv_bytes * (context + tokens)
         work = self._flops_per_token * tokens + self._pair_flops * pairs
         return self._overhead_s + max(moved / self._bandwidth, work / self._rate)
-
-
-def goodput(ttft_s: list[float], tpot_s: list[float], *, slo_ttft_s: float, slo_tpot_s: float, wall_s: float) -> float:
-    """Requests a second that met both objectives, of lists with one entry a finished request."""
-    if not wall_s:
-        return 0.0
-    met = (np.array(ttft_s) <= slo_ttft_s) & (np.array(tpot_s) <= slo_tpot_s)
-    return float(met.sum()) / wall_s
