@@ -64,7 +64,13 @@ def serve(config: Mapping[str, Any]) -> dict[str, Any]:
             for request in requests:
                 run.log_request(request_row(request))
             if recorder is not None:
-                write_recording(run.path / "recording.jsonl", requests, recorder, llm.model.tokenizer.eos_token_ids)
+                write_recording(
+                    run.path / "recording.jsonl",
+                    requests,
+                    recorder,
+                    eos_token_ids=llm.model.tokenizer.eos_token_ids,
+                    max_model_len=llm.engine.max_model_len,
+                )
             result = summarise(llm, config, requests, failed=failed)
             trackers.finish(result, failed=failed or result["num_failed"] > 0)
     return result

@@ -178,7 +178,8 @@ def build_engine(
         raise ConfigError("mode=replay needs cache.num_blocks: there is no device to take a share of")
     num_blocks, block_size = int(cache["num_blocks"]), int(cache.get("block_size", 16))
     engine_options = call_checked("engine", EngineOptions, section(config, "engine"))
-    max_len = min(engine_options.max_model_len or _DEFAULT_LEN, num_blocks * block_size)
+    longest = recording.max_model_len if recording is not None else _DEFAULT_LEN
+    max_len = min(engine_options.max_model_len or longest, num_blocks * block_size)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": max_len, "seed": seed}
     policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
     allocator = build_allocator(

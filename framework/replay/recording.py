@@ -1,7 +1,7 @@
 """A serve run written down, so that a replay without its model makes the same decisions.
 
-File: one JSON header line `{"format": "kvlab-recording", "version": 1, "eos_token_ids": [...]}`, then one object a
-request, in order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of Sampling),
+File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_token_ids": [...], "max_model_len": ...}`,
+then one object a request, in order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of Sampling),
 `seed`, `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the ids and
 log-probabilities of the candidates at each of its steps). A reader refuses a version it does not know.
 """
@@ -25,7 +25,7 @@ from framework.errors import WorkloadError
 from framework.sampling import Sampling
 from framework.types import BlockCopy, Namespace, TokenArray, as_tokens
 
-FORMAT, VERSION = "kvlab-recording", 1
+FORMAT, VERSION = "kvlab-recording", 2
 
 Candidates = tuple[list[list[int]], list[list[float]]]
 
@@ -48,9 +48,15 @@ class RecordedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """All requests of a file, in order of submission, and the ids that ended their sequences."""
+    """All requests of a file, in order of submission.
+
+    Attributes:
+        eos_token_ids: ended their sequences.
+        max_model_len: longest sequence the engine took, tokens: what allocators that reserve reserve.
+    """
 
     eos_token_ids: tuple[int, ...]
+    max_model_len: int
     requests: tuple[RecordedRequest, ...]
 
 
@@ -111,11 +117,21 @@ class RecordingExecutor:
 
 
 def write_recording(
-    path: Path, requests: Iterable[Request], executor: RecordingExecutor, eos_token_ids: Iterable[int]
+    path: Path,
+    requests: Iterable[Request],
+    executor: RecordingExecutor,
+    *,
+    eos_token_ids: Iterable[int],
+    max_model_len: int,
 ) -> None:
     """Write the requests of a drained engine. Refused ones and those that never arrived are left out."""
     with path.open("w", encoding="utf-8") as file:
-        header = {"format": FORMAT, "version": VERSION, "eos_token_ids": sorted(int(i) for i in eos_token_ids)}
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "eos_token_ids": sorted(int(i) for i in eos_token_ids),
+            "max_model_len": max_model_len,
+        }
         file.write(json.dumps(header) + "\n")
         for request in sorted(requests, key=lambda request: request.number):
             if request.arrival_step is not None:
@@ -157,6 +173,7 @@ def read_recording(path: Path) -> Recording:
                 f"{path}:1: expected format {FORMAT!r} version {VERSION}, found {header.get('format')!r} "
                 f"version {header.get('version')!r}"
             )
+        ends, longest = tuple(header["eos_token_ids"]), int(header["max_model_len"])
         requests = []
         for line in lines[1:]:
             number += 1
@@ -165,7 +182,7 @@ def read_recording(path: Path) -> Recording:
         if isinstance(error, WorkloadError):
             raise
         raise WorkloadError(f"{path}:{number}: {type(error).__name__}: {error}") from error
-    return Recording(tuple(header["eos_token_ids"]), tuple(requests))
+    return Recording(ends, longest, tuple(requests))
 
 
 def _request(row: dict[str, Any]) -> RecordedRequest:

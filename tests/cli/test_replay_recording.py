@@ -1,0 +1,60 @@
+"""A serve run that was recorded and is replayed without its model gives the same log, line by line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from framework.tracking import read_result
+
+Command = Callable[..., tuple[int, str, str]]
+SMALL = ("workload.num_requests=10", "workload.output_tokens=12", "run.check_requests=0", "run.progress=false")
+PLAIN = ("workload.parallel_share=0", "workload.num_beam=0")
+TIGHT = ("cache.num_blocks=30", "cache.block_size=8", "workload.prefix_tokens=24", "workload.suffix_tokens=20")
+SAMPLES = ("workload.parallel_share=1", "workload.parallel_n=3", "workload.num_beam=0")
+BEAMS = ("workload.parallel_share=0", "workload.num_beam=4", "workload.beam_width=3")
+CASES = {
+    "prefix": ("+allocator=prefix", "+eviction=fifo", "+hash=xxh64", *PLAIN, *TIGHT),
+    "all of it": ("+allocator=prefix_cow", "+eviction=sieve", *TIGHT),
+    "preempted": ("engine.preempt_every=3", "engine.chunk_size=5", *TIGHT),
+    "samples": ("+allocator=cow", *SAMPLES),
+    "samples in a small pool": (*SAMPLES, *TIGHT),
+    "beams": ("+allocator=cow", *BEAMS),
+    "beams in a small pool": ("+eviction=random", *BEAMS, *TIGHT),
+    "contiguous": ("+allocator=contiguous", "cache.num_blocks=120"),
+    "arriving": ("+allocator=naive", "workload.rate_per_s=40"),
+    "arriving in a small pool": ("+eviction=w_tinylfu", "workload.rate_per_s=40", *TIGHT),
+}
+MUST_HAVE = {
+    "prefix": "evict", "all of it": "fork", "preempted": "preempt", "samples": "fork", "beams": "fork",
+    "samples in a small pool": "evict", "beams in a small pool": "evict", "arriving in a small pool": "evict",
+}  # fmt: skip
+
+
+def events(folder: Path) -> list[str]:
+    return (folder / "events.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_replay_of_a_recorded_run_logs_the_same_events(command: Command, elsewhere: Path, case: str) -> None:
+    parts = [word for word in CASES[case] if not word.lstrip("+").startswith("workload.")]
+    status, _, errors = command(*SMALL, *CASES[case], "run.record=true", "run.events=true", "run.dir=served")
+    assert status == 0, errors
+    status, _, errors = command(
+        "mode=replay", "executor=none", "workload=recording", "workload.path=served/recording.jsonl",
+        *parts, "run.events=true", "run.dir=replayed",
+    )  # fmt: skip
+    assert status == 0, errors
+    served, replayed = events(elsewhere / "served"), events(elsewhere / "replayed")
+    at = next((i for i, pair in enumerate(zip(served, replayed, strict=False)) if pair[0] != pair[1]), None)
+    assert at is None, f"line {at}: served {served[at]}, replayed {replayed[at]}"
+    assert len(served) == len(replayed) > 20, (len(served), len(replayed))
+    kinds = Counter(line.split('"event":')[1].split('"')[1] for line in served)
+    assert kinds[MUST_HAVE.get(case, "step")] > 0, f"nothing of interest happened: {kinds}"
+    first, second = read_result(elsewhere / "served"), read_result(elsewhere / "replayed")
+    for name in ("hit_tokens", "prompt_tokens", "hit_blocks", "num_evictions", "num_preemptions", "num_forks",
+                 "num_copied_blocks", "output_tokens", "num_steps", "peak_used_blocks"):  # fmt: skip
+        assert first[name] == second[name], (name, first[name], second[name])
