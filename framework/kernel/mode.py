@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from framework import tracking
@@ -98,6 +99,11 @@ def _summary(grid: Grid) -> dict[str, Any]:
     shares = [row["share_of_ceiling"] for row in rows if row.get("share_of_ceiling") is not None]
     if shares:
         summary["share_of_ceiling_max"], summary["share_of_ceiling_min"] = max(shares), min(shares)
+    timed = [row for row in rows if row.get("time_s")]
+    if timed:
+        # Means over the grid's cells, so that runs over one grid can be ranked; rows have each.
+        summary["time_s"] = geometric_mean([row["time_s"] for row in timed])
+        summary["bandwidth_bytes_per_s"] = geometric_mean([row["gb_per_s"] * 1e9 for row in timed])
     if grid.screened:
         summary["screen"] = [asdict(found) for found in grid.screened]
     return {**summary, **grid.origin}

@@ -30,8 +30,8 @@ def print_kernel(result: Mapping[str, Any], *, file: IO[str] | None = None, widt
     ceilings = result.get("ceilings")
     if ceilings:
         console.print(
-            f"ceilings, measured in this run: {ceilings['bytes_per_s'] / 1e9:,.3g} GB/s ({ceilings['bytes_by']}), "
-            f"{ceilings['flops_per_s'] / 1e12:,.3g} TFLOP/s ({ceilings['flops_by']})",
+            f"ceilings, measured in this run: {_scaled(ceilings['bytes_per_s'])}B/s ({ceilings['bytes_by']}), "
+            f"{_scaled(ceilings['flops_per_s'])}FLOP/s ({ceilings['flops_by']})",
             style="dim",
         )
     if result.get("screen"):
@@ -61,6 +61,9 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
         head = "" if several else f"{first['backend']}: "
         console.print(f"{head}{shape}, on {first['device_model']}, torch {first['torch']}, {first['date'][:10]}")
         console.print(table)
+    targets = ", ".join(dict.fromkeys(row["target"] for row in rows if row["status"] == "modelled"))
+    if targets:
+        console.print(f"modelled: no time was taken; the least that the ceilings of {targets} allow", style="dim")
     _print_reasons(rows, console, several)
 
 
@@ -98,34 +101,45 @@ def _table(several: bool) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for title in (["backend"] if several else []) + ["cell", ""]:
         table.add_column(title, no_wrap=True)
-    for title in ("time", "GB/s", "TFLOP/s", "of ceiling", "x dense"):
+    for title in ("time", "B/s", "FLOP/s", "of ceiling", "x dense"):
         table.add_column(title, justify="right", no_wrap=True)
     return table
 
 
 def _numbers(row: Row) -> tuple[str, ...]:
     if row["status"] == "modelled":
-        return (f"modelled, {row['target']}", f">= {_time(row['floor_s'])}", "", "", "", "")
+        return ("modelled", f">= {_time(row['floor_s'])}", "", "", "", "")
     if row["status"] != "ok":
         return (str(row["status"]), "", "", "", "", "")
     dense = row.get("speed_vs_dense_sdpa")
     return (
         "measured",
         _time(row["time_s"]),
-        f"{row['gb_per_s']:,.3g}",
-        f"{row['tflop_per_s']:,.3g}",
+        _scaled(row["gb_per_s"] * 1e9),
+        _scaled(row["tflop_per_s"] * 1e12),
         f"{100 * row['share_of_ceiling']:.0f} % {row['bound']}",
         "" if dense is None else f"{dense:.2f}",
     )
 
 
+def _scaled(value: float) -> str:
+    """Three digits and a decimal prefix: 4.21 T."""
+    for prefix, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= unit:
+            return f"{value / unit:.3g} {prefix}"
+    return f"{value:.3g}"
+
+
 def _time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+    for unit, scale in (("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{1e9 * seconds:.3g} ns"
 
 
 def _print_reasons(rows: Sequence[Row], console: Console, several: bool) -> None:
