@@ -269,13 +269,15 @@ def _axis(override: Any) -> Axis:
     key: str = override.get_key_element()
     value: Any = override.value()
     if isinstance(value, IntervalSweep):
-        whole = isinstance(value.start, int) and isinstance(value.end, int)
-        log = "log" in value.tags
-        return Axis(key=key, low=value.start, high=value.end, whole=whole, log=log)
-    if isinstance(value, RangeSweep) and not value.shuffle:
+        low, high = value.start, value.end
+        assert low is not None
+        assert high is not None
+        whole = isinstance(low, int) and isinstance(high, int)
+        return Axis(key=key, low=float(low), high=float(high), whole=whole, log="log" in value.tags)
+    if isinstance(value, RangeSweep):
         whole = all(isinstance(bound, int) for bound in (value.start, value.stop, value.step))
         steps = [float(word) for word in override.sweep_string_iterator()]
-        return Axis(key=key, low=min(steps), high=max(steps), step=abs(value.step), whole=whole)
+        return Axis(key=key, low=min(steps), high=max(steps), step=float(abs(value.step)), whole=whole)
     return Axis(key=key, choices=tuple(override.sweep_string_iterator()))
 
 

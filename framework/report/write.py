@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from framework.report.collect import RunRow, collect
 from framework.report.curves import Plot, curves, throughput_latency
@@ -13,7 +14,7 @@ from framework.report.pictures import event_pictures, memory_stack
 from framework.report.study import Study
 from framework.report.tables import latex, print_study, runs_csv, settings_csv
 from framework.sweep.job import FAILURE
-from framework.tracking.run_directory import RESULT
+from framework.tracking.run_directory import CONFIG, RESULT
 
 PAGE, RUNS, SETTINGS, LATEX = "report.html", "runs.csv", "settings.csv", "report.tex"
 _MOST_STACKS, _MOST_MAPS = 8, 4
@@ -74,7 +75,26 @@ def report_sweep(folder: Path) -> Report | None:
     report = write_report([folder], folder)
     print_study(report.study)
     print(f"report in {report.files[0]}")  # noqa: T201
+    tracker = _tracker_of(report.study)
+    if tracker.get("name") == "wandb":
+        from framework.wandb import publish_report
+
+        publish_report(folder, report.files, tracker, folder.name)
     return report
+
+
+def _tracker_of(study: Study) -> dict[str, Any]:
+    """The tracker that the runs of a study had; empty where none was configured."""
+    import yaml
+
+    for row in study.rows:
+        try:
+            config = yaml.safe_load((row.path / CONFIG).read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        if isinstance(config, dict) and isinstance(config.get("tracker"), dict):
+            return dict(config["tracker"])
+    return {}
 
 
 def plots_of(study: Study) -> list[Plot]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import secrets
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,10 @@ from urllib.parse import urlparse
 
 from framework.errors import ConfigError
 from framework.jsonl import read_jsonl, to_plain
-from framework.tracking.run_directory import METRICS, REQUESTS, RunDirectory
+from framework.tracking.run_directory import CONFIG, EVENTS, METRICS, PROVENANCE, REQUESTS, RESULT, RunDirectory
 from framework.tracking.tracker import RunLabel, Tracker, TrackerWarning
 
+_ID = "wandb-id"
 _MODES = ("auto", "online", "offline", "disabled")
 
 
@@ -36,6 +38,11 @@ class WandbTracker(Tracker):
         finish_timeout_s: for the last upload; then the records stay for `wandb sync`.
         min_interval_s: live metrics are sent at most this often; the last ones always are.
         max_table_rows: requests in the table.
+        artifacts: whether the run's files (configuration, provenance, result, requests, events) are kept as an
+            artifact of the run.
+
+    A run that was killed and is run again in the same directory continues under the same id. Under `wandb agent` the
+    agent's own id and sweep hold.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class WandbTracker(Tracker):
         finish_timeout_s: float = 60.0,
         min_interval_s: float = 0.25,
         max_table_rows: int = 1000,
+        artifacts: bool = True,
     ) -> None:
         if mode not in _MODES:
             raise ConfigError(f"tracker.mode must be one of {', '.join(_MODES)}, found {mode!r}")
@@ -59,6 +67,8 @@ class WandbTracker(Tracker):
         self._group, self._job_type, self._name, self._tags = group, job_type, name, tuple(tags)
         self._init_timeout_s, self._finish_timeout_s = init_timeout_s, finish_timeout_s
         self._min_interval_s, self._max_table_rows = min_interval_s, max_table_rows
+        self._artifacts = artifacts
+        self._first_step = 0
         self._run: Any = None
         self._directory: RunDirectory | None = None
         self._held: tuple[int, dict[str, Any]] | None = None
@@ -93,14 +103,24 @@ class WandbTracker(Tracker):
             self._log_requests()
             self._log_timeline()
             self._run.summary.update(to_plain(summary))
+            if self._artifacts:
+                self._log_files()
         finally:
             run, self._run = self._run, None
             run.finish(exit_code=1 if failed else 0)
+        if self._directory is not None:
+            (self._directory.path / _ID).unlink(missing_ok=True)
 
     def _init(self, mode: str, config: Mapping[str, Any], directory: Path, label: RunLabel) -> Any:
         import wandb
 
-        return wandb.init(
+        own: dict[str, Any] = {}
+        if not os.environ.get("WANDB_SWEEP_ID"):  # an agent has given the run its id and its sweep already
+            own["id"] = _continued_id(directory)
+            if mode == "online":
+                own["resume"] = "allow"
+        run = wandb.init(
+            **own,
             project=self._project,
             entity=self._entity,
             mode=cast(Any, mode),
@@ -119,6 +139,8 @@ class WandbTracker(Tracker):
                 finish_timeout=self._finish_timeout_s,
             ),
         )
+        self._first_step = int(run.step) if run.resumed else 0
+        return run
 
     def _resolved_mode(self) -> str:
         mode = os.environ.get("WANDB_MODE") or self._mode
@@ -134,7 +156,7 @@ class WandbTracker(Tracker):
         if self._held is None:
             return
         (step, metrics), self._held = self._held, None
-        self._run.log(to_plain(metrics), step=step)
+        self._run.log(to_plain(metrics), step=self._first_step + step)
         self._last_log_s = time.monotonic()
 
     def _log_requests(self) -> None:
@@ -160,10 +182,34 @@ class WandbTracker(Tracker):
             with Image.open(picture) as image:
                 self._run.log({"memory": wandb.Image(image)})
 
+    def _log_files(self) -> None:
+        import wandb
+
+        assert self._directory is not None
+        artifact = wandb.Artifact(f"run-{self._run.id}", type="run")
+        for name in (CONFIG, PROVENANCE, RESULT, REQUESTS, EVENTS):
+            path = self._directory.path / name
+            if path.is_file():
+                artifact.add_file(str(path), name=name)
+        self._run.log_artifact(artifact)
+
     def _lines(self, name: str) -> list[dict[str, Any]]:
         assert self._directory is not None
         path = self._directory.path / name
         return read_jsonl(path) if path.exists() else []
+
+
+def _continued_id(directory: Path) -> str:
+    """The id that an unfinished run left in this directory, else a new one, left there for the next."""
+    path = directory / _ID
+    try:
+        found = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        found = ""
+    if not found:
+        found = secrets.token_hex(8)
+        path.write_text(found + "\n", encoding="ascii")
+    return found
 
 
 def has_account() -> bool:

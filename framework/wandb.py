@@ -1,0 +1,137 @@
+"""Weights & Biases around sweeps: its own sweep controller driving our command line, and a sweep's report on it.
+
+`python -m framework.wandb OVERRIDE... > sweep.yaml` turns the overrides of a sweep into a W&B sweep configuration;
+then `wandb sweep sweep.yaml` and, on as many machines as wanted, `wandb agent ENTITY/PROJECT/ID`. Nothing here needs
+W&B's server: `python -m framework.run -m` sweeps without it, and `wandb sync DIR/wandb/offline-run-*` uploads what
+was recorded offline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from framework.errors import FrameworkError
+from framework.search import Axis, axes_of
+
+METHODS = ("grid", "random", "bayes")
+
+
+def sweep_config(
+    overrides: Sequence[str], *, method: str = "grid", metric: str = "hit_rate", minimize: bool = False
+) -> dict[str, Any]:
+    """A W&B sweep configuration whose command is `python -m framework.run` with our overrides.
+
+    Args:
+        overrides: of a sweep, in either spelling; at least one with several values. Add `tracker.project=...` and the
+            like as they are wanted; `tracker=wandb` is always there.
+        method: grid, random or bayes. A grid takes no continuous interval: W&B refuses it.
+        metric: a key of the run's summary, which is `result.json`.
+
+    Raises:
+        ConfigError: overrides that cannot be read, or that vary nothing.
+    """
+    fixed, axes = axes_of(overrides)
+    words = [word for word in fixed if word.partition("=")[0] != "tracker"]
+    return {
+        "program": "framework.run",
+        "method": method,
+        "metric": {"name": metric, "goal": "minimize" if minimize else "maximize"},
+        "command": [
+            "${env}",
+            "${interpreter}",
+            "-m",
+            "framework.run",
+            "tracker=wandb",
+            *words,
+            "${args_no_hyphens}",
+        ],
+        "parameters": {axis.key: parameter(axis) for axis in axes},
+    }
+
+
+def parameter(axis: Axis) -> dict[str, Any]:
+    """One axis in W&B's words. Source: https://docs.wandb.ai/guides/sweeps/sweep-config-keys."""
+    import yaml
+
+    if axis.choices:
+        return {"values": [yaml.safe_load(choice) for choice in axis.choices]}
+    if axis.step is not None:
+        count = int((axis.high - axis.low) / axis.step + 1e-9) + 1
+        values = [axis.low + index * axis.step for index in range(count)]
+        return {"values": [int(value) for value in values] if axis.whole else values}
+    if axis.whole and not axis.log:
+        return {"distribution": "int_uniform", "min": int(axis.low), "max": int(axis.high)}
+    kind = {(False, False): "uniform", (True, False): "log_uniform_values", (True, True): "q_log_uniform_values"}
+    found = {"distribution": kind[axis.log, axis.whole], "min": axis.low, "max": axis.high}
+    return {**found, "q": 1} if axis.whole else found
+
+
+def publish_report(folder: Path, files: Sequence[Path], tracker: Mapping[str, Any], group: str) -> None:
+    """Put a sweep's report on W&B, as one more run of its group: the page to look at, all files as an artifact.
+
+    Args:
+        tracker: options of `tracker=wandb`, as the sweep's jobs had them; offline where these were.
+
+    Raises:
+        wandb.errors.Error: cannot be reached in time, or refuses.
+    """
+    import wandb
+
+    from framework.tracking.wandb import has_account
+
+    mode = os.environ.get("WANDB_MODE") or str(tracker.get("mode", "auto"))
+    if mode in ("auto", "online"):
+        mode = "online" if has_account() else "offline"
+    timeout = float(tracker.get("init_timeout_s", 15.0))
+    run = wandb.init(
+        project=str(tracker.get("project", "kvcache-framework")),
+        entity=tracker.get("entity"),
+        group=str(tracker.get("group") or group),
+        job_type="report",
+        name=f"report of {group}",
+        mode=mode,  # type: ignore[arg-type]
+        dir=str(folder),
+        reinit="create_new",
+        settings=wandb.Settings(console="off", silent=True, init_timeout=timeout, login_timeout=timeout),
+    )
+    try:
+        artifact = wandb.Artifact(f"report-{run.id}", type="report")
+        for path in files:
+            artifact.add_file(str(path), name=path.name)
+            if path.suffix == ".html":
+                run.log({"report": wandb.Html(path.read_text(encoding="utf-8"), inject=False)})
+        run.log_artifact(artifact)
+    finally:
+        run.finish()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a sweep configuration; 0 done, 2 the overrides cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m framework.wandb", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help="as for framework.run --multirun")
+    parser.add_argument("--method", choices=METHODS, default="grid")
+    parser.add_argument("--metric", default="hit_rate", help="key of result.json (default: hit_rate)")
+    parser.add_argument("--minimize", action="store_true", help="smaller is better")
+    options = parser.parse_intermixed_args(arguments)
+    import yaml
+
+    try:
+        config = sweep_config(
+            options.overrides, method=options.method, metric=options.metric, minimize=options.minimize
+        )
+    except FrameworkError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    print(yaml.safe_dump(config, sort_keys=False), end="")  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,333 @@
+"""Sweeps: named, resumable, and one bad job is one bad row."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework.errors import BackendUnavailable, RunDirectoryError
+from framework.report.study import is_measured_time
+from framework.run import call
+from framework.workload.traces import TraceRequest, write_trace
+
+COMMON = ("mode=replay", "executor=cache_only", "workload=trace", "workload.path=trace.jsonl", "backend=gather")
+FEW = ("cache.num_blocks=8,16", "eviction=lru,fifo,random", "seed=0,1")
+MANY = ("cache.num_blocks=8,12,16,24", "eviction=lru,fifo,random,lfu", "seed=0,1,2,3")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def trace(elsewhere: Path) -> Path:
+    """A small trace in the working directory: a few shared prefixes, unshared tails."""
+    return make_trace(elsewhere)
+
+
+def make_trace(folder: Path, num_requests: int = 120) -> Path:
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def requests() -> Any:
+        for number in range(num_requests):
+            user, depth = int(rng.zipf(1.3)) % 12, int(rng.integers(2, 7))
+            names = [user * 100 + level for level in range(depth - 1)] + [10_000 + number]
+            yield TraceRequest(
+                arrival_s=0.1 * number,
+                input_tokens=16 * depth,
+                output_tokens=4,
+                block_ids=np.array(names),
+                block_tokens=16,
+            )
+
+    write_trace(folder / "trace.jsonl", requests())
+    return folder / "trace.jsonl"
+
+
+def launch(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "HYDRA_FULL_ERROR": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "framework.run", "-m", *COMMON, *words]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def finished(sweep: Path) -> list[Path]:
+    return sorted(path.parent for path in sweep.glob("*/result.json"))
+
+
+def kill_when(process: subprocess.Popen[bytes], sweep: Path, count: int, delay_s: float) -> None:
+    """SIGKILL once `count` jobs have a result and `delay_s` more has gone by; fails if it ends by itself before."""
+    deadline = time.monotonic() + 200
+    while len(finished(sweep)) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"only {len(finished(sweep))} of {count} jobs"
+        time.sleep(0.005)
+    time.sleep(delay_s)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def contents(sweep: Path) -> dict[str, Any]:
+    """What a sweep found, folder by folder, and its tables; without clocks."""
+    found: dict[str, Any] = {}
+    for folder in finished(sweep):
+        result = json.loads((folder / "result.json").read_text())
+        found[folder.name] = {key: value for key, value in result.items() if not is_measured_time(key)}
+    for name in ("runs.csv", "settings.csv"):
+        rows = list(csv.reader((sweep / name).read_text().splitlines()))
+        kept = [i for i, column in enumerate(rows[0]) if not is_measured_time(column.removesuffix("_ci95"))]
+        found[name] = [[row[i] for i in kept] for row in rows]
+    found["report.tex"] = (sweep / "report.tex").read_text()
+    return found
+
+
+def kill_and_resume(tmp_path: Path, words: Sequence[str], kills: Sequence[int], seed: int) -> None:
+    rng = random.Random(seed)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        make_trace(folder)
+    reference = launch(whole, "run.sweep=s", *words)
+    _, err = reference.communicate(timeout=280)
+    assert (reference.returncode, err) == (0, b""), err
+    done_before: set[Path] = set()
+    stamps: dict[Path, int] = {}
+    for count in kills:
+        kill_when(launch(killed, "run.sweep=s", *words), killed / "sweeps" / "s", count, rng.random() * 0.2)
+        done_before = set(finished(killed / "sweeps" / "s"))
+        now = {path: (path / "result.json").stat().st_mtime_ns for path in done_before}
+        assert all(now[path] == stamp for path, stamp in stamps.items()), "a finished job ran again"
+        stamps = now
+    last = launch(killed, "run.sweep=s", *words)
+    _, err = last.communicate(timeout=280)
+    assert (last.returncode, err) == (0, b""), err
+    assert {p: (p / "result.json").stat().st_mtime_ns for p in done_before} == stamps, "a finished job ran again"
+    assert contents(killed / "sweeps" / "s") == contents(whole / "sweeps" / "s")
+
+
+def test_a_killed_sweep_run_again_runs_what_is_missing_and_ends_the_same(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, FEW, kills=(4,), seed=0)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_64_jobs_killed_three_times_ends_like_the_unkilled_one(tmp_path: Path) -> None:
+    rng = random.Random(time.time_ns())
+    kills = sorted(rng.sample(range(1, 63), 3))
+    kill_and_resume(tmp_path, MANY, kills=kills, seed=rng.randrange(1000))
+
+
+def test_a_job_has_one_folder_whatever_the_order_of_its_overrides(trace: Path, command: Command) -> None:
+    words = (*COMMON, "run.sweep=s", "run.report=false")
+    assert command("-m", *words, "eviction=lru,fifo", "cache.num_blocks=8")[0] == 0
+    stamps = {path: (path / "result.json").stat().st_mtime_ns for path in finished(Path("sweeps/s"))}
+    assert command("-m", "cache.num_blocks=8", "+eviction=fifo,lru,mru", *reversed(words))[0] == 0
+    after = finished(Path("sweeps/s"))
+    assert len(after) == 3
+    assert {path: (path / "result.json").stat().st_mtime_ns for path in after if path in stamps} == stamps
+    assert all(len(path.name) <= 80 for path in after)
+
+
+def test_a_changed_configuration_is_run_again(trace: Path, command: Command, tmp_path: Path) -> None:
+    conf = tmp_path / "conf" / "experiment"
+    conf.mkdir(parents=True)
+    words = ("--config-dir", str(conf.parent), "-m", *COMMON, "+experiment=mine", "run.sweep=s", "eviction=lru,fifo")
+    for num_blocks in (8, 32):
+        (conf / "mine.yaml").write_text(f"# @package _global_\ncache:\n  num_blocks: {num_blocks}\n")
+        assert command(*words, "run.report=false")[0] == 0
+        results = [json.loads((path / "result.json").read_text()) for path in finished(Path("sweeps/s"))]
+        assert [result["num_blocks"] for result in results] == [num_blocks] * 2
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"status": "ok"', b"\x00\xff", b"[1]", b'{"status": "failed"}'])
+def test_a_job_whose_result_is_damaged_is_run_again(damage: bytes, trace: Path, command: Command) -> None:
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo")
+    command(*words)
+    whole, hurt = finished(Path("sweeps/s"))
+    stamp = (whole / "result.json").stat().st_mtime_ns
+    (hurt / "result.json").write_bytes(damage)
+    assert command(*words)[0] == 0
+    assert json.loads((hurt / "result.json").read_text())["status"] == "ok"
+    assert (whole / "result.json").stat().st_mtime_ns == stamp
+
+
+def test_a_dead_process_s_lock_in_a_job_s_folder_is_taken_over(trace: Path, command: Command) -> None:
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo")
+    command(*words)
+    folder = finished(Path("sweeps/s"))[0]
+    (folder / "result.json").unlink()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    (folder / "lock").write_text(json.dumps({"host": "h", "boot": boot, "pid": 2**22 + 5, "started": "1"}))
+    assert command(*words)[0] == 0
+    assert len(finished(Path("sweeps/s"))) == 2
+
+
+def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
+    trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework import build
+
+    real = build.run
+
+    def flaky(config: dict[str, Any]) -> dict[str, Any]:
+        if config["eviction"]["name"] == "fifo":
+            raise KeyError("lost its head")
+        return real(config)
+
+    words = ("-m", *COMMON, "run.sweep=s", "eviction=lru,fifo,lfu")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "run", flaky)
+        status, out, err = command(*words)
+    assert status == 1
+    assert "1 of 3 jobs failed" in err
+    assert "3 runs (1 failed, 2 ok)" in out, out
+    rows = {
+        row["run"].split("eviction=")[1].split(",")[0]: row
+        for row in csv.DictReader(Path("sweeps/s/runs.csv").read_text().splitlines())
+    }
+    assert (rows["fifo"]["status"], rows["lru"]["status"]) == ("failed", "ok")
+    assert "lost its head" in rows["fifo"]["reason"]
+    assert rows["fifo"]["eviction"] == "fifo", rows["fifo"]
+    assert "lost its head" in Path("sweeps/s/report.html").read_text()
+    status, out, err = command(*words)
+    assert (status, err) == (0, "")
+    assert "3 runs (3 ok)" in out, out
+
+
+def test_a_backend_that_cannot_run_here_is_a_row_of_its_own_and_no_failure(
+    trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework import build
+
+    real = build.run
+
+    def picky(config: dict[str, Any]) -> dict[str, Any]:
+        if config["seed"] == 1:
+            raise BackendUnavailable("needs a GPU")
+        return real(config)
+
+    monkeypatch.setattr(build, "run", picky)
+    status, out, _ = command("-m", *COMMON, "run.sweep=s", "seed=0,1")
+    assert (status, "2 runs (1 ok, 1 unavailable)" in out) == (0, True), out
+    assert command("-m", *COMMON, "run.sweep=t", "run.report=false", "seed=1")[0] == 1, "nothing could run"
+
+
+def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
+    trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework import build
+
+    ran: list[int] = []
+
+    def full(config: dict[str, Any]) -> dict[str, Any]:
+        ran.append(config["seed"])
+        raise RunDirectoryError(28, "no space left on device")
+
+    monkeypatch.setattr(build, "run", full)
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "seed=0,1,2,3,4,5")
+    status, _, err = command(*words)
+    assert (status, ran) == (1, [0, 1, 2]), err
+    assert "3 jobs were not run" in err, err
+    ran.clear()
+    assert command(*words, "run.stop_after_io_failures=0")[0] == 1
+    assert ran == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_broken_plugin_among_all_does_not_lose_the_sweep(trace: Path, distribution: Any, command: Command) -> None:
+    distribution("broken", "[framework.eviction]\nbroken = broken_sweep:X\n", broken_sweep="import not_there_at_all")
+    status, out, err = command("-m", *COMMON, "run.sweep=s", "+eviction=glob([lru,fifo,broken])")
+    assert status == 0, err
+    assert "skipped: eviction 'broken'" in err
+    assert "2 runs (2 ok)" in out, out
+
+
+def test_a_sweep_over_processes_is_the_same_sweep(trace: Path, command: Command) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    words = (*COMMON, "run.sweep=s", "eviction=lru,fifo", "seed=0,1")
+    # A process of its own: joblib's workers outlive the sweep.
+    done = subprocess.run(
+        [sys.executable, "-m", "framework.run", "-m", *words, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+        capture_output=True, text=True, check=False, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    stamps = {path: (path / "result.json").stat().st_mtime_ns for path in finished(Path("sweeps/s"))}
+    assert len(stamps) == 4
+    status, _, err = command("-m", *words)
+    assert (status, err) == (0, ""), err
+    assert {path: (path / "result.json").stat().st_mtime_ns for path in finished(Path("sweeps/s"))} == stamps
+
+
+@pytest.mark.slow
+def test_a_sweep_through_submitit_on_this_machine_is_the_same_sweep(trace: Path, elsewhere: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    done = subprocess.run(
+        [sys.executable, "-m", "framework.run", "-m", *COMMON, "run.sweep=s", "eviction=lru,fifo",
+         "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=3"],
+        capture_output=True, text=True, check=False, timeout=280, cwd=elsewhere,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(finished(Path("sweeps/s"))) == 2
+
+
+def test_a_frozen_sweep_is_swept_by_its_name_and_the_command_line_wins(trace: Path, command: Command) -> None:
+    words = ("+sweep=evictions", "workload.path=trace.jsonl", "run.report=false")
+    status, _, err = command(*words, "cache.num_blocks=8", "eviction=lru,fifo")
+    assert (status, err) == (0, "")
+    assert len(finished(Path("sweeps/evictions"))) == 2
+
+
+def test_an_experiment_sets_a_component_and_the_command_line_wins(command: Command, runs: list[Any]) -> None:
+    words = ("+experiment=small_pool", "backend=gather")
+    assert command(*words)[0] == 0
+    assert command(*words, "+allocator=cow")[0] == 0
+    found = [(run["allocator"]["name"], run["workload"]["name"], run["cache"]["num_blocks"]) for run in runs]
+    assert found == [("prefix_cow", "shared_prefix", 64), ("cow", "shared_prefix", 64)]
+
+
+def test_every_frozen_composition_names_its_command_and_composes(repository: Path) -> None:
+    from framework.run import compose
+
+    files = sorted([*(repository / "conf/sweep").glob("*.yaml"), *(repository / "conf/experiment").glob("*.yaml")])
+    assert files
+    for path in files:
+        comments = [line for line in path.read_text().splitlines() if line.startswith("# ") and "@package" not in line]
+        assert f"+{path.parent.name}={path.stem}" in comments[0], f"{path}: {comments[0]}"
+        compose([f"+{path.parent.name}={path.stem}", "workload.path=x"] if "PATH" in comments[0] or "TRACE" in
+                comments[0] else [f"+{path.parent.name}={path.stem}"])  # fmt: skip
+
+
+def test_the_cache_only_mode_loads_no_torch(trace: Path, elsewhere: Path) -> None:
+    program = (
+        "import sys; from framework.run import call; status = call(sys.argv[1:]); "
+        "sys.exit(status or 10 * ('torch' in sys.modules))"
+    )
+    command = [sys.executable, "-c", program, *COMMON]
+    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done
+
+
+def test_an_interrupted_sweep_reports_what_it_has(
+    trace: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from framework import build
+
+    real = build.run
+
+    def interrupted(config: dict[str, Any]) -> dict[str, Any]:
+        if config["seed"] == 2:
+            raise KeyboardInterrupt
+        return real(config)
+
+    monkeypatch.setattr(build, "run", interrupted)
+    assert call(["-m", *COMMON, "run.sweep=s", "seed=0,1,2,3"]) == 130
+    assert "(2 ok, 1 unfinished)" in capsys.readouterr().out
