@@ -1,9 +1,9 @@
 """A serve run written down, so that a replay without its model makes the same decisions.
 
 File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_token_ids": [...], "max_model_len": ...}`,
-then one object a request, in order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of Sampling),
-`seed`, `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the ids and
-log-probabilities of the candidates at each of its steps). A reader refuses a version it does not know.
+then one object a request, in order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of
+Sampling), `seed`, `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the
+ids and log-probabilities of the candidates at each of its steps). A reader refuses a version it does not know.
 """
 
 from __future__ import annotations
