@@ -1,0 +1,131 @@
+"""What every experiment needs: the traces, result files with their provenance, tables in a README, plots."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from framework.tracking import collect_provenance
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
+AGENTIC = "agentic_coding_100_sessions.jsonl.gz"
+AGENT_TEXT = "lmcache-agent-trace_text.tar.xz"
+AZURE = "AzureLLMInferenceTrace_conv.csv.gz"
+ARXIV = "vidur_arxiv_summarization_lengths.csv.gz"
+
+
+class MissingTrace(SystemExit):
+    """A trace is not at hand; the message says where it was looked for and what to do."""
+
+
+def trace_path(name: str) -> Path:
+    """The trace of this name, in the folder named by KVLAB_TRACES, else in shared/traces beside the checkout."""
+    folder = Path(os.environ.get("KVLAB_TRACES") or ROOT.parent / "shared" / "traces")
+    path = folder / name
+    if not path.exists():
+        raise MissingTrace(
+            f"no {name} in {folder}; put it there or set KVLAB_TRACES to its folder. `python -m framework.trace fetch` "
+            "lists the public traces and where they come from"
+        )
+    return path
+
+
+def parse(doc: str | None, module: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """`--quick`, `--out` and `--jobs`, the same for every experiment. `out` is absolute."""
+    parser = argparse.ArgumentParser(prog=f"python -m experiments.{module}", description=doc)
+    parser.add_argument("--quick", action="store_true", help="a small part of it, in seconds; needs --out")
+    parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
+    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes")
+    options = parser.parse_args(arguments)
+    if options.quick and options.out is None:
+        parser.error("--quick would overwrite the whole results; give --out FOLDER")
+    options.home = ROOT / "experiments" / module
+    options.publish = options.out is None
+    options.out = (options.out or options.home / "results").absolute()
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.module, options.started = module, time.perf_counter()
+    return options
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV of these rows, floats to six digits after the point."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
+
+
+def _plain(value: Any) -> Any:
+    return f"{value:.6f}" if isinstance(value, float) else value
+
+
+def write_provenance(options: argparse.Namespace, traces: Iterable[Path], **facts: Any) -> None:
+    """Command, machine, versions, revision and the checksums of the inputs. No path and no host name."""
+    found = collect_provenance(argv=[])
+    record = {
+        "command": f"python -m experiments.{options.module}" + (" --quick" if options.quick else ""),
+        "jobs": options.jobs,
+        "wall_s": round(time.perf_counter() - options.started, 1),
+        "package": found["package"],
+        "python": found["python"],
+        "libraries": {name: found["libraries"].get(name) for name in ("numpy", "xxhash")},
+        "platform": found["platform"],
+        "cpu": found["cpu"],
+        "started_at": found["started_at"],
+        "inputs": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in traces},
+        **facts,
+    }
+    (options.out / "provenance.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table; numbers are aligned right."""
+    body = [[str(cell) for cell in row] for row in rows]
+    right = [bool(body) and all(re.fullmatch(r"[-+.,\d %±\[\]]*", row[i]) for row in body) for i in range(len(header))]
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---:" if flag else "---" for flag in right) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
+
+
+def publish(options: argparse.Namespace, tables: Mapping[str, str]) -> None:
+    """Put the tables between their markers in the experiment's README; print them."""
+    for name, text in tables.items():
+        print(f"\n{name}\n{text}")
+    if not options.publish:
+        return
+    path = options.home / "README.md"
+    page = path.read_text(encoding="utf-8")
+    for name, text in tables.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        if begin not in page or end not in page:
+            sys.exit(f"{path} has no markers {begin} and {end}")
+        before, rest = page.split(begin, 1)
+        page = f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
+    path.write_text(page, encoding="utf-8")
+
+
+def save(figure: Figure, options: argparse.Namespace, name: str) -> None:
+    """The figure on white, as SVG (text stays text, equal data gives equal bytes); with --out also as PNG."""
+    from matplotlib import rc_context
+
+    from framework.report.style import INK
+
+    figure.patch.set(facecolor="white", alpha=1.0)
+    path = options.out / f"{name}.svg"
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "experiments"}):
+        figure.savefig(path, metadata={"Date": None})
+        path.write_text(path.read_text().replace(INK, "#222222"))
+        if not options.publish:
+            figure.savefig(path.with_suffix(".png"), dpi=110)

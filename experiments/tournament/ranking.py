@@ -1,0 +1,123 @@
+"""From the cells' hits to gaps, scores and bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+NUM_RESAMPLES = 2000
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value and the 2.5 and 97.5 percentiles of its resamples."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One policy.
+
+    Attributes:
+        score: geometric mean over all cells of misses / the optimum's misses, minus 1.
+        versus: score minus the reference policy's, resampled together.
+        by_trace: the score over each trace's cells alone.
+        gaps: (trace, fraction) -> (misses - optimum's misses) / optimum's misses.
+        best: share of the resamples in which no other online policy has a lower score.
+    """
+
+    policy: str
+    score: Interval
+    versus: Interval
+    by_trace: dict[str, Interval]
+    gaps: dict[tuple[str, float], Interval]
+    best: float
+
+
+def gap_resamples(references: Floats, optimum_hits: Floats, policy_hits: Floats, weights: Floats) -> Floats:
+    """(B + 1, P) gaps: row 0 of the whole trace, the others of the resamples.
+
+    Args:
+        references, optimum_hits: (U,) of each unit.
+        policy_hits: (P, U).
+        weights: (B, U) how often each resample draws each unit.
+    """
+    weights = np.vstack([np.ones_like(references), weights])
+    optimum_misses = weights @ (references - optimum_hits)
+    more = weights @ (optimum_hits[None, :] - policy_hits).T
+    return np.asarray(more / optimum_misses[:, None], dtype=np.float64)
+
+
+def rank(
+    results: Sequence[dict[str, Any]],
+    references: dict[str, Floats],
+    *,
+    optimum: str,
+    reference_policy: str,
+    offline: Sequence[str],
+    resamples: int = NUM_RESAMPLES,
+) -> list[Standing]:
+    """Every policy's standing, best score first.
+
+    Units (sessions, else runs of requests) of each trace are drawn with replacement, as many as there are, the same
+    draw for all policies and capacities of that trace: policies are compared on equal samples. What a resample leaves
+    out still passed through the cache: intervals say how much a score hangs on which sessions were recorded, not how
+    a cache would fare without them.
+
+    Args:
+        results: cells as `cells.run` gives them, the optimum's among them.
+        references: trace -> (U,) block references of each unit.
+        offline: policies that know the future; never counted as best.
+    """
+    policies = list(dict.fromkeys(r["policy"] for r in results if r["policy"] != optimum))
+    by_cell = {(r["trace"], r["fraction"], r["policy"]): np.array(r["unit_hits"], np.float64) for r in results}
+    cells = list(dict.fromkeys((r["trace"], r["fraction"]) for r in results))
+    rng = np.random.default_rng(_SEED)
+    weights = {
+        trace: rng.multinomial(len(units), np.full(len(units), 1 / len(units)), size=resamples).astype(np.float64)
+        for trace, units in references.items()
+    }
+    gaps = {
+        (trace, fraction): gap_resamples(
+            references[trace],
+            by_cell[trace, fraction, optimum],
+            np.stack([by_cell[trace, fraction, policy] for policy in policies]),
+            weights[trace],
+        )
+        for trace, fraction in cells
+    }
+    scores = _geometric([gaps[cell] for cell in cells])
+    traces = {name: _geometric([gaps[cell] for cell in cells if cell[0] == name]) for name in references}
+    base = scores[:, policies.index(reference_policy)]
+    online = [i for i, policy in enumerate(policies) if policy not in offline]
+    winners = np.array(online)[np.argmin(scores[1:, online], axis=1)]
+    standings = [
+        Standing(
+            policy,
+            _interval(scores[:, i]),
+            _interval(scores[:, i] - base),
+            {name: _interval(values[:, i]) for name, values in traces.items()},
+            {cell: _interval(gaps[cell][:, i]) for cell in cells},
+            float(np.mean(winners == i)),
+        )
+        for i, policy in enumerate(policies)
+    ]
+    return sorted(standings, key=lambda standing: (standing.score.value, standing.policy))
+
+
+def _geometric(gaps: Sequence[Floats]) -> Floats:
+    return np.asarray(np.exp(np.mean([np.log1p(gap) for gap in gaps], axis=0)) - 1)
+
+
+def _interval(values: Floats) -> Interval:
+    low, high = np.percentile(values[1:], [2.5, 97.5])
+    return Interval(float(values[0]), float(low), float(high))
