@@ -1,9 +1,9 @@
 """`python -m framework.search NAME OVERRIDE...`: let optuna choose what a sweep would enumerate.
 
 The overrides are those of a sweep: `eviction=lru,fifo` is a choice, `cache.num_blocks=range(64,512,64)` a grid of
-numbers, `interval(0.1,0.9)` and `tag(log,interval(1,1e3))` are continuous, whole where both ends are written as
-integers. Trials lie in `sweeps/NAME`, one folder an override set, as a sweep's jobs do; the journal beside them
-resumes a killed search, and a trial that was run before is read, not run again.
+numbers, `interval(0.1,0.9)` and `tag(log,interval(1,1e3))` are continuous, `int(interval(1,64))` is whole.
+Trials lie in `sweeps/NAME`, one folder an override set, as a sweep's jobs do; the journal beside them resumes a
+killed search, and a trial that was run before is read, not run again.
 """
 
 from __future__ import annotations

@@ -86,6 +86,7 @@ class WandbTracker(Tracker):
             if mode != "online":
                 raise
             warnings.warn(f"W&B cannot be reached ({fault}); recording offline instead", TrackerWarning, stacklevel=2)
+            (run.path / _ID).unlink(missing_ok=True)  # W&B holds the id of the attempt above for used
             self._run = self._init("offline", config, run.path, label)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

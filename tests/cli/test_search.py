@@ -1,0 +1,139 @@
+"""Search: optuna chooses, the laboratory runs, and a killed search goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework.errors import ConfigError, RunDirectoryError
+from framework.search import Axis, Search, axes_of, search
+from framework.workload.traces import TraceRequest, write_trace
+
+optuna = pytest.importorskip("optuna")
+
+FIXED = ("mode=replay", "executor=cache_only", "workload=trace", "workload.path=trace.jsonl", "backend=gather")
+VARIED = ("eviction=lru,fifo,mru", "cache.num_blocks=range(8,65,8)")
+
+
+@pytest.fixture
+def place(elsewhere: Path) -> Path:
+    make_trace(elsewhere)
+    return elsewhere
+
+
+def make_trace(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = np.random.default_rng(0).integers(0, 30, size=(80, 3))
+    requests = [
+        TraceRequest(arrival_s=i, input_tokens=48, output_tokens=1, block_ids=row, block_tokens=16)
+        for i, row in enumerate(names)
+    ]
+    write_trace(folder / "trace.jsonl", requests)
+
+
+def plan(trials: int, **changed: Any) -> Search:
+    fixed, axes = axes_of([*FIXED, *VARIED])
+    made: dict[str, Any] = {
+        "folder": Path("sweeps/x"), "fixed": fixed, "axes": axes, "metric": "hit_rate", "maximize": True,
+        "trials": trials,
+    }  # fmt: skip
+    return Search(**{**made, **changed})
+
+
+def test_overrides_part_into_fixed_words_and_axes() -> None:
+    words = ["+eviction=lru,fifo", "cache.num_blocks=range(16,65,16)", "seed=3", "replay.step_s=interval(0.1,1)"]
+    words += ["replay.slo_ttft_s=tag(log,interval(0.01,10.0))", "engine.chunk_size=int(interval(1,64))"]
+    fixed, axes = axes_of(words)
+    assert fixed == ("seed=3",)
+    assert axes == (
+        Axis(key="eviction", choices=("lru", "fifo")),
+        Axis(key="cache.num_blocks", low=16, high=64, step=16, whole=True),
+        Axis(key="replay.step_s", low=0.1, high=1),
+        Axis(key="replay.slo_ttft_s", low=0.01, high=10, log=True),
+        Axis(key="engine.chunk_size", low=1, high=64, whole=True),
+    )
+
+
+def test_nothing_to_search_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to search"):
+        axes_of(["eviction=lru"])
+    with pytest.raises(ConfigError, match="cannot read"):
+        axes_of(["eviction=lru,"])
+
+
+def test_a_search_in_two_calls_asks_what_one_call_asks(place: Path) -> None:
+    lines: dict[str, list[str]] = {"one": [], "two": []}
+    whole = search(plan(6, folder=Path("sweeps/one")), say=lines["one"].append)
+    search(plan(3, folder=Path("sweeps/two")), say=lines["two"].append)
+    parts = search(plan(6, folder=Path("sweeps/two")), say=lines["two"].append)
+    assert (parts.value, parts.overrides, parts.num_trials) == (whole.value, whole.overrides, whole.num_trials)
+    assert [line.partition(": ")[2] for line in lines["two"]] == [line.partition(": ")[2] for line in lines["one"]]
+    results = [json.loads(path.read_text())["hit_rate"] for path in Path("sweeps/two").glob("*/result.json")]
+    assert whole.value == max(results)
+
+
+def test_a_trial_that_fails_is_told_and_counted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from framework import build
+
+    real = build.run
+
+    def flaky(config: dict[str, Any]) -> dict[str, Any]:
+        if config["eviction"]["name"] == "fifo":
+            raise KeyError("lost")
+        return real(config)
+
+    monkeypatch.setattr(build, "run", flaky)
+    best = search(plan(6))
+    assert best.num_trials == 6
+    assert 0 < best.num_failed < 6
+    assert "eviction=fifo" not in best.overrides
+    failures = list(Path("sweeps/x").glob("*/failure.json"))
+    assert failures
+    assert "lost" in failures[0].read_text()
+
+
+def test_one_search_a_folder(place: Path) -> None:
+    from framework.tracking import lock
+
+    Path("sweeps/x").mkdir(parents=True)
+    code = "import sys, time, pathlib; from framework.tracking import lock; lock.acquire(pathlib.Path(sys.argv[1]));"
+    words = [sys.executable, "-c", code + "print('held', flush=True); time.sleep(60)", "sweeps/x/lock"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(RunDirectoryError, match="in use"):
+            search(plan(1))
+        other.kill()
+    assert search(plan(1)).num_trials == 1
+    assert not Path("sweeps/x/lock").exists()
+    assert lock.acquire(Path("sweeps/x/lock")) is False
+
+
+def test_a_killed_search_goes_on_and_counts_no_trial_twice(tmp_path: Path) -> None:
+    make_trace(tmp_path)
+    words = [sys.executable, "-m", "framework.search", "x", *FIXED, *VARIED, "--trials", "8"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    process.stderr.readline()
+    time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    journal = tmp_path / "sweeps" / "x" / "search.journal"
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 4, "half a li')
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "best of 8: hit_rate" in done.stdout, done.stdout
+    told = [line for line in done.stderr.splitlines() if line.startswith("trial ")]
+    assert told[-1].startswith("trial 8 of 8"), told
+    assert 1 <= len(told) < 8, told
