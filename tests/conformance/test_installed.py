@@ -13,7 +13,7 @@ from framework.testing.oracles.eviction import SlowFifo, SlowLru
 
 VARIANTS = {
     "contiguous": [{"reserve": "max"}, {"reserve": "pow2"}, {"reserve": "oracle"}],
-    "radix": [{}, {"page_size": 2}, {"leaf_only": True}],
+    "radix": [{}, {"leaf_only": True}],
     "prefix_cow": [{}, {"leaf_only": True}, {"watermark": 0.4}],
 }
 """Options of built-ins that change what the rules must hold for."""
