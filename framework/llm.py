@@ -14,6 +14,7 @@ from framework.components import Component as Component
 from framework.components import EngineOptions as EngineOptions
 from framework.components import build_allocator as build_allocator
 from framework.components import build_component as build_component
+from framework.engine.books import named
 from framework.engine.engine import Engine
 from framework.engine.model_executor import ModelExecutor
 from framework.engine.pool import KVPool, num_blocks_for
@@ -101,7 +102,10 @@ class LLM:
             max_model_len=max_len,
             seed=seed,
         )
-        self.backend.setup(self.spec, self.device)
+        try:
+            self.backend.setup(self.spec, self.device)
+        except Exception as error:
+            raise named(self.backend, "setup", error) from error
         self.pool = KVPool(
             num_blocks=self.num_blocks,
             block_size=block_size,
@@ -273,7 +277,10 @@ def require_backend(backend: AttentionBackend, spec: AttentionSpec, device: str)
     Raises:
         BackendUnavailable: all the reasons, and the installed backends that would work.
     """
-    reasons = backend.check(spec, device)
+    try:
+        reasons = backend.check(spec, device)
+    except Exception as error:
+        raise named(backend, "check", error) from error
     if not reasons:
         return
     others = []

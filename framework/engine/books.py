@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from framework.errors import FrameworkError, PluginError
-from framework.interfaces.allocator import Allocator, Hit
+from framework.interfaces.allocator import Allocator, AllocatorStats, Hit
 from framework.types import Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 
@@ -97,10 +95,27 @@ class Books:
             )
         return table
 
-    def _named(self, method: str, error: Exception) -> Any:
-        if isinstance(error, FrameworkError):
-            return error
-        return PluginError(f"{type(self.allocator).__name__}.{method} raised {type(error).__name__}: {error}")
+    def _named(self, method: str, error: Exception) -> FrameworkError:
+        return named(self.allocator, method, error)
+
+
+def stats_of(allocator: Allocator) -> AllocatorStats:
+    """`allocator.stats()`.
+
+    Raises:
+        PluginError: it failed.
+    """
+    try:
+        return allocator.stats()
+    except Exception as error:
+        raise named(allocator, "stats", error) from error
+
+
+def named(plugin: object, method: str, error: Exception) -> FrameworkError:
+    """The error of a plugin's method as one of ours: a PluginError with class and method, unless it is ours already."""
+    if isinstance(error, FrameworkError):
+        return error
+    return PluginError(f"{type(plugin).__name__}.{method} raised {type(error).__name__}: {error}")
 
 
 def _least(ids: npt.NDArray[np.int32]) -> int:

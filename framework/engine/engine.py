@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from framework.engine.beam import BeamGroup
+from framework.engine.books import stats_of
 from framework.engine.executor import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
@@ -215,7 +216,7 @@ class Engine:
             return
         seq = stuck if stuck is not None else last
         if seq is not None:
-            stats = self.allocator.stats()
+            stats = stats_of(self.allocator)
             self.life.drop(seq.request)
             self.life.end(
                 seq.request,
@@ -254,9 +255,10 @@ class Engine:
             InvariantViolation: lists what is broken.
         """
         self.allocator.check()
-        stats = self.allocator.stats()
+        stats = stats_of(self.allocator)
         if not self.life.requests and (stats.used_blocks or stats.num_requests or self.scheduler.rows.num_active):
             raise InvariantViolation(
-                f"every request has ended, yet {stats.used_blocks} blocks, {stats.num_requests} tables and "
+                f"{type(self.allocator).__name__}: every request has ended, yet {stats.used_blocks} blocks, "
+                f"{stats.num_requests} tables and "
                 f"{self.scheduler.rows.num_active} rows are in use"
             )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from framework.engine.books import stats_of
 from framework.engine.executor import Step
 from framework.engine.request import Request, Status
 from framework.interfaces.allocator import Allocator
@@ -35,6 +36,7 @@ class Metrics:
         self.peak_used_blocks = 0
         self.peak_rows = 0
         self.statuses: Counter[str] = Counter()
+        self.first_failure = ""
         self.num_submitted = 0
         self.first_arrival_s: float | None = None
         self.last_end_s = 0.0
@@ -55,6 +57,8 @@ class Metrics:
     def ended(self, request: Request) -> None:
         """A request ended, in whatever way."""
         self.statuses[request.status.value] += 1
+        if request.status is Status.FAILED:
+            self.first_failure = self.first_failure or request.reason
         self.num_recomputed_tokens += request.num_recomputed_tokens
         if request.first_scheduled_s is not None:
             # Once a request, at its first admission: what a restored request finds is no merit of the cache.
@@ -87,7 +91,7 @@ class Metrics:
 
     def occupancy(self, step: Step, scheduler: Scheduler, allocator: Allocator) -> None:
         """Take the slots' split, after this step's writes."""
-        rows, size, stats = scheduler.rows, self.block_size, allocator.stats()
+        rows, size, stats = scheduler.rows, self.block_size, stats_of(allocator)
         active = rows.active()
         computed, room = rows.computed[active], rows.room[active]
         internal = int((np.minimum(room, -(-computed // size) * size) - computed).sum())
@@ -136,7 +140,7 @@ class Metrics:
 
     def summary(self, scheduler: Scheduler, allocator: Allocator) -> dict[str, Any]:
         """The run's result, flat. Rates without a denominator are None."""
-        stats = allocator.stats()
+        stats = stats_of(allocator)
         wall = self.last_end_s - (self.first_arrival_s or 0.0)
         live, internal, reserved, external, cached, _ = self.slot_seconds
         used, pool = live + internal + reserved, float(self.slot_seconds.sum())
@@ -176,6 +180,8 @@ class Metrics:
             "sample_s": self.sample_s,
             "engine_overhead": _ratio(self.step_s - self.forward_s, self.step_s),
         }
+        if self.first_failure:
+            result["first_failure"] = self.first_failure
         tpot_s = [tpot for tpot in self.request_tpot_s if tpot is not None]
         for name, values in (("ttft", self.ttft_s), ("tpot", tpot_s), ("latency", self.latency_s)):
             for percent in (50, 95, 99):

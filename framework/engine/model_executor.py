@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from framework.engine.books import named
 from framework.engine.executor import BoolArray, FloatArray, Step
 from framework.engine.pool import KVPool
 from framework.engine.rows import IntArray, Rows
@@ -56,7 +57,10 @@ class ModelExecutor:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """See Executor."""
-        self.pool.copy(self.backend, copies)
+        try:
+            self.pool.copy(self.backend, copies)
+        except Exception as error:
+            raise named(self.backend, "copy_blocks", error) from error
 
     def fresh(self, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""
@@ -66,13 +70,22 @@ class ModelExecutor:
     def forward(self, step: Step, rows: Rows) -> None:
         """See Executor."""
         tokens, positions, batch = self._batch(step, rows)
-        self.backend.plan(batch)
+        try:
+            self.backend.plan(batch)
+        except Exception as error:
+            raise named(self.backend, "plan", error) from error
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             kv = self.pool.layers[layer]
-            self.backend.write(kv, k, v, batch.slot_mapping)
+            try:
+                self.backend.write(kv, k, v, batch.slot_mapping)
+            except Exception as error:
+                raise named(self.backend, "write", error) from error
             out = torch.empty_like(q)
-            self.backend.attend(q, kv, batch, out)
+            try:
+                self.backend.attend(q, kv, batch, out)
+            except Exception as error:
+                raise named(self.backend, "attend", error) from error
             return out
 
         hidden = self.decoder(tokens, positions, attention)

@@ -123,7 +123,8 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
         why = "".join(f": {reason}" for reason in list(result.get("reasons") or ())[:1])
         reasons.append(f"the run's status is {result['status']!r}{why}")
     if result.get("num_failed", 0):
-        reasons.append(f"{result['num_failed']} requests failed")
+        first = f" (the first: {result['first_failure']})" if result.get("first_failure") else ""
+        reasons.append(f"{result['num_failed']} requests failed{first}")
     if result.get("dense_mismatches", 0):
         reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
     return " and ".join(reasons)

@@ -1,0 +1,197 @@
+"""A distribution of bad plugins, as text: each breaks its contract in one way and says which."""
+
+from __future__ import annotations
+
+POLICIES = '''
+from framework.errors import NoCandidate
+from framework.interfaces.eviction import EvictionPolicy
+
+class Base(EvictionPolicy):
+    """LRU, written plainly."""
+    def attach(self, blocks):
+        super().attach(blocks)
+        self.candidates, self.busy = set(), set()
+    def admit(self, blocks, now):
+        self.busy.update(blocks)
+    def pin(self, blocks, now):
+        self.candidates -= set(blocks)
+        self.busy |= set(blocks)
+    def release(self, blocks, now):
+        self.candidates |= set(blocks)
+        self.busy -= set(blocks)
+    def victim(self, now):
+        if not self.candidates:
+            raise NoCandidate("none")
+        last, depth = self.blocks.last_access, self.blocks.depth
+        return min(self.candidates, key=lambda block: (last[block], -depth[block], block))
+    def evicted(self, block, now):
+        self.candidates.discard(block)
+        self.busy.discard(block)
+
+def fail(hook):
+    def method(self, *args):
+        raise RuntimeError(f"{hook} is broken")
+    return type(f"Raises_{hook}", (Base,), {hook: method})
+
+RaisesAttach, RaisesAdmit, RaisesHit, RaisesPin, RaisesRelease, RaisesVictim, RaisesEvicted = map(
+    fail, ("attach", "admit", "hit", "pin", "release", "victim", "evicted"))
+
+class NamesBusy(Base):
+    """Names a block in use."""
+    def victim(self, now):
+        super().victim(now)
+        return min(self.busy, default=0)
+
+class NamesUnknown(Base):
+    """Names a block that does not exist."""
+    def victim(self, now):
+        return 10**6
+
+class NamesText(Base):
+    """Names a block in words."""
+    def victim(self, now):
+        return "the oldest"
+
+class WritesFacts(Base):
+    """Writes to the books it may read."""
+    def release(self, blocks, now):
+        super().release(blocks, now)
+        self.blocks.hits[blocks[0]] = 10**6
+
+class ChangesList(Base):
+    """Empties the list it is handed."""
+    def release(self, blocks, now):
+        super().release(blocks, now)
+        blocks.clear()
+
+class Leaks(Base):
+    """Forgets every candidate."""
+    def release(self, blocks, now):
+        pass
+
+class Slow(Base):
+    """Takes its time."""
+    def victim(self, now):
+        import time
+        time.sleep(0.002)
+        return super().victim(now)
+'''
+
+HASHES = '''
+from framework.interfaces.hash import DigestScheme
+import hashlib
+
+class RaisesDigest(DigestScheme):
+    """Fails."""
+    def digest(self, data):
+        raise RuntimeError("digest is broken")
+
+class NamesNumber(DigestScheme):
+    """Names are no bytes."""
+    def blocks(self, parent, tokens, block_size):
+        return [7] * (len(tokens) // block_size)
+    def digest(self, data):
+        return b"7"
+
+class MutatesTokens(DigestScheme):
+    """Writes to the prompt."""
+    def blocks(self, parent, tokens, block_size):
+        tokens[:] = 0
+        return super().blocks(parent, tokens, block_size)
+    def digest(self, data):
+        return hashlib.sha256(data).digest()
+'''
+
+ALLOCATORS = '''
+from framework.paged.allocator import PagedAllocator
+
+def fail(method):
+    def broken(self, *args, **kwargs):
+        raise RuntimeError(f"{method} is broken")
+    return type(f"Raises_{method}", (PagedAllocator,), {method: broken, "share_prefix": True, "share_forks": "all"})
+
+(RaisesLookup, RaisesAllocate, RaisesExtend, RaisesCommit, RaisesFork, RaisesFree, RaisesTable, RaisesChoose,
+ RaisesStats) = map(fail, ("lookup", "allocate", "extend", "commit", "fork", "free", "table", "choose_free", "stats"))
+
+class ChoosesBusy(PagedAllocator):
+    """Hands out the same block again and again."""
+    share_prefix, share_forks = True, "all"
+    def choose_free(self, count):
+        return [1] * count
+
+class TableLies(PagedAllocator):
+    """Shows a table of blocks that do not exist."""
+    share_prefix, share_forks = True, "all"
+    def table(self, request):
+        return super().table(request) + 10**6
+'''
+
+BACKENDS = '''
+import torch
+from framework.interfaces.backend import Capabilities, DenseBackend
+
+class Base(DenseBackend):
+    """Plain attention."""
+    capabilities = Capabilities(dtypes=frozenset({"float32"}), devices=frozenset({"cpu"}))
+    def attend_one(self, q, k, v, row):
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,chd->hqc", q, k) * row.spec.softmax_scale
+        scores.masked_fill_(~row.visible(q.device), float("-inf"))
+        return torch.einsum("hqc,chd->qhd", scores.softmax(-1), v)
+
+class RaisesAttend(Base):
+    """Fails."""
+    def attend_one(self, q, k, v, row):
+        raise RuntimeError("attend_one is broken")
+
+class RaisesSetup(Base):
+    """Fails before anything."""
+    def setup(self, spec, device):
+        raise RuntimeError("setup is broken")
+
+class RaisesWrite(Base):
+    """Cannot store."""
+    def write(self, pool, k, v, slot_mapping):
+        raise RuntimeError("write is broken")
+
+class GivesNan(Base):
+    """Answers NaN."""
+    def attend_one(self, q, k, v, row):
+        return torch.full_like(q, float("nan"))
+
+class WrongNumbers(Base):
+    """Forgets the mask and half the context."""
+    def attend_one(self, q, k, v, row):
+        return super().attend_one(q, k, v, row) * 0.5
+'''
+MODULES = {
+    "villain_eviction": POLICIES,
+    "villain_hash": HASHES,
+    "villain_allocator": ALLOCATORS,
+    "villain_backend": BACKENDS,
+    "villain_import": "import a_package_that_is_not_there",
+}
+
+
+def classes(kind: str) -> list[str]:
+    """The bad plugins of one kind, by class name."""
+    return {
+        "eviction": ["RaisesAttach", "RaisesAdmit", "RaisesHit", "RaisesPin", "RaisesRelease", "RaisesVictim",
+                     "RaisesEvicted", "NamesBusy", "NamesUnknown", "NamesText", "WritesFacts", "ChangesList", "Leaks"],
+        "hash": ["RaisesDigest", "NamesNumber", "MutatesTokens"],
+        "allocator": ["RaisesLookup", "RaisesAllocate", "RaisesExtend", "RaisesCommit", "RaisesFork", "RaisesFree",
+                      "RaisesTable", "RaisesChoose", "RaisesStats", "ChoosesBusy", "TableLies"],
+        "backend": ["RaisesAttend", "RaisesSetup", "RaisesWrite", "GivesNan", "WrongNumbers"],
+    }[kind]  # fmt: skip
+
+
+def entry_points() -> str:
+    """What the distribution declares: every class under its name, one that does not import, one name offered twice."""
+    lines = []
+    for kind in ("eviction", "hash", "allocator", "backend"):
+        lines.append(f"[framework.{kind}]")
+        lines += [f"{name} = villain_{kind}:{name}" for name in classes(kind)]
+        if kind == "eviction":
+            lines += ["Slow = villain_eviction:Slow", "Missing = villain_import:X", "slru = villain_eviction:Base"]
+    return "\n".join(lines)

@@ -1,0 +1,147 @@
+"""A plugin for each way to be bad: the run names it, no block is lost, other requests and other runs go on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import hostile_plugins as villain
+
+from framework import registry
+from framework.check import resolve, verdicts
+from framework.jsonl import read_jsonl
+from framework.tracking import read_result
+
+SMALL = (
+    "workload.num_requests=8", "workload.output_tokens=5", "workload.prefix_tokens=48", "cache.num_blocks=24",
+    "run.progress=false", "run.dir=out",
+)  # fmt: skip
+
+SOME_FINISH = {"RaisesHit", "RaisesPin", "RaisesVictim", "RaisesEvicted", "NamesBusy", "NamesUnknown", "NamesText",
+               "Leaks", "RaisesFork"}  # fmt: skip
+"""Their fault shows in some requests only: the others must end as if nothing was."""
+
+STOPS_THE_RUN = {"RaisesAttach", "RaisesStats", "RaisesAttend", "RaisesSetup", "RaisesWrite", "RaisesFree"}
+"""Nothing can be served, or the books cannot be trusted: the run ends with an error, not a request."""
+
+SAYS = {
+    "RaisesAttach": "attach is broken",
+    "RaisesAttend": "RaisesAttend.attend raised RuntimeError: attend_one is broken",
+    "RaisesChoose": "choose_free",
+    "ChoosesBusy": "choose_free must return",
+    "RaisesFree": "Raises_free: every request has ended, yet",
+    "GivesNan": "logits not finite",
+    "WrongNumbers": "requests differ from the dense model",
+    "WritesFacts": "WritesFacts.release: raised TypeError('cannot modify read-only memory')",
+    "ChangesList": "ChangesList.release: raised AttributeError",
+    "Leaks": "Leaks.victim: raised NoCandidate while",
+    "NamesNumber": "NamesNumber.blocks: a block's name must be non-empty bytes, found 7",
+    "MutatesTokens": "MutatesTokens.blocks: raised ValueError('assignment destination is read-only')",
+}
+
+
+@pytest.fixture
+def bad(distribution: Any) -> Path:
+    folder: Path = distribution("villain", villain.entry_points(), **villain.MODULES)
+    return folder
+
+
+def _cases() -> list[tuple[str, str]]:
+    return [(kind, name) for kind in ("eviction", "hash", "allocator", "backend") for name in villain.classes(kind)]
+
+
+@pytest.mark.parametrize(("kind", "name"), _cases(), ids=lambda value: value)
+def test_a_run_names_the_plugin_that_spoils_it(kind: str, name: str, bad: Path, command: Any, elsewhere: Path) -> None:
+    status, _, err = command(f"{kind}={name}", *SMALL)
+    assert status in (1, 2), err
+    method = name.removeprefix("Raises").lower()
+    says = SAYS.get(name, f"{method} is broken" if name.startswith("Raises") else f"{name}.victim: must")
+    if name == "TableLies":
+        says = "TableLies gave sequence"
+    assert says in err, err
+    assert err.count("\n") == 1, err
+    assert "internal error" not in err, err
+    if name in STOPS_THE_RUN:
+        return
+    result = read_result(elsewhere / "out")
+    assert result["num_requests"] == 8 == result["num_finished"] + result["num_failed"], result
+    # The run checked its allocator's books at the end and found every block free or cached: no status but this.
+    assert result["status"] == "ok", result
+    if name in SOME_FINISH:
+        assert result["num_finished"] > 0, result
+    if name != "WrongNumbers":
+        assert result["dense_mismatches"] == 0, "a request that finished has wrong tokens"
+        failed = [row for row in read_jsonl(elsewhere / "out" / "requests.jsonl") if row["status"] == "failed"]
+        assert len(failed) == result["num_failed"] > 0, result
+        assert all(row["reason"] for row in failed), failed
+    else:
+        assert result["dense_mismatches"] > 0, result
+
+
+def test_in_a_sweep_the_other_runs_do_not_notice(bad: Path, command: Any, elsewhere: Path) -> None:
+    names = "fifo,RaisesVictim,mru,NamesBusy"
+    status, _, err = command("-m", f"eviction={names}", *SMALL[:-1])
+    assert status == 1, err
+    for name in ("RaisesVictim", "NamesBusy"):
+        assert name in err, err
+    results = {}
+    for path in elsewhere.rglob("result.json"):
+        result = read_result(path.parent)
+        results[result["eviction"]] = result["num_finished"]
+    assert (results["fifo"], results["mru"]) == (8, 8), results
+
+
+def test_a_name_taken_twice_and_a_missing_package_are_named_only_when_chosen(bad: Path, command: Any) -> None:
+    status, _, err = command("eviction=Missing", *SMALL)
+    assert status == 2
+    assert "eviction 'Missing' (villain 1.5)" in err, err
+    assert "No module named 'a_package_that_is_not_there'" in err
+    status, _, err = command("eviction=slru", *SMALL)
+    assert status == 2
+    assert "'slru' is offered by kvcache-framework" in err, err
+    assert command("eviction=fifo", *SMALL)[0] == 0
+
+
+def test_a_slow_policy_slows_its_own_run_only(bad: Path, command: Any, elsewhere: Path) -> None:
+    assert command("eviction=Slow", *SMALL)[0] == 0
+    assert read_result(elsewhere / "out")["num_finished"] == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, name in _cases() if kind != "backend"] + [("eviction", "Slow")],
+    ids=lambda value: value,
+)
+def test_the_kit_catches_it(kind: str, name: str, bad: Path) -> None:
+    cheap = list(_until_failure(kind, name))
+    assert cheap[-1].status == "failed", f"{name} passes its whole kit"
+    assert cheap[-1].text
+
+
+def _until_failure(kind: str, name: str) -> Any:
+    """Verdicts up to the first failure: each kit puts its cheap checks first."""
+    for verdict in verdicts(resolve(name, kind)):
+        yield verdict
+        if verdict.status == "failed":
+            return
+
+
+@pytest.mark.parametrize("name", villain.classes("backend"))
+def test_the_kit_catches_a_bad_backend(name: str, bad: Path) -> None:
+    only = {"RaisesWrite": "written_tokens"}.get(name, "declared_is_served")
+    found = list(verdicts(resolve(name, "backend"), only=only, cases="small"))
+    assert "failed" in {one.status for one in found}, found
+
+
+def test_everything_bad_is_listed_and_nothing_of_it_imported(bad: Path, command: Any) -> None:
+    status, out, _ = command("--help")
+    assert status == 0
+    assert "NamesBusy" in out
+    assert not [module for module in sys.modules if module.startswith("villain_")]
+    assert {plugin.name for plugin in registry.entries("backend") if plugin.distribution == "villain"} == set(
+        villain.classes("backend")
+    )
