@@ -30,6 +30,7 @@ from framework.types import BlockCopy, BlockHash, BlockId, Namespace, RequestId,
 from framework.types import as_tokens as _as_tokens
 
 _MAX_NAMESPACES = 65_536
+_INT32 = np.dtype(np.int32)
 
 
 class PagedAllocator(Allocator):
@@ -86,6 +87,7 @@ class PagedAllocator(Allocator):
         self._last_anchor = 0
         self._tenants: dict[str, int] = {}
         self._version = 0
+        self._unchanged: list[TableChange] = []
         self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
 
     # The hook
@@ -230,16 +232,26 @@ class PagedAllocator(Allocator):
         need = grow + len(shared)
         if not need:
             table.shared = False
-            return TableChange(size)
+            return self._from(size)
         if need > self.pool.num_blocks - self.pool.used:
             raise self._out_of_blocks(need, self.cache.available())
         self.pool.access += 1
+        if need == 1 and not shared:
+            blocks.append(self.cache.take_one())
+            self._version += 1
+            return self._from(size)
         fresh = self.cache.take(need)
         self._version += 1
         if not shared:
             blocks.fromlist(fresh)
-            return TableChange(size)
+            return self._from(size)
         return self._copy_on_write(table, shared, fresh)
+
+    def _from(self, start: int) -> TableChange:
+        """A change without copies. Frozen and costly to make, so each is made once."""
+        while start >= len(self._unchanged):
+            self._unchanged.append(TableChange(len(self._unchanged)))
+        return self._unchanged[start]
 
     def _unsafe(self, table: Table) -> list[int]:
         """Table indexes from the committed length on whose block others can see."""
@@ -274,14 +286,15 @@ class PagedAllocator(Allocator):
         if self.share_prefix and not table.closed:
             offset, full = table.published, num_tokens // self.block_size
             new = tokens[offset * self.block_size :]
-            if not (isinstance(new, np.ndarray) and new.dtype == np.int32 and new.flags.c_contiguous):
+            if not (isinstance(new, np.ndarray) and new.dtype is _INT32 and new.flags.c_contiguous):
                 new = _as_tokens(new)
-            table.compare(offset * self.block_size, new)
+            if len(table.held) > 4 * offset * self.block_size:
+                table.compare(offset * self.block_size, new)
             if full > offset:
                 start = self._publish(table, full, new)
             table.hold(offset * self.block_size, new)
         table.committed = num_tokens
-        return TableChange(start)
+        return self._from(start)
 
     def _publish(self, table: Table, full: int, new: TokenArray) -> int:
         """Publish the blocks up to `full`; `new` are the tokens after those published."""
@@ -291,10 +304,16 @@ class PagedAllocator(Allocator):
             parent = names[-1] if names else table.root
             more = self._hash.blocks(parent, new[(len(names) - first) * size : (full - first) * size])
         data = new[: (full - first) * size].tobytes()
+        keys = more if len(names) == first else names[first:full] + more
         self.pool.access += 1
-        count, start = self.cache.publish(
-            table.anchor, table.blocks, first, names[first:full] + more, data, table.request.priority, table.tenant
-        )
+        if len(keys) == 1:
+            count, start = self.cache.publish_one(
+                table.anchor, table.blocks, first, keys[0], data, table.request.priority, table.tenant
+            )
+        else:
+            count, start = self.cache.publish(
+                table.anchor, table.blocks, first, keys, data, table.request.priority, table.tenant
+            )
         names += more
         table.published = first + count
         table.closed = table.published < full

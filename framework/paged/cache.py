@@ -89,10 +89,34 @@ class BlockCache:
         pool.used += count
         return fresh
 
+    def take_one(self) -> int:
+        """`take(1)`, for the call that a decoding request makes: no lists.
+
+        Raises:
+            PluginError: as `take`; nothing changed.
+        """
+        if self.leaf_only or self._choose_free is not None:
+            return self.take(1)[0]
+        pool, policy = self.pool, self.policy
+        if pool.free:
+            block = pool.free.pop()
+        else:
+            block = policy.victim(self.now, pool.candidate)
+            pool.candidate[block] = 0
+            try:
+                policy.evicted(block, self.now)
+            except PluginError:
+                self._hand_back([block], [])
+                raise
+            self._forget((block,))
+        pool.ref[block] = 1
+        pool.used += 1
+        return block
+
     def _choose(self, count: int) -> list[int]:
         free = self.pool.free
         if self._choose_free is None or not count:
-            return free[: -count - 1 : -1]
+            return free[: -count - 1 : -1].tolist()
         try:
             chosen: list[Any] = list(self._choose_free(count))
         except PluginError:
@@ -340,6 +364,39 @@ class BlockCache:
         for at in swaps:
             self._swap(table, first + at, holders[at], priority)
         return len(holders), first + swaps[0] if swaps else len(table)
+
+    def publish_one(
+        self, anchor: int, table: array[int], at: int, key: BlockHash, data: bytes, priority: int, tenant: int
+    ) -> tuple[int, int]:
+        """`publish` of the one content of table[at]: what a decoding request does when a block fills."""
+        pool, block = self.pool, table[at]
+        if pool.key[block] is not None:
+            return self.publish(anchor, table, at, [key], data, priority, tenant)
+        holder = self.index.insert(anchor, table[at - 1] if at else 0, key, data, block)
+        if holder != block:
+            if not holder:
+                return 0, len(table)
+            self._use_holder(table, at, holder, priority)
+            return 1, at
+        pool.key[block] = key
+        pool.describe(block, at, priority, tenant)
+        try:
+            self.policy.admit((block,), self.now)
+        except PluginError:
+            self._withdraw((block,), ())
+            raise
+        if self.listener is not None:
+            self.listener(CacheEvent("admit", BlockId(block), key, self.now))
+        return 1, len(table)
+
+    def _use_holder(self, table: array[int], at: int, holder: int, priority: int) -> None:
+        if self.pool.candidate[holder]:
+            try:
+                self.policy.pin((holder,), self.now)
+            except PluginError:
+                self._withdraw((), (holder,))
+                raise
+        self._swap(table, at, holder, priority)
 
     def _check_names(self, blocks: Sequence[int], keys: Sequence[BlockHash]) -> None:
         for block, key in zip(blocks, keys, strict=True):

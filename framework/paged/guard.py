@@ -28,7 +28,7 @@ class GuardedPolicy:
 
     def _tell(self, callback: Callable[..., Any], blocks: Sequence[int], now: float) -> None:
         try:
-            callback(tuple(blocks), now)
+            callback(blocks if type(blocks) is tuple else tuple(blocks), now)
         except Exception as error:
             raise self.fault(callback.__name__, f"raised {error!r} for {len(blocks)} blocks") from error
 
@@ -95,7 +95,7 @@ class GuardedHash:
         if not count:
             return []
         view = tokens[:]
-        view.flags.writeable = False
+        view.setflags(write=False)
         try:
             names = self._scheme.blocks(parent, view, self._block_size)
         except Exception as error:
@@ -107,6 +107,8 @@ class GuardedHash:
         return names if isinstance(names, list) else list(names)
 
     def _check(self, method: str, names: Sequence[Any]) -> None:
+        if len(names) == 1 and type(names[0]) is bytes and names[0]:
+            return
         if {*map(type, names)} != {bytes} or not all(names):
             bad = next(name for name in names if type(name) is not bytes or not name)
             raise self.fault(method, f"a block's name must be non-empty bytes, found {bad!r} ({type(bad).__name__})")

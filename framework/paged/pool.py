@@ -37,7 +37,7 @@ class BlockPool:
         self.block_size = block_size
         self.used = 0
         self.access = 0
-        self.free = list(range(num_blocks, 0, -1))
+        self.free = array("i", range(num_blocks, 0, -1))
         self.slot = array("i", range(num_blocks, -1, -1))
         self.ref = array("i", bytes(4 * size))
         self.candidate = bytearray(size)
@@ -112,7 +112,7 @@ class BlockPool:
 
     def restore_free(self, free: Sequence[int]) -> None:
         """Make these distinct blocks the free set, the last one the next to go. For books kept elsewhere."""
-        self.free = list(free)
+        self.free = array("i", free)
         for at, block in enumerate(free):
             self.slot[block] = at
 

@@ -59,7 +59,9 @@ class Table:
     def hold(self, start: int, new: TokenArray) -> None:
         """Remember the tokens not known before."""
         known = len(self.held) // 4 - start
-        if known < len(new):
+        if known <= 0:
+            self.held += new.data
+        elif known < len(new):
             self.held += new[known:].tobytes()
 
 

@@ -60,11 +60,13 @@ class NativeAllocator(Allocator):
             native_sha256=_is_builtin(hash, "framework_builtin.hash.sha256", "Sha256"),
             native_lru=lru,
         )
-        self._columns: dict[str, npt.NDArray[Any]] = self._core.columns()
+        self._columns: dict[str, Any] = self._core.columns()  # writable NumPy views, for `check` and its tests
         policy = None if lru else GuardedPolicy(eviction)
+        marks: Any = self._columns["candidate"]
+        candidates = memoryview(marks).toreadonly()
         if not lru:
             eviction.attach(self.view())
-        self._core.bind(GuardedHash(hash, self.block_size), policy, memoryview(self._columns["candidate"]).toreadonly())
+        self._core.bind(GuardedHash(hash, self.block_size), policy, candidates)
 
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         found: Hit = self._core.lookup(tokens, namespace, previous)

@@ -6,6 +6,7 @@ import heapq
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from framework.errors import NoCandidate
 from framework.interfaces.eviction import BlockView, EvictionPolicy
@@ -52,7 +53,7 @@ class Lru(EvictionPolicy):
                 in_order = False
         if in_order:
             self._newest = access
-            self._queue.append((access, count, list(blocks[::-1])))
+            self._queue.append((access, count, _packed(blocks[::-1])))
         else:
             self._head = []
             for block in blocks:
@@ -103,8 +104,16 @@ class Lru(EvictionPolicy):
     def _compact(self) -> None:
         """Forget entries of blocks that were used again."""
         turn, self._head = self._turn, []
-        kept = ((access, count, [b for b in blocks if turn[b] == count]) for access, count, blocks in self._queue)
+        kept = (
+            (access, count, _packed([b for b in blocks if turn[b] == count])) for access, count, blocks in self._queue
+        )
         self._queue = deque(entry for entry in kept if entry[2])
         self._late = [entry for entry in self._late if turn[entry[3]] == entry[2]]
         heapq.heapify(self._late)
         self._stored = sum(len(blocks) for _, _, blocks in self._queue) + len(self._late)
+
+
+def _packed(blocks: Sequence[BlockId]) -> list[BlockId]:
+    """A list in all that is asked of it here, at 4 bytes a block instead of 36."""
+    packed: Any = array("i", blocks)
+    return packed  # type: ignore[no-any-return]

@@ -1,0 +1,107 @@
+"""The C++ backend passes the kit, refuses what it cannot do, and computes the same on any number of threads."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from framework.errors import InvalidArgument, Unsupported
+from framework.interfaces.backend import AttentionSpec
+from framework.testing import backend_checks
+from framework.testing.attention_cases import Case, build_problem
+from framework.testing.attention_runs import judge, run_attention
+from framework_native.backend import NativeBackend
+
+
+def spec(**changes) -> AttentionSpec:
+    given = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "dtype": "float32", "block_size": 16}
+    return AttentionSpec(**{**given, **changes})
+
+
+def ready(asked: AttentionSpec, threads: int | None = None) -> NativeBackend:
+    backend = NativeBackend(threads)
+    backend.setup(asked, "cpu")
+    return backend
+
+
+@pytest.mark.parametrize("check", backend_checks, ids=lambda check: check.__name__)
+def test_the_native_backend_keeps_its_contract(check):
+    check(NativeBackend)
+
+
+LONG = Case(spec(), (1700, 513, 512, 1), (1, 1, 1, 1))
+MIXED = Case(spec(head_dim=80), (700, 300, 65), (1, 100, 65))
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("case", [LONG, MIXED], ids=["decode", "mixed"])
+def test_the_number_of_threads_changes_no_bit(case, layout):
+    problem = build_problem(Case(spec(head_dim=case.spec.head_dim, layout=layout), case.contexts, case.queries), "cpu")
+    outs = [run_attention(ready(problem.spec, threads), problem, lse=True) for threads in (1, 2, 3, 7)]
+    assert judge(outs[0][0], problem).ok, str(judge(outs[0][0], problem))
+    for out, sums in outs[1:]:
+        assert torch.equal(out, outs[0][0])
+        assert torch.equal(sums, outs[0][1])
+
+
+def test_many_kv_heads_and_a_wide_group_are_right():
+    for heads, kv_heads in ((80, 80), (96, 1), (71, 71)):
+        problem = build_problem(Case(spec(num_heads=heads, num_kv_heads=kv_heads), (600, 40), (1, 5)), "cpu")
+        out, _ = run_attention(ready(problem.spec), problem)
+        assert judge(out, problem).ok, f"{heads} heads on {kv_heads}: {judge(out, problem)}"
+
+
+def test_a_table_that_names_a_block_outside_the_pool_is_refused():
+    problem = build_problem(Case(spec(), (40,), (1,)), "cpu")
+    problem.batch.block_tables[0, 1] = problem.pool.num_blocks
+    with pytest.raises(InvalidArgument, match=r"names block .*, outside the pool"):
+        run_attention(ready(problem.spec), problem)
+
+
+def test_a_row_longer_than_its_table_is_refused_whatever_the_bound_says():
+    problem = build_problem(Case(spec(), (40,), (1,), 0), "cpu")
+    problem.batch.context_lens.fill_(16 * problem.batch.block_tables.shape[1] + 1)
+    with pytest.raises(InvalidArgument, match="widen it"):
+        run_attention(ready(problem.spec), problem)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": "float16"}, "dtype float16"),
+        ({"kv_dtype": "float8_e4m3fn"}, "KV dtype"),
+        ({"num_heads": 5}, "5 query"),
+    ],
+)
+def test_what_it_cannot_do_has_a_reason(change, reason):
+    (found,) = NativeBackend().check(spec(**change), "cpu")
+    assert reason in found
+
+
+def test_a_gpu_is_refused_with_a_reason():
+    assert NativeBackend().check(spec(), "cuda:0") == ["device cuda is not supported; supported: cpu"]
+
+
+def test_pools_of_other_dtype_are_refused():
+    problem = build_problem(Case(spec(), (40,), (1,)), "cpu")
+    problem.pool.k = problem.pool.k.double()
+    with pytest.raises(Unsupported, match="float64"):
+        run_attention(ready(problem.spec), problem)
+
+
+def test_threads_below_one_are_refused():
+    with pytest.raises(InvalidArgument, match="threads must be at least 1"):
+        NativeBackend(0)
+
+
+def test_a_forked_process_starts_its_own_threads():
+    problem = build_problem(LONG, "cpu")
+    backend = ready(problem.spec, 3)
+    want, _ = run_attention(backend, problem)
+    child = os.fork()
+    if child == 0:
+        got, _ = run_attention(backend, problem)
+        os._exit(0 if torch.equal(got, want) else 1)
+    assert os.waitpid(child, 0)[1] == 0
