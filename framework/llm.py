@@ -75,19 +75,12 @@ class LLM:
         engine: EngineOptions | None = None,
     ) -> None:
         options = engine or EngineOptions()
-        self.device = default_device(device)
-        self.seed = seed
+        self.device, self.seed = default_device(device), seed
         chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
-        if isinstance(model, LoadedModel):
-            self.model = model
-        else:
-            shape = read_model_config(model)
-            own = dtype if dtype not in (None, "auto") else shape.dtype
-            require_backend(self.backend, attention_spec(shape, str(own), block_size, layout), self.device)
-            self.model = load_model(model, dtype=dtype, device=self.device)
-        config, decoder = self.model.config, self.model.decoder
-        kv_dtype = str(next(decoder.parameters()).dtype).removeprefix("torch.")
+        self.model = self._load(model, dtype, block_size, layout)
+        config = self.model.config
+        kv_dtype = str(self.model.decoder.dtype).removeprefix("torch.")
         self.spec = attention_spec(config, kv_dtype, block_size, layout)
         require_backend(self.backend, self.spec, self.device)
         self.num_blocks = self._pool_blocks(num_blocks, memory_fraction)
@@ -102,28 +95,8 @@ class LLM:
             max_model_len=max_len,
             seed=seed,
         )
-        try:
-            self.backend.setup(self.spec, self.device)
-        except Exception as error:
-            raise named(self.backend, "setup", error) from error
-        self.pool = KVPool(
-            num_blocks=self.num_blocks,
-            block_size=block_size,
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=kv_dtype,
-            device=self.device,
-            layout=layout,
-            poison=poison,
-        )
-        tables = BlockTables(options.max_batch_requests, -(-max_len // block_size), self.device)
-        if options.prepack and not options.compile:
-            decoder.prepack(options.max_batch_requests)
-        if options.compile:
-            decoder.compile(dynamic=True)
-        self.executor = ModelExecutor(decoder, self.backend, self.pool, tables)
         self.namespace = Namespace(model=f"{self.model.name}/{kv_dtype}")
+        self.executor = self._make_executor(options, max_len, poison)
         self.engine = Engine(
             self.allocator,
             self.executor,
@@ -139,6 +112,40 @@ class LLM:
         )
         if log is not None:
             self.allocator.listen(lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex()))
+
+    def _load(self, model: str | LoadedModel, dtype: str | None, block_size: int, layout: str) -> LoadedModel:
+        """The model, after its shape alone has shown that the backend can serve it."""
+        if isinstance(model, LoadedModel):
+            return model
+        shape = read_model_config(model)
+        own = dtype if dtype not in (None, "auto") else shape.dtype
+        require_backend(self.backend, attention_spec(shape, str(own), block_size, layout), self.device)
+        return load_model(model, dtype=dtype, device=self.device)
+
+    def _make_executor(self, options: EngineOptions, max_len: int, poison: bool) -> ModelExecutor:
+        """Set the backend up, allocate the pool and the tables, and make the decoder fast."""
+        try:
+            self.backend.setup(self.spec, self.device)
+        except Exception as error:
+            raise named(self.backend, "setup", error) from error
+        config, decoder = self.model.config, self.model.decoder
+        self.pool = KVPool(
+            num_blocks=self.num_blocks,
+            block_size=self.spec.block_size,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.spec.dtype,
+            device=self.device,
+            layout=self.spec.layout,
+            poison=poison,
+        )
+        tables = BlockTables(options.max_batch_requests, -(-max_len // self.spec.block_size), self.device)
+        if options.compile:
+            decoder.compile(dynamic=True)
+        elif options.prepack:
+            decoder.prepack(options.max_batch_requests)
+        return ModelExecutor(decoder, self.backend, self.pool, tables)
 
     def _pool_blocks(self, num_blocks: int | None, fraction: float | None) -> int:
         if num_blocks is not None and fraction is not None:
