@@ -1,5 +1,5 @@
 # Short names for the commands of README.md and CONTRIBUTING.md. The virtual environment must be active.
-.PHONY: setup test test-all lint format bench ci clean
+.PHONY: setup test test-all lint format bench gpu ci clean
 
 setup:
 	python -m pip install --no-deps 'torch>=2.6,<2.14' --index-url https://download.pytorch.org/whl/cpu
@@ -23,6 +23,9 @@ format:
 
 bench:
 	python -m pytest tests/bench --benchmark-only --benchmark-disable-gc
+
+gpu:
+	python experiments/gpu/run.py
 
 ci:
 	.ci/run

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -144,7 +145,7 @@ def serve(session: Session, left: Left) -> Iterator[Step]:
         folder = session.out / f"serve-{backend}-{allocator}"
         size = 256 if backend in ("flash_attn", "varlen") else 16
         words = [f"backend={backend}", f"allocator={allocator}", f"cache.block_size={size}", f"run.dir={folder}"]
-        words += _DRY_SERVE if session.dry else [*_SERVE, f"cache.num_blocks={262144 // size}"]
+        words += _DRY_SERVE if session.dry else _SERVE
         shutil.rmtree(folder, ignore_errors=True)
         done = _python(
             session, folder.name, ["-m", "framework.run", "mode=serve", *words], left() / min(4, len(pairs) - at)
@@ -196,6 +197,8 @@ _SERVE = [
     "workload.new_tokens=128",
     "engine.max_batch_requests=256",
     "engine.max_batch_tokens=16384",
+    "cache.num_blocks=null",
+    "cache.memory_fraction=0.6",
     "run.check_requests=0",
     "run.progress=false",
 ]
@@ -250,12 +253,14 @@ def _run(session: Session, name: str, command: list[str], limit_s: float) -> dic
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "WANDB_MODE": "offline"}
     log = session.out / f"{name}.log"
     with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
         reason = ""
         try:
             rc: int | None = process.wait(timeout=max(limit_s, 5.0))
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with the compilers it has started
             process.wait()
             rc, reason = None, f"stopped after {limit_s:.0f} s"
     seconds = round(time.monotonic() - start, 2)

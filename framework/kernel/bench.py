@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,30 +105,32 @@ def judge_timed(backend: AttentionBackend, bench: Bench) -> Verdict:
 
 
 def _judge_row(bench: Bench, row: int) -> Verdict:
-    cell, batch = bench.cell, bench.batch
+    """The row's blocks go to the CPU first: the oracle reads token by token."""
+    cell, batch, pool = bench.cell, bench.batch, bench.pools[0]
     last = int(batch.host_query_starts[row + 1])
-    count = min(cell.queries[row], _JUDGED_QUERIES)
-    context = cell.contexts[row]
-    single = replace_rows(batch, row, context, count)
-    case = Case(cell.spec, (context,), (count,))
+    count, context = min(cell.queries[row], _JUDGED_QUERIES), cell.contexts[row]
     tokens = slice(last - count, last)
-    return judge(bench.out[tokens], Problem(case, bench.q[tokens], bench.pools[0], single))
+    blocks = batch.block_tables[row, : -(-context // cell.spec.block_size)].long()
+    scales = [None if scale is None else scale.cpu() for scale in (pool.k_scale, pool.v_scale)]
+    own = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, *scales)
+    case = Case(cell.spec, (context,), (count,))
+    return judge(bench.out[tokens].cpu(), Problem(case, bench.q[tokens].cpu(), own, _row_batch(len(blocks), case)))
 
 
-def replace_rows(batch: Batch, row: int, context: int, count: int) -> Batch:
-    """The batch of one row's last `count` queries."""
-    starts = torch.tensor([0, count], dtype=torch.int32)
-    return replace(
-        batch,
-        block_tables=batch.block_tables[row : row + 1],
-        context_lens=batch.context_lens[row : row + 1],
-        query_starts=starts.to(batch.query_starts.device),
-        slot_mapping=batch.slot_mapping[:count],
+def _row_batch(num_blocks: int, case: Case) -> Batch:
+    """One row whose blocks lie in order."""
+    (context,), (count,) = case.contexts, case.queries
+    starts, contexts = np.array([0, count], np.int32), np.array([context], np.int32)
+    return Batch(
+        block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],
+        context_lens=torch.from_numpy(contexts),
+        query_starts=torch.from_numpy(starts),
+        slot_mapping=torch.full((count,), -1, dtype=torch.int64),
         max_query_len=count,
         max_context_len=context,
         num_decodes=int(count == 1),
-        host_context_lens=batch.host_context_lens[row : row + 1],
-        host_query_starts=starts.numpy(),
+        host_context_lens=contexts,
+        host_query_starts=starts,
     )
 
 

@@ -62,18 +62,23 @@ def time_on_cuda(call: Call, budget_s: float, *, num_turns: int, graph: bool) ->
     Args:
         num_turns: buffers that the call rotates over.
     """
-    calls = num_turns * max(1, -(-_GRAPH_CALLS // num_turns))
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compiles and allocates before the capture
+        call(0)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call(1)
+        torch.cuda.synchronize()
+        once_s = time.perf_counter() - start
+    torch.cuda.current_stream().wait_stream(side)
+    affordable = int(budget_s / _MIN_ROUNDS / once_s)  # a slow call is repeated less often within a sample
+    calls = num_turns * max(1, min(-(-_GRAPH_CALLS // num_turns), affordable // num_turns))
 
     def run() -> None:
         for turn in range(calls):
             call(turn)
 
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # compiles and allocates before the capture
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
     launch, method = run, "CUDA events"
     if graph:
         captured = torch.cuda.CUDAGraph()
