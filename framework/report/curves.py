@@ -13,7 +13,8 @@ from framework.report.style import COLOURS, MARKERS, legend, new_axes, new_figur
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_SERIES = 24
+MOST_SERIES = 10
+"""Lines that a reader can tell apart; where there are more, the best and the baseline are shown."""
 _MOST_BARS = 40
 _LATENCIES = ("ttft_s_p95", "tpot_s_p95", "latency_s_p95")
 _THROUGHPUTS = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
@@ -51,8 +52,9 @@ def throughput_latency(study: Study) -> Plot | None:
     groups: dict[tuple[Any, ...], list[Setting]] = {}
     for setting in points:
         groups.setdefault(_pick(study, setting, categorical), []).append(setting)
-    if len(groups) > MOST_SERIES:
-        return None
+    left_out = max(0, len(groups) - MOST_SERIES)
+    fastest = sorted(groups, key=lambda values: -max(setting.means[throughput].value for setting in groups[values]))
+    groups = {values: groups[values] for values in fastest[:MOST_SERIES]}
     figure = new_figure(height_in=3.8)
     axes = new_axes(figure, grid="both")
     for index, (values, settings) in enumerate(groups.items()):
@@ -68,6 +70,8 @@ def throughput_latency(study: Study) -> Plot | None:
     axes.set_ylim(bottom=0)
     legend(axes, len(groups))
     note = "Down and to the right is better. Each point is the mean over the seeds of one setting."
+    if left_out:
+        note += f" The fastest {len(groups)}; {left_out} more are in the table."
     return Plot(name="throughput_latency", title="Latency over throughput", note=note, figure=figure)
 
 
@@ -78,8 +82,9 @@ def _curve(study: Study, key: str) -> Plot | None:
         x = setting.values[study.keys.index(key)]
         if study.metric in setting.means and isinstance(x, (int, float)):
             groups.setdefault(_pick(study, setting, others), []).append((float(x), setting))
-    if not groups or len(groups) > MOST_SERIES or max(map(len, groups.values())) < 2:
+    if not groups or max(map(len, groups.values())) < 2:
         return None
+    groups, left_out = _best(study, groups, others)
     figure = new_figure(height_in=3.4 + 0.18 * math.ceil(len(groups) / 4))
     axes = new_axes(figure)
     for index, (values, points) in enumerate(groups.items()):
@@ -98,7 +103,29 @@ def _curve(study: Study, key: str) -> Plot | None:
     axes.set_ylabel(study.metric)
     legend(axes, len(groups))
     note = "Means over seeds; bars are 95 % intervals where there are several seeds."
+    if left_out:
+        note += f" The best {len(groups)} with the baseline; {left_out} more are in the table."
     return Plot(name=f"curve_{key}", title=f"{study.metric} over {key}", note=note, figure=figure)
+
+
+def _best(
+    study: Study, groups: dict[tuple[Any, ...], list[tuple[float, Setting]]], keys: Sequence[str]
+) -> tuple[dict[tuple[Any, ...], list[tuple[float, Setting]]], int]:
+    """As many series as can be told apart, those that lead on average and the baseline's; and how many are left out."""
+    sign = -1 if study.higher_is_better else 1
+
+    def average(values: tuple[Any, ...]) -> float:
+        means = [setting.means[study.metric].value for _, setting in groups[values]]
+        return sign * sum(means) / len(means)
+
+    def is_baseline(values: tuple[Any, ...]) -> bool:
+        return study.baseline_key in keys and values[keys.index(study.baseline_key)] == study.baseline
+
+    order = sorted(groups, key=average)
+    kept = order[:MOST_SERIES]
+    if len(order) > MOST_SERIES and not any(map(is_baseline, kept)):
+        kept = [*kept[:-1], *[values for values in order if is_baseline(values)][:1]]
+    return {values: groups[values] for values in kept}, len(groups) - len(kept)
 
 
 def _scale_x(axes: Any, ticks: Sequence[float]) -> None:
