@@ -74,6 +74,10 @@ class EvictionPolicy(ABC):
     candidates too, and the policy trims the cache after they were released. An engine never asks it to: blocks of a
     running request are in use there."""
 
+    recency_stack: ClassVar[bool] = False
+    """True when, whatever the capacity, the least recently used block goes first, deepest first among equals, so that
+    a larger cache holds all that a smaller one does: one pass then gives a curve over all capacities."""
+
     def attach(self, blocks: BlockView) -> None:
         """Called once by the allocator, before anything else."""
         self.blocks = blocks

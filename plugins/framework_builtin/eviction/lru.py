@@ -23,6 +23,8 @@ class Lru(EvictionPolicy):
     Source: the classic; deepest first as in vLLM v1/core/kv_cache_manager.py (free in reverse order).
     """
 
+    recency_stack = True
+
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
         self._last, self._depth = blocks.last_access, blocks.depth

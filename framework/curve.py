@@ -1,0 +1,190 @@
+"""`python -m framework.curve TRACE`: hit rate over capacity for many eviction policies."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from framework.errors import ConfigError, FrameworkError
+from framework.workload.traces import FORMATS, open_trace
+
+if TYPE_CHECKING:
+    from framework.replay.curves import CurvePoint
+    from framework.replay.paths import RequestPaths
+
+_POLICIES = "lru,fifo,lfu,s3fifo,arc,optimum"
+_CAPACITIES = "0.5%,1%,2%,5%,10%,20%,50%,100%"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 on success, 2 with one sentence on stderr when it cannot be done."""
+    options = _parser().parse_args(arguments)
+    try:
+        _run(options)
+    except FrameworkError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m framework.curve", description=__doc__)
+    parser.add_argument("file", metavar="TRACE", help="plain, .gz or .zst")
+    parser.add_argument("--format", default="auto", choices=["auto", *FORMATS])
+    parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block")
+    parser.add_argument("--on-error", default="raise", choices=["raise", "skip"], help="what a bad line does")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
+    parser.add_argument("--policies", default=_POLICIES, help=f"comma-separated; default {_POLICIES}")
+    parser.add_argument(
+        "--capacities", default=_CAPACITIES,
+        help="comma-separated: blocks (10000), bytes (40GiB; needs --shape) or share of the distinct blocks (25%%)",
+    )  # fmt: skip
+    parser.add_argument("--shape", help="model shape that gives a block's bytes, such as llama-3.1-8b")
+    parser.add_argument("--dtype", default="bfloat16", help="of K and V, with --shape")
+    parser.add_argument("--full-blocks-only", action="store_true", help="a partial last block is never cached")
+    parser.add_argument("--leaf-first", action="store_true", help="evict only blocks without resident children")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="- for stdout alone")
+    parser.add_argument("--plot", metavar="FILE", help=".png or .svg")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    from framework.replay.curves import hit_curves, plot_curves, save_figure
+    from framework.replay.paths import build_paths
+
+    if options.plot and Path(options.plot).suffix.lower() not in (".png", ".svg"):
+        raise ConfigError(f"--plot takes a .png or .svg, found {options.plot}")
+    trace = open_trace(
+        options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error
+    )
+    if trace.block_tokens == 0:
+        raise ConfigError(f"{trace.path} has lengths only: no block is ever shared, every hit rate is 0")
+    paths = build_paths(islice(trace, options.limit), full_blocks_only=options.full_blocks_only)
+    capacities = _capacities(options, paths)
+    policies = list(dict.fromkeys(name.strip() for name in options.policies.split(",") if name.strip()))
+    if not policies:
+        raise ConfigError("--policies names none")
+    with _progress(paths.num_references * len(capacities) * len(policies)) as progress:
+        points = hit_curves(
+            paths, {name: name for name in policies}, capacities,
+            jobs=options.jobs, seed=options.seed, leaf_first=options.leaf_first, progress=progress,
+        )  # fmt: skip
+    ceiling = float(paths.infinite_hits.sum() / max(1, paths.num_references))
+    if options.csv:
+        _write_csv(Path(options.csv), points)
+    if options.plot:
+        save_figure(plot_curves(points, trace.path.name, ceiling=ceiling), Path(options.plot))
+    _report(options, trace.path.name, trace.num_skipped, paths, points)
+
+
+def _capacities(options: argparse.Namespace, paths: RequestPaths) -> list[int]:
+    from framework.replay.curves import capacity_blocks
+    from framework.replay.roofline import Roofline
+
+    bytes_per_block = None
+    if options.shape:
+        roofline = Roofline(shape=options.shape, dtype=options.dtype)
+        bytes_per_block = roofline.kv_bytes_per_token * paths.block_tokens
+    texts = [text for text in options.capacities.split(",") if text.strip()]
+    if not texts:
+        raise ConfigError("--capacities names none")
+    return sorted({capacity_blocks(t, working_set=paths.num_nodes, bytes_per_block=bytes_per_block) for t in texts})
+
+
+def _report(
+    options: argparse.Namespace, name: str, skipped: int, paths: RequestPaths, points: Sequence[CurvePoint]
+) -> None:
+    if options.json:
+        data = {
+            "trace": name,
+            "num_requests": paths.num_requests,
+            "num_skipped_lines": skipped,
+            "block_tokens": paths.block_tokens,
+            "prompt_blocks": paths.num_references,
+            "unique_blocks": paths.num_nodes,
+            "infinite_hit_blocks": int(paths.infinite_hits.sum()),
+            "points": [_row(point) for point in points],
+        }
+        text = json.dumps(data, indent=2)
+        if options.json == "-":
+            print(text)  # noqa: T201
+            return
+        _write(Path(options.json), text + "\n")
+    _print_table(name, points)
+
+
+def _row(point: CurvePoint) -> dict[str, Any]:
+    return {**asdict(point), "hit_rate": point.hit_rate, "hit_rate_blocks": point.hit_rate_blocks}
+
+
+def _write_csv(path: Path, points: Sequence[CurvePoint]) -> None:
+    import io
+
+    buffer = io.StringIO()
+    rows = [_row(point) for point in points]
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    _write(path, buffer.getvalue())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _print_table(name: str, points: Sequence[CurvePoint]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    capacities = sorted({point.num_blocks for point in points})
+    table = Table(title=f"{name}: hit rate by block over capacity in blocks")
+    table.add_column("policy", style="bold")
+    for capacity in capacities:
+        table.add_column(f"{capacity:,}", justify="right")
+    for label in dict.fromkeys(point.policy for point in points):
+        rates = {point.num_blocks: point.hit_rate_blocks for point in points if point.policy == label}
+        table.add_row(label, *(f"{rates[capacity]:.4f}" for capacity in capacities))
+    Console().print(table)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over block references with their rate, on standard error; nothing when not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} references, {task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("curve", total=total, rate="")
+
+        def tick(references: int) -> None:
+            bar.update(task, advance=references)
+            speed = bar.tasks[0].speed
+            bar.update(task, rate=f"{speed / 1e6:.2f} M/s" if speed else "")
+
+        yield tick
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""Hit rate over capacity, for many policies at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from framework.components import build_component
+from framework.errors import ConfigError
+from framework.interfaces.eviction import EvictionPolicy
+from framework.replay.paths import RequestPaths
+from framework.replay.reference import replay
+from framework.replay.stack import reuse_distances
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # fmt: skip
+_CAPACITY = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[KMGT]i?B|B)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """One policy at one capacity. Counts as in CacheOnlyResult; evictions is None where one pass gave the curve."""
+
+    policy: str
+    num_blocks: int
+    hit_blocks: int
+    prompt_blocks: int
+    hit_tokens: int
+    prompt_tokens: int
+    evictions: int | None
+
+    @property
+    def hit_rate(self) -> float:
+        """By tokens: the primary definition."""
+        return self.hit_tokens / self.prompt_tokens
+
+    @property
+    def hit_rate_blocks(self) -> float:
+        return self.hit_blocks / self.prompt_blocks
+
+
+def capacity_blocks(text: str, *, working_set: int, bytes_per_block: int | None = None) -> int:
+    """Blocks meant by "10000" (blocks), "40GiB" or "500MB" (bytes), or "25%" (of the trace's distinct blocks; at least one).
+
+    Raises:
+        ConfigError: none of these, less than one block, or bytes where the size of a block is not known.
+    """
+    match = _CAPACITY.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"a capacity is blocks (10000), bytes (40GiB, 500MB) or a share (25%), found {text!r}")
+    number, unit = float(match[1]), match[2]
+    if unit is None:
+        if not number.is_integer():
+            raise ConfigError(f"a capacity in blocks is a whole number, found {text!r}; a share is written 25%")
+        blocks = int(number)
+    elif unit == "%":
+        blocks = max(round(working_set * number / 100), 1 if number else 0)
+    elif bytes_per_block is None:
+        raise ConfigError(f"a capacity of {text} needs the model's shape: add --shape")
+    else:
+        blocks = int(number * _UNITS[unit]) // bytes_per_block
+    if blocks < 1:
+        raise ConfigError(f"a capacity of {text} is less than one block")
+    return blocks
+
+
+def hit_curves(
+    paths: RequestPaths,
+    policies: Mapping[str, Any],
+    capacities: Sequence[int],
+    *,
+    jobs: int = 1,
+    seed: int = 0,
+    leaf_first: bool = False,
+    progress: Callable[[int], Any] = lambda references: None,
+) -> list[CurvePoint]:
+    """Every policy at every capacity in the request model; see replay.reference.
+
+    Args:
+        policies: label -> component: a name, or a mapping with a name and options. A policy that says `recency_stack`
+            is one pass for all capacities; the others are a replay each, in `jobs` processes.
+        progress: called with the block references replayed since the last call; in all references * capacities *
+            policies.
+
+    Returns:
+        In the order of policies and capacities.
+    """
+    found: dict[tuple[str, int], CurvePoint] = {}
+    tasks: list[tuple[str, Any, int]] = []
+    for label, component in policies.items():
+        policy = _build(component, max(capacities), paths.block_tokens, seed)
+        if policy.recency_stack and not policy.bypass:
+            for point in _stack_curve(paths, label, capacities):
+                found[label, point.num_blocks] = point
+            progress(paths.num_references * len(capacities))
+        else:
+            tasks += [(label, component, capacity) for capacity in capacities]
+    for point in _replays(paths, tasks, jobs, seed, leaf_first):
+        found[point.policy, point.num_blocks] = point
+        progress(paths.num_references)
+    return [found[label, capacity] for label in policies for capacity in capacities]
+
+
+def _build(component: Any, num_blocks: int, block_size: int, seed: int) -> EvictionPolicy:
+    shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": seed}
+    policy: EvictionPolicy = build_component("eviction", component, shared)
+    return policy
+
+
+def _stack_curve(paths: RequestPaths, label: str, capacities: Sequence[int]) -> list[CurvePoint]:
+    distances = reuse_distances(paths)
+    tokens = np.full(paths.num_references, paths.block_tokens, dtype=np.int64)
+    ends = paths.starts[1:][np.diff(paths.starts) > 0]
+    counts = np.diff(paths.starts)[np.diff(paths.starts) > 0]
+    prompts = paths.input_tokens[np.diff(paths.starts) > 0]
+    tokens[ends - 1] = np.minimum(paths.block_tokens, prompts - (counts - 1) * paths.block_tokens)
+    order = np.argsort(distances, kind="stable")
+    ordered = distances[order]
+    first, sums = int(np.searchsorted(ordered, 1)), np.concatenate([[0], np.cumsum(tokens[order])])
+    points = []
+    for capacity in capacities:
+        last = int(np.searchsorted(ordered, capacity, side="right"))
+        points.append(_point(paths, label, capacity, last - first, int(sums[last] - sums[first]), None))
+    return points
+
+
+def _point(
+    paths: RequestPaths, label: str, num_blocks: int, hit_blocks: int, hit_tokens: int, evictions: int | None
+) -> CurvePoint:
+    return CurvePoint(
+        policy=label,
+        num_blocks=num_blocks,
+        hit_blocks=hit_blocks,
+        prompt_blocks=paths.num_references,
+        hit_tokens=hit_tokens,
+        prompt_tokens=int(paths.input_tokens.sum()),
+        evictions=evictions,
+    )
+
+
+_worker: list[tuple[RequestPaths, int, bool]] = []
+"""What a worker process replays; set once when it starts, so that the trace travels once a worker and not a task."""
+
+
+def _start(paths: RequestPaths, seed: int, leaf_first: bool) -> None:
+    _worker[:] = [(paths, seed, leaf_first)]
+
+
+def _replay_task(task: tuple[str, Any, int]) -> CurvePoint:
+    return _replay(*_worker[0], task)
+
+
+def _replay(paths: RequestPaths, seed: int, leaf_first: bool, task: tuple[str, Any, int]) -> CurvePoint:
+    label, component, capacity = task
+    policy = _build(component, capacity, paths.block_tokens, seed)
+    result = replay(paths, policy, capacity, leaf_first=leaf_first, bypass=policy.bypass)
+    return _point(paths, label, capacity, result.hit_blocks, result.hit_tokens, result.evictions)
+
+
+def _replays(paths: RequestPaths, tasks: list[tuple[str, Any, int]], jobs: int, seed: int, leaf_first: bool) -> Any:
+    if jobs <= 1 or len(tasks) <= 1:
+        yield from (_replay(paths, seed, leaf_first, task) for task in tasks)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        min(jobs, len(tasks)), mp_context=context, initializer=_start, initargs=(paths, seed, leaf_first)
+    ) as pool:
+        for future in as_completed([pool.submit(_replay_task, task) for task in tasks]):
+            yield future.result()
+
+
+def plot_curves(points: Sequence[CurvePoint], title: str, *, ceiling: float) -> Figure:
+    """Hit rate by block over capacity, a line a policy; `ceiling` is the infinite cache's."""
+    from framework.report.style import legend, new_axes, new_figure, series_style
+
+    figure = new_figure(7.5, 4.6)
+    figure.patch.set(facecolor="white", alpha=1.0)
+    axes = new_axes(figure)
+    labels = list(dict.fromkeys(point.policy for point in points))
+    for index, label in enumerate(labels):
+        mine = sorted((p for p in points if p.policy == label), key=lambda p: p.num_blocks)
+        axes.plot([p.num_blocks for p in mine], [p.hit_rate_blocks for p in mine], label=label, **series_style(index))
+    axes.axhline(ceiling, color="#777777", linewidth=1, linestyle=":", label="infinite cache")
+    axes.set(xscale="log", xlabel="capacity (blocks)", ylabel="hit rate by block", title=title)
+    axes.set_ylim(0, min(1.0, 1.08 * ceiling) or 1.0)
+    legend(axes, len(labels) + 1)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a picture; its suffix says which kind.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error

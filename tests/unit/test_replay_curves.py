@@ -1,0 +1,99 @@
+"""Curves over capacity equal a replay at each of them, and capacities are written with their unit."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replay_helpers import random_requests, workload
+
+from framework.curve import main
+from framework.errors import ConfigError
+from framework.replay.curves import capacity_blocks, hit_curves
+from framework.replay.reference import replay
+from framework.workload.traces import TraceRequest, write_trace
+from framework_builtin.eviction.arc import Arc
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.eviction.optimum import Optimum
+
+CLASSES = {"lru": Lru, "arc": Arc, "optimum": Optimum}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_curve_is_a_replay_at_each_capacity(jobs: int) -> None:
+    paths = workload(random_requests(4, count=150, width=3, longest=6))
+    paths.input_tokens[:] -= np.arange(150) % 4
+    sizes, told = [1, 5, 17, 60, 500], []
+    points = hit_curves(paths, {name: name for name in CLASSES}, sizes, jobs=jobs, progress=told.append)
+    assert [(p.policy, p.num_blocks) for p in points] == [(name, size) for name in CLASSES for size in sizes]
+    for point in points:
+        made = CLASSES[point.policy]
+        alone = replay(paths, made(), point.num_blocks, bypass=made.bypass)
+        expected = (alone.hit_blocks, alone.hit_tokens, alone.prompt_blocks, alone.prompt_tokens)
+        assert (point.hit_blocks, point.hit_tokens, point.prompt_blocks, point.prompt_tokens) == expected, point
+        assert point.evictions == (None if point.policy == "lru" else alone.evictions), point
+    assert sum(told) == paths.num_references * len(sizes) * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [("10000", 10_000), ("25%", 50), ("0.1%", 1), ("40MB", 40), ("1 GiB", 1073), ("2500KB", 2), ("1000000B", 1)],
+)
+def test_a_capacity_is_blocks_bytes_or_a_share(text: str, blocks: int) -> None:
+    assert capacity_blocks(text, working_set=200, bytes_per_block=1_000_000) == blocks
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("0", "less than one"), ("0%", "less than one"), ("0.5", "whole number"), ("ten", "blocks"), ("-5", "blocks"),
+     ("5GB", "--shape"), ("", "blocks")],
+)  # fmt: skip
+def test_a_capacity_that_means_nothing_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        capacity_blocks(text, working_set=200)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "small.jsonl"
+    write_trace(
+        path,
+        (
+            TraceRequest(
+                arrival_s=float(i), input_tokens=16 * len(ids), output_tokens=1, block_tokens=16,
+                block_ids=np.cumsum(np.array(ids) + 1) * 7,
+            )
+            for i, ids in enumerate(random_requests(2, count=80, width=3, longest=5))
+        ),
+        source="test", source_format="test",
+    )  # fmt: skip
+    return path
+
+
+def test_the_command_writes_table_csv_json_and_picture(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = {kind: str(tmp_path / f"curve.{kind}") for kind in ("csv", "json", "png")}
+    assert main([str(trace), "--policies", "lru,fifo", "--capacities", "5,50%,1MiB", "--shape", "llama-3.1-8b",
+                 "--csv", out["csv"], "--json", out["json"], "--plot", out["png"], "--jobs", "1"]) == 0  # fmt: skip
+    assert "lru" in capsys.readouterr().out
+    data = json.loads(Path(out["json"]).read_text())
+    rows = list(csv.DictReader(Path(out["csv"]).read_text().splitlines()))
+    assert len(rows) == len(data["points"]) == 2 * len({p["num_blocks"] for p in data["points"]})
+    assert all(0 < point["hit_rate"] < 1 for point in data["points"])
+    assert Path(out["png"]).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--policies", "nope"), "no eviction named 'nope'"), (("--policies", ","), "names none"),
+     (("--capacities", "5GB"), "--shape"), (("--plot", "x.gif"), "png or .svg"), (("--capacities", ","), "names none")],
+)  # fmt: skip
+def test_a_wrong_word_ends_with_one_sentence(
+    trace: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert main([str(trace), "--jobs", "1", *words]) == 2
+    assert said in capsys.readouterr().err
