@@ -9,7 +9,7 @@ import torch
 from framework.kernel.timing import Call, Times, time_on_cpu, time_on_cuda
 from framework.testing.attention_cases import torch_dtype
 
-_CPU_BYTES, _CUDA_BYTES = 256 * 2**20, 4 * 2**30
+_CPU_BYTES, _CUDA_BYTES = 128 * 2**20, 4 * 2**30
 _CPU_SIDE, _CUDA_SIDE = 1024, 8192
 
 

@@ -1,0 +1,69 @@
+"""mode=kernel from the command line: exit status, table, files; alone and in a sweep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from framework.jsonl import read_jsonl
+
+TINY = (
+    "mode=kernel",
+    "device=cpu",
+    "kernel.batch=[2]",
+    "kernel.context=[20]",
+    "kernel.prefill=[]",
+    "kernel.lengths=[uniform]",
+    "kernel.heads=[2/1/16]",
+    "kernel.budget_s=0.01",
+)
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_a_backend_that_cannot_run_here_exits_with_its_reasons(command: Command, elsewhere: Path) -> None:
+    status, _, err = command(*TINY, "+backend=varlen", "run.dir=out")
+    assert status == 1, err
+    for part in ("device cpu is not supported", "nearest: 256", "Would work: gather"):
+        assert part in err, f"{part!r} not in {err!r}"
+    assert json.loads((elsewhere / "out" / "result.json").read_text())["status"] == "unavailable"
+
+
+def test_a_sweep_reports_the_backend_that_cannot_run_and_goes_well(command: Command, elsewhere: Path) -> None:
+    status, out, err = command("-m", *TINY, "+backend=torch,gather,varlen", "run.sweep=three")
+    assert status == 0, err
+    rows = [row for path in elsewhere.rglob("kernel.jsonl") for row in read_jsonl(path)]
+    assert {row["backend"]: row["status"] for row in rows} == {"torch": "ok", "gather": "ok", "varlen": "unavailable"}
+    assert "varlen unavailable: block size 16 is not a multiple of 256; nearest: 256" in out, out
+    assert all(f" {name} " in out for name in ("torch", "gather", "varlen")), out
+
+
+def test_a_backend_that_fails_the_gate_fails_the_command(
+    command: Command, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework_builtin.backend.gather import GatherBackend
+
+    monkeypatch.setattr(GatherBackend, "attend_one", lambda self, q, k, v, row: torch.zeros_like(q))
+    status, out, err = command(*TINY, "+backend=gather", "run.dir=out")
+    assert status == 1, err
+    assert "the run's status is 'failed'" in err and "max error" in err, err  # noqa: PT018
+    (row,) = read_jsonl(elsewhere / "out" / "kernel.jsonl")
+    assert (row["status"], "time_s" in row) == ("failed", False), row
+    assert "failed" in out, out
+
+
+def test_triton_on_a_cpu_gets_a_floor_and_a_screen_and_no_time(command: Command, elsewhere: Path) -> None:
+    words = [word for word in TINY if not word.startswith("kernel.heads")]
+    status, out, err = command(
+        *words, "+backend=triton", "kernel.heads=[8/1/64]", "kernel.dtype=[bfloat16]", "run.dir=out"
+    )
+    assert status == 0, err
+    (row,) = read_jsonl(elsewhere / "out" / "kernel.jsonl")
+    assert (row["kind"], row["target"], "time_s" in row) == ("modelled", "h200", False), row
+    screen = json.loads((elsewhere / "out" / "result.json").read_text())["screen"]
+    assert [kernel["name"].split("/")[:2] for kernel in screen] == [["sm_90", "decode"], ["sm_90", "prefill"]]
+    assert all(kernel["spills"] == 0 and kernel["registers"] > 0 for kernel in screen), screen
+    assert "no time was taken" in out, out
