@@ -50,7 +50,7 @@ class CurvePoint:
 
 
 def capacity_blocks(text: str, *, working_set: int, bytes_per_block: int | None = None) -> int:
-    """Blocks meant by "10000" (blocks), "40GiB" or "500MB" (bytes), or "25%" (of the trace's distinct blocks; at least one).
+    """Blocks meant by "10000" (blocks), "40GiB", "500MB" (bytes) or "25%" (of the distinct blocks, at least one).
 
     Raises:
         ConfigError: none of these, less than one block, or bytes where the size of a block is not known.

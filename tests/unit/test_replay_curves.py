@@ -77,7 +77,7 @@ def test_the_command_writes_table_csv_json_and_picture(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = {kind: str(tmp_path / f"curve.{kind}") for kind in ("csv", "json", "png")}
-    assert main([str(trace), "--policies", "lru,fifo", "--capacities", "5,50%,1MiB", "--shape", "llama-3.1-8b",
+    assert main([str(trace), "--policies", "lru,fifo", "--capacities", "5,50%,20MiB", "--shape", "llama-3.1-8b",
                  "--csv", out["csv"], "--json", out["json"], "--plot", out["png"], "--jobs", "1"]) == 0  # fmt: skip
     assert "lru" in capsys.readouterr().out
     data = json.loads(Path(out["json"]).read_text())
