@@ -13,8 +13,8 @@ _T = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 _RESAMPLES = 10_000
-FEW_PAIRS = 5
-"""With fewer pairs the smallest p that resampling can give is above 5 %, or nearly so: no verdict."""
+FEW_PAIRS = 6
+"""With fewer pairs not even a difference of one sign throughout is beyond chance at 5 %: no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Difference:
 
     Attributes:
         low, high: the 95 % percentile interval of the bootstrap.
-        p: two-sided, by the bootstrap; at least 1 / (resamples + 1).
+        p: two-sided, by the bootstrap; never below 2 / 2**pairs, what the signs of so few pairs can show.
         pairs: runs that differ in nothing but what is compared.
     """
 
@@ -69,7 +69,8 @@ def paired_bootstrap(baseline: Sequence[float], challenger: Sequence[float]) -> 
         tail = _RESAMPLES if differences[0] == 0 else 0
     else:
         tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p = min(1.0, 2 * (tail + 1) / (_RESAMPLES + 1))
+    # Resampling a handful of pairs never sees the spread they do not show: bounded by the exact sign test.
+    p = min(1.0, max(2 * (tail + 1) / (_RESAMPLES + 1), 2.0 ** (1 - len(differences))))
     return Difference(mean=float(differences.mean()), low=float(low), high=float(high), p=p, pairs=len(differences))
 
 

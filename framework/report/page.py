@@ -10,6 +10,7 @@ from framework.report.curves import Plot
 from framework.report.study import Study
 from framework.report.style import as_svg
 
+_LONG_TABLE = 40  # rows; then the plots come first
 _CSS = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --page: #ffffff; --soft: #5a5a5a; --line: #d6d6d6; --band: #f4f4f2;
   --mark: #0072b2; }
@@ -58,13 +59,12 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
         plots: of the study, open.
         pictures: of single runs, below them.
     """
+    findings = [_ranking(study), _comparison(study), _section("Plots", plots)]
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p>{_text(tables.headline(study))}.</p>",
         _troubles(study),
-        _ranking(study),
-        _comparison(study),
-        _section("Plots", plots),
+        *(reversed(findings) if len(study.settings) > _LONG_TABLE else findings),
         _section("Inside single runs", pictures),
         _constant(study),
         _method(study),
@@ -89,7 +89,7 @@ def _comparison(study: Study) -> str:
         return ""
     note = (
         f"On {study.metric}: runs paired that differ in {study.baseline_key} alone, 10,000 bootstrap resamples of the "
-        "pairs, p two-sided and adjusted by Holm. Under five pairs no verdict is given."
+        "pairs, p two-sided and adjusted by Holm. Under six pairs no verdict is given."
     )
     table = _table(tables.comparison_header(study), tables.comparison(study))
     return f"<h2>Against {_text(str(study.baseline))}</h2>{table}<p class=soft>{_text(note)}</p>"
