@@ -1,7 +1,13 @@
 """Paged decode and prefill on the CPU: torch against gather, and against SDPA on a dense contiguous cache.
 
 pytest tests/bench/test_bench_attention.py --benchmark-only --benchmark-group-by=group
+python tests/bench/test_bench_attention.py     # interleaved in one run, beside the measured read bandwidth
 """
+
+import sys
+import time
+from importlib.metadata import entry_points
+from statistics import median
 
 import numpy as np
 import pytest
@@ -14,6 +20,8 @@ from framework_builtin.backend.torch import TorchBackend
 
 HEADS, KV_HEADS, DIM, SIZE = 16, 8, 128, 16
 BACKENDS = {"torch": TorchBackend, "gather": GatherBackend}
+for _point in entry_points(group="framework.backend", name="native"):
+    BACKENDS["native"] = _point.load()
 
 
 def paged(contexts, queries, layout="NHD"):
@@ -75,3 +83,40 @@ def test_sdpa_on_a_dense_cache(benchmark, work):
     k, v = (torch.randn(len(contexts), KV_HEADS, contexts[0], DIM) for _ in range(2))
     benchmark.group = work
     benchmark(lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+
+def read_bandwidth(buffer):
+    """Bytes a second of a plain sum over a large array, on torch's threads."""
+    start = time.perf_counter()
+    buffer.sum()
+    return buffer.nbytes / (time.perf_counter() - start)
+
+
+def compare(work="decode 32 x 1k", rounds=12):
+    """Print each backend's KV bytes a second beside the read bandwidth, interleaved in one run."""
+    buffer = torch.ones(2**26)
+    for layout in ("NHD", "HND"):
+        spec, q, pool, batch = paged(*WORK[work], layout)
+        moved = 2 * pool.k.nbytes * sum(WORK[work][0]) / ((pool.num_blocks - 1) * SIZE)
+        ready = {name: kind() for name, kind in BACKENDS.items() if name != "gather"}
+        for backend in ready.values():
+            backend.setup(spec, "cpu")
+            backend.plan(batch)
+        out, rates = torch.empty_like(q), {name: [] for name in ("sum", *ready)}
+        for _ in range(rounds):
+            rates["sum"].append(read_bandwidth(buffer))
+            for name, backend in ready.items():
+                start = time.perf_counter()
+                backend.attend(q, pool, batch, out)
+                rates[name].append(moved / (time.perf_counter() - start))
+        for name, found in rates.items():
+            ratios = sorted(a / b for a, b in zip(found, rates["sum"], strict=True))
+            print(
+                f"{work} {layout} {torch.get_num_threads()} threads {name:7} best {max(found) / 1e9:5.1f} GB/s, "
+                f"{max(found) / max(rates['sum']):.2f} of the sum's; pairwise median {median(ratios):.2f} "
+                f"(from {ratios[1]:.2f} to {ratios[-2]:.2f})"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(compare())

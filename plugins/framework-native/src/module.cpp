@@ -9,10 +9,11 @@ namespace native {
 namespace {
 
 /// A live NumPy view of one column, (num_blocks + 1,); it keeps the columns alive, not the allocator.
-template <class T> nb::object column(const std::shared_ptr<Pool> &pool, std::vector<T> &values) {
+template <class T> nb::object column(const std::shared_ptr<Pool> &pool, const Column<T> &values) {
     nb::capsule owner(new std::shared_ptr<Pool>(pool),
                       [](void *held) noexcept { delete static_cast<std::shared_ptr<Pool> *>(held); });
-    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(values.data(), {values.size()}, owner));
+    const int64_t stride = sizeof(Facts) / sizeof(T);
+    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(values.data(), {pool->size()}, owner, {stride}));
 }
 
 nb::dict columns(const Core &core) {

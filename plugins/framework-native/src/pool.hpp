@@ -11,16 +11,39 @@ namespace native {
 
 using Blocks = std::vector<int32_t>;
 
-/// One vector a fact, indexed by block id; entry 0 is the null block's. The free set is a stack, so that the block
-/// handed out next is the one framework.paged.pool would.
-struct Pool {
+/// All facts of one block on one cache line: a call reads and writes several of them.
+struct alignas(64) Facts {
+    int32_t ref = 0, depth = 0, hits = 0, tenant = 0, children = 0;
+    uint8_t candidate = 0;
+    int64_t admitted = 0, last_access = 0, priority = 0;
+    double next_use = std::numeric_limits<double>::infinity();
+};
+
+/// One fact of all blocks, indexed by block id; entry 0 is the null block's.
+template <class T> class Column {
+public:
+    Column(std::vector<Facts> &facts, T Facts::*fact) : facts_(facts.data()), fact_(fact) {}
+    T &operator[](size_t block) const { return facts_[block].*fact_; }
+    T *data() const { return &(facts_->*fact_); }
+
+private:
+    Facts *facts_;
+    T Facts::*fact_;
+};
+
+/// The books of the blocks. The free set is a stack, so that the block handed out next is the one framework.paged.pool
+/// would hand out.
+class Pool {
+    std::vector<Facts> facts_;
+
+public:
     Pool(int32_t count, int32_t tokens)
-        : num_blocks(count), block_size(tokens), ref(size()), depth(size()), hits(size()), tenant(size()),
-          children(size()), candidate(size()), admitted(size()), last_access(size()), priority(size()),
-          next_use(size(), std::numeric_limits<double>::infinity()), key(size()) {
+        : facts_(static_cast<size_t>(count) + 1), num_blocks(count), block_size(tokens), key(size()) {
         free.reserve(count);
         for (int32_t block = count; block > 0; --block) free.push_back(block);
     }
+    Pool(const Pool &) = delete;
+    Pool &operator=(const Pool &) = delete;
 
     size_t size() const { return static_cast<size_t>(num_blocks) + 1; }
     int32_t cached() const { return num_blocks - static_cast<int32_t>(free.size()) - used; }
@@ -39,10 +62,12 @@ struct Pool {
     int32_t used = 0;
     int64_t access = 0;
     Blocks free;
-    std::vector<int32_t> ref, depth, hits, tenant, children;
-    std::vector<uint8_t> candidate;
-    std::vector<int64_t> admitted, last_access, priority;
-    std::vector<double> next_use;
+    const Column<int32_t> ref{facts_, &Facts::ref}, depth{facts_, &Facts::depth}, hits{facts_, &Facts::hits},
+        tenant{facts_, &Facts::tenant}, children{facts_, &Facts::children};
+    const Column<uint8_t> candidate{facts_, &Facts::candidate};
+    const Column<int64_t> admitted{facts_, &Facts::admitted}, last_access{facts_, &Facts::last_access},
+        priority{facts_, &Facts::priority};
+    const Column<double> next_use{facts_, &Facts::next_use};
     std::vector<Name> key;
 };
 
