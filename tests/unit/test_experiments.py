@@ -1,0 +1,323 @@
+"""Experiments: their quick modes run, their models are right, and what is committed is what they compute."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+NAMES = ("mooncake", "pagedattention", "tournament")
+GOLDEN_UTILISATION = {
+    "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
+    "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
+}
+GOLDEN_HITS = {
+    "lru": (104_924, 102_290, 93_978, 83_035, 61_046, 32_260, 18_850, 12_847),
+    "lfu": (104_755, 99_205, 79_613, 60_582, 38_004, 26_642, 21_636, 13_871),
+    "fifo": (102_804, 96_231, 84_808, 74_331, 52_403, 30_698, 18_363, 12_840),
+    "length_aware": (96_488, 75_055, 58_487, 47_537, 32_285, 23_026, 19_208, 14_495),
+    "optimum": (105_710, 105_710, 105_710, 105_710, 105_710, 98_448, 84_953, 55_019),
+}
+GOLDEN_LEAF_FIRST = {100_000: 104_922, 50_000: 102_250, 30_000: 93_985, 10_000: 60_852, 1_000: 12_842}
+GOLDEN_FULL = {100_000: 104_926, 50_000: 102_724, 30_000: 95_337, 10_000: 62_005, 1_000: 12_990}
+
+
+@pytest.fixture
+def experiment(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Import a module of an experiment, as `python -m` from the top of the checkout does."""
+    monkeypatch.syspath_prepend(str(repository))
+    return lambda name: importlib.import_module(f"experiments.{name}")
+
+
+def quick(repository: Path, name: str, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"experiments.{name}", "--quick", "--out", str(out), "--jobs", "1"],
+        cwd=repository,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="session")
+def quick_results(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of an experiment's quick run, run once."""
+
+    @functools.cache
+    def folder(name: str) -> Path:
+        out = tmp_path_factory.mktemp(name)
+        done = quick(repository, name, out)
+        assert done.returncode == 0, done.stderr
+        return out
+
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quick_mode_writes_rows_provenance_and_plots(
+    name: str, quick_results: Callable[[str], Path], request: Any
+) -> None:
+    if name != "tournament":
+        request.getfixturevalue("traces")
+    tmp_path = quick_results(name)
+    provenance = json.loads((tmp_path / "provenance.json").read_text())
+    assert provenance["command"] == f"python -m experiments.{name} --quick"
+    assert provenance["python"] == ".".join(map(str, sys.version_info[:3]))
+    tables = list(tmp_path.glob("*.csv"))
+    assert tables
+    assert all(rows_of(path) for path in tables)
+    pictures = list(tmp_path.glob("*.svg"))
+    assert pictures
+    assert all("<svg" in path.read_text() for path in pictures)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_traces_an_experiment_says_what_to_do(name: str, repository: Path, tmp_path: Path) -> None:
+    if name == "tournament":
+        pytest.skip("its quick mode draws a trace of its own")
+    done = quick(repository, name, tmp_path / "out", KVLAB_TRACES=str(tmp_path))
+    assert done.returncode == 1
+    assert "set KVLAB_TRACES" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quick_mode_never_overwrites_the_whole_results(name: str, repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"experiments.{name}", "--quick"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "give --out" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_says_what_it_claims_and_how_to_run_it(name: str, repository: Path) -> None:
+    folder = repository / "experiments" / name
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    for heading in ("## Claim", "## Command", "## Data", "## Result", "## What differs"):
+        assert heading in page, f"{name}: {heading}"
+    assert f"python -m experiments.{name}" in page
+    provenance = json.loads((folder / "results" / "provenance.json").read_text())
+    assert provenance["package"]["git_revision"], "the committed results name a revision"
+    assert provenance["command"] == f"python -m experiments.{name}"
+    for picture in (folder / "results").glob("*.svg"):
+        assert f"results/{picture.name}" in page, f"{picture.name} is not shown"
+
+
+# Utilisation
+
+
+def slow_utilisation(prompts: list[int], outputs: list[int], limit: int, name: str, size: int) -> float:
+    live = reserved = 0
+    for p, o in zip(prompts, outputs, strict=True):
+        for k in range(1, o + 1):
+            live += p + k - 1
+            power = 1
+            while power < o:
+                power *= 2
+            whole = {"max": limit, "pow2": min(limit, p + power), "oracle": p + o}
+            reserved += size * -(-(p + k - 1) // size) if name == "paged" else whole[name]
+    return live / reserved
+
+
+def test_the_closed_form_is_the_sum_over_iterations(experiment: Callable[[str], ModuleType]) -> None:
+    module = experiment("pagedattention.utilisation")
+    rng = np.random.default_rng(0)
+    prompts, outputs = rng.integers(1, 60, 40), rng.integers(1, 40, 40)
+    for how in (*module.CONTIGUOUS, module.Reservation("paged", 7), module.Reservation("paged", 16)):
+        expected = slow_utilisation(prompts.tolist(), outputs.tolist(), 100, how.name, how.block_size)
+        assert module.closed_form(prompts, outputs, 100, how) == pytest.approx(expected, rel=1e-12), how
+
+
+@pytest.mark.parametrize("name", list(GOLDEN_UTILISATION))
+def test_the_closed_form_on_the_azure_lengths(name: str, traces: Path, experiment: Callable[[str], ModuleType]) -> None:
+    main, module = experiment("pagedattention.__main__"), experiment("pagedattention.utilisation")
+    prompts, outputs, limit = main.lengths(name)
+    assert len(prompts) == {"Azure conv, all": 19_366}.get(name, 16_528)
+    kinds = (*module.CONTIGUOUS, *module.PAGED)
+    found = tuple(f"{module.closed_form(prompts, outputs, limit, how):.4f}".lstrip("0") for how in kinds)
+    assert found == GOLDEN_UTILISATION[name]
+
+
+def test_a_saturated_pool_of_equal_requests_is_what_arithmetic_says(experiment: Callable[[str], ModuleType]) -> None:
+    module = experiment("pagedattention.utilisation")
+    prompts, outputs = np.full(40, 56), np.full(40, 8)
+    oracle = module.saturated(prompts, outputs, 128, module.Reservation("oracle"), 256)
+    assert (oracle.peak_rows, oracle.preemptions) == (4, 0), "four runs of 56 + 8 slots fill 256"
+    assert oracle.live == pytest.approx((56 + 63) / 2 / 64), "56 to 63 live slots of 64"
+    assert oracle.live + oracle.reserved == pytest.approx(1.0)
+    most = module.saturated(prompts, outputs, 128, module.Reservation("max"), 256)
+    assert most.live == pytest.approx((56 + 63) / 2 / 128)
+
+
+def test_the_engine_comes_near_the_closed_form_on_the_azure_lengths(
+    traces: Path, experiment: Callable[[str], ModuleType]
+) -> None:
+    main, module = experiment("pagedattention.__main__"), experiment("pagedattention.utilisation")
+    prompts, outputs, limit = main.lengths("Azure conv, p + o <= 2048")
+    paged = module.saturated(prompts[:150], outputs[:150], limit, module.Reservation("paged", 16), 16_384)
+    closed = module.closed_form(prompts[:150], outputs[:150], limit, module.Reservation("paged", 16))
+    assert paged.live / (paged.live + paged.internal) == pytest.approx(closed, abs=0.005), paged
+    assert paged.live > 0.94, paged
+
+
+# Sharing
+
+
+def test_sharing_of_samples_is_what_arithmetic_says(experiment: Callable[[str], ModuleType]) -> None:
+    module = experiment("pagedattention.sharing")
+    lengths = [(64, 16)]
+    naive = module.usage(lengths, 2, beam=False, allocator="naive")
+    cow = module.usage(lengths, 2, beam=False, allocator="cow")
+    # Counted after each step: after the first the prompt is forked, 4 blocks each or shared; in 14 more each sample
+    # has a fifth block of its own; the 16th token is not computed, and after its step all is free.
+    assert naive.block_steps == 8 + 14 * (5 + 5), naive
+    assert cow.block_steps == 4 + 14 * (4 + 1 + 1), cow
+    assert module.saving(naive, cow) == pytest.approx(1 - (4 + 14 * 6) / (8 + 14 * 10))
+
+
+def test_beams_share_more_than_samples_and_all_sharing_allocators_agree(
+    experiment: Callable[[str], ModuleType],
+) -> None:
+    module = experiment("pagedattention.sharing")
+    lengths = [(30, 60), (50, 90)]
+    savings = {}
+    for beam in (False, True):
+        naive, cow, both = (
+            module.usage(lengths, 4, beam=beam, allocator=allocator) for allocator in ("naive", "cow", "prefix_cow")
+        )
+        savings[beam] = module.saving(naive, cow)
+        assert module.saving(naive, both) == pytest.approx(savings[beam], abs=0.02), (naive, cow, both)
+    assert savings[True] > savings[False] + 0.1, savings
+
+
+# Mooncake
+
+
+def test_the_committed_hits_are_the_golden_ones(repository: Path) -> None:
+    rows = rows_of(repository / "experiments" / "mooncake" / "results" / "hit_rates.csv")
+    hits = {
+        (r["policy"], int(r["capacity_blocks"] or 0), r["full_blocks_only"] == "True"): int(r["hit_blocks"])
+        for r in rows
+    }
+    sizes = (100_000, 50_000, 30_000, 20_000, 10_000, 5_000, 3_000, 1_000)
+    for policy, golden in GOLDEN_HITS.items():
+        assert tuple(hits[policy, size, False] for size in sizes) == golden, policy
+    assert {size: hits["fifo leaf-first", size, False] for size in GOLDEN_LEAF_FIRST} == GOLDEN_LEAF_FIRST
+    assert {size: hits["lru", size, True] for size in GOLDEN_FULL} == GOLDEN_FULL
+    assert (hits["infinite", 0, False], hits["infinite", 0, True]) == (105_710, 105_592)
+    assert hits["optimum", 1_000, True] == 54_977
+
+
+def test_quick_mode_computes_what_is_committed(
+    traces: Path, repository: Path, quick_results: Callable[[str], Path]
+) -> None:
+    committed = rows_of(repository / "experiments" / "mooncake" / "results" / "hit_rates.csv")
+    for row in rows_of(quick_results("mooncake") / "hit_rates.csv"):
+        assert row in committed, row
+
+
+def test_committed_utilisation_is_the_golden_one(repository: Path) -> None:
+    rows = rows_of(repository / "experiments" / "pagedattention" / "results" / "utilisation_closed_form.csv")
+    for name, golden in GOLDEN_UTILISATION.items():
+        found = tuple(f"{float(r['utilisation']):.4f}".lstrip("0") for r in rows if r["lengths"] == name)
+        assert found == golden, name
+
+
+# Tournament
+
+
+def test_a_second_run_of_the_tournament_replays_nothing(
+    repository: Path, tmp_path: Path, experiment: Callable[[str], ModuleType]
+) -> None:
+    module = experiment("tournament.cells")
+    cell = module.Cell("synthetic", "lru", 0.1, tmp_path)
+    first, stamp = module.run(cell), cell.file.stat().st_mtime_ns
+    assert module.run(cell) == first
+    assert cell.file.stat().st_mtime_ns == stamp, "kept as it was"
+    assert sum(first["unit_hits"]) == first["hit_blocks"] > 0
+    cell.file.write_text(json.dumps({**first, "key": "of older code", "hit_blocks": -1}))
+    assert module.run(cell)["hit_blocks"] == first["hit_blocks"], "a stale cell is run again"
+    cell.file.write_text("{ cut sho")
+    assert module.run(cell)["hit_blocks"] == first["hit_blocks"], "so is a damaged one"
+
+
+def test_the_ranking_of_known_hits(experiment: Callable[[str], ModuleType]) -> None:
+    module = experiment("tournament.ranking")
+    references = np.full(50, 10.0)
+
+    def cell(trace: str, policy: str, hits: int) -> dict[str, Any]:
+        return {"trace": trace, "policy": policy, "fraction": 0.1, "unit_hits": [hits] * 50}
+
+    results = [
+        cell(trace, policy, hits)
+        for trace, table in {
+            "a": {"optimum": 8, "good": 7, "bad": 4, "seer": 8},
+            "b": {"optimum": 6, "good": 5, "bad": 5, "seer": 6},
+        }.items()
+        for policy, hits in table.items()
+    ]
+    standings = module.rank(
+        results,
+        {"a": references, "b": references},
+        optimum="optimum",
+        reference_policy="bad",
+        offline=["seer"],
+        resamples=50,
+    )
+    assert [s.policy for s in standings] == ["seer", "good", "bad"]
+    good = standings[1]
+    # Misses over the optimum's: 3/2 on a, 5/4 on b.
+    assert good.gaps["a", 0.1].value == pytest.approx(0.5)
+    assert good.gaps["b", 0.1].value == pytest.approx(0.25)
+    assert good.score.value == pytest.approx((1.5 * 1.25) ** 0.5 - 1)
+    assert (good.score.low, good.score.high) == pytest.approx((good.score.value,) * 2), "equal units leave no doubt"
+    assert (good.best, standings[0].best) == (1.0, 0.0), "who knows the future does not compete"
+    assert good.versus.value == pytest.approx((1.5 * 1.25) ** 0.5 - (3.0 * 1.25) ** 0.5)
+
+
+def test_unequal_units_widen_the_interval_around_the_value(experiment: Callable[[str], ModuleType]) -> None:
+    module = experiment("tournament.ranking")
+    rng = np.random.default_rng(1)
+    hits = rng.integers(2, 8, 100)
+    results = [
+        {"trace": "a", "policy": policy, "fraction": 0.1, "unit_hits": values.tolist()}
+        for policy, values in {"optimum": np.full(100, 8), "x": hits}.items()
+    ]
+    options = {"optimum": "optimum", "reference_policy": "x", "offline": []}
+    score = module.rank(results, {"a": np.full(100, 10.0)}, **options)[0].score
+    expected = (8 - hits).mean() / 2
+    error = (8 - hits).std() / 2 / 10
+    assert score.value == pytest.approx(expected)
+    assert score.high - score.low == pytest.approx(2 * 1.96 * error, rel=0.15), score
+    assert score.low < score.value < score.high
+
+
+def test_the_committed_tournament_has_every_installed_built_in_policy(repository: Path) -> None:
+    from framework import registry
+
+    ranked = {row["policy"] for row in rows_of(repository / "experiments" / "tournament" / "results" / "ranking.csv")}
+    built_in = {p.name for p in registry.entries("eviction") if p.distribution == "kvcache-framework"} - {"optimum"}
+    assert built_in <= ranked, built_in - ranked
