@@ -103,10 +103,12 @@ def eviction_timeline(events: Sequence[JsonObject], row: RunRow, title: str) -> 
             counts[event["event"]].append(int(event["step"]))
     if not counts["evict"]:
         return None
+    last = max(int(event["step"]) for event in events if "step" in event)
     figure = new_figure(height_in=2.6)
     axes = new_axes(figure)
     for index, (kind, name) in enumerate((("admit", "published"), ("evict", "evicted"))):
-        steps, sums = np.unique(np.array(sorted(counts[kind])), return_counts=True)
+        steps, sums = np.unique(np.array(counts[kind], dtype=np.int64), return_counts=True)
+        steps, sums = np.append(steps, last), np.append(sums, 0)
         axes.step(steps, np.cumsum(sums), where="post", label=name, color=COLOURS[index], linestyle=("-", "--")[index])
     axes.set_xlabel("step")
     axes.set_ylabel("blocks, cumulative")

@@ -161,7 +161,8 @@ def test_the_paired_bootstrap_covers_the_truth_and_finds_no_difference_in_noise(
 def test_the_bootstrap_repeats_and_pairs_matter() -> None:
     base, other = [0.1, 0.5, 0.9, 0.3, 0.7, 0.2], [0.12, 0.53, 0.91, 0.33, 0.71, 0.22]
     assert paired_bootstrap(base, other) == paired_bootstrap(base, other)
-    assert paired_bootstrap(base, other).p < 0.01 < paired_bootstrap(base, other[::-1]).p
+    assert paired_bootstrap(base, other).p == 2 / 2**6 < 0.05 < paired_bootstrap(base, other[::-1]).p
+    assert paired_bootstrap(base * 5, other * 5).p < 0.001
     assert paired_bootstrap([1.0] * 6, [1.0] * 6).p == 1.0
 
 
