@@ -247,6 +247,8 @@ def _finish(outcomes: Sequence[Outcome]) -> None:
 
 def _status(outcomes: Sequence[Outcome]) -> int:
     """A backend that cannot run here is a row of a sweep, not a failure of it, unless nothing could run."""
+    if not outcomes:
+        return 0
     if len(outcomes) == 1 or all(outcome.status for outcome in outcomes):
         return outcomes[0].status if len({outcome.status for outcome in outcomes}) == 1 else FAILED
     return FAILED if any(_is_failure(outcome) for outcome in outcomes) else 0
