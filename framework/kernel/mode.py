@@ -15,9 +15,9 @@ from framework.kernel.grid import Grid
 from framework.kernel.options import KernelOptions
 from framework.llm import build_component, default_device, require_backend
 from framework.options import call_checked
-from framework.report.kernel import ROWS
 from framework.serve import provenance
 from framework.tracking import RunDirectory, RunLabel, Trackers
+from framework.tracking.run_directory import KERNEL, ROOFLINE
 
 
 def kernel(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def kernel(config: Mapping[str, Any]) -> dict[str, Any]:
         result = {"status": "failed", "mode": "kernel", "backend": name, "device": device}
         try:
             for step, row in enumerate(grid.run()):
-                run.writer(ROWS).write(row)
+                run.writer(KERNEL).write(row)
                 trackers.log(step, {key: value for key, value in row.items() if isinstance(value, (int, float))})
             result |= _summary(grid)
             _plot(grid, run.path)
@@ -114,5 +114,5 @@ def _plot(grid: Grid, folder: Path) -> None:
 
     figure = roofline(grid.rows)
     if figure is not None:
-        figure.savefig(folder / "roofline.png", dpi=150)
+        figure.savefig(folder / ROOFLINE, dpi=150)
         figure.savefig(folder / "roofline.svg")

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from framework.jsonl import read_jsonl
+from framework.tracking.run_directory import KERNEL
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 Row = Mapping[str, Any]
-ROWS = "kernel.jsonl"
 _MANY = 6
 
 
@@ -78,7 +78,7 @@ def _console(file: IO[str] | None, width: int | None) -> Console:
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
-    path = folder / ROWS
+    path = folder / KERNEL
     return read_jsonl(path) if path.exists() else []
 
 
@@ -152,7 +152,7 @@ def _print_reasons(rows: Sequence[Row], console: Console, several: bool) -> None
     for line in told[:_MANY]:
         console.print(line, style="red" if "failed" in line.split(":")[0] else "dim")
     if len(told) > _MANY:
-        console.print(f"and {len(told) - _MANY} more, in {ROWS}", style="dim")
+        console.print(f"and {len(told) - _MANY} more, in {KERNEL}", style="dim")
 
 
 def _print_screen(screen: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -17,6 +17,7 @@ from framework.tracking import lock
 
 CONFIG, PROVENANCE, RESULT = "config.yaml", "provenance.json", "result.json"
 METRICS, EVENTS, REQUESTS = "metrics.jsonl", "events.jsonl", "requests.jsonl"
+KERNEL, ROOFLINE = "kernel.jsonl", "roofline.png"
 
 _FLUSH_BYTES = 1 << 16
 _FLUSH_AFTER_S = 1.0
@@ -196,7 +197,7 @@ class RunDirectory:
         if (self.path / RESULT).exists() and not overwrite:
             raise RunDirectoryError(f"{self.path} holds a finished run; choose another directory or allow overwriting")
         with _as_run_directory_error(self.path):
-            for name in (RESULT, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS):
+            for name in (RESULT, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE):
                 (self.path / name).unlink(missing_ok=True)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:

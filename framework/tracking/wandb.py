@@ -15,7 +15,17 @@ from urllib.parse import urlparse
 
 from framework.errors import ConfigError
 from framework.jsonl import read_jsonl, to_plain
-from framework.tracking.run_directory import CONFIG, EVENTS, METRICS, PROVENANCE, REQUESTS, RESULT, RunDirectory
+from framework.tracking.run_directory import (
+    CONFIG,
+    EVENTS,
+    KERNEL,
+    METRICS,
+    PROVENANCE,
+    REQUESTS,
+    RESULT,
+    ROOFLINE,
+    RunDirectory,
+)
 from framework.tracking.tracker import RunLabel, Tracker, TrackerWarning
 
 _ID = "wandb-id"
@@ -103,6 +113,7 @@ class WandbTracker(Tracker):
             self._send_held()
             self._log_requests()
             self._log_timeline()
+            self._log_kernel()
             self._run.summary.update(to_plain(summary))
             if self._artifacts:
                 self._log_files()
@@ -161,13 +172,25 @@ class WandbTracker(Tracker):
         self._last_log_s = time.monotonic()
 
     def _log_requests(self) -> None:
+        self._log_table("requests", self._lines(REQUESTS)[: self._max_table_rows])
+
+    def _log_kernel(self) -> None:
+        """A kernel run's cells and its roofline."""
         import wandb
 
-        rows = self._lines(REQUESTS)[: self._max_table_rows]
+        self._log_table("kernel", self._lines(KERNEL)[: self._max_table_rows])
+        assert self._directory is not None
+        picture = self._directory.path / ROOFLINE
+        if picture.is_file():
+            self._run.log({"roofline": wandb.Image(str(picture))})
+
+    def _log_table(self, name: str, rows: list[dict[str, Any]]) -> None:
+        import wandb
+
         if rows:
             columns: list[str | int] = list(dict.fromkeys(key for row in rows for key in row))
             data = [[_cell(row.get(str(column))) for column in columns] for row in rows]
-            self._run.log({"requests": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+            self._run.log({name: wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
 
     def _log_timeline(self) -> None:
         import wandb
@@ -188,7 +211,7 @@ class WandbTracker(Tracker):
 
         assert self._directory is not None
         artifact = wandb.Artifact(f"run-{self._run.id}", type="run")
-        for name in (CONFIG, PROVENANCE, RESULT, REQUESTS, EVENTS):
+        for name in (CONFIG, PROVENANCE, RESULT, REQUESTS, EVENTS, KERNEL):
             path = self._directory.path / name
             if path.is_file():
                 artifact.add_file(str(path), name=name)

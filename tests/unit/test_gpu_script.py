@@ -110,6 +110,13 @@ def test_a_step_that_ignores_new_lengths_is_caught(repository: Path, monkeypatch
     assert not module._case(step, problem, (50, 30))
 
 
+def test_a_wrong_replay_is_a_failure_of_the_command(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load(repository, "graph_replay", monkeypatch)
+    monkeypatch.setattr(module, "_case", lambda step, problem, lengths: lengths[1] != 24)
+    monkeypatch.setattr(sys, "argv", ["graph_replay.py", "torch", "--dry-run"])
+    assert module.main() == 1
+
+
 @pytest.mark.slow
 def test_the_dry_run_goes_through(repository: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(repository / "experiments" / "gpu" / "run.py"), "--dry-run", "--out", str(tmp_path)]

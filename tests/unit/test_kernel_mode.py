@@ -241,3 +241,25 @@ def test_the_gate_tries_edges_empty_rows_and_chunks() -> None:
 
 def test_without_times_there_is_no_roofline() -> None:
     assert roofline([{"status": "modelled"}]) is None
+
+
+def test_weights_and_biases_get_the_rows_and_the_roofline(tmp_path: Any, monkeypatch: Any) -> None:
+    from framework.testing.wandb_offline import read_offline_run
+
+    monkeypatch.setattr("framework.kernel.mode.build_component", lambda *_: TorchBackend())
+    config = {"mode": "kernel", "device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}
+    result = run({**config, "backend": {"name": "mine"}, "kernel": SMALL, "tracker": {"name": "wandb"}})
+    stored = read_offline_run(tmp_path / "run")
+    assert stored.job_type == "kernel-mine", stored.job_type
+    assert stored.exit_code == 0
+    assert [step["time_s"] for step in stored.history if "time_s" in step], stored.history
+    assert stored.summary["status"] == result["status"] == "ok"
+    assert any("kernel" in name and name.endswith(".table.json") for name in stored.files), stored.files
+    assert any("roofline" in name and name.endswith(".png") for name in stored.files), stored.files
+
+
+def test_an_earlier_run_s_rows_do_not_stay(tmp_path: Any, monkeypatch: Any) -> None:
+    kernel(tmp_path, TorchBackend, monkeypatch)
+    kernel(tmp_path, Simulated, monkeypatch, prefill=[])
+    assert len(read_jsonl(tmp_path / "run" / "kernel.jsonl")) == 3
+    assert not (tmp_path / "run" / "roofline.png").exists(), "of another backend's times"
