@@ -1,5 +1,5 @@
 # Short names for the commands of README.md and CONTRIBUTING.md. The virtual environment must be active.
-.PHONY: setup test test-all lint format bench gpu ci clean
+.PHONY: setup test test-all lint format docs bench gpu ci clean
 
 setup:
 	python -m pip install --no-deps 'torch>=2.6,<2.14' --index-url https://download.pytorch.org/whl/cpu
@@ -29,6 +29,9 @@ gpu:
 
 ci:
 	.ci/run
+
+docs:
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks

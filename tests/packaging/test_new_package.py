@@ -29,7 +29,7 @@ def interpreter(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     _run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place.parent)
     python = place / "bin" / "python"
     inside = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip())
-    (inside / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (inside / "00_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation"]
     _run(*pip, "-e", repository, cwd=place)
     return python

@@ -1,0 +1,126 @@
+"""The documentation says what works: its marked blocks are run, its links lead somewhere, its tables are whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from framework import contract, registry
+from framework.check.__main__ import _parser as check_parser
+from framework.interfaces import CONTRACT
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+MARKED = re.compile(r"<!-- (run|file: (?P<path>[^ ]+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One marked block: to be run, or to be written to `path`."""
+
+    language: str
+    text: str
+    path: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(m["language"], m["text"], m["path"]) for m in MARKED.finditer(page.read_text())]
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT / "docs").as_posix()
+
+
+WITH_PYTHON = [page for page in PAGES if any(b.language == "python" and b.path is None for b in blocks(page))]
+WITH_SHELL = [page for page in PAGES if any(b.language == "bash" for b in blocks(page))]
+
+
+def test_every_mark_is_read() -> None:
+    for page in PAGES:
+        marks = page.read_text().count("<!-- run -->") + page.read_text().count("<!-- file:")
+        assert marks == len(blocks(page)), f"{named(page)}: a mark is not followed by a fenced block"
+    assert len(WITH_PYTHON) >= 6, WITH_PYTHON
+    assert len(WITH_SHELL) >= 3, WITH_SHELL
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "a_page"}
+    for block in blocks(page):
+        if block.language == "python" and block.path is None:
+            exec(compile(block.text, named(page), "exec"), names)
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A reader's shell: a fresh environment with the framework installed, whose pip installs without a network."""
+    pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds packages")
+    place = tmp_path_factory.mktemp("reader") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    python = place / "bin" / "python"
+    asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    inside = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    (Path(inside) / "00_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "-e", str(ROOT)], check=True)
+    shim = place / "bin" / "pip"
+    shim.write_text(f'#!/bin/sh\n[ "$1" = install ] || exit 2\nshift\nexec {" ".join(pip)} "$@"\n')
+    shim.chmod(0o755)
+    return {**os.environ, "PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_SHELL, ids=named)
+def test_the_commands_of_a_page_run(page: Path, shell: dict[str, str], tmp_path: Path) -> None:
+    for block in blocks(page):
+        if block.path is not None:
+            target = tmp_path / block.path
+            assert target.parent.is_dir(), f"{block.path}: no command above made its folder"
+            target.write_text(block.text)
+        elif block.language == "bash":
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.text], cwd=tmp_path, env=shell, capture_output=True, text=True
+            )
+            assert done.returncode == 0, f"{block.text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def test_the_site_builds_with_every_link_checked(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs-material is in the docs extra")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "index.html").exists()
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r": ([\w/]+\.md)", (ROOT / "mkdocs.yml").read_text()))
+    assert listed == {named(page) for page in PAGES}
+
+
+def test_every_kind_has_a_page_that_names_its_group_and_its_kit() -> None:
+    for kind in registry.kinds():
+        text = (ROOT / "docs" / "interfaces" / f"{kind}.md").read_text()
+        for word in (f"framework.{kind}`", f"{kind}_checks", registry.interface_of(kind).__name__):
+            assert word in text, f"{kind}.md does not say {word}"
+
+
+def test_the_contract_page_has_every_contract() -> None:
+    text = (ROOT / "docs" / "stability.md").read_text()
+    assert f"now {CONTRACT}." in text
+    for number, version in contract.SINCE.items():
+        assert f"| {number} | {version} |" in text
+
+
+def test_every_option_of_check_is_on_the_command_line_page() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    options = {word for action in check_parser()._actions for word in action.option_strings if word.startswith("--")}
+    assert [word for word in options - {"--help", "--device"} if f"`{word}" not in text] == []
