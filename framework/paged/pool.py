@@ -19,7 +19,7 @@ class BlockPool:
 
     A block is in one of three states: *free* (in the free set), *in use* (`ref` above 0), *cached* (neither). A block
     with a `key` is published; cached blocks always are. Columns are `array.array`: fast one at a time in Python, and
-    `column(name)` is a zero-copy NumPy view. About 53 bytes a block, and its key.
+    `column(name)` is a zero-copy NumPy view. About 57 bytes a block, and its key.
 
     The free set is a sparse set: `free` is a stack, `slot[b]` where b lies in it; any member leaves in O(1).
 

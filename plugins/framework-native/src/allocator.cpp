@@ -4,6 +4,7 @@ namespace native {
 namespace {
 
 constexpr size_t kMaxNamespaces = 65'536;
+constexpr size_t kKeptChanges = 16'384; // longer tables pay for a new object each time
 
 int64_t blocks_for(int64_t tokens, int64_t size) { return (tokens + size - 1) / size; }
 
@@ -469,6 +470,7 @@ void Core::out_of_blocks(int64_t need, int64_t have, int64_t reserve) const {
 }
 
 nb::object Core::changed(size_t start) {
+    if (start >= kKeptChanges) return framework_.change(start);
     if (start >= changes_.size()) changes_.resize(start + 1);
     if (!changes_[start].is_valid()) changes_[start] = framework_.change(start);
     return changes_[start];

@@ -109,7 +109,7 @@ private:
         std::swap(size_, other.size_);
     }
 
-    alignas(8) uint8_t bytes_[kNear];
+    uint8_t bytes_[kNear]; // unaligned on purpose: 33 bytes a name, two names a block
     uint8_t size_;
 };
 
