@@ -146,6 +146,8 @@ class _Replay:
     ) -> None:
         self.paths, self.policy, self.num_blocks = paths, policy, num_blocks
         self.leaf_first, self.bypass, self.on_evict = leaf_first, bypass, on_evict
+        faster = type(policy).victims is not EvictionPolicy.victims
+        self.in_bulk = faster and not (leaf_first or bypass or on_evict is not None)
         longest = int(np.diff(paths.starts).max(initial=0))
         rows = min(num_blocks + (longest if bypass else 0), paths.num_nodes) + 1
         self.block_of = [0] * paths.num_nodes
@@ -253,7 +255,9 @@ class _Replay:
 
     def _evict(self, request: int, needed: int) -> None:
         if needed <= 0:
-            return
+            return None
+        if self.in_bulk:
+            return self._evict_in_bulk(request, needed)
         count, node_of, block_of, free = request + 1, self.node_of, self.block_of, self.free
         parents, children, aside = self.parents, self.children, self.aside
         num_rows, on_evict, declined = len(node_of), self.on_evict, 0
@@ -281,6 +285,27 @@ class _Replay:
         self.num_resident -= needed
         self.num_evicted += needed - declined
         self.num_admitted -= declined
+        return None
+
+    def _evict_in_bulk(self, request: int, needed: int) -> None:
+        """The same by `victims`, for policies that are faster so; nobody looks between two victims."""
+        count, node_of, block_of, num_rows = request + 1, self.node_of, self.block_of, len(self.node_of)
+        parents, children, last_access = self.parents, self.children, self.last_access
+        victims = self.policy.victims(needed, count)
+        for block in victims:
+            if type(block) is not int or not 0 < block < num_rows or last_access[block] == count:
+                raise PluginError(self._blame(block, request))
+            node = node_of[block]
+            if node < 0:
+                raise PluginError(self._blame(block, request))
+            block_of[node] = 0
+            node_of[block] = -1
+            children[parents[node]] -= 1
+        if len(victims) != needed:
+            raise PluginError(f"{type(self.policy).__name__}.victims named {len(victims)} blocks, asked for {needed}")
+        self.free.extend(victims)
+        self.num_resident -= needed
+        self.num_evicted += needed
 
     def _leaf_victim(self, count: int) -> BlockId:
         """The policy's first choice that has no resident child; those before it are set aside."""

@@ -65,7 +65,7 @@ def read_plainly(path: Path, every: int = 1) -> Paths:
 
 
 def _names(row: dict[str, Any], every: int) -> list[Hashable]:
-    if "hash_ids" in row:
+    if "runs" not in row:
         return list(row["hash_ids"])
     ids = [first + i for first, count in row["runs"] for i in range(count)]
     return [(row["scope"], name) for name in ids[every - 1 :: every]]

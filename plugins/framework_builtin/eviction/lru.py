@@ -103,6 +103,25 @@ class Lru(EvictionPolicy):
                 head.pop()
                 self._stored -= 1
 
+    def victims(self, count: int, now: float) -> list[BlockId]:
+        chosen: list[BlockId] = []
+        turn = self._turn
+        while len(chosen) < count:
+            block, head = self.victim(now), self._head
+            if not head or head[-1] != block:
+                self.evicted(block, now)
+                chosen.append(block)
+                continue
+            held, taken, before = self._head_turn, len(chosen), len(head)
+            while head and len(chosen) < count:
+                block = head.pop()
+                if turn[block] == held:
+                    turn[block] = 0
+                    chosen.append(block)
+            self._size -= len(chosen) - taken
+            self._stored -= before - len(head)
+        return chosen
+
     def _compact(self) -> None:
         """Forget entries of blocks that were used again."""
         turn, self._head = self._turn, []

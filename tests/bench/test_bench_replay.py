@@ -1,0 +1,159 @@
+"""Block references a second of cache-only replay against others' simulators and a plain loop, in one run.
+
+pytest tests/bench/test_bench_replay.py --benchmark-only -s
+
+LRU. Rounds are interleaved, so that a machine whose speed drifts slows all alike; ratios are of one round's pair.
+`plain` is an OrderedDict loop with prefix semantics; kvcache-simulator is a C++ core with prefix semantics;
+libcachesim is a C core without prefix semantics, fed one object at a time from Python. KVLAB_BENCH_ROUNDS=3 by default.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "property"))
+from plain_caches import plain_lru
+
+from framework.components import build_allocator
+from framework.engine.engine import Engine
+from framework.replay.executors import ReplayExecutor, constant_step
+from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.reference import replay
+from framework.sampling import Sampling
+from framework.workload.traces import open_trace
+from framework_builtin.eviction.lru import Lru
+
+ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
+CONVERSATION, AGENTIC = "mooncake_conversation_trace.jsonl.gz", "agentic_coding_100_sessions.jsonl.gz"
+
+
+def read(traces: Path, file: str, block_tokens: int | None) -> RequestPaths:
+    if not (traces / file).exists():
+        pytest.skip(f"no {file} among the traces")
+    return build_paths(open_trace(traces / file, block_tokens=block_tokens))
+
+
+def libcachesim_lru(paths: RequestPaths, size: int) -> int:
+    """Hits of the flat stream."""
+    library = pytest.importorskip("libcachesim", reason="libcachesim is not installed")
+    cache, request = library.LRU(size), library.Request()
+    request.obj_size, hits, get = 1, 0, cache.get
+    for node in paths.nodes.tolist():
+        request.obj_id = node
+        hits += get(request)
+    return hits
+
+
+def kvcache_simulator_lru(paths: RequestPaths, size: int) -> Callable[[], int]:
+    """Their plan is made beforehand; the call is their simulation alone."""
+    policies = pytest.importorskip("kvcache_sim.policies", reason="kvcache-simulator is not installed")
+    from test_prefix_hits_equal_kvcache_simulator import their_plan
+
+    plan = their_plan(paths)
+    return lambda: int(policies.simulate_policy(plan, "lru", size).hitTokens)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    ("file", "block_tokens"), [(CONVERSATION, None), (AGENTIC, 512)], ids=["conversation", "agentic"]
+)
+def test_cache_only_replay(benchmark, traces: Path, file: str, block_tokens: int | None) -> None:
+    paths, size = read(traces, file, block_tokens), 10_000
+    lists = list(paths.walk())
+    subjects: dict[str, Callable[[], object]] = {
+        "framework": lambda: replay(paths, Lru(), size).hit_blocks,
+        "plain": lambda: plain_lru(lists, size),
+        "kvcache-simulator": kvcache_simulator_lru(paths, size),
+        "libcachesim": lambda: libcachesim_lru(paths, size),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in subjects}
+    answers: dict[str, object] = {}
+
+    def one_round() -> None:
+        for name, call in subjects.items():
+            start = time.process_time()
+            answers[name] = call()
+            seconds[name].append(time.process_time() - start)
+
+    benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
+    assert answers["framework"] == answers["plain"], answers
+    for name, times in seconds.items():
+        rate = paths.num_references / min(times) / 1e6
+        ratio = float(np.median(np.array(times) / np.array(seconds["framework"])))
+        benchmark.extra_info[f"{name} M references/s"] = round(rate, 3)
+        print(f"\n{name:18} {rate:7.2f} M references/s of CPU, {ratio:5.2f} x framework's time", end="")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("block_size", [16, 512])
+def test_decode_appends(benchmark, block_size: int) -> None:
+    """Simulated decode tokens a second of one core: 256 rows of 512 prompt tokens, 1,000 more each."""
+    tokens: list[float] = []
+
+    def one_round() -> None:
+        blocks = 256 * (-(-1600 // block_size) + 1)
+        allocator = build_allocator(
+            "prefix", "lru", "sha256", num_blocks=blocks, block_size=block_size, max_model_len=1600
+        )
+        engine = Engine(
+            allocator, ReplayExecutor(constant_step(0.025)), max_model_len=1600, max_batch_requests=256,
+            max_batch_tokens=1 << 20,
+        )  # fmt: skip
+        for i in range(256):
+            engine.submit(np.full(512, i, dtype=np.int32), Sampling(max_tokens=1000, ignore_eos=True))
+        engine.step()
+        before, start = engine.metrics.num_decode_tokens, time.process_time()
+        engine.run()
+        tokens.append((engine.metrics.num_decode_tokens - before) / (time.process_time() - start))
+
+    benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
+    benchmark.extra_info["M decode tokens/s"] = round(max(tokens) / 1e6, 3)
+    print(f"\nblocks of {block_size}: {max(tokens) / 1e6:.2f} M decode tokens/s of CPU", end="")
+
+
+_MEASURE = r"""
+import re, sys, time
+from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.reference import replay
+from framework.workload.traces import open_trace
+from framework_builtin.eviction.lru import Lru
+from itertools import islice
+def peak(): return int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) * 1024
+path, tokens, limit, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+paths = build_paths(islice(open_trace(path, block_tokens=tokens), limit))
+read, start = peak(), time.process_time()
+result = replay(paths, Lru(), size)
+print(paths.num_references, paths.num_nodes, time.process_time() - start, read, peak())
+"""
+
+
+@pytest.mark.timeout(0)
+def test_time_and_memory_grow_linearly(benchmark, traces: Path) -> None:
+    """The agentic trace at 64-token blocks, up to its 10.6 million references, each length in a process of its own."""
+    if not (traces / AGENTIC).exists():
+        pytest.skip(f"no {AGENTIC} among the traces")
+    lines: list[str] = []
+
+    def one_round() -> None:
+        for limit in (591, 1183, 2366, 4732):
+            words = [sys.executable, "-c", _MEASURE, str(traces / AGENTIC), "64", str(limit), "100000"]
+            lines.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+    benchmark.pedantic(one_round, rounds=1, iterations=1)
+    for line in lines:
+        references, nodes, seconds, read, peak = (float(word) for word in line.split())
+        print(
+            f"\n{references / 1e6:6.2f} M references, {nodes / 1e3:4.0f} k blocks: {seconds:6.2f} s, "
+            f"{seconds / references * 1e6:.2f} us each; peak {peak / 2**20:4.0f} MiB, {read / 2**20:4.0f} before",
+            end="",
+        )
+    benchmark.extra_info["scaling"] = lines
