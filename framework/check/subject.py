@@ -50,7 +50,7 @@ def resolve(what: str, kind: str | None = None, options: Mapping[str, Any] | Non
     if kind is not None:
         registry.interface_of(kind)
     kind, title, cls = _imported(what, kind) if ":" in what else _installed(what, kind)
-    bound = _bound(kind, title, cls, options or {})
+    bound = _bound(kind, what, title, cls, options or {})
     make = functools.partial(cls, **bound) if bound else cls
     if kind != "allocator":
         _try(title, make)
@@ -62,8 +62,8 @@ def _installed(name: str, kind: str | None) -> tuple[str, str, type]:
     if not kinds:
         everything = sorted({entry for one in registry.kinds() for entry in registry.names(one)})
         raise UnknownPlugin(
-            f"no plugin named {name!r} is installed{did_you_mean(name, everything)}; `python -m framework.plugins` "
-            "lists them; a class that is not installed is named MODULE:CLASS or FILE.py:CLASS"
+            f"no plugin named {name!r} is installed (`python -m framework.plugins` lists them; a class that is not "
+            f"installed is named MODULE:CLASS or FILE.py:CLASS){did_you_mean(name, everything)}"
         )
     if len(kinds) > 1:
         raise ConfigError(f"{name!r} is the name of several plugins: {listing(kinds)}; say which with --kind")
@@ -108,9 +108,9 @@ def _module(place: str) -> str:
     return path.stem
 
 
-def _bound(kind: str, title: str, cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(kind: str, name: str, title: str, cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
     whole = signature(cls)
-    bound = registry.checked_options(kind, title, options, registry.own_options(cls))
+    bound = registry.checked_options(kind, name, options, registry.own_options(cls))
     bound |= {name: value for name, value in _FIXED.items() if name in whole.names()}
     given = (*bound, *(_GIVEN_BY_KIT if kind == "allocator" else ()))
     lacking = [parameter.name for parameter in whole.parameters if parameter.required and parameter.name not in given]
