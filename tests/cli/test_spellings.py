@@ -136,5 +136,5 @@ def test_the_configuration_is_a_plain_resolved_dict(command: Any, runs: list[Any
             return {dict}.union(*(types(value) for value in node.values()))
         return {type(node)}
 
-    assert types(runs[0]) <= {dict, list, str, int, float, bool, type(None)}, runs[0]
+    assert types(runs[0]) <= {dict, list, tuple, str, int, float, bool, type(None)}, runs[0]
     assert "hydra" not in runs[0]
