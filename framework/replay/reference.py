@@ -255,9 +255,10 @@ class _Replay:
 
     def _evict(self, request: int, needed: int) -> None:
         if needed <= 0:
-            return None
+            return
         if self.in_bulk:
-            return self._evict_in_bulk(request, needed)
+            self._evict_in_bulk(request, needed)
+            return
         count, node_of, block_of, free = request + 1, self.node_of, self.block_of, self.free
         parents, children, aside = self.parents, self.children, self.aside
         num_rows, on_evict, declined = len(node_of), self.on_evict, 0

@@ -1,0 +1,179 @@
+"""Whole replays of small traces by configuration: their clocks, their counts, and what stops them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework.build import run
+from framework.engine.executor import Step
+from framework.errors import ConfigError, FrameworkError, WorkloadError
+from framework.model.shapes import SHAPES
+from framework.replay.roofline import DEVICES, Roofline
+
+REQUIRED = ("hit_blocks", "prompt_blocks", "hit_tokens", "prompt_tokens", "evictions", "num_requests")
+
+
+def mooncake(count: int = 8, **changes: Any) -> list[dict[str, Any]]:
+    rows = [
+        {"timestamp": 1000 * i, "input_length": 1024 + 40, "output_length": 5, "hash_ids": [i % 2, 10 + i % 2, 20 + i]}
+        for i in range(count)
+    ]
+    rows[2].update(changes)
+    return rows
+
+
+def written(folder: Path, rows: list[Any]) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def replayed(folder: Path, path: Path, executor: str = "none", **sections: Any) -> dict[str, Any]:
+    config = {
+        "mode": "replay",
+        "executor": executor,
+        "allocator": {"name": "prefix"},
+        "eviction": {"name": "lru"},
+        "hash": {"name": "sha256"},
+        "cache": {"num_blocks": 50, "block_size": 512},
+        "workload": {"name": "trace", "path": str(path), **sections.pop("workload", {})},
+        "run": {"dir": str(folder / "out"), "progress": False},
+        **sections,
+    }
+    result = run(config)
+    assert json.loads((folder / "out" / "result.json").read_text())["hit_blocks"] == result["hit_blocks"]
+    return result
+
+
+@pytest.mark.parametrize("executor", ["none", "roofline", "cache_only"])
+def test_every_executor_writes_the_same_integers(tmp_path: Path, executor: str) -> None:
+    result = replayed(tmp_path, written(tmp_path, mooncake()), executor)
+    assert {name: type(result[name]) for name in REQUIRED} == dict.fromkeys(REQUIRED, int), result
+    assert (result["num_requests"], result["prompt_blocks"], result["hit_blocks"]) == (8, 24, 12), result
+    assert (result["prompt_tokens"], result["hit_tokens"], result["evictions"]) == (8 * 1064, 12 * 512, 0), result
+
+
+def test_a_trace_of_lengths_is_replayed_and_shares_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    rows = [f"2023-11-16 18:15:{i:02d}.6805900,{100 + 50 * i},{3 + i}" for i in range(6)]
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    result = replayed(tmp_path, path, cache={"num_blocks": 100, "block_size": 16})
+    assert (result["num_finished"], result["hit_tokens"]) == (6, 0), result
+    assert result["prompt_tokens"] == sum(100 + 50 * i for i in range(6))
+    assert result["output_tokens"] == sum(3 + i for i in range(6))
+    with pytest.raises(ConfigError, match="lengths only"):
+        replayed(tmp_path, path, "cache_only")
+
+
+@pytest.mark.parametrize("executor", ["none", "cache_only"])
+def test_a_limit_takes_the_first_requests(tmp_path: Path, executor: str) -> None:
+    result = replayed(tmp_path, written(tmp_path, mooncake()), executor, workload={"limit": 3})
+    assert (result["num_requests"], result["hit_blocks"]) == (3, 2), result
+
+
+def test_speed_brings_arrivals_closer(tmp_path: Path) -> None:
+    path = written(tmp_path, mooncake(20))
+    slow, fast = (replayed(tmp_path, path, workload={"speed": speed}) for speed in (1.0, 100.0))
+    assert slow["wall_s"] > 19 > 2 > fast["wall_s"], (slow["wall_s"], fast["wall_s"])
+    assert fast["peak_running"] > slow["peak_running"] == 1
+    with pytest.raises(ConfigError, match=r"speed must be above 0"):
+        replayed(tmp_path, path, workload={"speed": 0.0})
+
+
+BROKEN = {
+    "negative": ({"input_length": -5}, "input_length: expected 1 to"),
+    "gigantic": ({"input_length": 10**9}, "input_length: expected 1 to 100000000, found 1000000000"),
+    "unsorted": ({"timestamp": 500}, "sort the file by time"),
+    "too few ids": ({"hash_ids": [1]}, "hash_ids"),
+    "no length": ({"output_length": None}, "output_length: missing"),
+}
+
+
+@pytest.mark.parametrize("executor", ["none", "cache_only"])
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path: Path, case: str, executor: str) -> None:
+    changes, said = BROKEN[case]
+    path = written(tmp_path, mooncake(**changes))
+    with pytest.raises(WorkloadError, match=said) as caught:
+        replayed(tmp_path, path, executor)
+    assert f"{path}:3" in str(caught.value), caught.value
+    result = replayed(tmp_path, path, executor, workload={"on_error": "skip"})
+    assert (result["num_requests"], result["num_skipped_lines"]) == (7, 1), result
+
+
+def test_duplicated_lines_are_requests_of_their_own(tmp_path: Path) -> None:
+    result = replayed(tmp_path, written(tmp_path, [row for row in mooncake() for _ in range(2)]), "cache_only")
+    assert (result["num_requests"], result["hit_blocks"]) == (16, 12 + 24), result
+
+
+def test_a_request_that_never_fits_is_rejected_and_counted(tmp_path: Path) -> None:
+    rows = mooncake(input_length=512 * 60, hash_ids=list(range(60)))
+    result = replayed(tmp_path, written(tmp_path, rows))
+    assert (result["num_rejected"], result["num_finished"], result["num_requests"]) == (1, 7, 8), result
+
+
+def test_the_gap_to_the_optimum_can_be_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, mooncake(40))
+    small = {"num_blocks": 3, "block_size": 512}
+    result = replayed(tmp_path, path, "cache_only", cache=small)
+    best = replayed(tmp_path, path, "cache_only", cache=small, eviction={"name": "optimum"})
+    assert result["optimum_hit_blocks"] == best["hit_blocks"] > result["hit_blocks"], (result, best)
+    misses, least = result["prompt_blocks"] - result["hit_blocks"], best["prompt_blocks"] - best["hit_blocks"]
+    assert result["gap_to_optimum"] == pytest.approx((misses - least) / least)
+    assert best["gap_to_optimum"] == 0
+    assert "gap_to_optimum" not in replayed(tmp_path, path, "cache_only", replay={"optimum": False})
+
+
+def test_goodput_counts_those_that_met_both_objectives(tmp_path: Path) -> None:
+    path = written(tmp_path, mooncake(10))
+    met, late, slow = (
+        replayed(tmp_path, path, replay={"step_s": 0.1, "slo_ttft_s": ttft, "slo_tpot_s": tpot})
+        for ttft, tpot in ((0.25, 0.1001), (0.05, 0.1001), (0.25, 0.09))
+    )
+    assert met["goodput_requests_per_s"] == pytest.approx(10 / met["wall_s"])
+    assert (late["goodput_requests_per_s"], slow["goodput_requests_per_s"]) == (0.0, 0.0)
+
+
+def step_of(new: list[int], before: list[int]) -> Step:
+    count = len(new)
+    return Step(1, np.arange(count), np.array(new), np.array(before), sum(n == 1 for n in new), np.arange(count))
+
+
+def test_the_roofline_is_the_larger_of_bytes_and_operations_by_hand() -> None:
+    shape, device = SHAPES["llama-3.1-8b"], DEVICES["h100"]
+    roofline = Roofline(device="h100", shape="llama-3.1-8b", efficiency=0.5, overhead_s=0.001)
+    weights, kv = 2 * shape.num_parameters, 2 * 2 * 32 * 8 * 128
+    assert roofline.kv_bytes_per_token == kv == 131_072
+    moved = weights + kv * (4 * 1001 + 4)
+    decode = roofline(step_of([1] * 4, [1000] * 4), None)  # type: ignore[arg-type]
+    assert decode == pytest.approx(0.001 + moved / (0.5 * device.bytes_per_s))
+    pairs = 2048 * 2049 / 2
+    work = 2.0 * shape.num_parameters * 2048 + 4 * 128 * 32 * 32 * pairs
+    prefill = roofline(step_of([2048], [0]), None)  # type: ignore[arg-type]
+    assert prefill == pytest.approx(0.001 + work / (0.5 * device.flops_per_s))
+
+
+def test_the_roofline_grows_with_batch_context_and_falls_with_efficiency() -> None:
+    def seconds(rows: int = 8, context: int = 500, new: int = 1, **options: Any) -> float:
+        return Roofline(**options)(step_of([new] * rows, [context] * rows), None)  # type: ignore[arg-type]
+
+    for name, values in (("rows", (1, 8, 64, 512)), ("context", (0, 100, 10_000)), ("new", (1, 64, 512, 4096))):
+        times = [seconds(**{name: value}) for value in values]
+        assert times == sorted(set(times)), (name, times)
+    assert seconds(efficiency=0.4) > seconds(efficiency=0.8)
+    assert seconds(device="a100") > seconds(device="h200")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"device": "abacus"}, "abacus"), ({"shape": "x"}, "shape"), ({"efficiency": 1.5}, "efficiency"),
+     ({"efficiency": 0}, "efficiency"), ({"overhead_s": -1}, "overhead_s"), ({"dtype": "int3"}, "dtype")],
+)  # fmt: skip
+def test_a_roofline_of_nothing_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(FrameworkError, match=said):
+        Roofline(**options)
