@@ -78,7 +78,7 @@ class PagedAllocator(Allocator):
         self.pool = BlockPool(num_blocks, block_size)
         index = HashIndex(self.pool) if hash.collision_resistant else TrieIndex(self.pool)
         policy = GuardedPolicy(eviction)
-        eviction.attach(self.pool.view())
+        policy.attach(self.pool.view())
         overridden = type(self).choose_free is not PagedAllocator.choose_free
         self.cache = BlockCache(self.pool, index, policy, leaf_only, self.choose_free if overridden else None)
         self._hash = GuardedHash(hash, block_size)

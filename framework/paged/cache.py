@@ -44,6 +44,8 @@ class BlockCache:
         self.evictions = 0
         self.listener: Callable[[CacheEvent], Any] | None = None
         self._choose_free = choose_free
+        owner = getattr(choose_free, "__self__", None)
+        self._chooser = f"{type(owner).__name__}.choose_free" if owner is not None else "choose_free"
 
     def available(self, hits: Sequence[int] = ()) -> int:
         """Blocks that `take` can hand out beside these hits. O(hits)."""
@@ -123,11 +125,11 @@ class BlockCache:
             raise
         except Exception as error:
             raise PluginError(
-                f"choose_free raised {error!r} when asked for {count} of {len(free)} free blocks"
+                f"{self._chooser} raised {error!r} when asked for {count} of {len(free)} free blocks"
             ) from error
         sound = all(type(block) is int and 0 < block <= self.pool.num_blocks for block in chosen)
         if len(chosen) != count or not sound or len({*chosen}) != count or not all(map(self.pool.is_free, chosen)):
-            raise PluginError(f"choose_free must return {count} distinct free blocks, returned {chosen}")
+            raise PluginError(f"{self._chooser} must return {count} distinct free blocks, returned {chosen}")
         return chosen
 
     def _share(self, hits: Sequence[int], priority: int) -> tuple[list[int], list[int], list[tuple[int, int]]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from framework.errors import NoCandidate, PluginError
-from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash, BlockId, Namespace, TokenArray
 
@@ -25,6 +25,12 @@ class GuardedPolicy:
 
     def fault(self, method: str, rule: str) -> PluginError:
         return PluginError(f"eviction policy {self.name}.{method}: {rule}")
+
+    def attach(self, blocks: BlockView) -> None:
+        try:
+            self._policy.attach(blocks)
+        except Exception as error:
+            raise self.fault("attach", f"raised {error!r}") from error
 
     def _tell(self, callback: Callable[..., Any], blocks: Sequence[int], now: float) -> None:
         try:

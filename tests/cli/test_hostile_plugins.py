@@ -29,10 +29,10 @@ STOPS_THE_RUN = {"RaisesAttach", "RaisesStats", "RaisesAttend", "RaisesSetup", "
 """Nothing can be served, or the books cannot be trusted: the run ends with an error, not a request."""
 
 SAYS = {
-    "RaisesAttach": "attach is broken",
+    "RaisesAttach": "eviction policy Raises_attach.attach: raised RuntimeError('attach is broken')",
     "RaisesAttend": "RaisesAttend.attend raised RuntimeError: attend_one is broken",
-    "RaisesChoose": "choose_free",
-    "ChoosesBusy": "choose_free must return",
+    "RaisesChoose": "Raises_choose_free.choose_free raised",
+    "ChoosesBusy": "ChoosesBusy.choose_free must return",
     "RaisesFree": "Raises_free: every request has ended, yet",
     "GivesNan": "logits not finite",
     "WrongNumbers": "requests differ from the dense model",
