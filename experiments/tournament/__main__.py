@@ -15,9 +15,16 @@ from framework import registry
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FRACTIONS = (0.01, 0.03, 0.1, 0.3)
+FRACTIONS = {
+    "conversation": (0.01, 0.03, 0.1, 0.3),
+    "agentic coding": (0.01, 0.1),
+    "agent text": (0.01, 0.03, 0.1, 0.3),
+}
+"""Capacities as shares of a trace's distinct blocks; two for the longest trace, to keep to a quarter of an hour."""
+QUICK_FRACTIONS = {SYNTHETIC: (0.03, 0.1)}
 QUICK_POLICIES = ("lru", "fifo", "lfu", "length_aware", "belady")
 REFERENCE = "lru"
+_TICKS = (0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(__doc__, "tournament", arguments)
     traces = [SYNTHETIC] if options.quick else _at_hand()
     policies = QUICK_POLICIES if options.quick else tuple(n for n in registry.names("eviction") if n != OPTIMUM)
-    fractions = FRACTIONS[1:3] if options.quick else FRACTIONS
+    fractions = QUICK_FRACTIONS if options.quick else FRACTIONS
     folder = options.out / "cells"
     folder.mkdir(exist_ok=True)
-    cells = [Cell(t, p, f, folder) for t in traces for f in fractions for p in (OPTIMUM, *policies)]
+    cells = [Cell(t, p, f, folder) for t in traces for f in fractions[t] for p in (OPTIMUM, *policies)]
     results = _run_all(cells, options.jobs)
     offline = [policy for policy in policies if registry.load("eviction", policy).needs_future]
     references = {trace: stream(trace).unit_references.astype(float) for trace in traces}
@@ -160,7 +167,11 @@ def _plot(standings: Sequence[Standing], offline: Sequence[str], traces: Sequenc
     axes.set_yticks(list(places), [s.policy + (" (offline)" if s.policy in offline else "") for s in standings])
     axes.invert_yaxis()
     axes.set_xscale("symlog", linthresh=10)
-    axes.set_xlim(left=0)
+    highest = 100 * max(f.high for s in standings for f in (s.score, *s.by_trace.values()))
+    ticks = [tick for tick in _TICKS if tick < 1.2 * highest]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(0, 1.2 * highest)
     axes.set_xlabel("misses beyond the optimum's, %")
     figure.legend(loc="outside lower center", ncols=4, fontsize="small")
     return figure

@@ -181,6 +181,18 @@ def test_an_agent_grows_until_it_compacts_and_never_passes_its_context() -> None
     assert compacted > 5
 
 
+def test_a_long_summary_is_cut_to_the_context() -> None:
+    options = {
+        "num_sessions": 10,
+        "steps": 20.0,
+        "max_context_tokens": 900,
+        "agent_tokens": 200,
+        "summary_tokens": 3000,
+    }
+    longest = max(len(r.tokens) + len(r.output) for r in drawn("agents", **options))
+    assert longest == 900, longest
+
+
 def infinite_rate(name: str, **options: Any) -> float:
     return replay_infinite(build_paths(synthetic_trace(name, options, seed=0, block_tokens=16))).hit_rate
 
