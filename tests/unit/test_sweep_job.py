@@ -1,0 +1,77 @@
+"""A job's folder: its name, when it is done, and what a kill at any moment leaves."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.errors import RunDirectoryError
+from framework.sweep.job import begin, config_hash, fail, folder_name, is_disk_failure, is_done, read_json
+from framework.tracking import RunDirectory
+
+CONFIG: dict[str, Any] = {"mode": "replay", "cache": {"num_blocks": 64}, "run": {"dir": "a", "events": False}}
+
+
+def test_a_job_killed_after_it_began_anew_is_not_done(tmp_path: Path) -> None:
+    begin(tmp_path, ["seed=0"], "old")
+    with RunDirectory(tmp_path) as run:
+        run.write_result({"status": "ok"})
+    assert is_done(tmp_path, "old")
+    assert not is_done(tmp_path, "new")
+    begin(tmp_path, ["seed=0"], "new")  # and killed here
+    assert not is_done(tmp_path, "new"), "a result of another configuration counts for this one"
+    assert not is_done(tmp_path, "old")
+
+
+def test_a_good_result_ends_an_earlier_failure(tmp_path: Path) -> None:
+    fail(tmp_path, "failed", "boom", ["seed=0"])
+    assert read_json(tmp_path / "failure.json") == {"status": "failed", "reason": "boom", "overrides": ["seed=0"]}
+    begin(tmp_path, ["seed=0"], "d")
+    assert not (tmp_path / "failure.json").exists()
+
+
+@pytest.mark.parametrize("result", [{"status": "failed"}, {"status": "ok", "num_failed": 1}, {"dense_mismatches": 2}])
+def test_a_result_that_tells_of_trouble_is_not_done(result: dict[str, Any], tmp_path: Path) -> None:
+    begin(tmp_path, [], "d")
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert not is_done(tmp_path, "d")
+
+
+def test_a_folder_s_name_is_short_safe_and_told_by_the_override_set_alone() -> None:
+    rng = random.Random(0)
+    words = ["eviction=lru", "cache.num_blocks=64", "model.path='/a very/long path/with ünïcode;rm -rf'", "seed=3"]
+    words += [f"workload.option_{index}={index}" for index in range(9)]
+    name = folder_name(words)
+    for _ in range(5):
+        rng.shuffle(words)
+        assert folder_name([f"+{word}" for word in words]) == name
+    assert folder_name([*words, "run.sweep=s", "hydra.launcher.n_jobs=2", "tracker=wandb", "run.dir=/x"]) == name
+    assert len(name) <= 80
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._=,+-"), name
+    assert "eviction=lru" in name
+    others = [folder_name([*words, extra]) for extra in ("workload.z=1", "workload.z=2", "run.events=true")]
+    assert len({name, *others}) == 4
+    assert folder_name([]).startswith("default-")
+
+
+def test_the_hash_tells_what_is_computed_and_nothing_else() -> None:
+    same = {
+        **CONFIG,
+        "tracker": {"name": "wandb"},
+        "run": {"dir": "b", "events": False, "sweep": "s", "progress": True},
+    }
+    assert config_hash(same) == config_hash(CONFIG)
+    for other in ({**CONFIG, "cache": {"num_blocks": 65}}, {**CONFIG, "run": {"events": True}}, {**CONFIG, "seed": 1}):
+        assert config_hash(other) != config_hash(CONFIG)
+
+
+def test_only_what_a_disk_does_counts_as_a_failure_to_write() -> None:
+    assert is_disk_failure(RunDirectoryError(errno.ENOSPC, "full"))
+    assert is_disk_failure(OSError(errno.EIO, "gone"))
+    for error in (FileNotFoundError(errno.ENOENT, "x"), RunDirectoryError("in use by process 3"), KeyError("x")):
+        assert not is_disk_failure(error)
