@@ -46,7 +46,7 @@ class Metrics:
         self.queue_s: list[float] = []
         self.request_hit_rates: list[float] = []
         self.prompt_tokens = self.hit_tokens = self.prompt_blocks = self.hit_blocks = 0
-        self.num_recomputed_tokens = 0
+        self.num_recomputed_tokens = self.num_spared_tokens = 0
 
     def submitted(self, request: Request) -> None:
         """A request was submitted."""
@@ -60,6 +60,7 @@ class Metrics:
         if request.status is Status.FAILED:
             self.first_failure = self.first_failure or request.reason
         self.num_recomputed_tokens += request.num_recomputed_tokens
+        self.num_spared_tokens += request.num_spared_tokens
         if request.first_scheduled_s is not None:
             # Once a request, at its first admission: what a restored request finds is no merit of the cache.
             length, cached = len(request.prompt), request.num_cached_tokens
@@ -154,6 +155,7 @@ class Metrics:
             "output_tokens": self.num_output_tokens,
             "scheduled_tokens": self.num_scheduled_tokens,
             "recomputed_tokens": self.num_recomputed_tokens,
+            "spared_tokens": self.num_spared_tokens,
             "wall_s": wall,
             "output_tokens_per_s": _ratio(self.num_output_tokens, wall),
             "total_tokens_per_s": _ratio(self.num_output_tokens + self.num_scheduled_tokens, wall),

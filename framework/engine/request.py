@@ -66,6 +66,7 @@ class Request:
         num_cached_tokens: prompt tokens served from the cache when first admitted.
         arrival_step: steps begun before it was let in; None until then.
         num_recomputed_tokens: tokens computed again after preemptions.
+        num_spared_tokens: tokens that a restoration found cached though the request had not computed them yet.
         completions: in sample order, or best beam first; what there was so far of a request that did not finish.
         reason: why it was rejected, failed or cancelled.
         plugin_error: raised as blocks were given back; fails the request when it ends.
@@ -84,6 +85,7 @@ class Request:
     reason: str = ""
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
+    num_spared_tokens: int = 0
     num_preemptions: int = 0
     arrival_step: int | None = None
     first_scheduled_s: float | None = None

@@ -134,7 +134,9 @@ class Scheduler:
             request.num_cached_tokens += num_cached
             request.first_scheduled_s = self.executor.now()
         else:
-            request.num_recomputed_tokens += max(0, seq.computed_before - num_cached)
+            again = seq.computed_before - num_cached
+            request.num_recomputed_tokens += max(0, again)
+            request.num_spared_tokens += max(0, -again)
         seq.was_admitted = True
         seq.hit = None
         seq.committed = num_cached

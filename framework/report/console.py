@@ -269,6 +269,7 @@ _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
             _Row("block copies", ("num_copied_blocks",), _count, "writes to shared blocks"),
             _Row("preemptions", ("num_preemptions",), _count),
             _Row("tokens recomputed", ("recomputed_tokens",), _count, "after preemption"),
+            _Row("tokens spared", ("spared_tokens",), _count, "cached by others meanwhile"),
             _Row("most at once", ("peak_running",), _count, "sequences"),
         ),
     ),
