@@ -1,0 +1,222 @@
+"""Our eviction policies in SGLang's radix cache, as its `EvictionStrategy`."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from framework.components import Component
+from framework.errors import InvalidArgument
+from framework.export.books import Books, build_policy
+from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
+from framework.types import BlockHash, BlockId
+
+INTERFACE = "sglang 0.5.23, sglang/srt/mem_cache/evict_policy.py and radix_cache.py"
+"""Where the interface was taken from."""
+
+
+def as_sglang(policy: Component, *, num_blocks: int, page_size: int = 1, seed: int = 0) -> Any:
+    """An object with SGLang's `get_priority(node)`: the radix cache evicts the leaf whose priority is least.
+
+    Put it into a cache as `tree.eviction_strategy = as_sglang("s3fifo", num_blocks=...)`, or have SGLang build it by
+    name: `sglang.srt.mem_cache.utils._EVICTION_POLICY_FACTORIES["s3fifo"] = lambda: as_sglang(...)`.
+
+    A node counts as one block: its depth is in nodes, `num_tokens` are those from the root to its end. SGLang evicts leaves only, whatever the policy would choose.
+
+    A `ScoredPolicy` that keeps no state of its own maps score by score, times being SGLang's (monotonic seconds)
+    and hits its `hit_count` less the one for inserting the node.
+    Any other is told, at the start of each round of evictions, what happened to the tree since the last: nodes that
+    are new, were used, locked or evicted, in the order of their last use, uses of one node in between counting as
+    one hit. Then it ranks the whole tree by naming victims: each round sorts and copies the facts of all nodes.
+    Interface: `INTERFACE`.
+
+    Args:
+        policy: an installed policy's name, a mapping with a name and options, a class, or an object (copied).
+        num_blocks: most nodes the tree may hold: the pool's tokens / `page_size`.
+        page_size: SGLang's, tokens.
+        seed: for policies that draw.
+
+    Raises:
+        InvalidArgument: no eviction policy; `num_blocks` or `page_size` below 1.
+        Unsupported: the policy reads the future.
+    """
+    if num_blocks < 1 or page_size < 1:
+        raise InvalidArgument(f"num_blocks and page_size must be at least 1, found {num_blocks} and {page_size}")
+    made = build_policy(policy, num_blocks, block_size=page_size, seed=seed)
+    if isinstance(made, ScoredPolicy) and _is_stateless(made):
+        return ScoreStrategy(made, num_blocks)
+    return OrderStrategy(made, num_blocks)
+
+
+def _is_stateless(policy: ScoredPolicy) -> bool:
+    """Whether the score is all there is: no callback does more than the base's."""
+    hooks = ("attach", "admit", "hit", "pin", "release", "evicted", "victim")
+    return all(getattr(type(policy), hook) is getattr(ScoredPolicy, hook) for hook in hooks)
+
+
+class ScoreStrategy:
+    """The score of a node's facts; ties go deepest first, then oldest node."""
+
+    def __init__(self, policy: ScoredPolicy, num_blocks: int) -> None:
+        self._policy = policy
+        self._facts = _OneNode(num_blocks)
+        policy.attach(self._facts)
+        self._block = Block(self._facts)
+        self._block.id = BlockId(1)
+
+    def get_priority(self, node: Any) -> tuple[Any, int, int]:
+        """(score, -depth, node id), compared in order."""
+        depth = self._facts.show(node)
+        return (self._policy.score(self._block, time.monotonic()), -depth, node.id)
+
+
+class _OneNode(BlockView):
+    """A view of which block 1 is the node at hand."""
+
+    __slots__ = ("_num_blocks",)
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(*([0, 0] for _ in range(8)), next_use=[float("inf")] * 2, key=[None, None])
+        object.__setattr__(self, "_num_blocks", num_blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self._num_blocks)
+
+    def show(self, node: Any) -> int:
+        """Fill in the facts; the depth."""
+        depth, tokens = _place(node)
+        facts = (depth, tokens, node.creation_time, node.last_access_time, _hits(node), node.priority, 0)
+        columns = (self.depth, self.num_tokens, self.admitted, self.last_access, self.hits, self.priority, self.tenant)
+        for column, fact in zip(columns, facts, strict=True):
+            column[1] = fact  # type: ignore[index]
+        self.children[1] = len(node.children)  # type: ignore[index]
+        self.key[1] = _key(node)  # type: ignore[index]
+        return depth
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A node of the tree, the nodes above it and the tokens to its end."""
+
+    node: Any
+    depth: int
+    num_tokens: int
+
+    @property
+    def turn(self) -> tuple[float, int, int]:
+        """In order of last use; of one request's nodes the deepest first."""
+        return (self.node.last_access_time, -self.depth, self.node.id)
+
+
+class OrderStrategy:
+    """The rank at which the policy would evict a node, taken anew in each round of evictions.
+
+    SGLang tells a strategy nothing but which priorities it wants: those of all leaves when a round begins, then those
+    of parents that became leaves. A node that was asked for in this round, or was not ranked, begins the next one.
+    """
+
+    def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
+        self._books = Books(policy, num_blocks)
+        self._rank: dict[Any, int] = {}
+        self._asked: set[int] = set()
+        self._used: dict[Any, float] = {}
+        self._parent: dict[Any, int] = {}
+
+    def get_priority(self, node: Any) -> int:
+        """0 for the first to be evicted.
+
+        Raises:
+            InvalidArgument: the node is locked: it is no candidate.
+            OutOfBlocks: the tree holds more than `num_blocks` nodes.
+        """
+        if node.id in self._asked or node.id not in self._rank:
+            self._observe(_places(node))
+            self._rank, self._asked = self._order(), set()
+        if node.id not in self._rank:
+            raise InvalidArgument(f"node {node.id} has no priority: {node.lock_ref} requests hold it or one below it")
+        self._asked.add(node.id)
+        return self._rank[node.id]
+
+    def _observe(self, places: list[_Place]) -> None:
+        """Tell the policy what happened to the tree since the last round. `places` in order of last use."""
+        books, present = self._books, {place.node.id for place in places}
+        for name in [name for name in books.block_of if name not in present]:
+            books.evict(name)
+        for place in places:
+            if place.node.id in books.block_of:
+                self._describe(place)
+        changed = (place for place in places if self._used.get(place.node.id) != place.node.last_access_time)
+        for _, request in groupby(changed, key=lambda place: place.node.last_access_time):
+            self._tell(list(request))
+        self._used = {place.node.id: place.node.last_access_time for place in places}
+        self._parent = {place.node.id: place.node.parent.id for place in places}
+        books.pin([place.node.id for place in places if place.node.lock_ref])
+        for place in places:
+            if not place.node.lock_ref:
+                books.release([place.node.id])
+
+    def _tell(self, request: list[_Place]) -> None:
+        """What one request found and what it added, deepest first."""
+        books = self._books
+        books.tick()
+        added = [place for place in request if place.node.id not in books.block_of]
+        books.hit([place.node.id for place in request if place.node.id in books.block_of])
+        for place in added:
+            books.add(place.node.id, _key(place.node))
+            self._describe(place)
+        books.admit([place.node.id for place in added])
+        books.release([place.node.id for place in added])
+
+    def _describe(self, place: _Place) -> None:
+        books, node = self._books, place.node
+        block = books.block_of[node.id]
+        books.depth[block], books.num_tokens[block] = place.depth, place.num_tokens
+        books.children[block], books.priority[block] = len(node.children), node.priority
+
+    def _order(self) -> dict[Any, int]:
+        """Every candidate's rank, by a copy of the policy that is made to evict them all."""
+        books, order = copy.deepcopy(self._books), {}
+        while books.candidates:
+            name = books.victim()
+            order[name] = len(order)
+            books.evict(name)
+            parent = books.block_of.get(self._parent[name])
+            if parent is not None:
+                books.children[parent] -= 1
+        return order
+
+
+def _places(node: Any) -> list[_Place]:
+    """The whole tree that `node` is in, without its root, in order of last use."""
+    while node.parent is not None:
+        node = node.parent
+    found: list[_Place] = []
+    stack = [_Place(node, -1, 0)]
+    while stack:
+        above = stack.pop()
+        for child in above.node.children.values():
+            stack.append(_Place(child, above.depth + 1, above.num_tokens + len(child.key)))
+            found.append(stack[-1])
+    return sorted(found, key=lambda place: place.turn)
+
+
+def _place(node: Any) -> tuple[int, int]:
+    """(nodes between the root and this one, tokens to its end). The root holds no tokens."""
+    depth, tokens = -1, 0
+    while node.parent is not None:
+        depth, tokens, node = depth + 1, tokens + len(node.key), node.parent
+    return depth, tokens
+
+
+def _hits(node: Any) -> int:
+    return max(0, int(node.hit_count) - 1)
+
+
+def _key(node: Any) -> BlockHash:
+    """The content's name: SGLang's chained hash where it was computed, else the node's id."""
+    chained = node.hash_value
+    return BlockHash(str(chained[-1]).encode() if chained else f"node {node.id}".encode())
