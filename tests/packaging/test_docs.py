@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -94,11 +95,24 @@ def test_the_commands_of_a_page_run(page: Path, shell: dict[str, str], tmp_path:
 
 def test_the_site_builds_with_every_link_checked(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs-material is in the docs extra")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]  # -q: nothing counts
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "index.html").exists()
+
+
+def test_a_broken_link_would_be_noticed(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs-material is in the docs extra")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    page = tmp_path / "docs" / "index.md"
+    page.write_text(page.read_text().replace("cli.md#sweep", "cli.md#sweeep"))
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0, done.stdout + done.stderr
+    assert "sweeep" in done.stderr, done.stderr
 
 
 def test_every_page_is_in_the_navigation() -> None:
