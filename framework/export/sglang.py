@@ -149,15 +149,27 @@ class OrderStrategy:
         for place in places:
             if place.node.id in books.block_of:
                 self._describe(place)
-        changed = (place for place in places if self._used.get(place.node.id) != place.node.last_access_time)
-        for _, request in groupby(changed, key=lambda place: place.node.last_access_time):
-            self._tell(list(request))
+        for _, request in groupby(self._events(places), key=lambda event: event[0]):
+            self._tell([place for _, _, _, place in request])
         self._used = {place.node.id: place.node.last_access_time for place in places}
         self._parent = {place.node.id: place.node.parent.id for place in places}
         books.pin([place.node.id for place in places if place.node.lock_ref])
         for place in places:
             if not place.node.lock_ref:
                 books.release([place.node.id])
+
+    def _events(self, places: list[_Place]) -> list[tuple[float, int, int, _Place]]:
+        """(time, -depth, node id, place) of each creation and last use since the last round, in order."""
+        events = []
+        for place in places:
+            node = place.node
+            since = self._used.get(node.id)
+            if since is None:
+                since = node.creation_time
+                events.append((since, -place.depth, node.id, place))
+            if node.last_access_time > since:
+                events.append((node.last_access_time, -place.depth, node.id, place))
+        return sorted(events, key=lambda event: event[:3])
 
     def _tell(self, request: list[_Place]) -> None:
         """What one request found and what it added, deepest first."""

@@ -1,0 +1,184 @@
+"""Our policies in SGLang's radix cache: a tree as its own, evicted as its own loop evicts."""
+
+import heapq
+import importlib.util
+import itertools
+from pathlib import Path
+
+import pytest
+
+from framework.errors import InvalidArgument, OutOfBlocks, UnknownPlugin, Unsupported
+from framework.export import as_sglang
+from framework.export.sglang import INTERFACE, OrderStrategy, ScoreStrategy
+
+
+class Node:
+    """The facts of SGLang's TreeNode."""
+
+    ids = itertools.count()
+
+    def __init__(self, parent, key, now, priority=0):
+        self.children, self.parent, self.key = {}, parent, key
+        self.last_access_time = self.creation_time = now
+        self.lock_ref = self.hit_count = 0
+        self.hash_value, self.priority, self.id = None, priority, next(self.ids)
+
+    def __lt__(self, other):
+        return self.last_access_time < other.last_access_time
+
+
+class Tree:
+    """A radix cache with one letter a node, evicted as RadixCache.evict does."""
+
+    def __init__(self, strategy):
+        self.strategy, self.now, self.root = strategy, 0.0, Node(None, "", 0.0)
+
+    def use(self, text, priority=0):
+        self.now += 1
+        node, found = self.root, 0
+        for letter in text:
+            child = node.children.get(letter)
+            if child is None:
+                child = node.children[letter] = Node(node, letter, self.now, priority)
+            else:
+                found += 1
+            child.hit_count += 1
+            child.last_access_time = self.now
+            node = child
+        return found
+
+    def nodes(self):
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def lock(self, text, by=1):
+        node = self.root
+        for letter in text:
+            if letter not in node.children:
+                return
+            node = node.children[letter]
+            node.lock_ref += by
+
+    def evict(self, count):
+        leaves = [node for node in self.nodes() if not node.children and not node.lock_ref and node.parent]
+        heap = [(self.strategy.get_priority(node), node) for node in leaves]
+        heapq.heapify(heap)
+        gone = []
+        while heap and len(gone) < count:
+            _, node = heapq.heappop(heap)
+            gone.append(path(node))
+            del node.parent.children[node.key]
+            parent = node.parent
+            if parent.parent is not None and not parent.children and not parent.lock_ref:
+                heapq.heappush(heap, (self.strategy.get_priority(parent), parent))
+        return gone
+
+
+def path(node):
+    return path(node.parent) + node.key if node.parent else ""
+
+
+class OwnLru:
+    """SGLang's LRUStrategy."""
+
+    def get_priority(self, node):
+        return node.last_access_time
+
+
+def story(tree):
+    """Two rounds of evictions among uses; all that was evicted, in order."""
+    for text in ("abc", "abd", "xy", "pq", "abc"):
+        tree.use(text)
+    gone = tree.evict(3)
+    tree.use("abe")
+    tree.use("pqr")
+    tree.lock("abc")
+    gone += tree.evict(2)
+    tree.lock("abc", -1)
+    tree.use("xyz")
+    return gone + tree.evict(100)
+
+
+@pytest.mark.parametrize("policy", ["lru", "leaf_lru"])
+def test_lru_evicts_as_sglangs_own(policy):
+    expected = story(Tree(OwnLru()))
+    found = story(Tree(as_sglang(policy, num_blocks=50)))
+    assert found == expected, (found, expected)
+
+
+@pytest.mark.parametrize("policy", ["lru", "leaf_lru", "fifo", "s3fifo", "arc", "lfu", "mru", "gdsf", "clock", "sieve"])
+def test_every_policy_evicts_the_whole_tree_once_and_children_first(policy):
+    tree = Tree(as_sglang(policy, num_blocks=50))
+    gone = story(tree)
+    assert list(tree.root.children) == [], f"{policy} left {[path(n) for n in tree.nodes()]}"
+    assert gone.count("xyz") == 1 and gone.index("xyz") < len(gone) - 1 - gone[::-1].index("x"), gone
+
+
+def test_a_policy_of_scores_maps_score_by_score_and_one_with_state_by_its_order():
+    assert isinstance(as_sglang("length_aware", num_blocks=9), ScoreStrategy)
+    assert isinstance(as_sglang("gdsf", num_blocks=9), OrderStrategy)
+    assert isinstance(as_sglang("lru", num_blocks=9), OrderStrategy)
+
+
+def test_mru_evicts_the_newest_leaf_and_fifo_the_oldest_whatever_was_used_since():
+    newest, oldest = Tree(as_sglang("mru", num_blocks=9)), Tree(as_sglang("fifo", num_blocks=9))
+    for tree in (newest, oldest):
+        for text in ("a", "b", "c", "a"):
+            tree.use(text)
+    assert (newest.evict(3), oldest.evict(3)) == (["a", "c", "b"], ["a", "b", "c"])
+
+
+def test_a_policy_with_queues_learns_across_rounds():
+    tree = Tree(as_sglang({"name": "slru", "num_segments": 2}, num_blocks=4))
+    for text in "ab":
+        tree.use(text)
+    tree.evict(0)
+    tree.use("a")
+    tree.use("c")
+    tree.use("d")
+    assert tree.evict(2) == ["b", "c"], "a, used twice, is protected although older than c"
+
+
+def test_a_node_that_is_locked_has_no_priority_and_a_tree_beyond_the_announced_size_is_refused():
+    tree = Tree(as_sglang("lru", num_blocks=2))
+    tree.use("ab")
+    tree.lock("ab")
+    assert tree.evict(2) == []
+    with pytest.raises(InvalidArgument, match="1 requests hold it"):
+        tree.strategy.get_priority(tree.root.children["a"].children["b"])
+    tree.use("c")
+    with pytest.raises(OutOfBlocks, match="more than the 2 blocks"):
+        tree.evict(1)
+
+
+def test_what_cannot_be_exported_is_refused_with_a_reason():
+    with pytest.raises(UnknownPlugin):
+        as_sglang("lruu", num_blocks=4)
+    with pytest.raises(Unsupported, match="reads the future"):
+        as_sglang("belady", num_blocks=4)
+    with pytest.raises(InvalidArgument, match="found 0 and 1"):
+        as_sglang("lru", num_blocks=0)
+
+
+def test_sglangs_own_lru_module_agrees():
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"sglang is not installed; the stand-in tree was written from {INTERFACE}")
+    file = Path(next(iter(spec.submodule_search_locations))) / "srt" / "mem_cache" / "evict_policy.py"
+    module_spec = importlib.util.spec_from_file_location("sglang_evict_policy", file)
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    assert module.EvictionStrategy.__abstractmethods__ == {"get_priority"}
+    for theirs, policy in (
+        (module.LRUStrategy(), "lru"),
+        (module.FIFOStrategy(), "fifo"),
+        (module.MRUStrategy(), "mru"),
+    ):
+        leaves, ours = Tree(theirs), Tree(as_sglang(policy, num_blocks=50))
+        for tree in (leaves, ours):
+            for letter in "abcbdaec":
+                tree.use(letter)
+        assert ours.evict(9) == leaves.evict(9), policy
