@@ -163,10 +163,10 @@ class _Replay:
         policy.attach(self._view(rows))
 
     def _view(self, rows: int) -> BlockView:
-        tokens = self.paths.node_tokens
+        paths = self.paths  # its node_tokens are worked out for those who ask
         return _View(
             depth=self.depth,
-            num_tokens=_ByNode(self.node_of, lambda node: int(tokens[node])),
+            num_tokens=_ByNode(self.node_of, lambda node: int(paths.node_tokens[node])),
             admitted=self.admitted,
             last_access=self.last_access,
             hits=self.hits,
