@@ -187,7 +187,10 @@ class ScoredPolicy(EvictionPolicy):
 
     @abstractmethod
     def score(self, block: Block, now: float) -> Any:
-        """How much this block is worth keeping: a number, or a tuple compared in order."""
+        """How much this block is worth keeping: a number, or a tuple compared in order.
+
+        `now` is the engine's time; `block.admitted` and `block.last_access` count accesses. Two clocks: never mix them.
+        """
 
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
