@@ -47,6 +47,7 @@ class Replay:
     leaf_first: bool
     full_blocks_only: bool
     optimum: bool
+    capacity: str | None
     slo_ttft_s: float
     slo_tpot_s: float
     device: str

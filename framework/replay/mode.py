@@ -19,6 +19,7 @@ from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.labels import label, provenance
 from framework.options import call_checked
+from framework.replay.curves import capacity_blocks
 from framework.replay.executors import OUTPUT_BASE, ReplayExecutor, constant_step
 from framework.replay.foresight import Foresight
 from framework.replay.optimum import replay_optimum
@@ -86,9 +87,7 @@ def _head(config: Mapping[str, Any], executor: str) -> dict[str, Any]:
 def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, Any]:
     """Each request is one access: the mode of published hit-rate tables. See replay.reference."""
     cache = section(config, "cache")
-    num_blocks, block_size = cache.get("num_blocks"), int(cache.get("block_size", 16))
-    if num_blocks is None:
-        raise ConfigError("mode=replay needs cache.num_blocks: there is no device to take a share of")
+    block_size = int(cache.get("block_size", 16))
     trace, limit, _ = _trace(config, block_tokens=block_size)
     if trace.block_tokens == 0:
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared; use executor=none")
@@ -98,6 +97,7 @@ def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, A
             f"cache.block_size={trace.block_tokens} or a multiple, or use executor=none"
         )
     paths = build_paths(_first(trace, limit), full_blocks_only=options.full_blocks_only)
+    num_blocks = _num_blocks(cache, options, working_set=paths.num_nodes)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": int(config.get("seed", 0))}
     policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
     counts: CacheOnlyResult = replay_reference(
@@ -113,6 +113,7 @@ def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, A
         "evictions": counts.evictions,
         "hit_rate": counts.hit_rate,
         "hit_rate_blocks": counts.block_hit_rate,
+        "num_blocks": num_blocks,
         "unique_blocks": paths.num_nodes,
         "infinite_hit_blocks": int(paths.infinite_hits.sum()),
         "block_references": paths.num_references,
@@ -130,6 +131,18 @@ def _gap(paths: RequestPaths, counts: CacheOnlyResult, num_blocks: int) -> dict[
         "gap_to_optimum": (best.hit_blocks - counts.hit_blocks) / least if least else None,
         "optimum_rules": "exact: one atomic access a request, only prompts cached, content may be declined",
     }
+
+
+def _num_blocks(cache: Mapping[str, Any], options: ReplayOptions, working_set: int | None = None) -> int:
+    if options.capacity is None:
+        if cache.get("num_blocks") is None:
+            raise ConfigError("mode=replay needs cache.num_blocks or replay.capacity: there is no device to ask")
+        return int(cache["num_blocks"])
+    if working_set is None and "%" in options.capacity:
+        raise ConfigError("replay.capacity as a share of the trace is for executor=cache_only; give bytes")
+    token = Roofline(shape=options.shape, dtype=options.dtype).kv_bytes_per_token
+    size = token * int(cache.get("block_size", 16))
+    return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size)
 
 
 # The whole engine
@@ -163,7 +176,7 @@ def full_replay(
     summary = engine.metrics.summary(engine.scheduler, engine.allocator)
     virtual = config.get("executor") == "roofline"
     summary["clock"] = "virtual" if virtual else "steps" if recording else f"{options.step_s} s a step"
-    summary["evictions"] = summary["num_evictions"]
+    summary["evictions"], summary["num_blocks"] = summary["num_evictions"], engine.allocator.num_blocks
     summary["goodput_requests_per_s"] = engine.metrics.goodput(options.slo_ttft_s, options.slo_tpot_s)
     summary["num_skipped_lines"] = trace.num_skipped if trace is not None else 0
     return summary
@@ -174,9 +187,7 @@ def build_engine(
 ) -> tuple[Engine, EvictionPolicy]:
     """The engine of a serve run with a ReplayExecutor in place of the model, and its policy."""
     cache, seed = section(config, "cache"), int(config.get("seed", 0))
-    if cache.get("num_blocks") is None:
-        raise ConfigError("mode=replay needs cache.num_blocks: there is no device to take a share of")
-    num_blocks, block_size = int(cache["num_blocks"]), int(cache.get("block_size", 16))
+    num_blocks, block_size = _num_blocks(cache, options), int(cache.get("block_size", 16))
     engine_options = call_checked("engine", EngineOptions, section(config, "engine"))
     longest = recording.max_model_len if recording is not None else _DEFAULT_LEN
     max_len = min(engine_options.max_model_len or longest, num_blocks * block_size)

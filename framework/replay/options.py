@@ -13,6 +13,8 @@ class ReplayOptions:
         step_s: seconds a step takes under `executor=none`.
         leaf_first, full_blocks_only: switches of `executor=cache_only`; see replay.reference.
         optimum: report the gap to the offline optimum under `executor=cache_only`; costs one more pass.
+        capacity: the pool in place of cache.num_blocks: "40GiB" of K and V of `shape` and `dtype`, or, under
+            `executor=cache_only`, "25%" of the trace's distinct blocks.
         slo_ttft_s, slo_tpot_s: objectives that a request must meet to count as goodput.
         device, shape, dtype, efficiency, overhead_s: of `executor=roofline`; see Roofline.
     """
@@ -21,6 +23,7 @@ class ReplayOptions:
     leaf_first: bool = False
     full_blocks_only: bool = False
     optimum: bool = True
+    capacity: str | None = None
     slo_ttft_s: float = 2.0
     slo_tpot_s: float = 0.1
     device: str = "h200"

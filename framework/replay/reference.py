@@ -286,7 +286,7 @@ class _Replay:
         self.num_resident -= needed
         self.num_evicted += needed - declined
         self.num_admitted -= declined
-        return None
+        return
 
     def _evict_in_bulk(self, request: int, needed: int) -> None:
         """The same by `victims`, for policies that are faster so; nobody looks between two victims."""

@@ -129,6 +129,19 @@ def test_the_gap_to_the_optimum_can_be_left_out(tmp_path: Path) -> None:
     assert "gap_to_optimum" not in replayed(tmp_path, path, "cache_only", replay={"optimum": False})
 
 
+def test_the_pool_may_be_given_in_bytes_or_as_a_share(tmp_path: Path) -> None:
+    path = written(tmp_path, mooncake())
+    found = {
+        (executor, text): replayed(tmp_path, path, executor, replay={"capacity": text})["num_blocks"]
+        for executor, text in (("none", "1GiB"), ("roofline", "640MiB"), ("cache_only", "1GiB"), ("cache_only", "50%"))
+    }
+    assert list(found.values()) == [16, 10, 16, 6], f"a block of 512 tokens is 64 MiB, 12 blocks are distinct: {found}"
+    with pytest.raises(ConfigError, match="cache_only"):
+        replayed(tmp_path, path, replay={"capacity": "50%"})
+    with pytest.raises(ConfigError, match=r"cache\.num_blocks or replay\.capacity"):
+        replayed(tmp_path, path, "cache_only", cache={"block_size": 512})
+
+
 def test_goodput_counts_those_that_met_both_objectives(tmp_path: Path) -> None:
     path = written(tmp_path, mooncake(10))
     met, late, slow = (
