@@ -24,7 +24,8 @@ def as_sglang(policy: Component, *, num_blocks: int, page_size: int = 1, seed: i
     Put it into a cache as `tree.eviction_strategy = as_sglang("s3fifo", num_blocks=...)`, or have SGLang build it by
     name: `sglang.srt.mem_cache.utils._EVICTION_POLICY_FACTORIES["s3fifo"] = lambda: as_sglang(...)`.
 
-    A node counts as one block: its depth is in nodes, `num_tokens` are those from the root to its end. SGLang evicts leaves only, whatever the policy would choose.
+    A node counts as one block: its depth is in nodes, `num_tokens` are those from the root to its end. SGLang evicts
+    leaves only, whatever the policy would choose.
 
     A `ScoredPolicy` that keeps no state of its own maps score by score, times being SGLang's (monotonic seconds)
     and hits its `hit_count` less the one for inserting the node.

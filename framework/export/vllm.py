@@ -54,15 +54,15 @@ def as_vllm(policy: Component, *, chunk_tokens: int = 16, seed: int = 0, base: t
         raise Unsupported(f"{base.__module__}.CachePolicy has no {' or '.join(lacking)}; needed is that of {INTERFACE}")
     name = type(build_policy(policy, 1, seed=seed)).__name__  # refused here, rather than when an engine starts
 
-    def __init__(self: Any, cache_capacity: int) -> None:
-        base.__init__(self, cache_capacity)
+    def start(self: Any, cache_capacity: int) -> None:
+        base.__init__(self, cache_capacity)  # type: ignore[misc]
         self._make = lambda: Books(
             build_policy(policy, cache_capacity, block_size=chunk_tokens, seed=seed), cache_capacity
         )
         self._chunk_tokens = chunk_tokens
         self.clear()
 
-    return type(f"{name}CachePolicy", (_Methods, base), {"__init__": __init__, "__doc__": f"{name}, by {__name__}."})
+    return type(f"{name}CachePolicy", (_Methods, base), {"__init__": start, "__doc__": f"{name}, by {__name__}."})
 
 
 def _cache_policy() -> type:

@@ -127,7 +127,8 @@ def test_a_long_run_keeps_the_books_of_every_policy(policy):
     total = sum(vllm.request(*(b"%d-%d" % (i * i % 13, d) for d in range(1 + i % 4))) for i in range(300))
     held = {key for key, _ in vllm.policy.evict(vllm.resident, set())}
     assert len(held) == vllm.resident <= 12 and total > 0, (len(held), total)
-    assert vllm.policy.evict(1, set()) is None and all(vllm.policy.get(key) is None for key in held)
+    assert vllm.policy.evict(1, set()) is None
+    assert all(vllm.policy.get(key) is None for key in held)
 
 
 def test_chunks_in_transfer_and_protected_ones_are_never_evicted_and_a_short_eviction_changes_nothing():
@@ -153,7 +154,8 @@ def test_a_failed_store_and_a_reset_leave_nothing_behind():
     policy.insert(b"a", Chunk(0), Context({}))
     policy.insert(b"b", Chunk(1), Context({}))
     policy.clear()
-    assert policy.get(b"b") is None and policy.evict(1, set()) is None
+    assert policy.get(b"b") is None
+    assert policy.evict(1, set()) is None
     policy.insert(b"b", Chunk(1), Context({}))
 
 
