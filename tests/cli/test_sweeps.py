@@ -123,7 +123,7 @@ def test_a_killed_sweep_run_again_runs_what_is_missing_and_ends_the_same(tmp_pat
 @pytest.mark.slow
 def test_a_sweep_of_64_jobs_killed_three_times_ends_like_the_unkilled_one(tmp_path: Path) -> None:
     rng = random.Random(time.time_ns())
-    kills = sorted(rng.sample(range(1, 63), 3))
+    kills = sorted(rng.sample(range(1, 57), 3))  # the last jobs might all end before a busy machine looks
     kill_and_resume(tmp_path, MANY, kills=kills, seed=rng.randrange(1000))
 
 
