@@ -63,40 +63,46 @@ class ScoreStrategy:
 
     def __init__(self, policy: ScoredPolicy, num_blocks: int) -> None:
         self._policy = policy
-        self._facts = _OneNode(num_blocks)
-        policy.attach(self._facts)
-        self._block = Block(self._facts)
+        self._columns: tuple[list[Any], ...] = tuple([0, 0] for _ in range(8))
+        self._key: list[BlockHash | None] = [None, None]
+        depth, num_tokens, admitted, last_access, hits, priority, tenant, children = self._columns
+        view = _OneNode(
+            depth=depth,
+            num_tokens=num_tokens,
+            admitted=admitted,
+            last_access=last_access,
+            hits=hits,
+            priority=priority,
+            tenant=tenant,
+            children=children,
+            next_use=[float("inf")] * 2,
+            key=self._key,
+            capacity=num_blocks,
+        )
+        policy.attach(view)
+        self._block = Block(view)
         self._block.id = BlockId(1)
 
     def get_priority(self, node: Any) -> tuple[Any, int, int]:
         """(score, -depth, node id), compared in order."""
-        depth = self._facts.show(node)
+        depth, tokens = _place(node)
+        times = (node.creation_time, node.last_access_time)
+        facts = (depth, tokens, *times, _hits(node), node.priority, 0, len(node.children))
+        for column, fact in zip(self._columns, facts, strict=True):
+            column[1] = fact
+        self._key[1] = _key(node)
         return (self._policy.score(self._block, time.monotonic()), -depth, node.id)
 
 
+@dataclass(frozen=True, slots=True)
 class _OneNode(BlockView):
     """A view of which block 1 is the node at hand."""
 
-    __slots__ = ("_num_blocks",)
-
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(*([0, 0] for _ in range(8)), next_use=[float("inf")] * 2, key=[None, None])
-        object.__setattr__(self, "_num_blocks", num_blocks)
+    capacity: int
 
     @property
     def num_blocks(self) -> int:
-        return int(self._num_blocks)
-
-    def show(self, node: Any) -> int:
-        """Fill in the facts; the depth."""
-        depth, tokens = _place(node)
-        facts = (depth, tokens, node.creation_time, node.last_access_time, _hits(node), node.priority, 0)
-        columns = (self.depth, self.num_tokens, self.admitted, self.last_access, self.hits, self.priority, self.tenant)
-        for column, fact in zip(columns, facts, strict=True):
-            column[1] = fact  # type: ignore[index]
-        self.children[1] = len(node.children)  # type: ignore[index]
-        self.key[1] = _key(node)  # type: ignore[index]
-        return depth
+        return self.capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +198,8 @@ class OrderStrategy:
 
     def _order(self) -> dict[Any, int]:
         """Every candidate's rank, by a copy of the policy that is made to evict them all."""
-        books, order = copy.deepcopy(self._books), {}
+        books = copy.deepcopy(self._books)
+        order: dict[Any, int] = {}
         while books.candidates:
             name = books.victim()
             order[name] = len(order)

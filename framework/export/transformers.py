@@ -179,9 +179,7 @@ def _span(row: int, visible: Any, window: int | None) -> _Span | None:
         expected &= keys > positions - window
     padded = end + len(visible) - last <= len(keys)  # queries after the last one have keys of their own, all unseen
     if not padded or not np.array_equal(visible[first:last], expected):
-        raise Unsupported(
-            f"the mask of row {row} is not causal over one run of keys; packed sequences, for one, are not"
-        )
+        raise Unsupported(f"the mask of row {row} is not causal over one run of keys; are sequences packed?")
     return _Span(row, first, last, begin, end)
 
 
