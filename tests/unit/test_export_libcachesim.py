@@ -1,5 +1,8 @@
 """Our policies in libcachesim: the hits of our own replay, and of libcachesim's own LRU."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -88,3 +91,10 @@ def test_an_object_of_another_size_is_refused_where_it_appears():
     cache = as_libcachesim("lru", 8, object_size=2)
     with pytest.raises(InvalidArgument, match="object 5 has size 3"):
         accesses(cache, [5], size=3)
+
+
+def test_importing_the_package_imports_nothing_of_theirs():
+    heavy = "{'torch', 'libcachesim', 'vllm', 'sglang', 'transformers'}"
+    code = f"import sys, framework.export, framework.export.sglang; print(sorted({heavy} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]", found.stdout

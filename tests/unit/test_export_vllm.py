@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import random
 from abc import ABC, abstractmethod
 
 import pytest
@@ -61,7 +62,13 @@ class Chunk:
 
 class Context:
     def __init__(self, ends):
-        self.ends = ends
+        self.ends, self.state = ends, {}
+
+    def set_state(self, value):
+        self.state[type(value)] = value
+
+    def get_state(self, cls):
+        return self.state.get(cls)
 
     def get_offload_key_position(self, key):
         return self.ends.get(key)
@@ -77,8 +84,10 @@ class Host:
         context = Context({key: 16 * (i + 1) for i, key in enumerate(keys)})
         found = [key for key in keys if self.policy.get(key)]
         for key in found:
+            self.policy.get(key).ref_cnt += 1
             self.policy.mark_non_evictable(key)
         for key in found:
+            self.policy.get(key).ref_cnt -= 1
             self.policy.mark_evictable(key)
         missing = [key for key in keys if key not in found]
         if missing:
@@ -89,6 +98,7 @@ class Host:
                 self.policy.insert(key, Chunk(self.resident), context)
                 self.resident += 1
             for key in missing:
+                self.policy.get(key).ref_cnt = 0
                 self.policy.mark_evictable(key)
         self.policy.on_request_finished((keys,), set(missing), set(found), context)
         return len(found)
@@ -209,3 +219,16 @@ def test_vllm_finds_a_policy_by_module_path_and_name():
     factory = importlib.import_module("vllm.v1.kv_offload.cpu.policies.factory").CachePolicyFactory
     found = factory.get_cache_policy_cls("kvlab_s3fifo", "framework.export.vllm")
     assert found(4).evict(0, set()) == []
+
+
+def test_lru_evicts_what_vllms_own_lru_evicts():
+    if not importlib.util.find_spec("vllm"):
+        pytest.skip(f"vLLM is not installed; compared with its LRUCachePolicy of {INTERFACE}")
+    own = importlib.import_module("vllm.v1.kv_offload.cpu.policies.lru").LRUCachePolicy
+    seen = []
+    for policy_class in (own, as_vllm("lru")):
+        vllm, draw = Host(policy_class, 12), random.Random(3)
+        groups = [int(draw.paretovariate(0.7)) % 40 for _ in range(2000)]
+        hits = [vllm.request(*(b"%d-%d" % (group, d) for d in range(1 + group % 3))) for group in groups]
+        seen.append((hits, [key for key, _ in vllm.policy.evict(vllm.resident, set())]))
+    assert seen[0] == seen[1], (sum(seen[0][0]), sum(seen[1][0]))
