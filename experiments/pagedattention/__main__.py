@@ -26,7 +26,7 @@ LENGTHS: dict[str, tuple[str, int, bool]] = {
     "arXiv summarisation, all": (ARXIV, 4096, False),
 }
 """Name -> (trace, longest sequence L, leave out longer requests)."""
-IN_ENGINE = {"Azure conv, p + o <= 2048": 1200, "arXiv summarisation, all": 250}
+IN_ENGINE = {"Azure conv, p + o <= 2048": 600, "arXiv summarisation, all": 120}
 """Requests of each that go through the engine."""
 PAPER_FIG_2 = {"max": 0.204, "pow2": 0.268, "oracle": 0.382, "paged 16": 0.963}
 PAPER_MEANS = {"Alpaca's means": (19.31, 58.45), "ShareGPT's means": (161.31, 337.99)}
@@ -39,7 +39,7 @@ PAPER_FIG_15 = {
 }
 """Per cent saved at widths 2 to 6, as the paper gives them."""
 WIDTHS = (2, 4, 6)
-SHARING_REQUESTS = 60
+SHARING_REQUESTS = 40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -99,7 +99,7 @@ def rank(
     traces = {name: _geometric([gaps[cell] for cell in cells if cell[0] == name]) for name in references}
     base = scores[:, policies.index(reference_policy)]
     online = [i for i, policy in enumerate(policies) if policy not in offline]
-    winners = np.array(online)[np.argmin(scores[1:, online], axis=1)]
+    lowest = scores[1:, online].min(axis=1)
     standings = [
         Standing(
             policy,
@@ -107,7 +107,7 @@ def rank(
             _interval(scores[:, i] - base),
             {name: _interval(values[:, i]) for name, values in traces.items()},
             {cell: _interval(gaps[cell][:, i]) for cell in cells},
-            float(np.mean(winners == i)),
+            float(np.mean(scores[1:, i] <= lowest)) if i in online else 0.0,
         )
         for i, policy in enumerate(policies)
     ]
