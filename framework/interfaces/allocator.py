@@ -166,7 +166,11 @@ class Allocator(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget all cached content (weights changed): no lookup hits what came before; live requests keep theirs."""
+        """Forget all cached content (weights changed): no lookup hits what came before; live requests keep theirs.
+
+        Raises:
+            PluginError: the policy failed. All is forgotten nonetheless: serving stale KV would be worse.
+        """
 
     @abstractmethod
     def stats(self) -> AllocatorStats:

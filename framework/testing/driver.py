@@ -411,11 +411,13 @@ class Driver:
             self.do_admit(row.tokens, row.info.namespace)
 
     def do_reset(self) -> None:
-        """The weights changed."""
-        self.call("reset()", self.allocator.reset)
-        self.truth.reset()
-        for row in self.live.values():
-            row.old = True
+        """The weights changed. A policy that fails is told of, but what was cached is forgotten all the same."""
+        try:
+            self.call("reset()", self.allocator.reset)
+        finally:
+            self.truth.reset()
+            for row in self.live.values():
+                row.old = True
         self.after()
 
     def do_advance(self) -> None:
