@@ -1,5 +1,8 @@
 # Short names for the commands of README.md and CONTRIBUTING.md. The virtual environment must be active.
-.PHONY: setup test test-all lint format docs bench gpu ci clean
+.PHONY: setup test test-all lint format docs bench bench-save bench-compare gpu ci clean
+
+# The name of this machine's benchmark baseline.
+BASELINE ?= $(shell hostname)
 
 setup:
 	python -m pip install --no-deps 'torch>=2.6,<2.14' --index-url https://download.pytorch.org/whl/cpu
@@ -23,6 +26,12 @@ format:
 
 bench:
 	python -m pytest tests/bench --benchmark-only --benchmark-disable-gc
+
+bench-save:
+	python tests/bench/baseline.py save $(BASELINE)
+
+bench-compare:
+	python tests/bench/baseline.py compare $(BASELINE)
 
 gpu:
 	python experiments/gpu/run.py

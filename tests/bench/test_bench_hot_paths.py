@@ -1,0 +1,89 @@
+"""Every installed eviction policy and hash scheme, and the engine's own work a step: strangers join by being installed.
+
+pytest tests/bench/test_bench_hot_paths.py --benchmark-only --benchmark-group-by=group
+"""
+
+import numpy as np
+import pytest
+
+from framework import registry
+from framework.interfaces.eviction import BlockView
+from framework.sampling import Sampling
+from framework.testing.engines import fake_engine, prompts
+from framework.types import BlockId, Namespace
+
+BLOCKS, GROUP, TOKENS = 4096, 16, 16
+
+
+def view():
+    """Facts of `BLOCKS` blocks in requests of `GROUP`."""
+    columns = {name: [0] * (BLOCKS + 1) for name in BlockView.__dataclass_fields__}
+    columns["key"] = [b"%d" % block for block in range(BLOCKS + 1)]
+    columns["next_use"] = [float(block * 7 % 1009) for block in range(BLOCKS + 1)]
+    for block in range(1, BLOCKS + 1):
+        columns["depth"][block] = (block - 1) % GROUP
+        columns["num_tokens"][block] = TOKENS * columns["depth"][block] + TOKENS
+    return BlockView(**columns), columns
+
+
+@pytest.mark.parametrize("name", registry.names("eviction"))
+def test_eviction(benchmark, name):
+    """Publish, release, hit a quarter again, and evict all: one life of every block."""
+    benchmark.group = f"eviction: a life of {BLOCKS} blocks"
+
+    def life():
+        policy = registry.build("eviction", name, {}, {"seed": 0})
+        facts, columns = view()
+        policy.attach(facts)
+        requests = [
+            tuple(BlockId(block) for block in range(first + GROUP - 1, first - 1, -1))
+            for first in range(1, BLOCKS + 1, GROUP)
+        ]
+        for access, blocks in enumerate(requests, start=1):
+            for block in blocks:
+                columns["admitted"][block] = columns["last_access"][block] = access
+            policy.admit(blocks, float(access))
+            policy.release(blocks, float(access))
+        for access, blocks in enumerate(requests[::4], start=len(requests) + 1):
+            policy.pin(blocks, float(access))
+            for block in blocks:
+                columns["last_access"][block] = access
+                columns["hits"][block] += 1
+            policy.hit(blocks, float(access))
+            policy.release(blocks, float(access))
+        victims = []
+        for _ in range(BLOCKS):
+            victims.append(policy.victim(1e6))
+            policy.evicted(victims[-1], 1e6)
+        return victims
+
+    victims = benchmark(life)
+    assert sorted(victims) == list(range(1, BLOCKS + 1))
+    benchmark.extra_info["blocks"] = BLOCKS
+
+
+@pytest.mark.parametrize("size", [16, 256])
+@pytest.mark.parametrize("name", registry.names("hash"))
+def test_hash(benchmark, name, size):
+    benchmark.group = f"hash: 256 blocks of {size} tokens"
+    scheme = registry.build("hash", name, {}, {"seed": 0})
+    tokens = np.random.default_rng(0).integers(0, 100_000, 256 * size).astype(np.int32)
+    root = scheme.root(Namespace(), size)
+    names = benchmark(scheme.blocks, root, tokens, size)
+    assert len(names) == 256
+
+
+@pytest.mark.parametrize("name", registry.names("allocator"))
+def test_engine_without_a_model(benchmark, name):
+    """64 requests through the whole engine on an executor that computes nothing: scheduling, books and tables alone."""
+    benchmark.group = "engine: 64 requests of 10 to 15 tokens, 32 new each"
+
+    def serve():
+        engine = fake_engine(registry.load("allocator", name), num_blocks=2048, max_model_len=128)
+        requests = [engine.submit(prompt, Sampling(max_tokens=32, ignore_eos=True)) for prompt in prompts(64)]
+        engine.run()
+        return engine, requests
+
+    engine, requests = benchmark(serve)
+    assert engine.metrics.num_output_tokens == 32 * len(requests)
+    benchmark.extra_info["steps"] = engine.metrics.num_steps
