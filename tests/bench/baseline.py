@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 FOLDER = Path(".benchmarks")
@@ -67,15 +68,15 @@ def show(base: Stats, found: Stats, slow: set[str]) -> None:
     for test, stats in sorted(found.items()):
         old = base.get(test)
         if old is None:
-            table.add_row(test.split("::")[-1], f"{stats['min'] * 1e6:,.1f}", "-", "-", "-", "new")
+            table.add_row(escape(test.split("::")[-1]), f"{stats['min'] * 1e6:,.1f}", "-", "-", "-", "new")
             continue
         ratios = (f"{stats[key] / old[key]:.2f}" for key in ("min", "median"))
         verdict = "SLOWER" if test in slow else ""
         times = (f"{one['min'] * 1e6:,.1f}" for one in (stats, old))
-        table.add_row(test.split("::")[-1], *times, *ratios, verdict)
+        table.add_row(escape(test.split("::")[-1]), *times, *ratios, verdict)
     Console().print(table)
     for test in sorted(set(base) - set(found)):
-        Console().print(f"{test} is in the baseline and was not run")
+        Console().print(f"{escape(test)} is in the baseline and was not run")
 
 
 def main() -> None:
