@@ -22,6 +22,7 @@ from framework.sampling import Sampling
 SCALE = float(os.environ.get("KVLAB_BENCH_SCALE", "1"))
 ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
 CONTINUOUS = os.environ.get("KVLAB_BENCH_CONTINUOUS", "1") == "1"
+BACKEND = os.environ.get("KVLAB_BENCH_BACKEND", "torch")
 THREADS = int(os.environ.get("KVLAB_BENCH_THREADS", str(os.cpu_count() or 1)))
 
 
@@ -75,6 +76,7 @@ def ours(folder, prompts, new):
     longest = max(map(len, prompts)) + new
     llm = LLM(
         load_model(folder),
+        backend=BACKEND,
         num_blocks=32 * (longest // 16 + 2),
         engine=EngineOptions(max_model_len=longest, max_batch_requests=32, max_batch_tokens=512),
     )
@@ -140,5 +142,5 @@ def test_serve_against_transformers(benchmark, checkpoint, workload):
         assert metrics.num_output_tokens == total
 
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=0)
-    benchmark.extra_info.update(threads=THREADS, prompts=len(prompts), new_tokens=new)
+    benchmark.extra_info.update(backend=BACKEND, threads=THREADS, prompts=len(prompts), new_tokens=new)
     benchmark.extra_info.update({key: [round(row[key], 3) for row in rows] for key in rows[0]})
