@@ -110,8 +110,6 @@ class LLM:
             seed=seed,
             log=log,
         )
-        if log is not None:
-            self.allocator.listen(lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex()))
 
     def _load(self, model: str | LoadedModel, dtype: str | None, block_size: int, layout: str) -> LoadedModel:
         """The model, after its shape alone has shown that the backend can serve it."""

@@ -30,7 +30,7 @@ class Engine:
         eos_token_ids: end a sequence unless its sampling ignores them.
         seed: of the run; requests without a seed of their own derive one from it and their number.
         preempt_every: fault injection: preempt the newest row every so many steps; 0 never.
-        log: receives scheduling events as (event, **facts); None for none.
+        log: receives scheduling and cache events as (event, **facts); None for none.
         vocab_size: prompts with larger ids are rejected; None accepts all.
     """
 
@@ -61,6 +61,8 @@ class Engine:
         )
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
         self.vocab_size, self._log = vocab_size, log
+        if log is not None:
+            allocator.listen(lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex()))
         self.metrics = Metrics(allocator.num_blocks, allocator.block_size)
         eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
         self.life = Lifecycle(self.scheduler, executor, self.metrics, eos)

@@ -217,8 +217,6 @@ def build_engine(
     )
     if recording is not None:
         executor.clock = lambda: float(engine.scheduler.step_number)  # type: ignore[attr-defined]
-    if log is not None:
-        allocator.listen(lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex()))
     return engine, policy
 
 

@@ -44,11 +44,7 @@ def fake_engine(
     options.setdefault("max_batch_requests", 8)
     options.setdefault("vocab_size", model.vocab_size)
     executor = FakeExecutor(num_blocks, block_size, model)
-    log = options.get("log")
-    engine = Engine(built, executor, max_model_len=max_model_len, **options)
-    if log is not None:
-        built.listen(lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex()))
-    return engine
+    return Engine(built, executor, max_model_len=max_model_len, **options)
 
 
 def prompts(count: int, *, shared: int = 9, unique: int = 6, vocab_size: int = 32, seed: int = 0) -> list[list[int]]:
