@@ -23,6 +23,7 @@ from framework.engine.tables import BlockTables
 from framework.errors import BackendUnavailable, ConfigError, InvalidArgument
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
+from framework.model.decoder import Decoder
 from framework.model.loading import LoadedModel, load_model, read_model_config
 from framework.model.tokenizer import Tokenizer
 from framework.sampling import Sampling
@@ -96,7 +97,17 @@ class LLM:
             seed=seed,
         )
         self.namespace = Namespace(model=f"{self.model.name}/{kv_dtype}")
-        self.executor = self._make_executor(options, max_len, poison)
+        self.executor = make_executor(
+            self.model.decoder,
+            self.backend,
+            self.spec,
+            num_blocks=self.num_blocks,
+            max_len=max_len,
+            options=options,
+            device=self.device,
+            poison=poison,
+        )
+        self.pool = self.executor.pool
         self.engine = Engine(
             self.allocator,
             self.executor,
@@ -119,31 +130,6 @@ class LLM:
         own = dtype if dtype not in (None, "auto") else shape.dtype
         require_backend(self.backend, attention_spec(shape, str(own), block_size, layout), self.device)
         return load_model(model, dtype=dtype, device=self.device)
-
-    def _make_executor(self, options: EngineOptions, max_len: int, poison: bool) -> ModelExecutor:
-        """Set the backend up, allocate the pool and the tables, and make the decoder fast."""
-        try:
-            self.backend.setup(self.spec, self.device)
-        except Exception as error:
-            raise named(self.backend, "setup", error) from error
-        config, decoder = self.model.config, self.model.decoder
-        self.pool = KVPool(
-            num_blocks=self.num_blocks,
-            block_size=self.spec.block_size,
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=self.spec.dtype,
-            device=self.device,
-            layout=self.spec.layout,
-            poison=poison,
-        )
-        tables = BlockTables(options.max_batch_requests, -(-max_len // self.spec.block_size), self.device)
-        if options.compile:
-            decoder.compile(dynamic=True)
-        elif options.prepack:
-            decoder.prepack(options.max_batch_requests)
-        return ModelExecutor(decoder, self.backend, self.pool, tables)
 
     def _pool_blocks(self, num_blocks: int | None, fraction: float | None) -> int:
         if num_blocks is not None and fraction is not None:
@@ -230,6 +216,50 @@ class LLM:
                 tokens = completion.tokens
                 cut = tokens[:-1] if completion.finish_reason == "stop" and tokens[-1] in stops else tokens
                 completion.text = self.model.tokenizer.decode(cut)
+
+
+def make_executor(
+    decoder: Decoder,
+    backend: AttentionBackend,
+    spec: AttentionSpec,
+    *,
+    num_blocks: int,
+    max_len: int,
+    options: EngineOptions,
+    device: str,
+    poison: bool = False,
+) -> ModelExecutor:
+    """Set the backend up, allocate the pool and the tables, and make the decoder fast.
+
+    Args:
+        spec: of the attention that `decoder` holds: one rank's heads where the model is spread over several.
+        max_len: longest sequence, tokens.
+
+    Raises:
+        PluginError, Unsupported: the backend's setup failed.
+        OutOfMemory: the pool does not fit.
+    """
+    try:
+        backend.setup(spec, device)
+    except Exception as error:
+        raise named(backend, "setup", error) from error
+    pool = KVPool(
+        num_blocks=num_blocks,
+        block_size=spec.block_size,
+        num_layers=decoder.config.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=spec.dtype,
+        device=device,
+        layout=spec.layout,
+        poison=poison,
+    )
+    tables = BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
+    if options.compile:
+        decoder.compile(dynamic=True)
+    elif options.prepack:
+        decoder.prepack(options.max_batch_requests)
+    return ModelExecutor(decoder, backend, pool, tables)
 
 
 def encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:
