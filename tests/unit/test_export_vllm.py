@@ -1,21 +1,20 @@
-"""Our policies in vLLM's CPU tier, driven in the order its offloading manager calls."""
+"""Our policies in vLLM's CPU tier, driven in the order its offloading manager calls; without vLLM.
 
-import importlib
+test_export_real_engines does it with vLLM's own files, and holds the signatures below against them.
+"""
+
 import importlib.util
-import inspect
-import random
 from abc import ABC, abstractmethod
 
 import pytest
 
 from framework.errors import InvalidArgument, UnknownPlugin, Unsupported
 from framework.export import as_vllm
-from framework.export.vllm import INTERFACE
 from framework.interfaces.eviction import ScoredPolicy
 
 
 class StandIn(ABC):
-    """The signatures of INTERFACE, without vLLM."""
+    """The signatures of `framework.export.vllm.INTERFACE`."""
 
     def __init__(self, cache_capacity):
         self.cache_capacity = cache_capacity
@@ -200,35 +199,3 @@ def test_without_vllm_the_missing_package_is_named():
         pytest.skip("vLLM is installed")
     with pytest.raises(Unsupported, match="No module named 'vllm'"):
         as_vllm("lru")
-
-
-def test_the_stand_in_has_the_signatures_of_the_real_interface():
-    if not importlib.util.find_spec("vllm"):
-        pytest.skip(f"vLLM is not installed; the stand-in was written from {INTERFACE}")
-    real = importlib.import_module("vllm.v1.kv_offload.cpu.policies.base").CachePolicy
-    for name in [name for name in vars(StandIn) if not name.startswith("_")]:
-        asked = list(inspect.signature(getattr(real, name)).parameters)
-        assert asked == list(inspect.signature(getattr(StandIn, name)).parameters), (name, asked)
-    made = as_vllm("lru")(4)
-    assert isinstance(made, real)
-
-
-def test_vllm_finds_a_policy_by_module_path_and_name():
-    if not importlib.util.find_spec("vllm"):
-        pytest.skip(f"vLLM is not installed; the factory is that of {INTERFACE}")
-    factory = importlib.import_module("vllm.v1.kv_offload.cpu.policies.factory").CachePolicyFactory
-    found = factory.get_cache_policy_cls("kvlab_s3fifo", "framework.export.vllm")
-    assert found(4).evict(0, set()) == []
-
-
-def test_lru_evicts_what_vllms_own_lru_evicts():
-    if not importlib.util.find_spec("vllm"):
-        pytest.skip(f"vLLM is not installed; compared with its LRUCachePolicy of {INTERFACE}")
-    own = importlib.import_module("vllm.v1.kv_offload.cpu.policies.lru").LRUCachePolicy
-    seen = []
-    for policy_class in (own, as_vllm("lru")):
-        vllm, draw = Host(policy_class, 12), random.Random(3)
-        groups = [int(draw.paretovariate(0.7)) % 40 for _ in range(2000)]
-        hits = [vllm.request(*(b"%d-%d" % (group, d) for d in range(1 + group % 3))) for group in groups]
-        seen.append((hits, [key for key, _ in vllm.policy.evict(vllm.resident, set())]))
-    assert seen[0] == seen[1], (sum(seen[0][0]), sum(seen[1][0]))

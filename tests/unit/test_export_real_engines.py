@@ -1,0 +1,251 @@
+"""Our policies inside vLLM's and SGLang's own cache code: what they evict there is what they evict in our replay.
+
+Tried with vllm 0.33.0 and sglang 0.5.23; `pip install --no-deps vllm sglang`, see installed_engines.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from installed_engines import SGLANG, VLLM, executed
+from test_export_sglang import Node
+from test_export_vllm import StandIn
+
+from framework import registry
+from framework.errors import Unsupported
+from framework.export import as_sglang, as_vllm
+from framework.replay.paths import build_paths
+from framework.replay.reference import replay
+from framework.workload.traces import TraceRequest
+
+CAPACITY = 12
+Prompt = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[dict[str, Any]]:
+    with executed(VLLM) as modules:
+        yield modules
+
+
+@pytest.fixture(scope="module")
+def sglang() -> Iterator[dict[str, Any]]:
+    with executed(SGLANG) as modules:
+        yield modules
+
+
+def flat(length: int, *, names: int = 40) -> list[Prompt]:
+    """One-block prompts, some often."""
+    draw = random.Random(3)
+    return [(int(draw.paretovariate(0.7)) % names,) for _ in range(length)]
+
+
+def chains(length: int) -> list[Prompt]:
+    """Prompts of one to three blocks that share prefixes."""
+    draw = random.Random(3)
+    groups = [int(draw.paretovariate(0.7)) % 40 for _ in range(length)]
+    return [tuple(100 * group + depth for depth in range(1 + group % 3)) for group in groups]
+
+
+def in_replay(prompts: Sequence[Prompt], policy: str, *, leaf_first: bool = False) -> tuple[list[int], list[Any]]:
+    """Hit blocks of each prompt, and (request, path to the block that went), in order, by our own replay."""
+    numbers: dict[Prompt, int] = {}
+    requests = []
+    for i, prompt in enumerate(prompts):
+        ids = [numbers.setdefault(prompt[: depth + 1], len(numbers)) for depth in range(len(prompt))]
+        tokens = 16 * len(prompt)
+        requests.append(
+            TraceRequest(
+                arrival_s=float(i), input_tokens=tokens, output_tokens=1, block_ids=np.array(ids), block_tokens=16
+            )
+        )
+    nodes, gone = list(numbers), []
+    found = replay(
+        build_paths(requests),
+        registry.build("eviction", policy, {}, {"num_blocks": CAPACITY, "block_size": 16, "seed": 0}),
+        CAPACITY,
+        leaf_first=leaf_first,
+        on_evict=lambda request, node: gone.append((request, nodes[node])),
+    )
+    return found.request_hits.tolist(), gone
+
+
+class CpuTier:
+    """vLLM's CPUOffloadingManager, called as its scheduler does: load what is there, store the rest, end."""
+
+    def __init__(self, vllm: dict[str, Any], policy: str, module: str | None = None) -> None:
+        self.base = vllm["base"]
+        self.manager = vllm["manager"].CPUOffloadingManager(CAPACITY, policy, module)
+        self.number, self.prompt_of, self.gone = -1, {}, []
+
+    def request(self, prompt: Prompt) -> int:
+        self.number += 1
+        context = self.base.ReqContext(req_id=str(self.number))
+        keys = [self.key(prompt[: depth + 1]) for depth in range(len(prompt))]
+        for position, key in enumerate(keys):
+            context.set_offload_key_position(key, 16 * (position + 1))
+        self.manager.on_new_request(context)
+        states = [self.manager.lookup(key, context) is self.base.LookupResult.HIT for key in keys]
+        found = keys[: states.index(False)] if False in states else keys
+        if found:
+            self.manager.prepare_load(found, context)
+            self.manager.complete_load(found, context)
+        if len(found) < len(keys):
+            output = self.manager.prepare_store(keys, context)
+            assert output is not None, f"nothing could be stored for {prompt}"
+            self.gone += [(self.number, self.prompt_of[key]) for key in output.evicted_keys]
+            self.manager.complete_store(output.keys_to_store, context)
+        self.manager.on_request_finished(context)
+        return len(found)
+
+    def key(self, path: Prompt) -> bytes:
+        key: bytes = self.base.make_offload_key(repr(path).encode(), 0)
+        self.prompt_of[key] = path
+        return key
+
+
+FLAT = ["lru", "fifo", "mru", "lfu", "clock", "sieve", "s3fifo", "slru", "2q", "arc", "gdsf", "leaf_lru"]
+"""Not w_tinylfu: it counts in a sketch of the blocks' keys, which are vLLM's there and the replay's here."""
+
+
+@pytest.mark.parametrize("policy", FLAT)
+def test_vllms_cpu_tier_evicts_what_our_replay_evicts(policy: str, vllm: dict[str, Any]) -> None:
+    prompts = flat(1500)
+    tier = CpuTier(vllm, f"kvlab_{policy}", "framework.export.vllm")
+    hits = [tier.request(prompt) for prompt in prompts]
+    expected_hits, expected = in_replay(prompts, policy)
+    assert sum(hits) > 0
+    assert len(tier.gone) > 100, "a stream that evicts little shows little"
+    assert (tier.gone, hits) == (expected, expected_hits)
+
+
+def test_our_lru_evicts_what_vllms_own_lru_evicts_in_its_cpu_tier(vllm: dict[str, Any]) -> None:
+    tiers = CpuTier(vllm, "lru"), CpuTier(vllm, "kvlab_lru", "framework.export.vllm")
+    seen = [([tier.request(prompt) for prompt in chains(2000)], tier.gone) for tier in tiers]
+    assert len(seen[0][1]) > 100
+    assert seen[0] == seen[1]
+
+
+def test_the_signatures_are_those_our_class_was_written_for(vllm: dict[str, Any]) -> None:
+    real = vllm["policies_base"].CachePolicy
+    for name in [name for name in vars(StandIn) if not name.startswith("_")]:
+        asked = list(inspect.signature(getattr(real, name)).parameters)
+        assert asked == list(inspect.signature(getattr(StandIn, name)).parameters), (name, asked)
+    later = {name for name in vars(real) if not name.startswith("_")} - set(vars(StandIn))
+    assert not later, f"vLLM's CachePolicy has gained {later}"
+    made = as_vllm("lru")(4)
+    assert isinstance(made, real)
+    assert made.evict(0, set()) == []
+
+
+class Radix:
+    """SGLang's RadixCache with pages of a token, called as its scheduler does: match, lock, evict, insert, unlock."""
+
+    def __init__(self, sglang: dict[str, Any], strategy: Any = None) -> None:
+        self.radix, self.base = sglang["radix_cache"], sglang["base_prefix_cache"]
+        self.number, self.gone = -1, []
+        self.tree = self.radix.RadixCache.create_simulated(
+            mock_allocator=SimpleNamespace(device="cpu", free_segment=lambda value, start_pos: None)
+        )
+        self.tree.update_eviction_metrics = lambda *_: None
+        if strategy is not None:
+            self.tree.eviction_strategy = strategy
+        forget = self.tree._delete_leaf
+        self.tree._delete_leaf = lambda node: (self.gone.append((self.number, self.path(node))), forget(node))
+
+    def path(self, node: Any) -> Prompt:
+        above = self.path(node.parent) if node.parent is not None else ()
+        return (*above, *node.key.token_ids)
+
+    def resident(self, prompt: Prompt) -> int:
+        """Leading tokens in the tree, which is not touched."""
+        node, found = self.tree.root_node, 0
+        while found < len(prompt) and prompt[found] in node.children:
+            node, found = node.children[prompt[found]], found + 1
+        return found
+
+    def request(self, prompt: Prompt) -> int:
+        self.number += 1
+        tree, base = self.tree, self.base
+        key = self.radix.RadixKey(array("q", prompt))
+        match = tree.match_prefix(base.MatchPrefixParams(key=key))
+        found = int(match.device_prefix_len)
+        tree.inc_lock_ref(match.last_device_node)
+        lacking = tree.total_size() + len(prompt) - found - CAPACITY
+        if lacking > 0:
+            tree.evict(base.EvictParams(num_tokens=lacking))
+        tree.insert(base.InsertParams(key=key))
+        tree.dec_lock_ref(match.last_device_node)
+        return found
+
+
+def grown(radix: Radix, length: int) -> tuple[list[Prompt], list[int]]:
+    """Conversations that go on by a token from where the tree still knows them: a node is a token, as in our replay."""
+    draw, prompts = random.Random(5), []
+    hits = []
+    for _ in range(length):
+        talk = int(draw.paretovariate(0.6)) % 9
+        whole = tuple(100 * talk + turn for turn in range(6))
+        known = radix.resident(whole)
+        prompts.append(whole[: min(known + 1, len(whole))] if draw.random() < 0.7 else whole[: max(1, known)])
+        hits.append(radix.request(prompts[-1]))
+    return prompts, hits
+
+
+@pytest.mark.parametrize("policy", ["lru", "leaf_lru", "fifo", "mru", "length_aware"])
+def test_sglangs_tree_evicts_what_our_replay_evicts(policy: str, sglang: dict[str, Any]) -> None:
+    radix = Radix(sglang, as_sglang(policy, num_blocks=CAPACITY))
+    prompts, hits = grown(radix, 600)
+    expected_hits, expected = in_replay(prompts, policy, leaf_first=True)
+    assert sum(hits) > 0
+    assert len(radix.gone) > 100, "a stream that evicts little shows little"
+    assert (radix.gone, hits) == (expected, expected_hits)
+
+
+@pytest.mark.parametrize("policy", ["s3fifo", "arc", "slru", "sieve", "gdsf", "clock", "w_tinylfu"])
+def test_sglangs_tree_takes_every_policy_with_a_state_of_its_own(policy: str, sglang: dict[str, Any]) -> None:
+    radix = Radix(sglang, as_sglang(policy, num_blocks=CAPACITY))
+    _, hits = grown(radix, 300)
+    assert sum(hits) > 0
+    assert radix.tree.total_size() <= CAPACITY
+    resident = radix.tree.total_size()
+    radix.tree.evict(radix.base.EvictParams(num_tokens=10**6))
+    assert radix.tree.total_size() == radix.tree.evictable_size() == 0, f"{resident} tokens could not all be evicted"
+
+
+@pytest.mark.parametrize("name", ["lru", "fifo", "mru"])
+def test_our_policy_evicts_what_sglangs_own_strategy_of_that_name_evicts(name: str, sglang: dict[str, Any]) -> None:
+    own = sglang["utils"].get_eviction_strategy(name)
+    radix = Radix(sglang, own)
+    prompts, hits = grown(radix, 600)
+    ours = Radix(sglang, as_sglang(name, num_blocks=CAPACITY))
+    assert [ours.request(prompt) for prompt in prompts] == hits
+    assert len(radix.gone) > 100
+    assert ours.gone == radix.gone
+
+
+def test_sglang_builds_a_policy_of_ours_by_name(sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    factories: dict[str, Callable[[], Any]] = sglang["utils"]._EVICTION_POLICY_FACTORIES
+    monkeypatch.setitem(factories, "s3fifo", lambda: as_sglang("s3fifo", num_blocks=CAPACITY))
+    radix = Radix(sglang, sglang["utils"].get_eviction_strategy("s3fifo"))
+    assert sum(grown(radix, 100)[1]) > 0
+
+
+def test_a_node_has_the_facts_our_strategy_reads(sglang: dict[str, Any]) -> None:
+    real, ours = sglang["radix_cache"].TreeNode(), Node(None, "", 0.0)
+    lacking = [fact for fact in vars(ours) if not hasattr(real, fact)]
+    assert not lacking, f"SGLang's TreeNode has no {lacking}"
+    assert sglang["evict_policy"].EvictionStrategy.__abstractmethods__ == {"get_priority"}
+
+
+def test_a_vllm_of_another_interface_is_refused_by_name(vllm: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(vllm["policies_base"], "CachePolicy")
+    with pytest.raises(Unsupported, match="CachePolicy cannot be imported"):
+        as_vllm("lru")
