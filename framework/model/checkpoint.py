@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from framework.errors import ModelError
 from framework.model.config import ModelConfig, token_ids
 from framework.model.decoder import Decoder, DecoderLayer
+from framework.model.shard import WHOLE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
@@ -54,7 +56,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def load_weights(decoder: Decoder, folder: Path) -> None:
-    """Fill `decoder` from the safetensors files of `folder`, one tensor at a time.
+    """Fill `decoder` from the safetensors files of `folder`, one tensor at a time; a shard reads its slices alone.
 
     Raises:
         ModelError: a tensor missing, unexpected, of another shape or no number; a file missing or damaged. The
@@ -63,15 +65,16 @@ def load_weights(decoder: Decoder, folder: Path) -> None:
     targets = weight_targets(decoder)
     missing = set(targets)
     unexpected: list[str] = []
-    for name, tensor in _tensors(folder):
-        name = name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+    for stored, found, read in _tensors(folder):
+        name = stored if stored.startswith(("model.", "lm_head.")) else f"model.{stored}"
         if name not in targets:
             if not _known_extra(name, decoder.config):
                 unexpected.append(name)
             continue
         target, shape = targets[name]
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"'{folder}': {name} has shape {tuple(tensor.shape)}, the config asks for {shape}")
+        if found != shape:
+            raise ModelError(f"'{folder}': {name} has shape {found}, the config asks for {shape}")
+        tensor = read(decoder.shard.piece(name, decoder.config))
         if not tensor.is_floating_point():
             raise ModelError(f"'{folder}': {name} is {tensor.dtype}; quantised weights are not supported")
         target.copy_(tensor)
@@ -86,7 +89,10 @@ def load_weights(decoder: Decoder, folder: Path) -> None:
 
 
 def weight_targets(decoder: Decoder) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-    """Hugging Face name -> (view into the decoder's fused weights, shape the checkpoint's tensor must have)."""
+    """Hugging Face name -> (view into the decoder's fused weights, shape the checkpoint's tensor must have).
+
+    The view of a shard is smaller than that shape: `Shard.piece` says which part of the tensor goes there.
+    """
     views: dict[str, Tensor] = {"model.embed_tokens.weight": decoder.embedding, "model.norm.weight": decoder.norm}
     if not decoder.config.tie_word_embeddings:
         views["lm_head.weight"] = decoder.lm_head
@@ -94,7 +100,14 @@ def weight_targets(decoder: Decoder) -> dict[str, tuple[Tensor, tuple[int, ...]]
     for index, layer in enumerate(decoder.layers):
         assert isinstance(layer, DecoderLayer)
         targets |= {f"model.layers.{index}.{name}": target for name, target in _layer_targets(layer).items()}
-    return targets
+    whole = {name: WHOLE.piece(name, decoder.config) for name in targets}
+    return {name: (view, _whole_shape(shape, whole[name])) for name, (view, shape) in targets.items()}
+
+
+def _whole_shape(shape: tuple[int, ...], piece: tuple[slice, ...]) -> tuple[int, ...]:
+    """`shape` of a view, where a divided dimension has the size of the whole."""
+    divided = [int(part.stop or size) for part, size in zip(piece, shape, strict=False)]
+    return (*divided, *shape[len(divided) :])
 
 
 def _layer_targets(layer: DecoderLayer) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
@@ -163,16 +176,27 @@ def _download(name: str) -> Path:
         raise ModelError(f"model '{name}' cannot be downloaded ({reason}); give a local folder instead") from error
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...], Callable[[tuple[slice, ...]], Tensor]]]:
+    """Name and shape of each tensor, and how to read a piece of it; () reads it whole."""
     from safetensors import SafetensorError, safe_open
 
     for path in _weight_files(folder):
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in file.keys():  # noqa: SIM118
-                    yield name, file.get_tensor(name)
+                    yield name, tuple(file.get_slice(name).get_shape()), partial(_read, path, file, name)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"'{path}' is damaged or no safetensors file: {error}") from error
+
+
+def _read(path: Path, file: Any, name: str, piece: tuple[slice, ...]) -> Tensor:
+    from safetensors import SafetensorError
+
+    try:
+        tensor: Tensor = file.get_slice(name)[piece] if piece else file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"'{path}' is damaged: {name} cannot be read: {error}") from error
+    return tensor
 
 
 def _weight_files(folder: Path) -> list[Path]:

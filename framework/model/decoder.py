@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from framework.errors import InvalidArgument
 from framework.model.config import ModelConfig, RopeScaling
+from framework.model.shard import WHOLE, Group, Shard
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q (T, H, D), k (T, K, D), v (T, K, D)) -> (T, H, D).
@@ -26,21 +28,36 @@ class Decoder(nn.Module):
     Sequences are packed one after another without padding; only `attention` knows where one ends. Weights need no
     gradient, so no graph is built. q, k and v are one matrix (E, (H + 2K) * D), gate and up another (E, 2I).
 
+    Args:
+        shard: hold this rank's part only: H, K and I below are then its share, and it computes once it has joined the
+            ranks of the others. See `framework.model.shard`.
+
     Attributes:
-        config: the shape it was made from.
+        config: the shape of the whole model.
+        before_dense: called with the token ids before a pass that the engine has not announced to the other ranks.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"):
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        shard: Shard = WHOLE,
+    ):
         super().__init__()
-        self.config = config
+        self.config, self.shard = config, shard
+        self.group: Group | None = None
+        self.before_dense: Callable[[Tensor], None] | None = None
+        local, self.vocabulary = shard.config(config), shard.split(config.vocab_size)
         dtype = getattr(torch, config.dtype) if dtype is None else dtype
         factory = {"dtype": dtype, "device": torch.device(device)}
-        self.embedding = _parameter(config.vocab_size, config.hidden_size, factory)
-        self.layers = nn.ModuleList(DecoderLayer(config, index, factory) for index in range(config.num_layers))
+        self.embedding = _parameter(len(self.vocabulary), config.hidden_size, factory)
+        self.layers = nn.ModuleList(DecoderLayer(local, index, factory) for index in range(config.num_layers))
         self.norm = _parameter(config.hidden_size, None, factory)
         self.lm_head = self.embedding
         if not config.tie_word_embeddings:
-            self.lm_head = _parameter(config.vocab_size, config.hidden_size, factory)
+            self.lm_head = _parameter(len(self.vocabulary), config.hidden_size, factory)
         frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
 
@@ -58,24 +75,53 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """The last layer's normalised hidden states (T, E).
+        """The last layer's normalised hidden states (T, E), the same on every rank.
 
         Args:
             tokens: (T,) int64 token ids on the model's device.
             positions: (T,) int64, each token's place in its own sequence, from 0.
             attention: called once a layer, in order.
+
+        Raises:
+            InvalidArgument: a part that has not joined the others.
         """
         rope = self.rope(positions)
-        x = F.embedding(tokens, self.embedding)
+        x = self._embed(tokens)
         for layer in self.layers:
             x = layer(x, rope, attention)
         return _rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """(R, E) hidden states, as `forward` gives them, to (R, V) float32 logits (float64 for a float64 model)."""
+        """(R, E) hidden states, as `forward` gives them, to (R, V) float32 logits (float64 for a float64 model).
+
+        Of several ranks rank 0 alone gets them; the others keep the columns of their own vocabulary.
+        """
         logits = _linear(hidden, self.lm_head, None)
+        if self.group is not None:
+            ranks = (Shard(rank, self.shard.size) for rank in range(self.shard.size))
+            logits = self.group.gather(logits, [len(rank.split(self.config.vocab_size)) for rank in ranks])
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    def join(self, group: Group) -> None:
+        """Compute with the ranks that hold the other parts, from here on."""
+        self.group = group
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.group = group
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if self.group is None:
+            if self.shard.size > 1:
+                raise InvalidArgument(
+                    f"part {self.shard.rank} of {self.shard.size} of a model computes nothing alone; load the whole "
+                    "model, or all its parts with tensor_parallel_size"
+                )
+            return F.embedding(tokens, self.embedding)
+        rows = tokens - self.vocabulary.start
+        elsewhere = (rows < 0) | (rows >= len(self.vocabulary))
+        x = F.embedding(rows.masked_fill(elsewhere, 0), self.embedding)
+        return self.group.sum(x.masked_fill_(elsewhere[:, None], 0))
 
     def prepack(self, num_rows: int = 32) -> bool:
         """Keep a second copy of every matrix in the layout that oneDNN multiplies fastest, for about `num_rows` rows.
@@ -108,6 +154,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, index: int, factory: dict[str, object]):
         super().__init__()
+        self.group: Group | None = None
         self.index, self.eps = index, config.rms_norm_eps
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         rotated, rows = config.num_heads + config.num_kv_heads, config.num_heads + 2 * config.num_kv_heads
@@ -134,9 +181,16 @@ class DecoderLayer(nn.Module):
             qk = _rms_norm(qk, None, self.eps) * self.qk_norm
         qk = _rotate(qk, rope)
         mixed = attention(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
-        x = x + _linear(mixed.reshape(len(x), -1), self.output, self.output_bias)
+        x = x + self._from_parts(mixed.reshape(len(x), -1), self.output, self.output_bias)
         gate, up = _linear(_rms_norm(x, self.post_norm, self.eps), self.gate_up, self.gate_up_bias).chunk(2, -1)
-        return x.add_(_linear(F.silu(gate).mul_(up), self.down, self.down_bias))
+        return x.add_(self._from_parts(F.silu(gate).mul_(up), self.down, self.down_bias))
+
+    def _from_parts(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None) -> Tensor:
+        """x times weight plus bias, where each rank holds its columns of both factors; the bias is added once."""
+        if self.group is None:
+            return _linear(x, weight, bias)
+        total = self.group.sum(_linear(x, weight, None))
+        return total if bias is None else total.add_(bias)
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:

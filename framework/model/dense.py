@@ -80,8 +80,13 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int | None = Non
 
 
 def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:
-    """The logits (T, V) after each token of one sequence, computed in one pass without any cache."""
+    """The logits (T, V) after each token of one sequence, computed in one pass without any cache.
+
+    Of a model over several ranks, on rank 0: the others take part, each with its heads.
+    """
     ids = _as_ids(decoder, tokens)
+    if decoder.before_dense is not None:
+        decoder.before_dense(ids)
     window = decoder.config.sliding_window
     hidden = decoder(
         ids, torch.arange(len(ids), device=ids.device), lambda _, q, k, v: dense_attention(q, k, v, window=window)
@@ -93,7 +98,12 @@ def greedy(decoder: Decoder, prompt: TokenIds, max_tokens: int, *, stop_token_id
     """Greedy decoding of one prompt over a contiguous cache; ties go to the lowest id.
 
     Ends after `max_tokens`, or with the first of `stop_token_ids`, which is kept. O(T) per token.
+
+    Raises:
+        InvalidArgument: no prompt, or a model over several ranks.
     """
+    if decoder.shard.size > 1:
+        raise InvalidArgument("greedy needs the whole model in one process; dense_logits works over several ranks")
     ids = _as_ids(decoder, prompt)
     cache, stops = _DenseCache(decoder), frozenset(stop_token_ids)
     tokens: list[int] = []

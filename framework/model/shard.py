@@ -1,0 +1,151 @@
+"""Which part of a model does one rank hold?
+
+Megatron's division (Shoeybi et al. 2019, arXiv:1909.08053 §3): q, k, v by heads and gate, up by columns, so that
+attention and the activation need nobody else; the output and down projections by rows, so that one sum over the ranks
+ends each; embedding and head by vocabulary. Norms and the residual stream are whole on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from framework.errors import InvalidArgument
+from framework.model.config import ModelConfig
+
+_BY_ROWS = {"embed_tokens": "vocab", "lm_head": "vocab", "q_proj": "heads", "k_proj": "kv", "v_proj": "kv",
+            "gate_proj": "mlp", "up_proj": "mlp"}  # fmt: skip
+_BY_COLUMNS = {"o_proj": "heads", "down_proj": "mlp"}
+
+_FUSED: dict[str, tuple[int, tuple[str, ...]]] = {
+    "embedding": (0, ("vocab",)),
+    "lm_head": (0, ("vocab",)),
+    "qkv": (0, ("heads", "kv", "kv")),
+    "qkv_bias": (0, ("heads", "kv", "kv")),
+    "qk_norm": (0, ("heads", "kv")),
+    "output": (1, ("heads",)),
+    "gate_up": (0, ("mlp", "mlp")),
+    "gate_up_bias": (0, ("mlp", "mlp")),
+    "down": (1, ("mlp",)),
+}
+"""Decoder's own parameters: the dimension that is divided and what lies along it. All others are whole."""
+
+
+class Group(Protocol):
+    """What a decoder needs of the ranks that hold its other parts. Every rank makes the same calls in the same order."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every rank's `x`, in place and returned: the same bits on every rank."""
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor:
+        """x (R, widths[rank]) of every rank side by side on rank 0; its own on the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of rank `rank` of `size`. One rank holds the whole."""
+
+    rank: int = 0
+    size: int = 1
+
+    def require(self, config: ModelConfig) -> None:
+        """Raise unless a model of this shape divides over `size` ranks.
+
+        Heads divide evenly. With fewer kv heads than ranks, each is held by as many ranks as share its queries. The
+        vocabulary and the MLP may divide unevenly, by one.
+
+        Raises:
+            InvalidArgument: all the reasons why not, and the sizes that would do.
+        """
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise InvalidArgument(f"tensor_parallel_size must be a whole number of at least 1, found {self.size!r}")
+        reasons = _reasons(config, self.size)
+        if reasons:
+            sizes = [n for n in range(1, config.num_heads + 1) if not _reasons(config, n)]
+            raise InvalidArgument(
+                f"tensor_parallel_size {self.size} does not divide this {config.family} model: {'; '.join(reasons)}. "
+                f"Would work: {', '.join(map(str, sizes))}"
+            )
+
+    def config(self, config: ModelConfig) -> ModelConfig:
+        """The shape of this rank's part: its heads, its kv heads, its slice of the MLP. The vocabulary stays whole.
+
+        Raises:
+            InvalidArgument: see `require`.
+        """
+        self.require(config)
+        return replace(
+            config,
+            num_heads=len(self.heads(config)),
+            num_kv_heads=len(self.kv_heads(config)),
+            intermediate_size=len(self.split(config.intermediate_size)),
+        )
+
+    def heads(self, config: ModelConfig) -> range:
+        """This rank's query heads."""
+        return self.split(config.num_heads)
+
+    def kv_heads(self, config: ModelConfig) -> range:
+        """The kv heads its query heads read. With fewer kv heads than ranks one, which other ranks hold too."""
+        if config.num_kv_heads >= self.size:
+            return self.split(config.num_kv_heads)
+        first = self.rank * config.num_kv_heads // self.size
+        return range(first, first + 1)
+
+    def split(self, count: int) -> range:
+        """This rank's share of `count` things in order; earlier ranks take one more where it does not divide."""
+        each, more = divmod(count, self.size)
+        start = self.rank * each + min(self.rank, more)
+        return range(start, start + each + (self.rank < more))
+
+    def piece(self, name: str, config: ModelConfig) -> tuple[slice, ...]:
+        """Index of this rank's part within the whole tensor that a Hugging Face checkpoint calls `name`."""
+        *_, module, kind = name.split(".")
+        if module in _BY_ROWS:
+            return (self._own(_BY_ROWS[module], config, config.head_dim),)
+        if module in _BY_COLUMNS and kind == "weight":
+            return (slice(None), self._own(_BY_COLUMNS[module], config, config.head_dim))
+        return ()
+
+    def cut(self, name: str, whole: Tensor, config: ModelConfig) -> Tensor:
+        """This rank's part of `whole`, which is what one rank alone would hold as the parameter `name` of a Decoder."""
+        kind = name.rpartition(".")[2]
+        if kind not in _FUSED or self.size == 1:
+            return whole
+        dim, parts = _FUSED[kind]
+        unit = 1 if kind == "qk_norm" else config.head_dim
+        pieces, start = [], 0
+        for part in parts:
+            own = self._own(part, config, unit)
+            pieces.append(whole.narrow(dim, start + own.start, own.stop - own.start))
+            start += WHOLE._own(part, config, unit).stop
+        return torch.cat(pieces, dim)
+
+    def _own(self, part: str, config: ModelConfig, unit: int) -> slice:
+        """Elements along a divided dimension; `unit` is what one head takes."""
+        if part == "vocab":
+            own, unit = self.split(config.vocab_size), 1
+        elif part == "mlp":
+            own, unit = self.split(config.intermediate_size), 1
+        else:
+            own = self.heads(config) if part == "heads" else self.kv_heads(config)
+        return slice(own.start * unit, own.stop * unit)
+
+
+WHOLE = Shard()
+
+
+def _reasons(config: ModelConfig, size: int) -> list[str]:
+    reasons = []
+    heads, kv = config.num_heads, config.num_kv_heads
+    if heads % size:
+        reasons.append(f"num_heads {heads} is not a multiple of it")
+    if max(kv, size) % min(kv, size):
+        reasons.append(f"num_kv_heads {kv} is neither a multiple nor a divisor of it")
+    for name in ("vocab_size", "intermediate_size"):
+        if getattr(config, name) < size:
+            reasons.append(f"{name} {getattr(config, name)} is smaller")
+    return reasons
