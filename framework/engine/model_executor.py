@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,29 +12,72 @@ import torch
 from torch import Tensor
 
 from framework.engine.books import named
+from framework.engine.compiled import opaque_attention
 from framework.engine.executor import BoolArray, FloatArray, Step
+from framework.engine.graphs import DecodeGraphs, Recorder
 from framework.engine.pool import KVPool
 from framework.engine.rows import IntArray, Rows
+from framework.engine.staging import Staging
 from framework.engine.tables import BlockTables
 from framework.interfaces.backend import AttentionBackend, Batch
 from framework.model import sampler
-from framework.model.decoder import Decoder
+from framework.model.decoder import Attention, Decoder
 from framework.types import BlockCopy
 
 
 class ModelExecutor:
     """Runs the decoder on packed tokens, with attention by `backend` over `pool`, on the wall clock.
 
+    A step's integers go to the device in one copy, and only `sample` and `logprobs` wait for it: once each.
+
     Args:
         backend: already set up for this model's AttentionSpec.
         pool, tables: on the decoder's device.
+
+    Attributes:
+        graphs: the captured decode steps, None without `capture`.
+        graphs_off: why there are none.
+        num_eager_steps: steps that were not replayed.
     """
 
     def __init__(self, decoder: Decoder, backend: AttentionBackend, pool: KVPool, tables: BlockTables) -> None:
         self.decoder, self.backend, self.pool, self.tables = decoder, backend, pool, tables
         self.device = torch.device(tables.device)
+        self.graphs: DecodeGraphs | None = None
+        self.graphs_off = ""
+        self.num_eager_steps = 0
+        self._attention: Attention = self._attend
+        self._batch: Batch | None = None
+        self._inputs, self._drawing = Staging(self.device), Staging(self.device)
         self._logits: Tensor = torch.empty(0)
         self._start = time.perf_counter()
+
+    @torch.inference_mode()
+    def capture(self, recorder: Recorder, sizes: Sequence[int]) -> None:
+        """From here on replay decode steps of up to max(`sizes`) rows. Only while nothing runs."""
+        compute = self._compute
+        self.graphs = DecodeGraphs(compute, self.tables, self.pool.block_size, sizes, recorder)
+
+    def compile(self) -> None:
+        """Run the decoder through torch.compile: one graph for any number of tokens, and one for a single one.
+
+        Attention stays as it is, an opaque operation to the compiler.
+        """
+        self._attention = opaque_attention(self._attend)
+        self.decoder.compile(dynamic=True, fullgraph=True)
+
+    def summary(self) -> dict[str, Any]:
+        """How steps were run, for a run's result."""
+        graphs = self.graphs
+        return {
+            "cuda_graphs": graphs is not None,
+            "cuda_graphs_off": self.graphs_off or None,
+            "graph_batch_sizes": list(graphs.sizes) if graphs else [],
+            "graph_steps": graphs.num_replays if graphs else 0,
+            "graph_padded_rows": graphs.num_padded_rows if graphs else 0,
+            "graph_capture_s": graphs.capture_s if graphs else None,
+            "eager_steps": self.num_eager_steps,
+        }
 
     def now(self) -> float:
         """Seconds since construction."""
@@ -69,56 +113,74 @@ class ModelExecutor:
     @torch.inference_mode()
     def forward(self, step: Step, rows: Rows) -> None:
         """See Executor."""
-        tokens, positions, batch = self._batch(step, rows)
-        try:
-            self.backend.plan(batch)
-        except Exception as error:
-            raise named(self.backend, "plan", error) from error
-
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv = self.pool.layers[layer]
-            try:
-                self.backend.write(kv, k, v, batch.slot_mapping)
-            except Exception as error:
-                raise named(self.backend, "write", error) from error
-            out = torch.empty_like(q)
-            try:
-                self.backend.attend(q, kv, batch, out)
-            except Exception as error:
-                raise named(self.backend, "attend", error) from error
-            return out
-
-        hidden = self.decoder(tokens, positions, attention)
-        last = np.cumsum(step.num_new)[step.sampled] - 1
-        self._logits = self.decoder.logits(hidden[self._to_device(last)])
-
-    def _batch(self, step: Step, rows: Rows) -> tuple[Tensor, Tensor, Batch]:
-        """Packed tokens (T,), their positions (T,), and the ragged batch they form."""
         ends = np.cumsum(step.num_new)
         row_of = np.repeat(step.rows, step.num_new)
-        position = np.arange(ends[-1]) + np.repeat(step.computed - (ends - step.num_new), step.num_new)
+        positions = np.arange(ends[-1]) + np.repeat(step.computed - (ends - step.num_new), step.num_new)
+        tokens = rows.tokens[row_of, positions].astype(np.int64)
+        slots = self.tables.slots(row_of, positions, self.pool.block_size)
+        size = self.graphs.size_for(step) if self.graphs else None
+        if self.graphs is None or size is None:
+            self.num_eager_steps += 1
+            self._logits = self._eager(step, ends, tokens, positions, slots)
+            return
+        logits = self.graphs.run(size, step, tokens, slots)
+        if len(step.sampled) < len(step.rows):
+            logits = logits[self._drawing.upload(step.sampled)[0]]
+        self._logits = logits
+
+    def _eager(self, step: Step, ends: IntArray, tokens: IntArray, positions: IntArray, slots: IntArray) -> Tensor:
+        """The logits of `step.sampled`, of a ragged batch of any shape."""
         context = (step.computed + step.num_new).astype(np.int32)
         starts = np.zeros(len(ends) + 1, dtype=np.int32)
         starts[1:] = ends
         longest = int(context.max())
-        slots = self.tables.slots(row_of, position, self.pool.block_size)
-        self.tables.flush()
+        changes = self.tables.take_changes()
+        sent = self._inputs.upload(
+            tokens, positions, slots, context, starts, step.rows, ends[step.sampled] - 1, *changes
+        )
+        if len(changes[0]):
+            self.tables.apply(sent[7], sent[8])
         batch = Batch(
-            block_tables=self.tables.select(step.rows, -(-longest // self.pool.block_size)),
-            context_lens=self._to_device(context),
-            query_starts=self._to_device(starts),
-            slot_mapping=self._to_device(slots),
+            block_tables=self.tables.gather(sent[5], -(-longest // self.pool.block_size)),
+            context_lens=sent[3],
+            query_starts=sent[4],
+            slot_mapping=sent[2],
             max_query_len=int(step.num_new.max()),
             max_context_len=longest,
             num_decodes=step.num_decodes,
             host_context_lens=context,
             host_query_starts=starts,
         )
-        tokens = self._to_device(rows.tokens[row_of, position].astype(np.int64))
-        return tokens, self._to_device(position), batch
+        hidden = self._hidden(sent[0], sent[1], batch)
+        return self.decoder.logits(hidden[sent[6]])
 
-    def _to_device(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+    def _compute(self, tokens: Tensor, positions: Tensor, batch: Batch) -> Tensor:
+        """The logits (T, V) of every token."""
+        return self.decoder.logits(self._hidden(tokens, positions, batch))
+
+    def _hidden(self, tokens: Tensor, positions: Tensor, batch: Batch) -> Tensor:
+        try:
+            self.backend.plan(batch)
+        except Exception as error:
+            raise named(self.backend, "plan", error) from error
+        self._batch = batch
+        hidden: Tensor = self.decoder(tokens, positions, self._attention)
+        return hidden
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One layer's attention over the batch that was planned last."""
+        batch, kv = self._batch, self.pool.layers[layer]
+        assert batch is not None
+        try:
+            self.backend.write(kv, k, v, batch.slot_mapping)
+        except Exception as error:
+            raise named(self.backend, "write", error) from error
+        out = torch.empty_like(q)
+        try:
+            self.backend.attend(q, kv, batch, out)
+        except Exception as error:
+            raise named(self.backend, "attend", error) from error
+        return out
 
     @torch.inference_mode()
     def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
@@ -126,8 +188,8 @@ class ModelExecutor:
         where = step.rows[step.sampled][at]
         logits = self._logits if len(at) == len(self._logits) and (np.diff(at) == 1).all() else None
         if logits is None:
-            logits = self._logits[self._to_device(at)]
-        tokens, bad = sampler.sample(
+            logits = self._logits[self._drawing.upload(at)[0]]
+        tokens, _ = sampler.sample(
             logits,
             temperature=rows.temperature[where],
             top_k=rows.top_k[where],
@@ -135,11 +197,17 @@ class ModelExecutor:
             seeds=rows.seed[where],
             streams=streams,
             positions=rows.length[where],
+            upload=self._drawing.upload,
         )
-        return tokens.cpu().numpy().astype(np.int64), bad.cpu().numpy()
+        found = self._drawing.fetch(tokens)
+        return found, found < 0  # a bad row's token is -1
 
     @torch.inference_mode()
     def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
         """See Executor."""
-        chosen, ids, values = sampler.logprobs(self._logits[self._to_device(at)], self._to_device(tokens), k)
-        return chosen.cpu().numpy(), ids.cpu().numpy(), values.cpu().numpy()
+        index, chosen = self._drawing.upload(at, tokens)
+        chosen, ids, values = sampler.logprobs(self._logits[index], chosen, k)
+        # float64 holds float32 and token ids exactly: one copy brings all three.
+        told = self._drawing.fetch(torch.cat((chosen[:, None].double(), ids.double(), values.double()), dim=1))
+        k = ids.shape[1]
+        return told[:, 0].astype(np.float32), told[:, 1 : 1 + k].astype(np.int64), told[:, 1 + k :].astype(np.float32)

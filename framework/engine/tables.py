@@ -28,7 +28,8 @@ class BlockTables:
         if max_rows < 1 or max_blocks < 1:
             raise InvalidArgument(f"block tables need at least 1 row of 1 block, asked {max_rows} of {max_blocks}")
         self.max_rows, self.max_blocks, self.device = max_rows, max_blocks, torch.device(device)
-        self.on_device = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=self.device)
+        # One more row, never set: what padding is given for a table.
+        self._device = torch.zeros(max_rows + 1, max_blocks, dtype=torch.int32, device=self.device)
         self.entries_uploaded = 0
         self._host = np.zeros((max_rows, max_blocks), dtype=np.int32)
         self._sent = np.zeros((max_rows, max_blocks), dtype=np.int32)
@@ -71,23 +72,56 @@ class BlockTables:
         self._used[row] = 0
         self._touch(row, 0, used)
 
+    @property
+    def on_device(self) -> Tensor:
+        """(max_rows, max_blocks) int32: the host's, as of the last `flush` or `apply`."""
+        return self._device[: self.max_rows]
+
+    @property
+    def null_row(self) -> int:
+        """A row that `gather` knows and nobody can set: all null blocks."""
+        return self.max_rows
+
     def flush(self) -> int:
         """Send the entries that differ from what the device has, in one scatter. Returns how many."""
+        index, values = self.take_changes()
+        if len(index):
+            on = self.device
+            self.apply(torch.from_numpy(index).to(on), torch.from_numpy(values).to(on))
+        return len(index)
+
+    def take_changes(self) -> tuple[IntArray, npt.NDArray[np.int32]]:
+        """Flat indices (n,) and values (n,) of the entries that differ from what the device has.
+
+        They count as sent: give them to `apply` before anything reads the tables.
+        """
         rows = np.nonzero(self._low < self._high)[0]
         if len(rows) == 0:
-            return 0
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
         low, width = self._low[rows], self._high[rows] - self._low[rows]
         flat = _ranges(rows * self.max_blocks + low, width)
         host, sent = self._host.reshape(-1), self._sent.reshape(-1)
         flat = flat[host[flat] != sent[flat]]
-        if len(flat):
-            values = host[flat]
-            sent[flat] = values
-            index = torch.from_numpy(flat).to(self.device, non_blocking=True)
-            self.on_device.view(-1)[index] = torch.from_numpy(values).to(self.device, non_blocking=True)
+        values = host[flat]
+        sent[flat] = values
         self._low[rows], self._high[rows] = self.max_blocks, 0
         self.entries_uploaded += len(flat)
-        return len(flat)
+        return flat, values
+
+    def apply(self, index: Tensor, values: Tensor) -> None:
+        """Make the changes `take_changes` gave, both now on the device, in one scatter; without a wait."""
+        self._device.view(-1)[index] = values
+
+    def gather(self, rows: Tensor, num_blocks: int, out: Tensor | None = None) -> Tensor:
+        """The first `num_blocks` entries of `rows` (B,) int64 on the device: (B, num_blocks) int32.
+
+        Into `out` if given. `null_row` is allowed. Raises as `select`.
+        """
+        if num_blocks > self.max_blocks:
+            raise InvalidArgument(f"{num_blocks} blocks a row asked, the table is {self.max_blocks} wide")
+        if out is None:
+            return self._device[:, :num_blocks].index_select(0, rows)
+        return torch.index_select(self._device[:, :num_blocks], 0, rows, out=out)
 
     def select(self, rows: IntArray, num_blocks: int) -> Tensor:
         """The first `num_blocks` entries of these rows: (B, num_blocks) int32 on the device, as of the last flush.
@@ -95,10 +129,7 @@ class BlockTables:
         Raises:
             InvalidArgument: more blocks than the table is wide.
         """
-        if num_blocks > self.max_blocks:
-            raise InvalidArgument(f"{num_blocks} blocks a row asked, the table is {self.max_blocks} wide")
-        index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.device, non_blocking=True)
-        return self.on_device[:, :num_blocks].index_select(0, index)
+        return self.gather(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.device), num_blocks)
 
     def slots(self, rows: IntArray, positions: IntArray, block_size: int) -> IntArray:
         """Where each token goes: rows (T,) and positions (T,) in tokens -> slots (T,) int64, from the host mirror.

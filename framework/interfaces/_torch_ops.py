@@ -6,27 +6,43 @@ import torch
 from torch import Tensor
 
 from framework.errors import InvalidArgument
-from framework.interfaces.backend import LayerKV
+from framework.interfaces.backend import LayerKV, Rope
 
 
 def write(pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
-    """Store k, v (T, K, D) at slots (T,) int64, skipping negative ones. Host-synchronises only on padding."""
+    """Store k, v (T, K, D) at slots (T,) int64, skipping negative ones. Waits for no device: graphs can capture it."""
     size = pool.block_size
-    if slot_mapping.device.type == "cpu" and bool((slot_mapping < 0).any()):
+    padding = None
+    if slot_mapping.device.type != "cpu":
+        padding = slot_mapping < 0
+        slot_mapping = slot_mapping.clamp(min=0)
+    elif bool((slot_mapping < 0).any()):
         keep = slot_mapping >= 0
-        k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
-    elif slot_mapping.device.type != "cpu":
-        keep = torch.nonzero(slot_mapping >= 0).squeeze(1)
         k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
     block, offset = slot_mapping // size, slot_mapping % size
     for stored, values, scale in ((pool.k, k, pool.k_scale), (pool.v, v, pool.v_scale)):
         if scale is not None:
             values = values.float() / scale[None, :, None]
         values, stored = _raw(values.to(stored.dtype)), _raw(stored)
+        if padding is not None:
+            # Padding goes to the null block's first slot and carries what is there: nothing changes, whatever is first.
+            there = stored[0, 0] if pool.layout == "NHD" else stored[0, :, 0]
+            values = torch.where(padding[:, None, None], there, values)
         if pool.layout == "NHD":
             stored[block, offset] = values
         else:
             stored[block, :, offset] = values
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """x (T, N, D) rotated, a new tensor of its dtype."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = (a if rope.positions is None else a[rope.positions] for a in (rope.cos, rope.sin))
+    cos, sin = cos.to(wide).unsqueeze(1), sin.to(wide).unsqueeze(1)
+    shape = (*x.shape[:2], x.shape[2] // 2, 2) if rope.interleaved else (*x.shape[:2], 2, x.shape[2] // 2)
+    axis = -1 if rope.interleaved else -2
+    a, b = x.to(wide).reshape(shape).unbind(axis)
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), axis).reshape(x.shape).to(x.dtype)
 
 
 def gather(pool: LayerKV, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:

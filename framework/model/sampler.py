@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ _BUCKETS, _BUCKETS_PER_ROOT = 1024, 64
 
 _TINY_TEMPERATURE = 1e-30
 
+Upload = Callable[..., list[Tensor]]
+"""(*arrays) -> the same on the device."""
+
 
 def sample(
     logits: Tensor,
@@ -26,6 +29,7 @@ def sample(
     seeds: npt.ArrayLike,
     streams: npt.ArrayLike,
     positions: npt.ArrayLike,
+    upload: Upload | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token a row: the argmax where temperature is 0 (ties to the lowest id), else a draw.
 
@@ -38,6 +42,9 @@ def sample(
         temperature, top_k, top_p: (R,) on the host, ranges as in `framework.sampling.Sampling`.
         seeds, streams, positions: (R,) non-negative integers on the host: of the request, the sample's index within
             it, the place of the token to be drawn.
+        upload: brings host arrays to the device of `logits` in one copy; None: one copy each.
+
+    Nothing is read back from the device: off the CPU no shape depends on values.
 
     Returns:
         tokens (R,) int64 and bad (R,) bool, on the device of `logits`. A row is bad if it holds NaN or +inf or nothing
@@ -50,10 +57,12 @@ def sample(
     if len(drawn):
         uniforms = uniform(seeds, streams, positions)
         filtered = (top_p < 1) | ((top_k > 0) & (top_k < logits.shape[1]))
-        for rows in (drawn[~filtered[drawn]], drawn[filtered[drawn]]):
+        groups = [drawn[~filtered[drawn]], drawn[filtered[drawn]]]
+        numbers = [np.stack([c[rows] for c in (temperature, top_k, top_p, uniforms)]) for rows in groups]
+        sent = (upload or _copies(logits.device))(*groups, *numbers)
+        for rows, index, per_row, method in zip(groups, sent[:2], sent[2:], _METHODS, strict=True):
             if len(rows):
-                picks = _Rows(logits, best, rows, temperature, top_k, top_p, uniforms)
-                tokens[picks.index] = picks.draw_filtered() if filtered[rows[0]] else picks.draw()
+                tokens[index] = method(_Rows(logits, best, index, per_row))
     return tokens.masked_fill_(bad, -1), bad
 
 
@@ -93,11 +102,10 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 class _Rows:
     """The rows of one batch that are drawn alike, scaled so that the likeliest score is 0."""
 
-    def __init__(self, logits: Tensor, best: Tensor, rows: npt.NDArray[Any], *per_row: npt.NDArray[np.float64]):
-        self.index = torch.from_numpy(rows).to(logits.device)
-        numbers = torch.from_numpy(np.stack([column[rows] for column in per_row])).to(logits.device)
+    def __init__(self, logits: Tensor, best: Tensor, index: Tensor, numbers: Tensor):
+        """index: (R,) int64, the rows. numbers: (4, R) float64, their temperature, top-k, top-p and uniform."""
         temperature, self.top_k, self.top_p, self.uniforms = numbers[:, :, None].unbind()
-        scores, top = logits[self.index], best[self.index, None]
+        scores, top = logits[index], best[index, None]
         # A bad row is drawn from as if flat: its token is thrown away.
         scores = torch.where(top.isfinite(), scores - top, 0.0)
         self.scores = scores.div_(temperature.clamp(min=_TINY_TEMPERATURE).float())
@@ -111,7 +119,10 @@ class _Rows:
         """(R,) ids, after top-k and top-p."""
         weights = self.scores.exp().double()
         total = weights.sum(dim=-1, keepdim=True)
-        values, ids = _gather_ranked(self.scores, self._candidates(weights, total))
+        if self.scores.device.type == "cpu":
+            values, ids = _gather_ranked(self.scores, self._candidates(weights, total))
+        else:  # how many candidates there are is not known without waiting for the device
+            values, ids = self.scores.sort(dim=-1, descending=True, stable=True)
         by_k = self.top_k > 0
         kth = values.gather(1, (self.top_k.long() - 1).clamp(min=0, max=values.shape[1] - 1))
         weights = values.exp().double().masked_fill(by_k & (values < kth), 0.0)
@@ -133,6 +144,13 @@ class _Rows:
         needed = torch.where(by_k, self.top_k, self.top_p * total)
         filled = weights.new_zeros(len(weights), _BUCKETS).scatter_add_(1, buckets, amounts).cumsum(dim=-1)
         return buckets <= (filled < needed).sum(dim=-1, keepdim=True) + 1
+
+
+_METHODS = (_Rows.draw, _Rows.draw_filtered)
+
+
+def _copies(device: torch.device) -> Upload:
+    return lambda *arrays: [torch.from_numpy(array).to(device) for array in arrays]
 
 
 def _invert(cumulative: Tensor, uniforms: Tensor) -> Tensor:

@@ -1,0 +1,249 @@
+"""Decode steps recorded once at a few batch sizes, and replayed: no launch of theirs costs the host anything more."""
+
+# Shapes: B rows of a step  P rows of the size it is padded to  M blocks a table row  V vocabulary
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from framework.engine.executor import Step
+from framework.engine.rows import IntArray
+from framework.engine.staging import Staging, layout
+from framework.engine.tables import BlockTables
+from framework.errors import ConfigError
+from framework.interfaces.backend import AttentionBackend, Batch
+
+Work = Callable[[], None]
+Compute = Callable[[Tensor, Tensor, Batch], Tensor]
+"""(tokens (P,), positions (P,), batch) -> logits (P, V)."""
+
+
+class Recorder(Protocol):
+    """Turns work on persistent tensors into something that does the same work again when called."""
+
+    def warm_up(self, work: Work) -> None:
+        """Do it once for real, so that nothing is compiled or grows while it is recorded."""
+
+    def capture(self, work: Work) -> Work:
+        """Record it. What it allocates may be shared with other recordings of this recorder."""
+
+
+class CudaRecorder:
+    """torch.cuda.CUDAGraph, all recordings in one memory pool: replay them one after another, on one stream."""
+
+    def __init__(self, device: str | torch.device) -> None:
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+
+    def warm_up(self, work: Work) -> None:
+        """On the stream that captures, so that its libraries' handles and workspaces exist."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            work()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize(self._device)
+
+    def capture(self, work: Work) -> Work:
+        """Capture the largest first: smaller ones then fit into its memory."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            work()
+        self._pool = graph.pool()
+        replay: Work = graph.replay
+        return replay
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """One batch size: its inputs' places are fixed, `replay` reads them and writes `logits` (P, V)."""
+
+    size: int
+    tokens: Tensor
+    positions: Tensor
+    rows: Tensor
+    batch: Batch
+    logits: Tensor | None = None
+    replay: Work | None = None
+
+
+class DecodeGraphs:
+    """Steps in which every row computes one token, replayed at the next larger of a few sizes.
+
+    Padded rows read and write nothing: their context is 0, their slot -1, their table the null block's. One upload
+    brings a step's inputs, its table changes included. Whatever `compute` does is recorded: the backend's `plan`,
+    writes and attention, the decoder and its logits. The longest context is taken for each row's, so that launches
+    depend on the size alone.
+
+    Args:
+        compute: gives logits; waits for no device and reads no lengths on the host.
+        block_size: tokens.
+        sizes: batch sizes to record, see `bucket_sizes`.
+
+    Attributes:
+        sizes: recorded, smallest first.
+        num_replays, num_padded_rows: so far.
+        capture_s: seconds that warming up and recording took.
+    """
+
+    def __init__(
+        self, compute: Compute, tables: BlockTables, block_size: int, sizes: Iterable[int], recorder: Recorder
+    ) -> None:
+        start = time.perf_counter()
+        self._compute, self._tables, self._block_size = compute, tables, block_size
+        self.sizes = tuple(sorted(set(sizes)))
+        self.num_replays = self.num_padded_rows = 0
+        largest = self.sizes[-1]
+        self._room = 4 * largest + 1024
+        self.staging = Staging(tables.device, layout(*self._inputs(largest, self._room))[1], fixed=True)
+        self._spill = Staging(tables.device)
+        self._table = torch.zeros(largest, tables.max_blocks, dtype=torch.int32, device=tables.device)
+        self._logits: Tensor | None = None
+        self._buckets = {size: self._bucket(size) for size in self.sizes}
+        for size in reversed(self.sizes):
+            self._record(self._buckets[size], recorder)
+        self.capture_s = time.perf_counter() - start
+
+    def size_for(self, step: Step) -> int | None:
+        """The size this step is padded to; None if some row computes more than one token, or none is large enough."""
+        count = len(step.rows)
+        if step.num_decodes != count or count > self.sizes[-1]:
+            return None
+        return next(size for size in self.sizes if size >= count)
+
+    def run(self, size: int, step: Step, tokens: IntArray, slots: IntArray) -> Tensor:
+        """The logits (B, V) of a step that `size_for` gave `size`: a view, overwritten by the next.
+
+        Args:
+            tokens: (B,) token ids. slots: (B,) where each one's K and V go.
+        """
+        bucket, count = self._buckets[size], len(step.rows)
+        index, values = self._tables.take_changes()
+        if len(index) > self._room:  # a flood, such as many long prompts admitted at once
+            self._tables.apply(*self._spill.upload(index, values))
+            index, values = index[:0], values[:0]
+        inputs = self._inputs(size, len(index))
+        inputs[0][:count], inputs[1][:count], inputs[2][:count] = tokens, step.computed, slots
+        inputs[3][:count], inputs[4][:count] = step.rows, step.computed + 1
+        inputs[5][:], inputs[6][:] = index, values
+        bucket.batch.host_context_lens[:] = inputs[4]
+        sent = self.staging.upload(*inputs)
+        if len(index):
+            self._tables.apply(sent[5], sent[6])
+        assert bucket.replay is not None
+        assert bucket.logits is not None
+        bucket.replay()
+        self.num_replays += 1
+        self.num_padded_rows += size - count
+        return bucket.logits[:count]
+
+    def _inputs(self, size: int, num_changes: int) -> list[npt.NDArray[Any]]:
+        """A step's upload with nothing but padding in it: tokens, positions, slots, rows, contexts, table changes."""
+        zeros = np.zeros(size, dtype=np.int64)
+        return [
+            zeros,
+            zeros.copy(),
+            np.full(size, -1, dtype=np.int64),
+            np.full(size, self._tables.null_row, dtype=np.int64),
+            np.zeros(size, dtype=np.int32),
+            np.zeros(num_changes, dtype=np.int64),
+            np.zeros(num_changes, dtype=np.int32),
+        ]
+
+    def _bucket(self, size: int) -> _Bucket:
+        arrays = self._inputs(size, 0)
+        places, _ = layout(*arrays)
+        tokens, positions, slots, rows, contexts = (
+            self.staging.view(array, place) for array, place in zip(arrays[:5], places[:5], strict=True)
+        )
+        starts = np.arange(size + 1, dtype=np.int32)
+        batch = Batch(
+            block_tables=self._table[:size],
+            context_lens=contexts,
+            query_starts=torch.from_numpy(starts).to(self._tables.device),
+            slot_mapping=slots,
+            max_query_len=1,
+            max_context_len=self._tables.max_blocks * self._block_size,
+            num_decodes=size,
+            host_context_lens=np.zeros(size, dtype=np.int32),
+            host_query_starts=starts,
+        )
+        return _Bucket(size, tokens, positions, rows, batch)
+
+    def _record(self, bucket: _Bucket, recorder: Recorder) -> None:
+        """Warm up on padding alone, which touches no block, then record."""
+        self.staging.upload(*self._inputs(bucket.size, 0))
+
+        def work() -> None:
+            self._tables.gather(bucket.rows, self._tables.max_blocks, out=bucket.batch.block_tables)
+            logits = self._compute(bucket.tokens, bucket.positions, bucket.batch)
+            if bucket.logits is None:
+                bucket.logits = self._logits_for(logits)
+            bucket.logits.copy_(logits)
+
+        recorder.warm_up(work)
+        bucket.replay = recorder.capture(work)
+
+    def _logits_for(self, like: Tensor) -> Tensor:
+        """One tensor for all sizes: the largest is warmed up first."""
+        if self._logits is None:
+            self._logits = torch.empty_like(like)
+        return self._logits[: len(like)]
+
+
+def bucket_sizes(asked: Iterable[int] | None, max_rows: int) -> tuple[int, ...]:
+    """Batch sizes to record: those asked, or the powers of 2 up to `max_rows`, and `max_rows`.
+
+    Raises:
+        ConfigError: none asked, or one outside 1 to `max_rows`.
+    """
+    if asked is None:
+        return tuple(sorted({1 << power for power in range(max_rows.bit_length())} | {max_rows}))
+    sizes = tuple(sorted(set(asked)))
+    outside = [size for size in sizes if not 1 <= size <= max_rows]
+    if outside or not sizes:
+        found = f"found {outside[0]}" if outside else "found none"
+        raise ConfigError(
+            f"engine.graph_batch_sizes must lie from 1 to engine.max_batch_requests ({max_rows}), {found}; null "
+            "records 1, 2, 4 and so on"
+        )
+    return sizes
+
+
+def reasons_against(backend: AttentionBackend, device: str) -> list[str]:
+    """Why decode steps cannot be captured as CUDA graphs here; empty when they can."""
+    reasons = []
+    if torch.device(device).type != "cuda":
+        reasons.append(f"device {device} has no CUDA graphs")
+    if not backend.capabilities.graph_safe:
+        reasons.append(f"{type(backend).__name__} does not declare graph_safe: it reads lengths on the host")
+    return reasons
+
+
+def choose(
+    wanted: str | bool, asked: Iterable[int] | None, max_rows: int, backend: AttentionBackend, device: str
+) -> tuple[tuple[int, ...], str]:
+    """Sizes to capture, and why none are: exactly one of the two is empty.
+
+    Raises:
+        ConfigError: `wanted` is true and it cannot be; or the sizes asked are wrong.
+    """
+    sizes = bucket_sizes(asked, max_rows)
+    if wanted is False:
+        return (), "engine.cuda_graphs=false"
+    reasons = reasons_against(backend, device)
+    if reasons and wanted is True:
+        raise ConfigError(
+            f"engine.cuda_graphs=true cannot be: {'; '.join(reasons)}. Take engine.cuda_graphs=auto, or a CUDA device "
+            "and a graph-safe backend such as +backend=triton"
+        )
+    return ((), "; ".join(reasons)) if reasons else (sizes, "")
