@@ -24,6 +24,7 @@ class Entry:
     """One installed plugin.
 
     Attributes:
+        name: the word that chooses it: `DISTRIBUTION:NAME` where the name alone is another's.
         summary: its class's first docstring line, read without importing it; "-" where there is none.
         error: why it does not load; empty when it does.
         device: the device a backend was asked about; None for other kinds, and when it does not load.
@@ -70,9 +71,10 @@ def default_spec() -> AttentionSpec:
 
 
 def _entry(plugin: registry.Plugin, device: str | None) -> Entry:
-    facts: dict[str, Any] = {**asdict(plugin), "summary": registry.summary(plugin)}
+    name = registry.choice(plugin)
+    facts: dict[str, Any] = {**asdict(plugin), "name": name, "summary": registry.summary(plugin)}
     try:
-        cls = registry.load(plugin.kind, plugin.name)
+        cls = registry.load(plugin.kind, name)
     except FrameworkError as error:
         return Entry(**facts, error=f"{type(error).__name__}: {error}")
     if plugin.kind != "backend":

@@ -1,6 +1,7 @@
 """Which plugins are installed, and which class is behind a name? Lazy: listing imports no plugin.
 
-A plugin is one entry point of the group `framework.<kind>`; ours and a stranger's look the same.
+A plugin is one entry point of the group `framework.<kind>`; ours and a stranger's look the same. Any can be chosen as
+`DISTRIBUTION:NAME`. A name that several distributions offer is ours, if we offer it: a stranger takes nothing away.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -67,6 +68,11 @@ class Plugin:
     distribution: str
     version: str
 
+    @property
+    def full_name(self) -> str:
+        """`DISTRIBUTION:NAME`: means this plugin, whoever else offers its name."""
+        return f"{self.distribution}:{self.name}"
+
 
 def kinds() -> tuple[str, ...]:
     """The kinds of plugin, in the order they are shown."""
@@ -110,19 +116,31 @@ def _origin(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
 
 
 def names(kind: str) -> list[str]:
-    """The names that can be chosen, sorted, each once."""
-    return sorted({plugin.name for plugin in entries(kind)})
+    """What can be chosen, sorted, each plugin once: its name, or `DISTRIBUTION:NAME` where the name is another's."""
+    installed = entries(kind)
+    return sorted({_choice(plugin, installed) for plugin in installed})
+
+
+def choice(plugin: Plugin) -> str:
+    """The shortest word that means this plugin."""
+    return _choice(plugin, entries(plugin.kind))
+
+
+def _choice(plugin: Plugin, installed: Sequence[Plugin]) -> str:
+    namesakes = [other for other in installed if other.name == plugin.name]
+    return plugin.name if len(namesakes) == 1 or _ours(namesakes) == [plugin] else plugin.full_name
 
 
 def find(kind: str, name: str) -> Plugin:
-    """The one plugin of this kind and name. Imports nothing.
+    """The one plugin of this kind and name, or `DISTRIBUTION:NAME`. Imports nothing.
 
     Raises:
         UnknownPlugin: none; says what is installed and the nearest name.
-        DuplicatePlugin: several distributions offer it.
+        DuplicatePlugin: several distributions offer it, and none of them is ours.
     """
     installed = entries(kind)
-    matches = [plugin for plugin in installed if plugin.name == name]
+    owner, _, bare = name.rpartition(":")
+    matches = [plugin for plugin in installed if plugin.name == bare and (not owner or _is_of(plugin, owner))]
     if not installed:
         raise UnknownPlugin(
             f"no {kind} named {name!r}: no {kind} is installed at all; in the checkout, run `pip install -e .`"
@@ -135,10 +153,39 @@ def find(kind: str, name: str) -> Plugin:
             else f"no {kind} named {name!r}; installed: {listing(choices)}; "
             "after editing a pyproject.toml, `pip install -e .` again"
         )
-    if len(matches) > 1:
+    if len(matches) > 1 and len(_ours(matches)) != 1:
         owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in matches)
-        raise DuplicatePlugin(f"{kind} {name!r} is offered by {owners}; uninstall or rename one")
-    return matches[0]
+        words = " or ".join(dict.fromkeys(f"{kind}={plugin.full_name}" for plugin in matches))
+        raise DuplicatePlugin(f"{kind} {name!r} is offered by {owners}; say which: {words}")
+    return matches[0] if len(matches) == 1 else _ours(matches)[0]
+
+
+def clashes(config: Mapping[str, Any]) -> list[str]:
+    """Of a configuration's components: who else offers the chosen name, and how to choose theirs. Imports nothing."""
+    chosen = [(kind, config.get(kind)) for kind in INTERFACES]
+    words = [(kind, node.get("name") if isinstance(node, Mapping) else node) for kind, node in chosen]
+    return [said for kind, name in words if isinstance(name, str) and (said := _clash(kind, name))]
+
+
+def _clash(kind: str, name: str) -> str:
+    others = [plugin for plugin in entries(kind) if plugin.name == name]
+    if len(others) < 2 or len(_ours(others)) != 1:
+        return ""
+    chosen = _ours(others)[0]
+    others.remove(chosen)
+    owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in others)
+    words = " or ".join(f"{kind}={plugin.full_name}" for plugin in others)
+    return f"{kind} {name!r} is also offered by {owners}; this is {chosen.distribution}'s, theirs is {words}"
+
+
+def _ours(plugins: Sequence[Plugin]) -> list[Plugin]:
+    return [plugin for plugin in plugins if _is_of(plugin, contract.DISTRIBUTION)]
+
+
+def _is_of(plugin: Plugin, distribution: str) -> bool:
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(plugin.distribution) == canonicalize_name(distribution)
 
 
 def load(kind: str, name: str) -> type:

@@ -119,13 +119,17 @@ def job(config: DictConfig) -> Outcome:
 
 def _run_job(config: DictConfig, hydra: Any, directory: str, sweep: str | None) -> str:
     """Run, and say what went wrong though the run ended; empty when all is well."""
+    from framework import registry
     from framework.config.compose import checked
     from framework.sweep.job import begin, config_hash, what_went_wrong
 
     if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
     settings = checked(config)
-    if sweep is not None:
+    if sweep is None:
+        for sentence in registry.clashes(settings):
+            _complain(sentence)
+    else:
         begin(Path(directory), list(hydra.overrides.task), config_hash(settings))
         settings["run"]["progress"] = False  # the sweep's own bar has the terminal
         settings["run"]["group"] = settings["run"]["group"] or Path(sweep).name

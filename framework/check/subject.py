@@ -49,7 +49,7 @@ def resolve(what: str, kind: str | None = None, options: Mapping[str, Any] | Non
     """
     if kind is not None:
         registry.interface_of(kind)
-    kind, title, cls = _imported(what, kind) if ":" in what else _installed(what, kind)
+    kind, title, cls = _imported(what, kind) if ":" in what and not _offering(what, kind) else _installed(what, kind)
     bound = _bound(kind, what, title, cls, options or {})
     make = functools.partial(cls, **bound) if bound else cls
     if kind != "allocator":
@@ -58,7 +58,7 @@ def resolve(what: str, kind: str | None = None, options: Mapping[str, Any] | Non
 
 
 def _installed(name: str, kind: str | None) -> tuple[str, str, type]:
-    kinds = [kind] if kind else [one for one in registry.kinds() if name in registry.names(one)]
+    kinds = [kind] if kind else _offering(name, None)
     if not kinds:
         everything = sorted({entry for one in registry.kinds() for entry in registry.names(one)})
         raise UnknownPlugin(
@@ -70,6 +70,12 @@ def _installed(name: str, kind: str | None) -> tuple[str, str, type]:
     plugin = registry.find(kinds[0], name)
     title = f"{plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version})"
     return kinds[0], title, registry.load(kinds[0], name)
+
+
+def _offering(name: str, kind: str | None) -> list[str]:
+    """The kinds in which something installed has this name, or is `DISTRIBUTION:NAME`."""
+    kinds = registry.kinds() if kind is None else (kind,)
+    return [one for one in kinds if any(name in (p.name, p.full_name) for p in registry.entries(one))]
 
 
 def _imported(what: str, kind: str | None) -> tuple[str, str, type]:

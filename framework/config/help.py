@@ -42,7 +42,7 @@ def help_text() -> str:
 def _plugins(kind: str, default: str | None) -> str:
     rows = [
         (
-            f"{'*' if plugin.name == default else ' '} {plugin.name}",
+            f"{'*' if registry.choice(plugin) == default else ' '} {registry.choice(plugin)}",
             f"{plugin.distribution} {plugin.version}",
             registry.summary(plugin),
         )

@@ -5,6 +5,7 @@ In this process jobs run one by one under a progress bar; a launcher (joblib, su
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from framework import registry
 from framework.config.compose import checked
 from framework.errors import FrameworkError
 from framework.report.progress import sweep_progress
@@ -109,8 +111,9 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     keys = {override.get_key_element() for override in given}
     merged = [override for override in overrides if override.get_key_element() not in keys] + given
     jobs = sweeper.split_arguments(merged, None)[0]
-    for number, words in enumerate(_representatives(jobs)):
-        sweep.composed(number, words)
+    composed = [sweep.composed(number, words) for number, words in enumerate(_representatives(jobs))]
+    for sentence in dict.fromkeys(said for config in composed for said in _clashes(config)):
+        print(sentence, file=sys.stderr)  # noqa: T201
     if not jobs:
         return
     sweep.folder.mkdir(parents=True, exist_ok=True)
@@ -119,6 +122,11 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
         yield from _in_process(sweep, jobs)
     else:
         yield from _launched(sweep, sweeper, jobs)
+
+
+def _clashes(config: DictConfig) -> list[str]:
+    choices = config.hydra.runtime.choices
+    return registry.clashes({kind: choices.get(kind) for kind in registry.kinds()})
 
 
 def _representatives(jobs: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:

@@ -92,7 +92,7 @@ def known_keys(overrides: Sequence[str], path: ConfigSearchPath) -> list[str]:
     """Every key that can be set under the group choices among `overrides`, or under the defaults."""
     from framework.config.compose import compose_normal
 
-    choices = [override for override in overrides if re.match(r"^\w+=[\w-]+$", override)]
+    choices = [override for override in overrides if re.match(r"^\w+=[\w.:-]+$", override)]
     groups = [override for override in choices if override.split("=")[0] in _group_names()]
     for attempt in (groups, []):
         try:

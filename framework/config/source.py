@@ -47,7 +47,7 @@ class PluginConfigSource(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         kind, _, name = config_path.strip("/").partition("/")
-        return kind in registry.kinds() and name.removesuffix(".yaml") in self._listed(kind)
+        return kind in registry.kinds() and self._has(kind, name.removesuffix(".yaml"))
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
         group = config_path.strip("/")
@@ -61,7 +61,7 @@ class PluginConfigSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         kind, _, name = config_path.strip("/").partition("/")
         name = name.removesuffix(".yaml")
-        if kind not in registry.kinds() or name not in self._listed(kind):
+        if kind not in registry.kinds() or not self._has(kind, name):
             raise ConfigLoadError(f"Config not found : {config_path}")
         return ConfigResult(
             config=options_schema(kind, name), path=self.full_path(), provider=self.provider, header={"package": None}
@@ -71,6 +71,15 @@ class PluginConfigSource(ConfigSource):
         if kind not in self._names:
             self._names[kind] = registry.names(kind)
         return self._names[kind]
+
+    def _has(self, kind: str, name: str) -> bool:
+        """Whether it is listed, or says by `DISTRIBUTION:NAME` which of all is meant."""
+        if name in self._listed(kind):
+            return True
+        try:
+            return ":" in name and bool(registry.find(kind, name))
+        except FrameworkError:
+            return False
 
     def _imports(self, kind: str, name: str) -> bool:
         try:

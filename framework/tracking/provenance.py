@@ -64,15 +64,14 @@ def _version(distribution: str) -> str | None:
 
 
 def _component(kind: str, name: str) -> dict[str, Any]:
-    for point in metadata.entry_points(group=f"framework.{kind}", name=name):
-        found = point.dist
-        return {
-            "name": name,
-            "class": point.value,
-            "distribution": found.metadata["Name"] if found else None,
-            "version": found.version if found else None,
-        }
-    return {"name": name, "class": None, "distribution": None, "version": None}
+    from framework import registry
+    from framework.errors import FrameworkError
+
+    try:
+        found = registry.find(kind, name)
+    except FrameworkError:
+        return {"name": name, "class": None, "distribution": None, "version": None}
+    return {"name": name, "class": found.value, "distribution": found.distribution, "version": found.version}
 
 
 def _git(checkout: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import hostile_plugins as villain
 
-from framework import registry
+from framework import plugins, registry
 from framework.check import resolve, verdicts
 from framework.jsonl import read_jsonl
 from framework.tracking import read_result
@@ -95,15 +97,51 @@ def test_in_a_sweep_the_other_runs_do_not_notice(bad: Path, command: Any, elsewh
     assert (results["fifo"], results["mru"]) == (8, 8), results
 
 
-def test_a_name_taken_twice_and_a_missing_package_are_named_only_when_chosen(bad: Path, command: Any) -> None:
+def test_a_missing_package_is_named_only_when_chosen(bad: Path, command: Any) -> None:
     status, _, err = command("eviction=Missing", *SMALL)
     assert status == 2
     assert "eviction 'Missing' (villain 1.5)" in err, err
     assert "No module named 'a_package_that_is_not_there'" in err
-    status, _, err = command("eviction=slru", *SMALL)
-    assert status == 2
-    assert "'slru' is offered by kvcache-framework" in err, err
     assert command("eviction=fifo", *SMALL)[0] == 0
+
+
+def test_a_stranger_that_takes_a_default_s_name_takes_nothing_away(
+    bad: Path, distribution: Any, command: Any, elsewhere: Path
+) -> None:
+    distribution("thief", "[framework.eviction]\nlru = villain_eviction:RaisesVictim\nslru = villain_eviction:Base\n")
+    said = "eviction 'lru' is also offered by thief 1.5; this is kvcache-framework's, theirs is eviction=thief:lru\n"
+    status, _, err = command(*SMALL)
+    assert (status, err) == (0, said)
+    assert read_result(elsewhere / "out")["eviction"] == "lru"
+    assert command("eviction=fifo", *SMALL)[::2] == (0, ""), "a clash that nobody asked for is nobody's news"
+    status, _, err = command("eviction=thief:lru", *SMALL)
+    assert status == 1
+    assert "Raises_victim.victim: raised RuntimeError('victim is broken')" in err, err
+    assert "also offered" not in err, err
+    provenance = json.loads((elsewhere / "out" / "provenance.json").read_text())
+    assert provenance["components"]["eviction"]["distribution"] == "thief", provenance["components"]
+    status, _, err = command("eviction=kvcache-framework:slru", *SMALL)
+    assert (status, err) == (0, "")
+
+
+def test_in_a_sweep_over_all_a_thief_is_a_row_of_its_own(bad: Path, command: Any, elsewhere: Path) -> None:
+    status, _, err = command("-m", "eviction=glob([fifo,*slru])", *SMALL[:-1], "run.sweep=s")
+    assert status == 0, err
+    assert err.count("eviction 'slru' is also offered by villain 1.5") == 1, err
+    found = {read_result(path.parent)["eviction"] for path in elsewhere.rglob("result.json")}
+    assert found == {"fifo", "slru", "villain:slru"}
+    with (elsewhere / "sweeps" / "s" / "runs.csv").open() as file:
+        assert {row["eviction"] for row in csv.DictReader(file)} == found
+
+
+def test_a_thief_is_seen_beside_what_it_took(bad: Path, command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {entry.name: entry for entry in plugins.installed("eviction") if entry.name.endswith("slru")}
+    assert [(entry.distribution, entry.verdict) for entry in listed.values()] == [
+        ("kvcache-framework", "ok"), ("villain", "ok")
+    ]  # fmt: skip
+    assert list(listed) == ["slru", "villain:slru"]
+    assert "  villain:slru" in command("--help")[1]
+    assert resolve("villain:slru").title == "eviction 'slru' (villain 1.5)"
 
 
 def test_a_slow_policy_slows_its_own_run_only(bad: Path, command: Any, elsewhere: Path) -> None:

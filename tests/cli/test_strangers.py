@@ -116,11 +116,15 @@ def test_two_distributions_of_one_name_are_an_error_when_chosen_only(
     distribution("other-acme", ENTRY.replace("acme_hash:", "other_acme:"), other_acme=HASH)
     status, _, err = command("hash=acme", "hash.rounds=1", "backend=gather")
     assert (status, runs) == (2, [])
-    assert "acme-hash 1.5 and other-acme 1.5" in err
+    assert "acme-hash 1.5 and other-acme 1.5; say which: hash=acme-hash:acme or hash=other-acme:acme" in err
     assert err.count("\n") == 1, err
     assert command("hash=sha256", "backend=gather")[0] == 0
     with pytest.raises(DuplicatePlugin):
         registry.load("hash", "acme")
+    assert command("+hash=Other_Acme:acme", "hash.rounds=1", "backend=gather")[::2] == (0, "")
+    assert runs[-1]["hash"]["name"] == "Other_Acme:acme"
+    assert registry.load("hash", "other-acme:acme").__module__ == "other_acme"
+    assert [name for name in registry.names("hash") if "acme" in name] == ["acme-hash:acme", "other-acme:acme"]
 
 
 BROKEN = {
