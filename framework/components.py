@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from framework import registry
 from framework.errors import ConfigError
@@ -24,6 +24,9 @@ class EngineOptions:
         chunk_size: prompt tokens of one request a step, at most; None leaves it to max_batch_tokens.
         preempt_every: fault injection, preempts the newest row every so many steps.
         compile: run the decoder through torch.compile.
+        cuda_graphs: replay decode steps as CUDA graphs. "auto": where device and backend allow it, and the result says
+            why not elsewhere; True: an error elsewhere.
+        graph_batch_sizes: rows of the captured steps; None: 1, 2, 4 and so on, and max_batch_requests.
         prepack: on a CPU, keep a second copy of the weights in the layout oneDNN multiplies fastest.
     """
 
@@ -33,6 +36,8 @@ class EngineOptions:
     chunk_size: int | None = None
     preempt_every: int = 0
     compile: bool = False
+    cuda_graphs: Literal["auto", True, False] = "auto"
+    graph_batch_sizes: tuple[int, ...] | None = None
     prepack: bool = True
 
 

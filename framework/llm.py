@@ -14,6 +14,7 @@ from framework.components import Component as Component
 from framework.components import EngineOptions as EngineOptions
 from framework.components import build_allocator as build_allocator
 from framework.components import build_component as build_component
+from framework.engine import graphs
 from framework.engine.books import named
 from framework.engine.engine import Engine
 from framework.engine.model_executor import ModelExecutor
@@ -79,6 +80,7 @@ class LLM:
         self.device, self.seed = default_device(device), seed
         chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
+        require_graphs(options, self.backend, self.device)
         self.model = self._load(model, dtype, block_size, layout)
         config = self.model.config
         kv_dtype = str(self.model.decoder.dtype).removeprefix("torch.")
@@ -238,6 +240,7 @@ def make_executor(
     Raises:
         PluginError, Unsupported: the backend's setup failed.
         OutOfMemory: the pool does not fit.
+        ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
     try:
         backend.setup(spec, device)
@@ -255,11 +258,32 @@ def make_executor(
         poison=poison,
     )
     tables = BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
+    sizes, off = graphs.choose(
+        options.cuda_graphs,
+        options.graph_batch_sizes,
+        options.max_batch_requests,
+        backend,
+        device,
+        num_ranks=decoder.shard.size,
+    )
+    executor = ModelExecutor(decoder, backend, pool, tables)
     if options.compile:
-        decoder.compile(dynamic=True)
+        executor.compile()
     elif options.prepack:
         decoder.prepack(options.max_batch_requests)
-    return ModelExecutor(decoder, backend, pool, tables)
+    executor.graphs_off = off
+    if sizes:
+        executor.capture(graphs.CudaRecorder(device), sizes)
+    return executor
+
+
+def require_graphs(options: EngineOptions, backend: AttentionBackend, device: str) -> None:
+    """Raise where CUDA graphs are asked for and cannot be, before a model is loaded.
+
+    Raises:
+        ConfigError: in one sentence, with what would work.
+    """
+    graphs.choose(options.cuda_graphs, options.graph_batch_sizes, options.max_batch_requests, backend, device)
 
 
 def encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:

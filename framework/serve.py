@@ -21,6 +21,7 @@ from framework.llm import (
     default_device,
     encode,
     require_backend,
+    require_graphs,
 )
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
@@ -101,6 +102,7 @@ def check_backend(config: Mapping[str, Any]) -> None:
 
     Raises:
         BackendUnavailable: with its reasons and what would work, before any weight is read.
+        ConfigError: CUDA graphs were asked for and cannot be.
     """
     model, cache = section(config, "model"), section(config, "cache")
     shape = model_config(model.pop("name", "tiny"), model)
@@ -109,7 +111,9 @@ def check_backend(config: Mapping[str, Any]) -> None:
     asked = [dtype for dtype in (model.get("dtype"), cache.get("dtype"), shape.dtype) if dtype not in (None, "auto")]
     spec = attention_spec(shape, str(asked[0]), int(cache.get("block_size", 16)), str(cache.get("layout", "NHD")))
     backend = build_component("backend", config["backend"], {"seed": int(config.get("seed", 0))})
-    require_backend(backend, spec, default_device(config.get("device")))
+    device = default_device(config.get("device"))
+    require_backend(backend, spec, device)
+    require_graphs(call_checked("engine", EngineOptions, section(config, "engine")), backend, device)
 
 
 def load_model(config: Mapping[str, Any]) -> LoadedModel:
@@ -167,6 +171,7 @@ def summarise(llm: LLM, config: Mapping[str, Any], requests: list[Request], *, f
     result.update(seed=int(config.get("seed", 0)), device=llm.device, dtype=llm.spec.dtype)
     result.update(num_blocks=llm.num_blocks, block_size=llm.spec.block_size)
     result.update(llm.engine.metrics.summary(llm.engine.scheduler, llm.allocator))
+    result.update(llm.executor.summary())
     limit = int(settings.get("check_requests", 8))
     result.update(check_dense(llm.model, requests, limit, device=llm.device))
     return result

@@ -36,6 +36,8 @@ class Engine:
     max_model_len: int | None
     preempt_every: int
     compile: bool
+    cuda_graphs: Literal["auto", True, False]
+    graph_batch_sizes: tuple[int, ...] | None
     prepack: bool
 
 

@@ -219,18 +219,25 @@ def bucket_sizes(asked: Iterable[int] | None, max_rows: int) -> tuple[int, ...]:
     return sizes
 
 
-def reasons_against(backend: AttentionBackend, device: str) -> list[str]:
+def reasons_against(backend: AttentionBackend, device: str, num_ranks: int = 1) -> list[str]:
     """Why decode steps cannot be captured as CUDA graphs here; empty when they can."""
     reasons = []
     if torch.device(device).type != "cuda":
         reasons.append(f"device {device} has no CUDA graphs")
     if not backend.capabilities.graph_safe:
         reasons.append(f"{type(backend).__name__} does not declare graph_safe: it reads lengths on the host")
+    if num_ranks > 1:
+        reasons.append(f"the other {num_ranks - 1} ranks of the model are told of each step by the host")
     return reasons
 
 
 def choose(
-    wanted: str | bool, asked: Iterable[int] | None, max_rows: int, backend: AttentionBackend, device: str
+    wanted: str | bool,
+    asked: Iterable[int] | None,
+    max_rows: int,
+    backend: AttentionBackend,
+    device: str,
+    num_ranks: int = 1,
 ) -> tuple[tuple[int, ...], str]:
     """Sizes to capture, and why none are: exactly one of the two is empty.
 
@@ -240,7 +247,7 @@ def choose(
     sizes = bucket_sizes(asked, max_rows)
     if wanted is False:
         return (), "engine.cuda_graphs=false"
-    reasons = reasons_against(backend, device)
+    reasons = reasons_against(backend, device, num_ranks)
     if reasons and wanted is True:
         raise ConfigError(
             f"engine.cuda_graphs=true cannot be: {'; '.join(reasons)}. Take engine.cuda_graphs=auto, or a CUDA device "

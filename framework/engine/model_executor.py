@@ -19,6 +19,7 @@ from framework.engine.pool import KVPool
 from framework.engine.rows import IntArray, Rows
 from framework.engine.staging import Staging
 from framework.engine.tables import BlockTables
+from framework.errors import ConfigError
 from framework.interfaces.backend import AttentionBackend, Batch
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
@@ -62,7 +63,14 @@ class ModelExecutor:
         """Run the decoder through torch.compile: one graph for any number of tokens, and one for a single one.
 
         Attention stays as it is, an opaque operation to the compiler.
+
+        Raises:
+            ConfigError: the decoder is spread over several ranks.
         """
+        if self.decoder.shard.size > 1:
+            raise ConfigError(
+                f"engine.compile=true cannot be with a model over {self.decoder.shard.size} ranks; set it to false"
+            )
         self._attention = opaque_attention(self._attend)
         self.decoder.compile(dynamic=True, fullgraph=True)
 
