@@ -23,6 +23,7 @@ from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.gdsf import Gdsf
 from framework_builtin.eviction.lecar import LeCaR
 from framework_builtin.eviction.lfu import Lfu
+from framework_builtin.eviction.lhd import Lhd
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.lru_k import LruK
 from framework_builtin.eviction.s3fifo import S3Fifo
@@ -54,6 +55,7 @@ NEAR: dict[str, tuple[Make, str, float]] = {
     "gdsf of one cost": (lambda: Gdsf(crossover_tokens=0), "GDSF", 0.005),  # breaks ties by recency
     "w_tinylfu": (WTinyLfu, "WTinyLFU", 0.02),  # another sketch
     "lecar": (LeCaR, "LeCaR", 0.06),  # other draws, and histories of another length
+    "lhd": (Lhd, "LHD", 0.02),  # other draws, finer ages, and a model well before libcachesim's first 2**20 accesses
 }
 """Equal up to the slack in hit rate that is given, on the Zipf stream."""
 
@@ -117,6 +119,14 @@ def test_the_others_are_within_their_stated_slack(name: str) -> None:
     ours = replay(paths, make(), 200).block_hit_rate
     other = theirs(cls, paths, 200).mean()
     assert abs(ours - other) <= slack, (ours, other)
+
+
+def test_lhd_beats_lru_on_loops_as_libcachesims_does() -> None:
+    paths = stream("loops", seed=5)
+    ours, lru = (replay(paths, make(), 200).block_hit_rate for make in (Lhd, Lru))
+    other = float(theirs("LHD", paths, 200).mean())
+    assert abs(ours - other) <= 0.03, (ours, other)
+    assert min(ours, other) > lru + 0.1, (ours, other, lru)
 
 
 @functools.cache
