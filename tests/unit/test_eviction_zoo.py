@@ -203,8 +203,8 @@ def test_lhd_learns_that_a_loop_comes_back_late() -> None:
 
 
 def test_lhd_lets_the_deepest_of_equal_ages_go_first() -> None:
-    requests = [list(range(8)), *([100 + i] for i in range(1_000))]
-    assert evicted(Lhd(samples=9_000, explorers=0), requests, 1_000) == [7, 6, 5, 4, 3, 2, 1, 0]
+    requests = [list(range(8)), *([100 + i] for i in range(1_003))]
+    assert evicted(Lhd(samples=9_000, explorers=0), requests, 1_003) == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
 def test_lhd_draws_from_its_seed() -> None:
