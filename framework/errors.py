@@ -86,6 +86,10 @@ class ModelError(FrameworkError):
     """A checkpoint or tokenizer that is missing, incomplete or of a family that is not supported."""
 
 
+class RankError(FrameworkError):
+    """Another rank of a tensor-parallel run died, raised or kept the others waiting; names the rank and its error."""
+
+
 class WorkloadError(FrameworkError, ValueError):
     """A prompt file or trace that cannot be read: names file, line and field."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from framework.errors import ConfigError
 from framework.model.config import ModelConfig
-from framework.model.loading import LoadedModel, load_model, random_model, read_model_config
+from framework.model.loading import TIMEOUT_S, LoadedModel, load_model, random_model, read_model_config
 from framework.model.shapes import SHAPES
 from framework.options import call_checked
 
@@ -15,27 +15,37 @@ MODELS = ("tiny", "checkpoint", "random")
 
 
 def build_model(
-    name: str, options: Mapping[str, Any], *, dtype: str | None = None, device: str = "cpu", seed: int = 0
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    dtype: str | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    tensor_parallel_size: int = 1,
+    timeout_s: float = TIMEOUT_S,
 ) -> LoadedModel:
     """The model that `model=name` means: the embedded tiny one, a checkpoint by path or hub id, or random weights.
 
     Args:
         options: `tiny` has none but `seed`; `checkpoint` takes `path`; `random` takes `shape`; all take `dtype`.
         dtype, seed: what the run says where the options do not.
+        tensor_parallel_size, timeout_s: see `load_model`.
 
     Raises:
         ConfigError: no such choice, or an option it does not have.
         ModelError: the model cannot be loaded.
+        InvalidArgument, RankError: see `load_model`.
     """
+    over: dict[str, Any] = {"tensor_parallel_size": tensor_parallel_size, "timeout_s": timeout_s}
 
     def tiny(*, dtype: str | None = dtype, seed: int = 0) -> LoadedModel:
-        return load_model("tiny", dtype=dtype, device=device, seed=seed)
+        return load_model("tiny", dtype=dtype, device=device, seed=seed, **over)
 
     def checkpoint(*, path: str, dtype: str | None = dtype) -> LoadedModel:
-        return load_model(path, dtype=dtype, device=device)
+        return load_model(path, dtype=dtype, device=device, **over)
 
     def random(*, shape: str, dtype: str | None = dtype, seed: int = seed) -> LoadedModel:
-        return random_model(shape, dtype=dtype, device=device, seed=seed)
+        return random_model(shape, dtype=dtype, device=device, seed=seed, **over)
 
     choices: dict[str, Callable[..., LoadedModel]] = {"tiny": tiny, "checkpoint": checkpoint, "random": random}
     if name not in choices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,8 +12,53 @@ from framework.errors import ModelError
 from framework.model.config import DTYPES, ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.shapes import SHAPES
+from framework.model.shard import WHOLE, Shard
 from framework.model.tiny import TINY_CONFIG, ByteTokenizer, tiny_decoder
 from framework.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from framework.parallel.ranks import Ranks
+
+TIMEOUT_S = 300.0
+"""Seconds a rank may keep the others waiting: the first step may compile kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where a model's weights come from: enough for another process to load its part of the same model.
+
+    Attributes:
+        name: as it was asked for.
+        kind: "tiny", "checkpoint" or "random".
+        folder: of a checkpoint.
+        dtype: of the weights in memory; None takes the config's.
+        seed: of weights that are drawn. Every rank draws the whole and keeps its part.
+    """
+
+    name: str
+    kind: str
+    config: ModelConfig
+    folder: Path | None = None
+    dtype: torch.dtype | None = None
+    seed: int = 0
+
+    def decoder(self, device: str | torch.device, shard: Shard = WHOLE) -> Decoder:
+        """The decoder of one rank's part, with its weights.
+
+        Raises:
+            ModelError: weights that do not fit the config, missing or damaged.
+            InvalidArgument: a model that does not divide so.
+        """
+        if self.kind == "tiny":
+            return tiny_decoder(dtype=self.dtype, device=device, seed=self.seed, shard=shard)
+        decoder = Decoder(self.config, dtype=self.dtype, device=device, shard=shard)
+        if self.folder is None:
+            _draw_random(decoder, self.seed)
+            return decoder
+        from framework.model.checkpoint import load_weights
+
+        load_weights(decoder, self.folder)
+        return decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +66,21 @@ class LoadedModel:
     """A decoder with the tokenizer and the name that go with it.
 
     Attributes:
+        decoder: the whole model, or rank 0's part of it.
         name: as it was asked for; part of the namespace under which KV is shared.
+        ranks: the processes that hold the other parts; None when there are none.
     """
 
     decoder: Decoder
     tokenizer: Tokenizer
     config: ModelConfig
     name: str
+    ranks: Ranks | None = None
+
+    def close(self) -> None:
+        """End the processes of the other ranks, if there are any. Idempotent."""
+        if self.ranks is not None:
+            self.ranks.close()
 
 
 def load_model(
@@ -35,28 +89,47 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
     seed: int = 0,
+    tensor_parallel_size: int = 1,
+    timeout_s: float = TIMEOUT_S,
 ) -> LoadedModel:
     """A model by name: "tiny", a local folder with a Hugging Face checkpoint, or a hub id ("Qwen/Qwen3-0.6B").
 
     Args:
         dtype: of the weights in memory; None or "auto" takes the checkpoint's own (float32 for "tiny").
         seed: of the tiny model's weights; a checkpoint has none to draw.
+        tensor_parallel_size: ranks to spread the model over, each a process and, on CUDA, a device; see
+            `framework.parallel`. Close the model when done with it.
+        timeout_s: seconds a rank may keep the others waiting.
 
     Raises:
         ModelError: nothing there, offline, an unsupported family or feature, or weights that do not fit the config.
+        InvalidArgument, ConfigError: the model does not divide so, or there are too few devices. Nothing was loaded.
+        RankError: another rank failed.
     """
     if str(name_or_path) == "tiny":
-        decoder = tiny_decoder(dtype=as_dtype(dtype), device=device, seed=seed)
-        return LoadedModel(decoder, ByteTokenizer(), TINY_CONFIG, "tiny")
-    from framework.model.checkpoint import find_checkpoint, load_weights, read_config
+        source = ModelSource(name="tiny", kind="tiny", config=TINY_CONFIG, dtype=as_dtype(dtype), seed=seed)
+        return _load(source, ByteTokenizer(), device, tensor_parallel_size, timeout_s)
+    from framework.model.checkpoint import find_checkpoint, read_config
     from framework.model.tokenizer import load_tokenizer
 
     folder = find_checkpoint(name_or_path)
     config = read_config(folder)
     tokenizer = load_tokenizer(folder, config)
-    decoder = Decoder(config, dtype=as_dtype(dtype), device=device)
-    load_weights(decoder, folder)
-    return LoadedModel(decoder, tokenizer, config, str(name_or_path))
+    source = ModelSource(
+        name=str(name_or_path), kind="checkpoint", config=config, folder=folder.absolute(), dtype=as_dtype(dtype)
+    )
+    return _load(source, tokenizer, device, tensor_parallel_size, timeout_s)
+
+
+def _load(
+    source: ModelSource, tokenizer: Tokenizer, device: str | torch.device, size: int, timeout_s: float
+) -> LoadedModel:
+    if size == 1:
+        return LoadedModel(source.decoder(device), tokenizer, source.config, source.name)
+    from framework.parallel.ranks import Ranks
+
+    ranks = Ranks.start(source, size, str(device), timeout_s)
+    return LoadedModel(ranks.decoder, tokenizer, source.config, source.name, ranks)
 
 
 def read_model_config(name_or_path: str | Path) -> ModelConfig:
@@ -78,6 +151,8 @@ def random_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
     seed: int = 0,
+    tensor_parallel_size: int = 1,
+    timeout_s: float = TIMEOUT_S,
 ) -> LoadedModel:
     """A model of a known shape with random weights: for speed, not for sense. Needs no download.
 
@@ -85,23 +160,34 @@ def random_model(
 
     Args:
         shape: a name in `framework.model.shapes.SHAPES`, or a config with a vocabulary of at least 263.
-        seed: equal seeds give equal weights on one kind of device.
+        seed: equal seeds give equal weights on one kind of device, however many ranks there are.
+        tensor_parallel_size, timeout_s: see `load_model`.
 
     Raises:
         ModelError: no shape of that name.
+        InvalidArgument, ConfigError, RankError: see `load_model`.
     """
     if isinstance(shape, str) and shape not in SHAPES:
         raise ModelError(f"no model shape '{shape}'; known: {', '.join(SHAPES)}")
     config, name = (SHAPES[shape], shape) if isinstance(shape, str) else (shape, f"random-{shape.family}")
     tokenizer = ByteTokenizer(config.vocab_size, eos_token_ids=())
-    decoder = Decoder(config, dtype=as_dtype(dtype), device=device)
+    source = ModelSource(name=name, kind="random", config=config, dtype=as_dtype(dtype), seed=seed)
+    return _load(source, tokenizer, device, tensor_parallel_size, timeout_s)
+
+
+def _draw_random(decoder: Decoder, seed: int) -> None:
+    """Fill with normal numbers of deviation 0.02, norms with ones; a shard draws the whole, tensor by tensor."""
     generator = torch.Generator(decoder.device).manual_seed(seed)
+    shapes = Decoder(decoder.config, device="meta").state_dict()
     for key, parameter in decoder.named_parameters():
         if key.endswith("norm"):
             parameter.fill_(1.0)
-        else:
+            continue
+        if decoder.shard.size == 1:
             parameter.normal_(std=0.02, generator=generator)
-    return LoadedModel(decoder, tokenizer, config, name)
+            continue
+        whole = torch.empty(shapes[key].shape, dtype=parameter.dtype, device=parameter.device)
+        parameter.copy_(decoder.shard.cut(key, whole.normal_(std=0.02, generator=generator), decoder.config))
 
 
 def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

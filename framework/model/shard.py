@@ -35,7 +35,7 @@ _FUSED: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 class Group(Protocol):
-    """What a decoder needs of the ranks that hold its other parts. Every rank makes the same calls in the same order."""
+    """What a decoder needs of the ranks that hold its other parts: all make the same calls in the same order."""
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every rank's `x`, in place and returned: the same bits on every rank."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from framework.errors import ModelError
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
+from framework.model.shard import WHOLE, Shard
 
 BOS, EOS, END_OF_TURN = 256, 257, 258
 ROLES = {"system": 259, "user": 260, "assistant": 261, "tool": 262}
@@ -69,17 +70,26 @@ class ByteTokenizer:
         return [*ids, ROLES["assistant"]]
 
 
-def tiny_decoder(*, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", seed: int = 0) -> Decoder:
+def tiny_decoder(
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    shard: Shard = WHOLE,
+) -> Decoder:
     """A decoder of `TINY_CONFIG` with weights from `seed`, drawn in float32 on the CPU whatever dtype and device.
 
     Made so that greedy text is printable and varied, and so that each token depends on all before it: sharp attention
     (query norms of 3) that outweighs the token's own embedding, so a wrong block of KV shows within a few tokens.
-    Only printable bytes and eos can win: the other rows of the head are zero.
+    Only printable bytes and eos can win: the other rows of the head are zero. A shard draws the whole and keeps its
+    part.
     """
-    decoder = Decoder(TINY_CONFIG, dtype=dtype, device=device)
+    decoder = Decoder(TINY_CONFIG, dtype=dtype, device=device, shard=shard)
+    shapes = Decoder(TINY_CONFIG, device="meta").state_dict()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in decoder.named_parameters():
-        parameter.copy_(_draw(name.rpartition(".")[2], parameter.shape, generator))
+        whole = _draw(name.rpartition(".")[2], shapes[name].shape, generator)
+        parameter.copy_(shard.cut(name, whole, TINY_CONFIG))
     return decoder
 
 

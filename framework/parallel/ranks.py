@@ -1,0 +1,351 @@
+"""Rank 0's view of the others: it starts them, asks them, hears how they fail, and ends them."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from framework.errors import ConfigError, FrameworkError, RankError
+from framework.model.loading import ModelSource
+from framework.model.shard import Shard
+from framework.parallel.group import Group
+from framework.parallel.messages import Outbox
+from framework.parallel.worker import Done, Failed, Plan, work
+
+_GRACE_S = 5.0
+"""Seconds to hear from a rank why it failed, after a collective with it did."""
+
+
+class _Member:
+    """One other rank: its process, its pipe, and what it last said."""
+
+    def __init__(self, rank: int, process: Any, pipe: Connection) -> None:
+        self.rank, self.process, self.pipe = rank, process, pipe
+        self.answer: Done | None = None
+        self.failure: Failed | None = None
+        self.ended = False
+
+    def listen(self) -> None:
+        """Read what has come, without waiting."""
+        try:
+            while not self.ended and self.failure is None and self.pipe.poll():
+                said = self.pipe.recv()
+                if isinstance(said, Failed):
+                    self.failure = said
+                else:
+                    self.answer = said
+        except (EOFError, OSError):
+            self.ended = True
+
+    def story(self) -> str:
+        """How it failed."""
+        if self.failure is not None:
+            return f"failed: {self.failure.text}"
+        self.process.join(_GRACE_S)
+        status = self.process.exitcode
+        if status is not None and status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return (
+            f"ended with status {status} without a word; what it wrote to stderr says why. A script that loads a model "
+            "over several ranks must do so below `if __name__ == '__main__':`"
+        )
+
+
+class Ranks:
+    """Ranks 1 and up of one model, each a process with its part of the weights. See `start`.
+
+    Attributes:
+        size: ranks, this process included.
+        decoder: rank 0's part.
+        group: the collectives of all ranks.
+        broken: a rank failed or was left in the middle of a step: nothing can be computed any more.
+    """
+
+    decoder: Any
+    group: Group
+
+    def __init__(self, size: int, device: str, timeout_s: float) -> None:
+        self.size, self.device, self.timeout_s = size, device, timeout_s
+        self.broken = False
+        self._error: RankError | None = None
+        self._members: list[_Member] = []
+        self._turn = 0
+        self._folder = tempfile.mkdtemp(prefix="kvlab-ranks-")
+        threads = torch.get_num_threads()
+        self._num_threads = max(1, threads // size) if device == "cpu" else threads
+        if self._num_threads != threads:
+            torch.set_num_threads(self._num_threads)
+        self._end = weakref.finalize(self, _end, self._members, self._folder, threads)
+
+    @classmethod
+    def start(cls, source: ModelSource, size: int, device: str, timeout_s: float) -> Ranks:
+        """Load `source` over `size` ranks, all at the same time, and connect them.
+
+        Args:
+            device: "cpu", or "cuda" for as many devices as ranks.
+            timeout_s: seconds a rank may keep the others waiting, once it has loaded.
+
+        Raises:
+            InvalidArgument: the model does not divide so.
+            ConfigError: too few devices, or one device for all. Nothing was started.
+            RankError: another rank failed.
+        """
+        Shard(0, size).require(source.config)
+        require_devices(device, size)
+        ranks = cls(size, device, timeout_s)
+        try:
+            ranks._spawn(source)
+            ranks.decoder = source.decoder(rank_device(device, 0), Shard(0, size))
+            ranks._hear(None)
+            for member in ranks._members:
+                member.pipe.send("join")
+            ranks.group = Group(0, size, ranks._meeting_point, device, timeout_s, ranks.failure)
+            ranks.decoder.join(ranks.group)
+            ranks.decoder.before_dense = ranks.dense
+            if device != "cpu":
+                ranks._watch()
+        except BaseException:
+            ranks.give_up()
+            raise
+        return ranks
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of ranks 1 and up."""
+        return [member.process.pid for member in self._members]
+
+    @property
+    def _meeting_point(self) -> str:
+        return str(Path(self._folder) / "store")
+
+    def _spawn(self, source: ModelSource) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        for rank in range(1, self.size):
+            ours, theirs = context.Pipe()
+            plan = Plan(
+                source=source,
+                rank=rank,
+                size=self.size,
+                device=rank_device(self.device, rank),
+                meeting_point=self._meeting_point,
+                timeout_s=self.timeout_s,
+                num_threads=self._num_threads,
+            )
+            process = context.Process(target=work, args=(plan, theirs), name=f"rank {rank}", daemon=True)
+            try:
+                process.start()
+            except AssertionError as error:  # multiprocessing's own, in a daemonic process
+                raise ConfigError(
+                    f"tensor_parallel_size={self.size} starts processes, which this one may not: {error}"
+                ) from error
+            theirs.close()
+            self._members.append(_Member(rank, process, ours))
+
+    # What rank 0 asks
+
+    def call(self, name: str, **arguments: Any) -> list[Any]:
+        """`post`, then `answers`."""
+        self.post(name, **arguments)
+        return self.answers()
+
+    def post(self, name: str, **arguments: Any) -> None:
+        """Ask every other rank to call a method of its Worker, while this one goes on.
+
+        Raises:
+            ConfigError: an argument that cannot be sent to another process. Nobody was asked.
+            RankError: a rank failed.
+        """
+        self.require_alive()
+        try:
+            payload = bytes(ForkingPickler.dumps((name, arguments)))
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"cannot be sent to the other ranks' processes: {error}; give a component by name, or as a class that "
+                "can be imported"
+            ) from error
+        box = Outbox()
+        box.call()
+        self.group.send(box.take())
+        for member in self._members:
+            member.answer = None
+            with suppress(OSError):  # heard of in `answers`
+                member.pipe.send_bytes(payload)
+
+    def answers(self) -> list[Any]:
+        """What every other rank's call returned, by rank.
+
+        Raises:
+            RankError: a rank failed, or did not answer in time.
+        """
+        return self._hear(self.timeout_s)
+
+    def dense(self, tokens: Tensor) -> None:
+        """Have the others take part in a dense pass over these tokens (T,)."""
+        self.require_alive()
+        box = Outbox()
+        box.dense(tokens.cpu().numpy())
+        self.group.send(box.take())
+
+    # Who may use them
+
+    def take_turn(self) -> int:
+        """A number for the executor that uses the ranks from now on: they hold one pool at a time."""
+        self._turn += 1
+        return self._turn
+
+    def require_turn(self, turn: int) -> None:
+        """Raise unless the ranks are well and still that executor's.
+
+        Raises:
+            RankError: a rank failed, or another executor has taken over.
+        """
+        self.require_alive()
+        if turn != self._turn:
+            raise RankError("another LLM was made over the same ranks, and their KV pool is now its own; load twice")
+
+    def require_alive(self) -> None:
+        """Raise if a rank failed or was ended.
+
+        Raises:
+            RankError: with the first failure's text.
+        """
+        if self._error is not None:
+            raise self._error
+        if self.broken or not self._end.alive:
+            raise RankError(f"the {self.size} ranks of this model were ended; load it again")
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Whatever leaves a step early leaves the others waiting in the middle of it: they are of no use any more."""
+        try:
+            yield
+        except BaseException:
+            self.give_up()
+            raise
+
+    # How they fail and end
+
+    def failure(self, cause: Exception) -> RankError:
+        """Which rank made a collective fail, and how. Ends all."""
+        if self._error is None:
+            self._error = RankError(self._story(cause))
+            self.give_up()
+        return self._error
+
+    def _story(self, cause: Exception) -> str:
+        deadline = time.monotonic() + _GRACE_S
+        while True:
+            for member in self._members:
+                member.listen()
+            # Who was left alone fails too: that is a consequence, whoever says it.
+            guilty = [m for m in self._members if m.failure is not None and not m.failure.consequence]
+            guilty = guilty or [m for m in self._members if m.ended and m.failure is None]
+            left = deadline - time.monotonic()
+            if guilty or left <= 0:
+                break
+            wait([m.pipe for m in self._members if not m.ended and m.failure is None] or [], timeout=min(left, 0.2))
+        if guilty:
+            return f"rank {guilty[0].rank} of {self.size} {guilty[0].story()}"
+        silent = [str(m.rank) for m in self._members if m.failure is None]
+        if silent:
+            return (
+                f"no answer from rank {', '.join(silent)} of {self.size} within {self.timeout_s:g} s; raise "
+                "engine.collective_timeout_s if it is only slow"
+            )
+        return f"the {self.size} ranks lost each other: {' '.join(str(cause).split())}"
+
+    def _hear(self, timeout_s: float | None) -> list[Any]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            for member in self._members:
+                member.listen()
+            if any(member.failure is not None or member.ended for member in self._members):
+                raise self.failure(RuntimeError("a rank ended"))
+            silent = [member for member in self._members if member.answer is None]
+            if not silent:
+                break
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise self.failure(TimeoutError())
+            wait([member.pipe for member in self._members], timeout=left)
+        values = [member.answer.value for member in self._members if member.answer is not None]
+        for member in self._members:
+            member.answer = None
+        return values
+
+    def _watch(self) -> None:
+        """A rank that dies must not leave this one waiting for its device: see Group.abort."""
+        group, sentinels = self.group, [member.process.sentinel for member in self._members]
+
+        def watch() -> None:
+            wait(sentinels)
+            with suppress(RuntimeError):
+                group.abort()
+
+        threading.Thread(target=watch, name="ranks", daemon=True).start()
+
+    def give_up(self) -> None:
+        """End the other ranks at once, whatever they are doing. Idempotent."""
+        self.broken = True
+        self._end()
+
+    def close(self) -> None:
+        """End the other ranks, which are between steps. Idempotent."""
+        if self._end.alive and not self.broken:
+            box = Outbox()
+            box.stop()
+            with suppress(FrameworkError):
+                self.group.send(box.take())
+                for member in self._members:
+                    member.process.join(_GRACE_S)
+        self._end()
+
+
+def rank_device(device: str, rank: int) -> str:
+    """The device of one rank: the CPU for all, or a CUDA device each."""
+    return device if device == "cpu" else f"{device}:{rank}"
+
+
+def require_devices(device: str, size: int) -> None:
+    """Raise unless `device` is "cpu", or "cuda" with a device for each rank.
+
+    Raises:
+        ConfigError: says how many there are.
+    """
+    kind = torch.device(device)
+    if kind.type == "cpu":
+        return
+    if kind.type != "cuda" or ":" in device:
+        raise ConfigError(f"tensor_parallel_size={size} takes device cpu, or cuda for a device a rank; found {device}")
+    found = torch.cuda.device_count()
+    if found < size:
+        raise ConfigError(
+            f"tensor_parallel_size={size} needs as many CUDA devices, found {found}; lower it, or show more "
+            "with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _end(members: list[_Member], folder: str, num_threads: int) -> None:
+    for member in members:
+        if member.process.is_alive():
+            member.process.kill()
+    for member in members:
+        member.process.join()
+        member.pipe.close()
+    shutil.rmtree(folder, ignore_errors=True)
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
