@@ -56,8 +56,8 @@ class ModelExecutor:
     @torch.inference_mode()
     def capture(self, recorder: Recorder, sizes: Sequence[int]) -> None:
         """From here on replay decode steps of up to max(`sizes`) rows. Only while nothing runs."""
-        compute = self._compute
-        self.graphs = DecodeGraphs(compute, self.tables, self.pool.block_size, sizes, recorder)
+        self.graphs = DecodeGraphs(self._compute, self.tables, self.pool.block_size, sizes, recorder)
+        self.graphs_off = ""
 
     def compile(self) -> None:
         """Run the decoder through torch.compile: one graph for any number of tokens, and one for a single one.

@@ -1,0 +1,240 @@
+"""Captured decode steps: the tokens are those of eager steps, and nothing was touched that a graph would not touch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from static_backend import StaticBackend
+
+from framework.engine.graphs import bucket_sizes, choose, reasons_against
+from framework.engine.staging import Staging, layout
+from framework.errors import ConfigError, InvariantViolation
+from framework.llm import LLM, EngineOptions
+from framework.sampling import Sampling
+from framework.testing.recorder import ReplayRecorder
+from framework_builtin.backend.torch import TorchBackend
+from framework_builtin.backend.triton import TritonBackend
+
+GREEDY = Sampling(max_tokens=12, ignore_eos=True)
+FILTERED = Sampling(max_tokens=11, temperature=1.1, top_k=40, top_p=0.9, seed=3, ignore_eos=True)
+WARM = Sampling(max_tokens=7, temperature=0.8, seed=5, ignore_eos=True)
+BEAMS = Sampling(max_tokens=8, beam_width=3, ignore_eos=True)
+FORKED = Sampling(max_tokens=9, n=3, temperature=1.0, seed=1, ignore_eos=True)
+SCORED = Sampling(max_tokens=6, logprobs=4, ignore_eos=True)
+
+WORKLOADS: dict[str, list[Sampling]] = {
+    "greedy": [GREEDY] * 5,
+    "samples": [WARM, FILTERED, GREEDY, FILTERED],
+    "forks": [FORKED, FORKED, GREEDY],
+    "beams": [BEAMS, GREEDY, BEAMS],
+    "all": [GREEDY, FORKED, BEAMS, FILTERED, SCORED, WARM],
+}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "at ease": {"num_blocks": 200},
+    "preempted": {"num_blocks": 200, "preempt_every": 3},
+    "short of blocks": {"num_blocks": 40},
+    "one token a chunk": {"num_blocks": 200, "chunk_size": 1},
+    "few sizes": {"num_blocks": 200, "sizes": (2, 5)},
+}
+
+
+def make(sizes: tuple[int, ...] | None = None, *, backend: Any = None, **options: Any) -> LLM:
+    engine = {name: options.pop(name) for name in ("chunk_size", "preempt_every") if name in options}
+    engine = {"max_batch_requests": 9, "max_batch_tokens": 24, "max_model_len": 48, "prepack": False, **engine}
+    options = {"block_size": 4, "device": "cpu", "poison": True, **options}
+    llm = LLM("tiny", backend=backend or StaticBackend(), engine=EngineOptions(**engine), **options)
+    if sizes is not None:
+        llm.executor.capture(ReplayRecorder(), sizes)
+    return llm
+
+
+def serve(llm: LLM, samplings: list[Sampling]) -> list[Any]:
+    prompts = [[11 + i % 2, *range(20, 27 + 3 * i)] for i in range(len(samplings))]
+    requests = llm.generate(prompts, samplings)
+    llm.engine.check()
+    failed = [request.reason for request in requests if request.status.value != "finished"]
+    assert not failed, failed
+    return [[(c.tokens, c.finish_reason) for c in request.completions] for request in requests]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS.keys())
+def test_replayed_steps_give_the_tokens_of_eager_ones(workload: list[Sampling], schedule: dict[str, Any]) -> None:
+    options = dict(schedule)
+    sizes = options.pop("sizes", (1, 2, 4, 8, 9))
+    eager, replayed = make(**options), make(sizes, **options)
+    assert serve(replayed, workload) == serve(eager, workload)
+    found, steps = replayed.executor.summary(), replayed.engine.metrics.num_steps
+    assert found["graph_steps"] + found["eager_steps"] == steps, found
+    assert found["graph_steps"] > 0.25 * steps, found
+    assert (eager.executor.summary()["graph_steps"], eager.executor.summary()["eager_steps"]) == (0, steps)
+
+
+@pytest.mark.parametrize("allocator", ["contiguous", "naive", "cow", "radix"])
+def test_the_allocator_makes_no_difference_to_replayed_tokens(allocator: str) -> None:
+    options: dict[str, Any] = {"num_blocks": 120, "preempt_every": 4, "allocator": allocator}
+    assert serve(make((1, 3, 9), **options), WORKLOADS["all"]) == serve(make(**options), WORKLOADS["all"])
+
+
+def test_triton_kernels_on_persistent_inputs_give_the_tokens_of_eager_steps() -> None:
+    samplings = [Sampling(max_tokens=n, ignore_eos=True) for n in (2, 2, 4)]
+    wanted = serve(make(num_blocks=60), samplings)
+    llm = make(backend=TritonBackend(), num_blocks=60)
+    llm.executor.capture(ReplayRecorder(check=False), (1, 4))
+    assert serve(llm, samplings) == wanted
+    assert llm.executor.summary()["graph_steps"] == 3, llm.executor.summary()
+
+
+def test_rows_that_leave_and_arrive_change_the_size_and_padding_is_counted() -> None:
+    llm = make((1, 2, 4, 8), num_blocks=200)
+    serve(llm, [Sampling(max_tokens=n, ignore_eos=True) for n in (1, 4, 4, 6)])
+    graphs = llm.executor.graphs
+    assert graphs is not None
+    # Three prompts end in the first steps; then 3 rows decode at size 4, and the last one alone at size 1.
+    assert graphs.num_padded_rows >= 2, graphs.num_padded_rows
+    assert graphs.num_replays + llm.executor.num_eager_steps == llm.engine.metrics.num_steps
+
+
+def test_capturing_touches_no_block() -> None:
+    llm = make(num_blocks=30)
+    before = [(layer.k.clone(), layer.v.clone()) for layer in llm.pool.layers]
+    llm.executor.capture(ReplayRecorder(), (1, 4, 9))
+    for (k, v), layer in zip(before, llm.pool.layers, strict=True):
+        assert torch.equal(k.view(torch.int32), layer.k.view(torch.int32))
+        assert torch.equal(v.view(torch.int32), layer.v.view(torch.int32))
+
+
+def test_padded_rows_write_only_what_the_step_writes() -> None:
+    eager, replayed = make(num_blocks=30), make((8,), num_blocks=30)
+    for llm in (eager, replayed):
+        serve(llm, [GREEDY, GREEDY, GREEDY])
+    for one, other in zip(eager.pool.layers, replayed.pool.layers, strict=True):
+        assert torch.equal(one.k.isnan(), other.k.isnan()), "a slot was written, or not, by padding"
+        assert not other.k[0].any(), "the null block was written"
+        assert not other.v[0].any(), "the null block was written"
+
+
+def test_a_flood_of_table_changes_goes_ahead_of_the_step() -> None:
+    eager, replayed = make(num_blocks=200), make((4, 9), num_blocks=200)
+    assert replayed.executor.graphs is not None
+    replayed.executor.graphs._room = 0
+    assert serve(replayed, WORKLOADS["all"]) == serve(eager, WORKLOADS["all"])
+
+
+# The recorder finds what a graph could not have done
+
+
+class _Wrong(StaticBackend):
+    def plan(self, batch: Any) -> None:
+        super().plan(batch)
+        self.spoil(batch)
+
+    def spoil(self, batch: Any) -> None:
+        raise NotImplementedError
+
+
+class _ReadsALength(_Wrong):
+    def spoil(self, batch: Any) -> None:
+        int(batch.context_lens.max())
+
+
+class _CountsRows(_Wrong):
+    def spoil(self, batch: Any) -> None:
+        torch.nonzero(batch.context_lens)
+
+
+class _BakesALength(_Wrong):
+    def spoil(self, batch: Any) -> None:
+        torch.zeros(1).add_(float(batch.host_context_lens.sum()))
+
+
+class _ShapedByALength(_Wrong):
+    def spoil(self, batch: Any) -> None:
+        torch.zeros(int(batch.host_context_lens.max()))
+
+
+class _BringsFreshMemory(_Wrong):
+    def spoil(self, batch: Any) -> None:
+        self.kept = [*getattr(self, "kept", []), torch.from_numpy(batch.host_context_lens.copy())]
+        self.kept[-1].add_(1)
+
+
+@pytest.mark.parametrize("wrong", [_ReadsALength, _CountsRows, _BakesALength, _ShapedByALength, _BringsFreshMemory])
+def test_a_backend_that_only_claims_to_be_graph_safe_is_caught(wrong: type) -> None:
+    with pytest.raises(InvariantViolation, match=r"of a replay is|waits for the device|PluginError"):
+        serve(make((1, 4), backend=wrong(), num_blocks=60), [GREEDY, GREEDY])
+
+
+def test_a_backend_that_reads_lengths_on_the_host_is_caught() -> None:
+    with pytest.raises(InvariantViolation):
+        serve(make((1, 4), backend=TorchBackend(), num_blocks=60), [GREEDY, GREEDY])
+
+
+# Which sizes, and why none
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "sizes"),
+    [
+        (None, 1, (1,)),
+        (None, 6, (1, 2, 4, 6)),
+        (None, 64, (1, 2, 4, 8, 16, 32, 64)),
+        ((8, 3, 8), 9, (3, 8)),
+    ],
+)
+def test_sizes_are_powers_of_two_and_the_most_rows_or_those_asked(
+    asked: Any, rows: int, sizes: tuple[int, ...]
+) -> None:
+    assert bucket_sizes(asked, rows) == sizes
+
+
+@pytest.mark.parametrize("asked", [(0, 4), (65,), ()])
+def test_sizes_that_no_step_can_have_are_refused(asked: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.graph_batch_sizes .*max_batch_requests \(64\), found"):
+        bucket_sizes(asked, 64)
+
+
+def test_graphs_asked_for_where_they_cannot_be_are_an_error_and_auto_says_why_not() -> None:
+    assert reasons_against(StaticBackend(), "cuda") == []
+    assert choose("auto", None, 4, StaticBackend(), "cuda:1") == ((1, 2, 4), "")
+    assert choose(False, None, 4, StaticBackend(), "cuda") == ((), "engine.cuda_graphs=false")
+    sizes, why = choose("auto", None, 4, TorchBackend(), "cpu")
+    assert sizes == ()
+    assert "device cpu has no CUDA graphs" in why
+    assert "TorchBackend does not declare graph_safe" in why
+    with pytest.raises(ConfigError, match="ranks"):
+        choose(True, None, 4, StaticBackend(), "cuda", num_ranks=2)
+    with pytest.raises(ConfigError, match="device cpu has no CUDA graphs"):
+        LLM("no/such/model", backend=StaticBackend(), device="cpu", engine=EngineOptions(cuda_graphs=True))
+
+
+def test_a_run_without_graphs_says_why_in_its_result() -> None:
+    found = make(num_blocks=20).executor.summary()
+    assert found["cuda_graphs"] is False
+    assert found["cuda_graphs_off"] == "device cpu has no CUDA graphs"
+    assert found["graph_batch_sizes"] == []
+
+
+# Staging
+
+
+def test_arrays_come_back_as_they_were_sent_and_land_where_they_landed_before() -> None:
+    staging = Staging("cpu", 64)
+    arrays = [np.arange(5), np.array([[0.5, 2.0]]), np.array([7], np.int32), np.empty(0, np.int64)]
+    first = staging.upload(*arrays)
+    addresses = [tensor.data_ptr() for tensor in first[:3]]
+    again = staging.upload(*(array + 1 for array in arrays))
+    assert [tensor.data_ptr() for tensor in again[:3]] == addresses
+    for array, tensor in zip(arrays, again, strict=True):
+        assert np.array_equal(tensor.numpy(), array + 1), tensor
+    assert all(place % 64 == 0 for place in layout(*arrays)[0])
+    assert staging.num_uploads == 2
+
+
+def test_a_fixed_staging_buffer_does_not_grow() -> None:
+    staging = Staging("cpu", 128, fixed=True)
+    with pytest.raises(AssertionError, match="fixed staging buffer of 128"):
+        staging.upload(np.zeros(17, np.int64))
