@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from framework.interfaces.eviction import EvictionPolicy
 from framework.types import BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 
@@ -61,6 +62,43 @@ class CacheEvent:
     block: BlockId
     key: BlockHash
     now: float
+
+
+class ReferencePaths(Protocol):
+    """A trace as paths through a prefix tree: R requests, E block references, N nodes (distinct prefixes).
+
+    Attributes:
+        nodes: (E,) int32, the references of all requests, in order. A request names a node once.
+        starts: (R + 1,) int64, request i references `nodes[starts[i]:starts[i + 1]]`, root side first.
+        parents: (N,) int32, the node above, -1 at the root.
+        next_requests: (E,) int32, the next request that references the same node; R when there is none.
+        tenants: (R,) int32.
+    """
+
+    @property
+    def nodes(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def starts(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def parents(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def tenants(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def next_requests(self) -> npt.NDArray[np.int32]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCounts:
+    """What a cache-only replay counted.
+
+    Attributes:
+        request_hits: (R,) int32, leading resident blocks of each request.
+        admitted, evictions: blocks inserted and removed.
+    """
+
+    request_hits: npt.NDArray[np.int32]
+    admitted: int
+    evictions: int
 
 
 class Allocator(ABC):
@@ -196,3 +234,24 @@ class Allocator(ABC):
         Called just before `free`, and only when the policy asks for it (`needs_future`); entries past the published
         blocks mean nothing. An allocator that asks no policy ignores it.
         """
+
+    @classmethod
+    def replay_references(
+        cls,
+        paths: ReferencePaths,
+        policy: EvictionPolicy,
+        num_blocks: int,
+        *,
+        leaf_first: bool = False,
+        bypass: bool = False,
+    ) -> ReplayCounts | None:
+        """A faster way to count a cache-only replay, where an allocator has one: `executor=cache_only` asks here first.
+
+        Optional. Counts are those of `framework.replay.reference.replay` with the same arguments, to the last block;
+        the kit compares. `policy` is fresh and not attached. None: not for this policy, nothing was done, and the
+        framework counts in Python and says so.
+
+        Raises:
+            InvalidArgument: `num_blocks` below 1.
+        """
+        return None

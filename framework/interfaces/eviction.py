@@ -222,8 +222,8 @@ class ScoredPolicy(EvictionPolicy):
         if self.time_varying:
             return min(self._entry(block, now) for block in self._scores)[2]
         while True:
-            score, _, block = self._heap[0]
-            if block in self._scores and self._scores[block] == score:
+            score, above, block = self._heap[0]
+            if block in self._scores and self._scores[block] == score and self.blocks.depth[block] == -above:
                 return block
             heapq.heappop(self._heap)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.labels import label, provenance
 from framework.options import call_checked
+from framework.replay.cores import count
 from framework.replay.curves import capacity_blocks
 from framework.replay.executors import OUTPUT_BASE, ReplayExecutor, constant_step
 from framework.replay.foresight import Foresight
@@ -27,7 +28,6 @@ from framework.replay.options import ReplayOptions
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.recording import Recording, read_recording
 from framework.replay.reference import CacheOnlyResult
-from framework.replay.reference import replay as replay_reference
 from framework.replay.roofline import Roofline
 from framework.sampling import Sampling
 from framework.tracking import RunDirectory, Trackers
@@ -100,9 +100,9 @@ def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, A
     num_blocks = _num_blocks(cache, options, working_set=paths.num_nodes)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": int(config.get("seed", 0))}
     policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
-    counts: CacheOnlyResult = replay_reference(
-        paths, policy, num_blocks, leaf_first=options.leaf_first, bypass=policy.bypass
-    )
+    start = time.perf_counter()
+    core, counts = count(config.get("allocator"), paths, policy, num_blocks, leaf_first=options.leaf_first)
+    count_s = time.perf_counter() - start
     return {
         "num_requests": counts.num_requests,
         "hit_blocks": counts.hit_blocks,
@@ -118,6 +118,8 @@ def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, A
         "infinite_hit_blocks": int(paths.infinite_hits.sum()),
         "block_references": paths.num_references,
         "num_skipped_lines": trace.num_skipped,
+        "replay_core": core,
+        "count_s": count_s,
         **(_gap(paths, counts, num_blocks) if options.optimum else {}),
     }
 
@@ -163,10 +165,11 @@ def full_replay(
         items = _recorded_items(recording)
     else:
         trace, limit, speed = _trace(config, block_tokens=None)
-        engine, policy = build_engine(config, options, log, None)
+        outputs: dict[tuple[int, int], TokenArray] = {}
+        engine, policy = build_engine(config, options, log, None, outputs)
         if policy.needs_future:
             Foresight(engine.allocator, _first(trace, limit), max_len=engine.max_model_len).attach(engine.scheduler)
-        items = trace_items(_first(trace, limit), speed)
+        items = trace_items(_first(trace, limit), speed, outputs)
     log_every = max(1, int(settings.get("log_every", 1)))
     for number, _ in enumerate(feed(engine, items, progress=bool(settings.get("progress", True))), start=1):
         if number % log_every == 0 and (log_every > 1 or number < 10_000 or number % 100 == 0):
@@ -183,9 +186,17 @@ def full_replay(
 
 
 def build_engine(
-    config: Mapping[str, Any], options: ReplayOptions, log: Any, recording: Recording | None
+    config: Mapping[str, Any],
+    options: ReplayOptions,
+    log: Any,
+    recording: Recording | None,
+    outputs: MutableMapping[tuple[int, int], TokenArray] | None = None,
 ) -> tuple[Engine, EvictionPolicy]:
-    """The engine of a serve run with a ReplayExecutor in place of the model, and its policy."""
+    """The engine of a serve run with a ReplayExecutor in place of the model, and its policy.
+
+    Args:
+        outputs: what a trace's requests generate, see ReplayExecutor; a recording brings its own.
+    """
     cache, seed = section(config, "cache"), int(config.get("seed", 0))
     num_blocks, block_size = _num_blocks(cache, options), int(cache.get("block_size", 16))
     engine_options = call_checked("engine", EngineOptions, section(config, "engine"))
@@ -202,7 +213,7 @@ def build_engine(
         max_model_len=max_len,
         seed=seed,
     )
-    executor = _executor(config, options, recording)
+    executor = _executor(config, options, recording, outputs)
     engine = Engine(
         allocator,
         executor,
@@ -220,7 +231,12 @@ def build_engine(
     return engine, policy
 
 
-def _executor(config: Mapping[str, Any], options: ReplayOptions, recording: Recording | None) -> Executor:
+def _executor(
+    config: Mapping[str, Any],
+    options: ReplayOptions,
+    recording: Recording | None,
+    outputs: MutableMapping[tuple[int, int], TokenArray] | None,
+) -> Executor:
     if recording is not None:
         outputs = {(r.number, i): tokens for r in recording.requests for i, tokens in enumerate(r.outputs)}
         tops = {(r.number, i): top for r in recording.requests for i, top in enumerate(r.tops)}
@@ -233,9 +249,10 @@ def _executor(config: Mapping[str, Any], options: ReplayOptions, recording: Reco
                 dtype=options.dtype,
                 efficiency=options.efficiency,
                 overhead_s=options.overhead_s,
-            )
+            ),
+            outputs=outputs,
         )
-    return ReplayExecutor(constant_step(options.step_s))
+    return ReplayExecutor(constant_step(options.step_s), outputs=outputs)
 
 
 def feed(engine: Engine, items: Iterable[_Item], *, progress: bool = False) -> Iterator[None]:
@@ -265,15 +282,25 @@ def feed(engine: Engine, items: Iterable[_Item], *, progress: bool = False) -> I
             yield
 
 
-def trace_items(requests: Iterable[TraceRequest], speed: float = 1.0) -> Iterator[_Item]:
+def trace_items(
+    requests: Iterable[TraceRequest],
+    speed: float = 1.0,
+    outputs: MutableMapping[tuple[int, int], TokenArray] | None = None,
+) -> Iterator[_Item]:
     """Trace requests as prompts: a block id becomes `block_tokens` equal tokens, what nobody named is unique.
 
     Ids are numbered anew in order of appearance, so that any id fits a token; scopes become namespaces.
+
+    Args:
+        outputs: takes the recorded tokens of each request's first sample as the request is handed out, for the
+            executor. Beams search on their own.
     """
     if speed <= 0:
         raise ConfigError(f"workload.speed must be above 0, found {speed}")
     numbers: dict[int, int] = {}
     for number, request in enumerate(requests):
+        if outputs is not None and request.output is not None and len(request.output) and request.beam_width == 1:
+            outputs[number, 0] = request.output
         yield _Item(
             prompt=_prompt(request, number, numbers),
             sampling=Sampling(

@@ -27,6 +27,7 @@ from framework.testing.hostile import (
     check_a_scheme_that_lies_costs_misses_only,
 )
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
+from framework.testing.replay_core import check_a_replay_core_counts_as_the_reference
 from framework.testing.subjects import PLAIN, SALTED, Make, collides_often, driver_of, fresh, info, traits_of
 from framework.types import Namespace, as_tokens
 
@@ -341,6 +342,7 @@ allocator_checks = (
     check_every_block_comes_back,
     check_ever_fits_tells_the_truth,
     check_listening_ends,
+    check_a_replay_core_counts_as_the_reference,
     check_a_bad_policy_is_named_and_contained,
     check_a_failing_policy_leaves_sound_books,
     check_a_failing_release_loses_no_copy,

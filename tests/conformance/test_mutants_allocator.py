@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from framework.errors import OutOfBlocks, PluginError
-from framework.interfaces.allocator import AllocatorStats, Hit
+from framework.interfaces.allocator import AllocatorStats, Hit, ReplayCounts
+from framework.replay.reference import replay
 from framework.testing import allocator as kit
 from framework.testing.driver import Violation
 from framework.testing.oracles.allocator import Row, SlowAllocator
+from framework.testing.oracles.eviction import SlowLru
 from framework.types import BlockCopy, BlockId, TableChange
 
 
@@ -416,6 +418,22 @@ class TrustsNames(Sound):
         return self.hash.blocks(root, tokens, self.block_size)
 
 
+class CountsEvictionsOfAnotherOrder(Sound):
+    """A replay core that takes every policy for LRU."""
+
+    @classmethod
+    def replay_references(cls, paths, policy, num_blocks, *, leaf_first=False, bypass=False):
+        found = replay(paths, SlowLru(), num_blocks, leaf_first=leaf_first, bypass=bypass)
+        return ReplayCounts(request_hits=found.request_hits, admitted=found.admitted, evictions=found.evictions)
+
+
+class IgnoresBypass(Sound):
+    @classmethod
+    def replay_references(cls, paths, policy, num_blocks, *, leaf_first=False, bypass=False):
+        found = replay(paths, policy, num_blocks, leaf_first=leaf_first)
+        return ReplayCounts(request_hits=found.request_hits, admitted=found.admitted, evictions=found.evictions)
+
+
 RANDOM, COLLIDING = kit.check_random_histories, kit.check_random_histories_under_colliding_hashes
 
 MUTANTS = {
@@ -467,6 +485,8 @@ MUTANTS = {
     PromisesTooMuch: kit.check_ever_fits_tells_the_truth,
     AcceptsAnyVictim: kit.check_a_bad_policy_is_named_and_contained,
     TrustsNames: kit.check_a_bad_hash_is_named_and_contained,
+    CountsEvictionsOfAnotherOrder: kit.check_a_replay_core_counts_as_the_reference,
+    IgnoresBypass: kit.check_a_replay_core_counts_as_the_reference,
 }
 
 # The slow allocator judges a policy's choice and does not contain a callback that raises.

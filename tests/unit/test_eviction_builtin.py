@@ -6,13 +6,13 @@ import subprocess
 import sys
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from random import Random as Draw
 
 import pytest
 
 from framework.errors import NoCandidate
-from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.eviction import BlockView, EvictionPolicy, ScoredPolicy
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.random import Random
@@ -148,3 +148,23 @@ def test_random_is_uniform() -> None:
         facts.policy.evicted(block, 0.0)
         facts.policy.release([block], 0.0)
     assert all(850 < counts[block] < 1150 for block in (1, 2, 3, 4)), counts
+
+
+def test_a_block_used_anew_at_another_depth_is_ranked_by_its_new_depth():
+    """Its old entry has the same score, and lies in front until it is looked at."""
+
+    class Flat(ScoredPolicy):
+        def score(self, block, now):
+            return 0
+
+    depth = [0, 3, 1]
+    view = BlockView(**{f.name: [0, 0, 0] for f in fields(BlockView) if f.name != "depth"}, depth=depth)
+    policy = Flat()
+    policy.attach(view)
+    policy.admit([1], 0)
+    policy.release([1], 0)
+    assert policy.victims(1, 0) == [1]
+    depth[1] = 0
+    policy.admit([2, 1], 1)
+    policy.release([2, 1], 1)
+    assert policy.victims(2, 1) == [2, 1], "deepest first"

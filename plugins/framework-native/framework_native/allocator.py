@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import InvalidArgument, InvariantViolation
-from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
+from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.guard import GuardedHash, GuardedPolicy
@@ -18,6 +18,7 @@ from framework.paged.table import count_of
 from framework.types import BlockHash, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 from framework_native._core import Core
 from framework_native.books import faults
+from framework_native.replay import replay_references
 
 
 class NativeAllocator(Allocator):
@@ -92,6 +93,21 @@ class NativeAllocator(Allocator):
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         change: TableChange = self._core.fork(parent, child, num_tokens)
         return change
+
+    def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
+        self._core.foresee(request, next_use)
+
+    @classmethod
+    def replay_references(
+        cls,
+        paths: ReferencePaths,
+        policy: EvictionPolicy,
+        num_blocks: int,
+        *,
+        leaf_first: bool = False,
+        bypass: bool = False,
+    ) -> ReplayCounts | None:
+        return replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
 
     def truncate(self, request: RequestId, num_tokens: int) -> None:
         self._core.truncate(request, num_tokens)

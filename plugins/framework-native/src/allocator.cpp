@@ -368,6 +368,17 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     return fresh.empty() ? changed(0) : changed(0, sources, fresh);
 }
 
+void Core::foresee(nb::handle request, nb::handle next_use) {
+    const Table &row = find(request);
+    std::vector<double> uses; // all read before any is written
+    for (nb::handle use : next_use) {
+        uses.push_back(PyFloat_AsDouble(use.ptr()));
+        if (uses.back() == -1.0 && PyErr_Occurred()) throw nb::python_error();
+    }
+    const size_t known = std::min(uses.size(), static_cast<size_t>(row.published));
+    for (size_t at = 0; at < known; ++at) pool_->next_use[row.blocks[at]] = uses[at];
+}
+
 void Core::truncate(nb::handle request, nb::handle given) {
     Table &row = find(request);
     const int64_t num_tokens = framework_.count("num_tokens", given, 0), size = options_.block_size;

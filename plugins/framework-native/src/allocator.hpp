@@ -50,6 +50,7 @@ public:
     nb::object extend(nb::handle request, nb::handle num_tokens);
     nb::object commit(nb::handle request, nb::handle tokens);
     nb::object fork(nb::handle parent, nb::handle child, nb::handle num_tokens);
+    void foresee(nb::handle request, nb::handle next_use);
     void truncate(nb::handle request, nb::handle num_tokens);
     void free(nb::handle request);
     nb::object table(nb::handle request);

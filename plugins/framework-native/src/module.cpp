@@ -126,6 +126,7 @@ void bind_core(nb::module_ &module) {
         .def("extend", &Core::extend, nb::arg().none(), nb::arg().none())
         .def("commit", &Core::commit, nb::arg().none(), nb::arg())
         .def("fork", &Core::fork, nb::arg().none(), nb::arg(), nb::arg().none())
+        .def("foresee", &Core::foresee, nb::arg().none(), nb::arg())
         .def("truncate", &Core::truncate, nb::arg().none(), nb::arg().none())
         .def("free", &Core::free, nb::arg().none())
         .def("table", &Core::table, nb::arg().none())
@@ -139,6 +140,7 @@ void bind_core(nb::module_ &module) {
 }
 
 void bind_attention(nb::module_ &module);
+void bind_replay(nb::module_ &module);
 
 } // namespace native
 
@@ -146,4 +148,5 @@ NB_MODULE(_core, module) {
     nanobind::set_leak_warnings(false); // an allocator alive at exit is no fault
     native::bind_core(module);
     native::bind_attention(module);
+    native::bind_replay(module);
 }

@@ -17,7 +17,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from framework.errors import FrameworkError, InvariantViolation
+from framework.build import run
+from framework.errors import FrameworkError, InvariantViolation, UnknownRequest
 from framework.interfaces.hash import DigestScheme
 from framework.testing import allocator_checks
 from framework.types import Namespace, RequestId, RequestInfo
@@ -114,6 +115,7 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
             if told[before:] == [None] or not isinstance(told[-1], tuple):
                 live[row] = live[row][:keep]
         elif kind_of_step == "free":
+            call(allocator.foresee, row, [draw.choice((1.0, 5.0, float("inf"))) for _ in range(draw.randint(0, 5))])
             call(allocator.free, row)
             live.pop(row, None)
         elif kind_of_step == "reset" and draw.random() < 0.1:
@@ -152,6 +154,55 @@ def test_every_installed_policy_evicts_alike_under_both_cores(policy):
                 for kind in kinds
             )
             assert found == expected, f"{policy}, seed {seed}, {options}"
+
+
+def test_what_is_foreseen_is_what_a_policy_reads():
+    allocator = NativeAllocator(num_blocks=4, block_size=2, hash=Sha256(), eviction=load("eviction", "belady")())
+    prompt = np.array([1, 2, 3, 4, 5], np.int32)
+    allocator.allocate(RequestInfo(id=RequestId(1), max_total_tokens=9), prompt, allocator.lookup(prompt, NS[0]))
+    allocator.commit(RequestId(1), prompt)
+    seen, blocks = allocator.view().next_use, allocator.table(RequestId(1)).tolist()
+    assert [seen[block] for block in blocks] == [float("inf")] * 3
+    with pytest.raises(TypeError):
+        allocator.foresee(RequestId(1), [3.0, "soon"])
+    assert [seen[block] for block in blocks] == [float("inf")] * 3, "nothing changed"
+    allocator.foresee(RequestId(1), [3.0, 7.0, 9.0])
+    assert [seen[block] for block in blocks] == [3.0, 7.0, float("inf")], "only published blocks are told"
+    with pytest.raises(UnknownRequest):
+        allocator.foresee(RequestId(2), [1.0])
+
+
+@pytest.mark.parametrize("policy", ["belady", "optimum", "lru"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_replay_that_knows_the_future_gives_the_same_events(tmp_path, name, policy):
+    draw = Random(3)
+    rows = [
+        {
+            "timestamp": 200 * at,
+            "input_length": 512 * 4,
+            "output_length": draw.randint(1, 40),
+            "hash_ids": [draw.randrange(3), 10 + draw.randrange(4), 20 + draw.randrange(8), 100 + at],
+        }
+        for at in range(120)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = []
+    for allocator in ({"native": "prefix", "native_cow": "prefix_cow"}[name], name):
+        result = run(
+            {
+                "mode": "replay",
+                "allocator": {"name": allocator},
+                "eviction": {"name": policy},
+                "hash": {"name": "sha256"},
+                "cache": {"num_blocks": 24, "block_size": 512},
+                "workload": {"name": "trace", "path": str(path)},
+                "run": {"dir": str(tmp_path / allocator), "progress": False, "events": True},
+            }
+        )
+        told.append((result["evictions"], result["hit_blocks"], (tmp_path / allocator / "events.jsonl").read_text()))
+    assert told[0] == told[1]
+    assert told[0][0] > 50, "the pool is too large to judge"
 
 
 class PythonLru(Lru):
@@ -266,7 +317,7 @@ def replay(allocator: str, policy: str, trace: Path, run: Path) -> list[dict[str
     return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc"])
+@pytest.mark.parametrize("policy", ["lru", "arc", "belady"])
 def test_the_conversation_trace_gives_the_same_event_log(tmp_path, policy):
     trace = TRACES / "mooncake_conversation_trace.jsonl.gz"
     if not trace.exists():

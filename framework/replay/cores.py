@@ -1,0 +1,72 @@
+"""Whose code counts a cache-only replay: an allocator's own core, or the reference in Python?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from framework import registry
+from framework.errors import FrameworkError, PluginError
+from framework.interfaces.allocator import Allocator, ReplayCounts
+from framework.interfaces.eviction import EvictionPolicy
+from framework.replay.paths import RequestPaths
+from framework.replay.reference import CacheOnlyResult, replay, summarise
+
+PYTHON = "python"
+
+
+def count(
+    allocator: Any, paths: RequestPaths, policy: EvictionPolicy, num_blocks: int, *, leaf_first: bool = False
+) -> tuple[str, CacheOnlyResult]:
+    """The counts, and the name of the allocator whose core made them; `PYTHON` for the reference.
+
+    A core that has no version of this policy is said so in one sentence on stderr.
+
+    Args:
+        allocator: a name, a mapping with a name, a class or an object, as in a configuration; None asks nobody. It is
+            not built: a cache-only replay keeps no tables.
+
+    Raises:
+        PluginError: the core failed, or counted for another number of requests.
+    """
+    name, kind = _chosen(allocator)
+    if kind is not None and _has_core(kind):
+        found = _ask(kind, paths, policy, num_blocks, leaf_first)
+        if found is not None:
+            return name, summarise(paths, found.request_hits.tolist(), found.admitted, found.evictions)
+        sentence = f"allocator={name} cannot count {type(policy).__name__} itself: counted in Python, the same integers"
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201
+    return PYTHON, replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
+
+
+def _chosen(allocator: Any) -> tuple[str, type[Allocator] | None]:
+    if isinstance(allocator, Mapping):
+        allocator = allocator.get("name")
+    if allocator is None:
+        return "", None
+    if isinstance(allocator, str):
+        return allocator, registry.load("allocator", allocator)
+    kind = allocator if isinstance(allocator, type) else type(allocator)
+    return kind.__name__, kind
+
+
+def _has_core(kind: type[Allocator]) -> bool:
+    method: Any = kind.replay_references
+    return getattr(method, "__func__", method) is not Allocator.replay_references.__func__  # type: ignore[attr-defined]
+
+
+def _ask(
+    kind: type[Allocator], paths: RequestPaths, policy: EvictionPolicy, num_blocks: int, leaf_first: bool
+) -> ReplayCounts | None:
+    try:
+        found = kind.replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
+    except FrameworkError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{kind.__name__}.replay_references: {type(error).__name__}: {error}") from error
+    if found is not None and len(found.request_hits) != paths.num_requests:
+        raise PluginError(
+            f"{kind.__name__}.replay_references counted {len(found.request_hits)} requests of {paths.num_requests}"
+        )
+    return found
