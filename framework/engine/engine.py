@@ -239,12 +239,13 @@ class Engine:
         rows, size = self.scheduler.rows, self.allocator.block_size
         now_computed = step.computed + step.num_new
         rows.computed[step.rows] = now_computed
-        for i in np.flatnonzero(now_computed // size > step.computed // size):
-            seq = rows.sequences[int(step.rows[i])]
+        filled = now_computed // size > step.computed // size
+        for row, count in zip(step.rows[filled].tolist(), now_computed[filled].tolist(), strict=True):
+            seq = rows.sequences[row]
             if seq is None:
                 continue
             try:
-                self.scheduler.commit(seq, int(now_computed[i]))
+                self.scheduler.commit(seq, count)
             except FrameworkError as error:
                 self.life.fail(seq, error)
 

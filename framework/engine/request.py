@@ -153,7 +153,8 @@ class Sequence:
     @property
     def generated(self) -> list[int]:
         """Generated tokens, valid while it has no row."""
-        return [int(token) for token in self.tokens[len(self.request.prompt) :]]
+        tokens: list[int] = self.tokens[len(self.request.prompt) :].tolist()
+        return tokens
 
 
 def derived_seed(run_seed: int, number: int) -> int:

@@ -15,13 +15,15 @@ class Rows:
 
     Columns (indexed by row): `length` tokens known; `computed` tokens with KV written; `room` tokens the table has
     slots for; `limit` length at which it ends; `touch` must be extended before its next write; sampling parameters.
-    `tokens` is (max_rows, max_len) int32.
+    `tokens` is (max_rows, max_len) int32, and `known` a view of it that plugins may be handed: read-only.
     """
 
     def __init__(self, max_rows: int, max_len: int) -> None:
         self.max_rows, self.max_len = max_rows, max_len
         self.sequences: list[Sequence | None] = [None] * max_rows
         self.tokens = np.zeros((max_rows, max_len), dtype=np.int32)
+        self.known = self.tokens.view()
+        self.known.flags.writeable = False
         self.length, self.computed, self.room, self.limit = (np.zeros(max_rows, dtype=np.int64) for _ in range(4))
         self.order = np.zeros(max_rows, dtype=np.int64)
         self.priority = np.zeros(max_rows, dtype=np.int64)

@@ -228,14 +228,14 @@ class Scheduler:
         """Tell the allocator that the first `num_tokens` of `seq`, which has a row, have their KV."""
         if num_tokens <= seq.committed:
             return
-        change = self.books.commit(seq.id, self.rows.tokens[seq.row, :num_tokens])
+        row = seq.row
+        change = self.books.commit(seq.id, self.rows.known[row, :num_tokens])
         seq.committed = num_tokens
-        self._update_table(seq, change.start)
+        if change.start * self.books.block_size < self.rows.room[row]:
+            self._update_table(seq, change.start)
 
     def _update_table(self, seq: Sequence, start: int) -> None:
         size = self.books.block_size
-        if start * size >= self.rows.room[seq.row]:
-            return
         table = self.books.table(seq.id, start=start)
         self.executor.set_table(seq.row, start, table[start:])
         self.rows.room[seq.row] = len(table) * size
@@ -290,10 +290,12 @@ class Scheduler:
         target = rows.computed + num_new
         short = (num_new > 0) & ((target > rows.room) | rows.touch)
         if short.any():
-            for row in rows.active()[short[rows.active()]]:
+            active = rows.active()
+            chosen = active[short[active]]
+            for row, count in zip(chosen.tolist(), target[chosen].tolist(), strict=True):
                 seq = rows.sequences[row]
                 if seq is not None:
-                    self._extend(seq, int(target[row]))
+                    self._extend(seq, count)
             in_use = np.zeros(rows.max_rows, dtype=bool)
             in_use[rows.active()] = True
             num_new[~in_use] = 0
@@ -315,14 +317,15 @@ class Scheduler:
             return
 
     def _take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
-        new = table[change.start :]
-        if len(new):
+        row, executor, count = seq.row, self.executor, len(table)
+        if change.start < count:
+            new = table[change.start :]
             copied = [copy.destination for copy in change.copies]
-            self.executor.fresh(new[~np.isin(new, copied)] if copied else new)
+            executor.fresh(new[~np.isin(new, copied)] if copied else new)
             self._copy(change)
-            self.executor.set_table(seq.row, change.start, new)
-        self.rows.room[seq.row] = len(table) * self.books.block_size
-        self.rows.touch[seq.row] = False
+            executor.set_table(row, change.start, new)
+        self.rows.room[row] = count * self.books.block_size
+        self.rows.touch[row] = False
 
     def _preempt_for(self, seq: Sequence) -> bool:
         """Preempt the least important, newest request; False if `seq`'s own is the only one that runs."""

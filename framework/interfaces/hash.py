@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from framework.types import BlockHash, Namespace, TokenArray
 
 _ROOT_TAG = b"\x00kvcache-framework/root/1\x00"
-_BLOCK_TAG = b"\x01"
+BLOCK_TAG = b"\x01"
+"""What the preimage of a DigestScheme's block begins with."""
 
 
 class HashScheme(ABC):
@@ -56,13 +60,28 @@ class DigestScheme(HashScheme):
         return BlockHash(self.digest(_ROOT_TAG + block_size.to_bytes(8, "little") + namespace.encode()))
 
     def block(self, parent: BlockHash, tokens: TokenArray) -> BlockHash:
-        return BlockHash(self.digest(_BLOCK_TAG + parent + tokens.astype("<i4", copy=False).tobytes()))
+        return BlockHash(self.digest(BLOCK_TAG + parent + little_endian(tokens)))
 
     def blocks(self, parent: BlockHash, tokens: TokenArray, block_size: int) -> list[BlockHash]:
-        data = tokens.astype("<i4", copy=False).tobytes()
-        step, digest, name = 4 * block_size, self.digest, bytes(parent)
-        names: list[BlockHash] = []
-        for start in range(0, len(data) - step + 1, step):
-            name = digest(_BLOCK_TAG + name + data[start : start + step])
-            names.append(BlockHash(name))
+        digest, name = self.digest, bytes(parent)
+        if len(tokens) == block_size:
+            return [BlockHash(digest(BLOCK_TAG + name + little_endian(tokens)))]
+        names: list[Any] = []  # of BlockHash; calling the NewType would cost as much as making the preimage
+        for content in contents(tokens, block_size):
+            name = digest(BLOCK_TAG + name + content)
+            names.append(name)
         return names
+
+
+def contents(tokens: TokenArray, block_size: int) -> list[bytes]:
+    """Each full block of `tokens` (n,) int32 as little-endian bytes."""
+    if len(tokens) < block_size:
+        return []
+    data, step = little_endian(tokens), 4 * block_size
+    blocks: list[bytes] = np.frombuffer(data, dtype=np.dtype((np.void, step)), count=len(data) // step).tolist()
+    return blocks
+
+
+def little_endian(tokens: TokenArray) -> bytes:
+    """The tokens, int32, as bytes that are the same on every machine."""
+    return tokens.tobytes() if sys.byteorder == "little" else tokens.astype("<i4").tobytes()

@@ -225,17 +225,18 @@ class PagedAllocator(Allocator):
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         table = self._table(request)
-        count_of("num_tokens", num_tokens, 0)
-        blocks, size = table.blocks, len(table.blocks)
+        if type(num_tokens) is not int or num_tokens < 0:
+            num_tokens = count_of("num_tokens", num_tokens, 0)
+        blocks, size, pool = table.blocks, len(table.blocks), self.pool
         grow = max(0, -(-num_tokens // self.block_size) - size)
         shared = self._unsafe(table) if table.shared else []
         need = grow + len(shared)
         if not need:
             table.shared = False
             return self._from(size)
-        if need > self.pool.num_blocks - self.pool.used:
+        if need > pool.num_blocks - pool.used:
             raise self._out_of_blocks(need, self.cache.available())
-        self.pool.access += 1
+        pool.access += 1
         if need == 1 and not shared:
             blocks.append(self.cache.take_one())
             self._version += 1
@@ -284,36 +285,37 @@ class PagedAllocator(Allocator):
             )
         start = len(table.blocks)
         if self.share_prefix and not table.closed:
-            offset, full = table.published, num_tokens // self.block_size
-            new = tokens[offset * self.block_size :]
-            if not (isinstance(new, np.ndarray) and new.dtype is _INT32 and new.flags.c_contiguous):
+            published = table.published
+            new = tokens[published * self.block_size :]
+            if type(new) is not np.ndarray or new.dtype is not _INT32:
                 new = _as_tokens(new)
-            if len(table.held) > 4 * offset * self.block_size:
-                table.compare(offset * self.block_size, new)
-            if full > offset:
-                start = self._publish(table, full, new)
-            table.hold(offset * self.block_size, new)
+            data, held = new.tobytes(), table.held
+            known = len(held) - 4 * self.block_size * published
+            if known > 0:
+                table.compare(published * self.block_size, data)
+            if num_tokens // self.block_size > published:
+                start = self._publish(table, num_tokens // self.block_size, new, data)
+            held += data[known:] if known > 0 else data
         table.committed = num_tokens
         return self._from(start)
 
-    def _publish(self, table: Table, full: int, new: TokenArray) -> int:
-        """Publish the blocks up to `full`; `new` are the tokens after those published."""
-        size, names, first = self.block_size, table.names, table.published
+    def _publish(self, table: Table, full: int, new: TokenArray, data: bytes) -> int:
+        """Publish the blocks up to `full`; `new` and `data` are the tokens after those published."""
+        names, first = table.names, table.published
+        known, wanted = len(names) - first, (full - first) * self.block_size
+        if len(new) > wanted:
+            new, data = new[:wanted], data[: 4 * wanted]
         more: list[BlockHash] = []
         if len(names) < full:
-            parent = names[-1] if names else table.root
-            more = self._hash.blocks(parent, new[(len(names) - first) * size : (full - first) * size])
-        data = new[: (full - first) * size].tobytes()
-        keys = more if len(names) == first else names[first:full] + more
+            more = self._hash.blocks(
+                names[-1] if names else table.root, new[known * self.block_size :] if known else new
+            )
+        keys = names[first:full] + more if known else more
         self.pool.access += 1
+        publish: Callable[..., tuple[int, int]] = self.cache.publish
         if len(keys) == 1:
-            count, start = self.cache.publish_one(
-                table.anchor, table.blocks, first, keys[0], data, table.request.priority, table.tenant
-            )
-        else:
-            count, start = self.cache.publish(
-                table.anchor, table.blocks, first, keys, data, table.request.priority, table.tenant
-            )
+            publish = self.cache.publish_one
+        count, start = publish(table.anchor, table.blocks, first, keys, data, table.request.priority, table.tenant)
         names += more
         table.published = first + count
         table.closed = table.published < full
@@ -387,7 +389,7 @@ class PagedAllocator(Allocator):
         self.cache.drop(table.blocks[::-1])
 
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:
-        return np.array(self._table(request).blocks, dtype=np.int32)
+        return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)
 
     def reset(self) -> None:
         for table in self._tables.values():

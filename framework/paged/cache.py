@@ -355,7 +355,7 @@ class BlockCache:
         try:
             if pinned:
                 self.policy.pin(pinned, self.now)
-            if new:
+            if new and self.policy.hears_admit:
                 self.policy.admit(new[::-1], self.now)
         except PluginError:
             self._withdraw(new, pinned)
@@ -368,12 +368,19 @@ class BlockCache:
         return len(holders), first + swaps[0] if swaps else len(table)
 
     def publish_one(
-        self, anchor: int, table: array[int], at: int, key: BlockHash, data: bytes, priority: int, tenant: int
+        self,
+        anchor: int,
+        table: array[int],
+        at: int,
+        keys: Sequence[BlockHash],
+        data: bytes,
+        priority: int,
+        tenant: int,
     ) -> tuple[int, int]:
-        """`publish` of the one content of table[at]: what a decoding request does when a block fills."""
-        pool, block = self.pool, table[at]
+        """`publish` of one content, of table[at]: what a decoding request does when a block fills."""
+        pool, block, key = self.pool, table[at], keys[0]
         if pool.key[block] is not None:
-            return self.publish(anchor, table, at, [key], data, priority, tenant)
+            return self.publish(anchor, table, at, keys, data, priority, tenant)
         holder = self.index.insert(anchor, table[at - 1] if at else 0, key, data, block)
         if holder != block:
             if not holder:
@@ -382,11 +389,12 @@ class BlockCache:
             return 1, at
         pool.key[block] = key
         pool.describe(block, at, priority, tenant)
-        try:
-            self.policy.admit((block,), self.now)
-        except PluginError:
-            self._withdraw((block,), ())
-            raise
+        if self.policy.hears_admit:
+            try:
+                self.policy.admit((block,), self.now)
+            except PluginError:
+                self._withdraw((block,), ())
+                raise
         if self.listener is not None:
             self.listener(CacheEvent("admit", BlockId(block), key, self.now))
         return 1, len(table)

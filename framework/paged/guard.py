@@ -10,11 +10,16 @@ from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash, BlockId, Namespace, TokenArray
 
+_BYTES = {bytes}
+
 
 class GuardedPolicy:
     """An eviction policy whose every failure is a PluginError naming class, method and rule.
 
     It is handed tuples, so it cannot change the allocator's lists.
+
+    Attributes:
+        hears_admit, hears_hit: whether the policy overrides that callback; calling one that it inherits does nothing.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
@@ -22,6 +27,8 @@ class GuardedPolicy:
         self.name = type(policy).__name__
         self._victim = policy.victim
         self._evicted = policy.evicted
+        self.hears_admit = getattr(policy.admit, "__func__", None) is not EvictionPolicy.admit
+        self.hears_hit = getattr(policy.hit, "__func__", None) is not EvictionPolicy.hit
 
     def fault(self, method: str, rule: str) -> PluginError:
         return PluginError(f"eviction policy {self.name}.{method}: {rule}")
@@ -100,8 +107,10 @@ class GuardedHash:
         count = len(tokens) // self._block_size
         if not count:
             return []
-        view = tokens[:]
-        view.setflags(write=False)
+        view = tokens
+        if tokens.flags.writeable:
+            view = tokens[:]
+            view.flags.writeable = False
         try:
             names = self._scheme.blocks(parent, view, self._block_size)
         except Exception as error:
@@ -115,6 +124,6 @@ class GuardedHash:
     def _check(self, method: str, names: Sequence[Any]) -> None:
         if len(names) == 1 and type(names[0]) is bytes and names[0]:
             return
-        if {*map(type, names)} != {bytes} or not all(names):
+        if {*map(type, names)} != _BYTES or not all(names):
             bad = next(name for name in names if type(name) is not bytes or not name)
             raise self.fault(method, f"a block's name must be non-empty bytes, found {bad!r} ({type(bad).__name__})")

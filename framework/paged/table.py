@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from framework.errors import InvalidArgument
-from framework.types import BlockHash, Namespace, RequestInfo, TokenArray
+from framework.types import BlockHash, Namespace, RequestInfo
 
 
 class Table:
@@ -42,27 +42,19 @@ class Table:
         self.closed = False
         self.shared = False
 
-    def compare(self, start: int, new: TokenArray) -> None:
-        """Refuse tokens that differ from those known. `new` are the tokens from position `start` on.
+    def compare(self, start: int, data: bytes) -> None:
+        """Refuse tokens that differ from those known. `data` are the tokens from position `start` on.
 
         Raises:
             InvalidArgument: names the first position that differs.
         """
-        known = self.held[4 * start : 4 * (start + len(new))]
-        if known and known != new.data.cast("B")[: len(known)]:
-            ours = np.frombuffer(known, dtype=np.int32)
+        known = self.held[4 * start : 4 * start + len(data)]
+        if known != data[: len(known)]:
+            ours, new = np.frombuffer(known, dtype=np.int32), np.frombuffer(data, dtype=np.int32)
             at = int(np.argmax(ours != new[: len(ours)]))
             raise InvalidArgument(
                 f"commit of request {self.request.id}: token {start + at} is {new[at]}, it was {ours[at]} before"
             )
-
-    def hold(self, start: int, new: TokenArray) -> None:
-        """Remember the tokens not known before."""
-        known = len(self.held) // 4 - start
-        if known <= 0:
-            self.held += new.data
-        elif known < len(new):
-            self.held += new[known:].tobytes()
 
 
 class Names(tuple[BlockHash, ...]):
