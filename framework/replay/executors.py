@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,8 @@ class ReplayExecutor:
     Args:
         step_time: seconds a step takes, of its rows.
         outputs: (request number, sample) -> recorded tokens, for requests whose output is known; the others generate
-            tokens that no prompt and no other request has.
+            tokens that no prompt and no other request has. May grow while the replay runs; an entry is taken out
+            with its last token.
         tops: (request number, call) -> recorded candidates of a beam search; see `recording`.
 
     Attributes:
@@ -40,10 +41,10 @@ class ReplayExecutor:
         self,
         step_time: StepTime,
         *,
-        outputs: Mapping[tuple[int, int], TokenArray] | None = None,
+        outputs: MutableMapping[tuple[int, int], TokenArray] | None = None,
         tops: Mapping[tuple[int, int], tuple[list[list[int]], list[list[float]]]] | None = None,
     ) -> None:
-        self._step_time, self._outputs, self._tops = step_time, outputs or {}, tops or {}
+        self._step_time, self._outputs, self._tops = step_time, {} if outputs is None else outputs, tops or {}
         self.clock: Callable[[], float] | None = None
         self._now = 0.0
         self._beam_calls: dict[int, int] = {}
@@ -88,6 +89,8 @@ class ReplayExecutor:
                 recorded = self._outputs.get(key)
                 if recorded is not None and position[i] < len(recorded):
                     tokens[i] = recorded[position[i]]
+                    if position[i] + 1 == len(recorded):
+                        del self._outputs[key]
         return tokens, np.zeros(len(at), dtype=bool)
 
     def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:

@@ -24,8 +24,7 @@ from framework.engine.rows import IntArray, Rows
 from framework.errors import WorkloadError
 from framework.sampling import Sampling
 from framework.types import BlockCopy, Namespace, TokenArray, as_tokens
-
-FORMAT, VERSION = "kvlab-recording", 2
+from framework.workload.traces.recorded import FORMAT, VERSION
 
 Candidates = tuple[list[list[int]], list[list[float]]]
 

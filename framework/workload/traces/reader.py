@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from framework.errors import InvalidArgument, WorkloadError
-from framework.workload.traces import block_traces, length_traces, own_format
+from framework.workload.traces import block_traces, length_traces, own_format, recorded
 from framework.workload.traces.lines import first_lines, read_lines
 from framework.workload.traces.record import FieldError, TraceRequest, integer
 
@@ -25,7 +25,7 @@ class TraceFormat:
         parse: (one line's fields, tokens a block) -> request; raises FieldError.
         columns: a CSV header must have these; empty for JSON lines.
         block_tokens: of the files as published; 0 for lengths only.
-        header: the first JSON line describes the file.
+        header: (format, version) that the first JSON line names, where it describes the file.
         absolute: times are since 1970 and become relative to the first request's.
         sizes_vary: `block_tokens` given by the caller describes the file (else it asks for coarser blocks).
     """
@@ -33,7 +33,7 @@ class TraceFormat:
     parse: Callable[[dict[str, Any], int], TraceRequest]
     columns: tuple[str, ...] = ()
     block_tokens: int = 0
-    header: bool = False
+    header: tuple[str, int] | None = None
     absolute: bool = False
     sizes_vary: bool = False
 
@@ -46,7 +46,16 @@ FORMATS = {
     "azure": TraceFormat(length_traces.azure, columns=length_traces.AZURE_COLUMNS, absolute=True),
     "burstgpt": TraceFormat(length_traces.burstgpt, columns=length_traces.BURSTGPT_COLUMNS),
     "vidur": TraceFormat(length_traces.vidur, columns=length_traces.VIDUR_COLUMNS),
-    "own": TraceFormat(own_format.own, block_tokens=own_format.DEFAULT_BLOCK_TOKENS, header=True),
+    "own": TraceFormat(
+        own_format.own,
+        block_tokens=own_format.DEFAULT_BLOCK_TOKENS,
+        header=(own_format.FORMAT, own_format.VERSION),
+    ),
+    "recording": TraceFormat(
+        recorded.recorded,
+        block_tokens=own_format.DEFAULT_BLOCK_TOKENS,
+        header=(recorded.FORMAT, recorded.VERSION),
+    ),
 }
 """Every format by name. `hash_ids` is Mooncake's line with times in milliseconds and blocks of any size."""
 
@@ -155,8 +164,8 @@ def detect_format(path: str | Path) -> str:
     record = parse_json(first[1])
     if isinstance(record, dict):
         if "format" in record:
-            own_format_name = record.get("format") == own_format.FORMAT
-            found = "own" if own_format_name else ""
+            known = (name for name, style in FORMATS.items() if style.header and style.header[0] == record["format"])
+            found = next(known, "")
         elif "runs" in record:
             found = "runs"
         else:
@@ -209,9 +218,11 @@ def _header_size(path: Path, style: TraceFormat) -> tuple[int, bool]:
         record = parse_json(header[1])
         if isinstance(record, FieldError):
             raise record
-        own_format.check_header(record)
-        size = integer(record, "block_tokens", 1)
+        assert style.header is not None
+        own_format.check_header(record, *style.header)
+        given = record if style.header[0] == own_format.FORMAT else {"block_tokens": style.block_tokens}
+        size = integer(given, "block_tokens", 1)
     except FieldError as error:
         raise WorkloadError(f"{path}:1: {error}") from error
     request = parse_json(first[1])
-    return size, isinstance(request, dict) and "tokens" in request
+    return size, isinstance(request, dict) and bool({"tokens", "prompt"} & request.keys())
