@@ -56,7 +56,8 @@ class Capabilities:
     Attributes:
         head_dims, dtypes, kv_dtypes, devices, layouts: allowed values. `kv_dtypes` None means: that of q only.
         block_size_multiple_of, max_block_size: rule for the block size, tokens.
-        features: of {"sliding_window", "soft_cap", "sinks", "alibi", "lse"}.
+        features: of {"sliding_window", "soft_cap", "sinks", "alibi", "lse", "rope"}; "rope": `rotate_and_write` is one
+            pass, worth calling instead of rotating and `write`.
         batch_invariant: a row's output does not depend, bit for bit, on the other rows of the batch.
         graph_safe: reads no lengths on the host; launches depend on shapes only.
         simulated_devices: of `devices`, where the kernels run in a simulator (Triton's interpreter): right, and a time
@@ -129,6 +130,24 @@ class CompiledKernel:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The angles of a rotary embedding, for the tokens of a step.
+
+    The pair (a, b) of a head becomes (a cos - b sin, b cos + a sin); the pairs of D elements are (i, i + D / 2), or
+    (2i, 2i + 1) where `interleaved`. Source: Su et al. 2021, arXiv:2104.09864.
+
+    Attributes:
+        cos, sin: (P, D / 2), floating point.
+        positions: (T,) int64, each token's row of cos and sin; None: P = T, and a token has its own row.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor | None = None
+    interleaved: bool = False
+
+
 @dataclass(slots=True)
 class LayerKV:
     """The KV pool of one layer. Block 0 is the null block: finite, never written.
@@ -190,7 +209,7 @@ class AttentionBackend(ABC):
     """Reads the pool through block tables and writes the attention output. Owns no KV memory.
 
     `check` before anything starts; `setup` once; then per step `plan` once and, for each layer, `write` and `attend`.
-    `write` and `copy_blocks` have defaults, so that a backend may be one method long.
+    `write`, `rotate_and_write` and `copy_blocks` have defaults, so that a backend may be one method long.
     """
 
     capabilities: ClassVar[Capabilities]
@@ -273,6 +292,20 @@ class AttentionBackend(ABC):
         from framework.interfaces import _torch_ops
 
         _torch_ops.write(pool, k, v, slot_mapping)
+
+    def rotate_and_write(
+        self, pool: LayerKV, q: Tensor, k: Tensor, v: Tensor, rope: Rope, slot_mapping: Tensor
+    ) -> Tensor:
+        """`write` with k rotated by `rope`; returns q rotated, as `attend` takes it.
+
+        q (T, H, D), k and v (T, K, D) may be non-contiguous in T and stay as they are. Rotation is in float32 at least,
+        rounded once to their dtype; k may go to a narrower pool from either. The default rotates by torch and calls
+        `write`; the feature "rope" says that there is better.
+        """
+        from framework.interfaces import _torch_ops
+
+        self.write(pool, _torch_ops.rotate(k, rope), v, slot_mapping)
+        return _torch_ops.rotate(q, rope)
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
         """For each row (source, destination) of `copies` (n, 2) int64, in order: copy one block's K and V."""

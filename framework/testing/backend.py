@@ -37,6 +37,7 @@ from framework.testing.backend_memory import (
     check_block_copies_are_exact_and_in_order,
     check_blocks_beyond_2_31_elements_are_addressed,
     check_padding_slots_write_nothing,
+    check_tokens_are_rotated_on_their_way,
     check_written_tokens_are_stored_exactly,
 )
 from framework.testing.oracles.attention import attend_dense
@@ -303,6 +304,7 @@ backend_checks = (
     check_what_is_not_declared_is_refused,
     check_written_tokens_are_stored_exactly,
     check_padding_slots_write_nothing,
+    check_tokens_are_rotated_on_their_way,
     check_block_copies_are_exact_and_in_order,
     check_rows_of_context_zero_give_zeros,
     check_a_context_beyond_its_table_is_refused,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from framework.errors import FrameworkError
-from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpec, LayerKV
+from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpec, LayerKV, Rope
 from framework.testing.attention_cases import Case, Problem, build_problem, torch_dtype
 from framework.testing.attention_runs import (
     Make,
@@ -70,6 +70,90 @@ def _written(pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor) -> LayerKV:
             at = (block, offset) if pool.layout == "NHD" else (block, slice(None), offset)
             want.k[at], want.v[at] = k[token], v[token]
     return want
+
+
+def check_tokens_are_rotated_on_their_way(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """`rotate_and_write` is the fp64 rotation of q and k, rounded once, and `write`; its arguments stay as they are."""
+    for spec in _layouts(make, device):
+        backend = prepared(make, spec, device)
+        for tokens, interleaved, table in ((7, False, True), (7, True, False), (1, False, False), (0, False, False)):
+            generator = torch.Generator().manual_seed(tokens)
+            rope = _random_rope(spec, tokens, interleaved, table, generator)
+            _check_rotation(backend, tokens, rope, device, generator)
+
+
+def _check_rotation(
+    backend: AttentionBackend, tokens: int, rope: Rope, device: str, generator: torch.Generator
+) -> None:
+    spec = backend.spec
+    shape = (tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+    packed = torch.randn(shape, generator=generator).to(torch_dtype(spec.dtype))
+    q, k, v = _parts(packed, spec)
+    pool = _random_pool(spec, 8, device)
+    slots = torch.randperm(7 * spec.block_size, generator=generator)[:tokens] + spec.block_size
+    slots[1::3] = -1
+    kept = torch.nonzero(slots >= 0).flatten()
+    want = _written(pool, k, v, slots)
+    what = f"{spec}: {tokens} tokens, {'neighbours' if rope.interleaved else 'halves'}, slots {slots.tolist()}"
+
+    given = packed.to(device)
+    got = backend.rotate_and_write(pool, *_parts(given, spec), _rope_to(rope, device), slots.to(device))
+
+    assert torch.equal(given.cpu(), packed), f"{what}: q, k or v was changed"
+    assert (got.shape, got.dtype) == (q.shape, q.dtype), f"{what}: q is {tuple(q.shape)} {q.dtype}, returned {got}"
+    wrong = _rotation_error(got.cpu(), q, rope)
+    assert not wrong, f"{what}: q {wrong}"
+    stored = _stored_keys(pool, slots[kept])
+    positions = kept if rope.positions is None else rope.positions[kept]
+    wrong = _rotation_error(stored, k[kept], Rope(rope.cos, rope.sin, positions, rope.interleaved))
+    assert not wrong, f"{what}: k {wrong}"
+    wrong = _first_difference(pool, _written(want, stored, v[kept], slots[kept]))
+    assert not wrong, f"{what}: {wrong}"
+
+
+def _parts(packed: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of (T, H + 2K, D): views, not contiguous in T."""
+    heads, both = spec.num_heads, spec.num_heads + spec.num_kv_heads
+    return packed[:, :heads], packed[:, heads:both], packed[:, both:]
+
+
+def _random_rope(spec: AttentionSpec, tokens: int, interleaved: bool, table: bool, generator: torch.Generator) -> Rope:
+    """Angles of far positions, in the model's dtype; with `table` rows in another order than the tokens'."""
+    rows = 40 if table else tokens
+    angles = torch.rand(rows, spec.head_dim // 2, generator=generator) * 1e4
+    positions = torch.randperm(rows, generator=generator)[:tokens] if table else None
+    dtype = torch_dtype(spec.dtype)
+    return Rope(angles.cos().to(dtype), angles.sin().to(dtype), positions, interleaved)
+
+
+def _rope_to(rope: Rope, device: str) -> Rope:
+    positions = None if rope.positions is None else rope.positions.to(device)
+    return Rope(rope.cos.to(device), rope.sin.to(device), positions, rope.interleaved)
+
+
+def _rotation_error(got: Tensor, x: Tensor, rope: Rope) -> str:
+    """Where `got` (T, N, D) is further from x rotated than rounding once, and float32's own error, explain."""
+    rows = slice(None) if rope.positions is None else rope.positions
+    cos, sin = rope.cos[rows].double()[:, None], rope.sin[rows].double()[:, None]
+    half = x.shape[-1] // 2
+    a_at = slice(0, None, 2) if rope.interleaved else slice(0, half)
+    b_at = slice(1, None, 2) if rope.interleaved else slice(half, None)
+    a, b = x[..., a_at].double(), x[..., b_at].double()
+    want, size = torch.empty(x.shape, dtype=torch.float64), torch.empty(x.shape, dtype=torch.float64)
+    want[..., a_at], want[..., b_at] = a * cos - b * sin, b * cos + a * sin
+    size[..., a_at], size[..., b_at] = (a * cos).abs() + (b * sin).abs(), (b * cos).abs() + (a * sin).abs()
+    allowed = 0.51 * torch.finfo(x.dtype).eps * want.abs() + 2 * torch.finfo(torch.float32).eps * size
+    off = (got.double() - want).abs()
+    if bool((off <= allowed).all()):  # False for NaN
+        return ""
+    at = tuple(int(i) for i in torch.nonzero(~(off <= allowed))[0])
+    return f"at {at} is {float(got[at]):.6g}, rotated it is {float(want[at]):.6g}, allowed {float(allowed[at]):.2g}"
+
+
+def _stored_keys(pool: LayerKV, slots: Tensor) -> Tensor:
+    block, offset = slots // pool.block_size, slots % pool.block_size
+    k = pool.k.cpu()
+    return k[block, offset] if pool.layout == "NHD" else k[block, :, offset]
 
 
 def check_block_copies_are_exact_and_in_order(make: Make, device: str = "cpu", cases: str = "full") -> None:

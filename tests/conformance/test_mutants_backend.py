@@ -411,6 +411,62 @@ class WriteThroughHalf(Correct):
         super().write(pool, k.half().to(k.dtype), v.half().to(v.dtype), slot_mapping)
 
 
+class RotatesKOnly(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        super().rotate_and_write(pool, q, k, v, rope, slot_mapping)
+        return q.clone()
+
+
+class RotatesQOnly(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        rotated = super().rotate_and_write(pool, q, k, v, rope, slot_mapping)
+        self.write(pool, k, v, slot_mapping)
+        return rotated
+
+
+class RotatesVToo(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        return super().rotate_and_write(pool, q, k, _torch_ops.rotate(v, rope), rope, slot_mapping)
+
+
+class RotatesBackwards(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        return super().rotate_and_write(pool, q, k, v, replace(rope, sin=-rope.sin), slot_mapping)
+
+
+class RotatesTheOtherPairs(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        return super().rotate_and_write(pool, q, k, v, replace(rope, interleaved=not rope.interleaved), slot_mapping)
+
+
+class RotatesHalvesOnly(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        return super().rotate_and_write(pool, q, k, v, replace(rope, interleaved=False), slot_mapping)
+
+
+class RotatesByTheTokensOwnRow(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        if rope.positions is not None:
+            rope = replace(rope, positions=torch.arange(len(q)))
+        return super().rotate_and_write(pool, q, k, v, rope, slot_mapping)
+
+
+class RotatesInPlace(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        return q.copy_(super().rotate_and_write(pool, q, k, v, rope, slot_mapping))
+
+
+class RotatesInHalfPrecision(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        angles = replace(rope, cos=rope.cos.bfloat16(), sin=rope.sin.bfloat16())
+        return super().rotate_and_write(pool, q, k, v, angles, slot_mapping)
+
+
+class RotatesIntoPaddingSlots(Correct):
+    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
+        return super().rotate_and_write(pool, q, k, v, rope, slot_mapping.clamp(min=0))
+
+
 class CopiesAllAtOnce(Correct):
     """A chain a -> b, b -> c gives c the old b."""
 
