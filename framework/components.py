@@ -28,6 +28,9 @@ class EngineOptions:
             why not elsewhere; True: an error elsewhere.
         graph_batch_sizes: rows of the captured steps; None: 1, 2, 4 and so on, and max_batch_requests.
         prepack: on a CPU, keep a second copy of the weights in the layout oneDNN multiplies fastest.
+        tensor_parallel_size: ranks that share the model's heads, MLP and vocabulary, each a process and, on CUDA, a
+            device.
+        collective_timeout_s: seconds a rank may keep the others waiting before the run fails.
     """
 
     max_model_len: int | None = None
@@ -39,6 +42,8 @@ class EngineOptions:
     cuda_graphs: Literal["auto", True, False] = "auto"
     graph_batch_sizes: tuple[int, ...] | None = None
     prepack: bool = True
+    tensor_parallel_size: int = 1
+    collective_timeout_s: float = 300.0
 
 
 def build_component(kind: str, component: Component, shared: Mapping[str, Any]) -> Any:

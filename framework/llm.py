@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,9 +26,13 @@ from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.loading import LoadedModel, load_model, read_model_config
+from framework.model.shard import Shard
 from framework.model.tokenizer import Tokenizer
 from framework.sampling import Sampling
 from framework.types import Namespace, as_tokens
+
+if TYPE_CHECKING:
+    from framework.parallel.executor import LeaderExecutor
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -51,10 +55,13 @@ class LLM:
         layout: of the KV pool, "NHD" or "HND".
         poison: fill blocks with NaN as they are handed out: a read of what was never written fails its request.
         log: receives scheduling and cache events as (event, **facts).
+        engine: with `tensor_parallel_size` above 1 the model is spread over as many processes, this one included, and
+            `num_blocks` counts the same blocks on each, of that rank's heads. Close the LLM, or use it in a `with`.
 
     Raises:
         ConfigError, UnknownPlugin, BackendUnavailable, ModelError: before any weights or pool are allocated where
             possible; each says what to change.
+        RankError: another rank failed.
     """
 
     def __init__(
@@ -81,35 +88,41 @@ class LLM:
         chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
         require_graphs(options, self.backend, self.device)
-        self.model = self._load(model, dtype, block_size, layout)
-        config = self.model.config
-        kv_dtype = str(self.model.decoder.dtype).removeprefix("torch.")
-        self.spec = attention_spec(config, kv_dtype, block_size, layout)
-        require_backend(self.backend, self.spec, self.device)
-        self.num_blocks = self._pool_blocks(num_blocks, memory_fraction)
+        self._owns_model = not isinstance(model, LoadedModel)
+        self.model = self._load(model, dtype, block_size, layout, options)
+        try:
+            kv_dtype = str(self.model.decoder.dtype).removeprefix("torch.")
+            shape = self.model.decoder.shard.config(self.model.config)
+            self.spec = attention_spec(shape, kv_dtype, block_size, layout)
+            require_backend(self.backend, self.spec, self.device)
+            self.num_blocks = self._pool_blocks(num_blocks, memory_fraction)
+            self.namespace = Namespace(model=f"{self.model.name}/{kv_dtype}")
+            self._start((allocator, eviction, hash), chosen, options, poison, log)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(
+        self,
+        books: tuple[Component, Component, Component],
+        backend: Component,
+        options: EngineOptions,
+        poison: bool,
+        log: Callable[..., Any] | None,
+    ) -> None:
+        """The allocator, the executor and the engine over both."""
+        config, seed, block_size = self.model.config, self.seed, self.spec.block_size
         longest = config.max_position_embeddings
         max_len = min(options.max_model_len or longest, longest, self.num_blocks * block_size)
         self.allocator = build_allocator(
-            allocator,
-            eviction,
-            hash,
+            *books,
             num_blocks=self.num_blocks,
             block_size=block_size,
             max_model_len=max_len,
             seed=seed,
         )
-        self.namespace = Namespace(model=f"{self.model.name}/{kv_dtype}")
-        self.executor = make_executor(
-            self.model.decoder,
-            self.backend,
-            self.spec,
-            num_blocks=self.num_blocks,
-            max_len=max_len,
-            options=options,
-            device=self.device,
-            poison=poison,
-        )
-        self.pool = self.executor.pool
+        self.executor = self._make_executor(backend, options, max_len, poison)
+        self.pool: KVPool = self.executor.pool
         self.engine = Engine(
             self.allocator,
             self.executor,
@@ -124,14 +137,63 @@ class LLM:
             log=log,
         )
 
-    def _load(self, model: str | LoadedModel, dtype: str | None, block_size: int, layout: str) -> LoadedModel:
+    def _load(
+        self, model: str | LoadedModel, dtype: str | None, block_size: int, layout: str, options: EngineOptions
+    ) -> LoadedModel:
         """The model, after its shape alone has shown that the backend can serve it."""
+        size = options.tensor_parallel_size
         if isinstance(model, LoadedModel):
+            held = model.decoder.shard.size
+            if held != size:
+                raise ConfigError(
+                    f"engine.tensor_parallel_size is {size}, the model was loaded over {held} ranks; "
+                    f"load it with load_model(..., tensor_parallel_size={size}), or give its name"
+                )
             return model
-        shape = read_model_config(model)
+        shape = Shard(0, size).config(read_model_config(model))
         own = dtype if dtype not in (None, "auto") else shape.dtype
         require_backend(self.backend, attention_spec(shape, str(own), block_size, layout), self.device)
-        return load_model(model, dtype=dtype, device=self.device)
+        timeout_s = options.collective_timeout_s
+        return load_model(model, dtype=dtype, device=self.device, tensor_parallel_size=size, timeout_s=timeout_s)
+
+    def _make_executor(
+        self, backend: Component, options: EngineOptions, max_len: int, poison: bool
+    ) -> ModelExecutor | LeaderExecutor:
+        """This process's executor, which leads those of the other ranks if there are any."""
+        facts: dict[str, Any] = {
+            "num_blocks": self.num_blocks, "max_len": max_len, "options": options, "poison": poison,
+        }  # fmt: skip
+        ranks, decoder = self.model.ranks, self.model.decoder
+        if ranks is None:
+            return make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
+        ranks.post("serve", backend=backend, spec=self.spec, seed=self.seed, **facts)
+        with ranks.in_step():
+            inner = make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
+            ranks.answers()
+        from framework.parallel.executor import LeaderExecutor
+
+        return LeaderExecutor(inner, ranks)
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Ranks that share the model."""
+        return self.model.decoder.shard.size
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the KV pools of all ranks together, null blocks included; `pool.bytes` are one rank's."""
+        return self.pool.bytes * self.tensor_parallel_size
+
+    def close(self) -> None:
+        """End the other ranks of a model that was given by name; a LoadedModel stays open. Idempotent."""
+        if self._owns_model:
+            self.model.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def _pool_blocks(self, num_blocks: int | None, fraction: float | None) -> int:
         if num_blocks is not None and fraction is not None:
@@ -146,16 +208,20 @@ class LLM:
             fraction = 0.9
         if fraction is None:
             return _DEFAULT_BLOCKS
-        config = self.model.config
-        return num_blocks_for(
-            fraction,
-            self.device,
-            block_size=self.spec.block_size,
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=self.spec.dtype,
-        )
+        sizes: dict[str, Any] = {
+            "block_size": self.spec.block_size,
+            "num_layers": self.model.config.num_layers,
+            "num_kv_heads": self.spec.num_kv_heads,
+            "head_dim": self.spec.head_dim,
+            "dtype": self.spec.dtype,
+        }
+        ranks = self.model.ranks
+        if ranks is None:
+            return num_blocks_for(fraction, self.device, **sizes)
+        if self.device == "cpu":
+            fraction /= ranks.size  # they share the host's memory
+        others: list[int] = ranks.call("blocks_for", fraction=fraction, **sizes)
+        return min(num_blocks_for(fraction, self.device, **sizes), *others)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of chat messages ({"role", "content"}), or of ids already."""
@@ -268,6 +334,10 @@ def make_executor(
     )
     executor = ModelExecutor(decoder, backend, pool, tables)
     if options.compile:
+        if decoder.group is not None:
+            from framework.parallel.compiled import opaque_group
+
+            decoder.join(opaque_group(decoder.group))
         executor.compile()
     elif options.prepack:
         decoder.prepack(options.max_batch_requests)

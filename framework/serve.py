@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from framework.llm import (
 )
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
+from framework.model.shard import Shard
 from framework.options import call_checked
 from framework.replay.recording import RecordingExecutor, write_recording
 from framework.tracking import RunDirectory, Trackers
@@ -36,44 +38,52 @@ _KINDS = ("allocator", "eviction", "hash", "backend")
 def serve(config: Mapping[str, Any]) -> dict[str, Any]:
     """Serve `config`'s workload on its model; returns what `result.json` holds. See build.run."""
     settings = section(config, "run")
-    log_every = int(settings.get("log_every", 1))
     with RunDirectory(Path(settings["dir"]), overwrite=bool(settings.get("overwrite", True))) as run:
         tracker = section(config, "tracker")
         trackers = Trackers(run, tracking.build(tracker.pop("name", "none"), tracker))
         trackers.start(config, label(config))
         log = _event_log(run) if settings.get("events") else None
         check_backend(config)
-        model = load_model(config)
-        items = build_workload(config, model)
-        llm = build_llm(config, model, longest=max((item.max_total_tokens for item in items), default=1), log=log)
-        run.write_provenance(provenance(config, llm.device))
-        recorder = record_into(llm) if settings.get("record") else None
-        requests = submit_workload(llm, items)
+        with closing(load_model(config)) as model:
+            items = build_workload(config, model)
+            llm = build_llm(config, model, longest=max((item.max_total_tokens for item in items), default=1), log=log)
+            run.write_provenance(provenance(config, llm.device))
+            return _answer(llm, config, items, run, trackers)
 
-        def on_step(engine: Engine) -> None:
-            step = engine.scheduler.step_number
-            if step % log_every == 0:
-                trackers.log(step, engine.metrics.step_row(engine.scheduler, engine.executor.now()))
 
-        failed = True
-        try:
-            llm.drain(progress=bool(settings.get("progress", True)), on_step=on_step)
-            llm.engine.check()
-            failed = False
-        finally:
-            llm.add_texts(requests)
-            for request in requests:
-                run.log_request(request_row(request))
-            if recorder is not None:
-                write_recording(
-                    run.path / "recording.jsonl",
-                    requests,
-                    recorder,
-                    eos_token_ids=llm.model.tokenizer.eos_token_ids,
-                    max_model_len=llm.engine.max_model_len,
-                )
-            result = summarise(llm, config, requests, failed=failed)
-            trackers.finish(result, failed=failed or result["num_failed"] > 0)
+def _answer(
+    llm: LLM, config: Mapping[str, Any], items: Sequence[EncodedRequest], run: RunDirectory, trackers: Trackers
+) -> dict[str, Any]:
+    """Serve `items` and write down what became of them, also of a run that fails."""
+    settings = section(config, "run")
+    log_every = int(settings.get("log_every", 1))
+    recorder = record_into(llm) if settings.get("record") else None
+    requests = submit_workload(llm, items)
+
+    def on_step(engine: Engine) -> None:
+        step = engine.scheduler.step_number
+        if step % log_every == 0:
+            trackers.log(step, engine.metrics.step_row(engine.scheduler, engine.executor.now()))
+
+    failed = True
+    try:
+        llm.drain(progress=bool(settings.get("progress", True)), on_step=on_step)
+        llm.engine.check()
+        failed = False
+    finally:
+        llm.add_texts(requests)
+        for request in requests:
+            run.log_request(request_row(request))
+        if recorder is not None:
+            write_recording(
+                run.path / "recording.jsonl",
+                requests,
+                recorder,
+                eos_token_ids=llm.model.tokenizer.eos_token_ids,
+                max_model_len=llm.engine.max_model_len,
+            )
+        result = summarise(llm, config, requests, failed=failed)
+        trackers.finish(result, failed=failed or result["num_failed"] > 0)
     return result
 
 
@@ -102,10 +112,14 @@ def check_backend(config: Mapping[str, Any]) -> None:
 
     Raises:
         BackendUnavailable: with its reasons and what would work, before any weight is read.
+        InvalidArgument: the model does not divide over engine.tensor_parallel_size ranks.
         ConfigError: CUDA graphs were asked for and cannot be.
     """
     model, cache = section(config, "model"), section(config, "cache")
     shape = model_config(model.pop("name", "tiny"), model)
+    options = call_checked("engine", EngineOptions, section(config, "engine"))
+    if shape is not None:
+        shape = Shard(0, options.tensor_parallel_size).config(shape)
     if shape is None or not config.get("backend"):
         return
     asked = [dtype for dtype in (model.get("dtype"), cache.get("dtype"), shape.dtype) if dtype not in (None, "auto")]
@@ -113,15 +127,23 @@ def check_backend(config: Mapping[str, Any]) -> None:
     backend = build_component("backend", config["backend"], {"seed": int(config.get("seed", 0))})
     device = default_device(config.get("device"))
     require_backend(backend, spec, device)
-    require_graphs(call_checked("engine", EngineOptions, section(config, "engine")), backend, device)
+    require_graphs(options, backend, device)
 
 
 def load_model(config: Mapping[str, Any]) -> LoadedModel:
     """The model that `config` names, on its device."""
     model = section(config, "model")
     device, dtype = default_device(config.get("device")), section(config, "cache").get("dtype")
-    seed = int(config.get("seed", 0))
-    return build_model(model.pop("name", "tiny"), model, dtype=dtype, device=device, seed=seed)
+    options = call_checked("engine", EngineOptions, section(config, "engine"))
+    return build_model(
+        model.pop("name", "tiny"),
+        model,
+        dtype=dtype,
+        device=device,
+        seed=int(config.get("seed", 0)),
+        tensor_parallel_size=options.tensor_parallel_size,
+        timeout_s=options.collective_timeout_s,
+    )
 
 
 def build_llm(config: Mapping[str, Any], model: LoadedModel, *, longest: int, log: Any = None) -> LLM:
@@ -170,9 +192,12 @@ def summarise(llm: LLM, config: Mapping[str, Any], requests: list[Request], *, f
     result.update({kind: (config.get(kind) or {}).get("name") for kind in (*_KINDS, "model", "workload")})
     result.update(seed=int(config.get("seed", 0)), device=llm.device, dtype=llm.spec.dtype)
     result.update(num_blocks=llm.num_blocks, block_size=llm.spec.block_size)
+    size = llm.tensor_parallel_size
+    result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
     result.update(llm.engine.metrics.summary(llm.engine.scheduler, llm.allocator))
     result.update(llm.executor.summary())
-    limit = int(settings.get("check_requests", 8))
+    ranks = llm.model.ranks
+    limit = 0 if ranks is not None and ranks.broken else int(settings.get("check_requests", 8))
     result.update(check_dense(llm.model, requests, limit, device=llm.device))
     return result
 

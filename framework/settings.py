@@ -40,6 +40,8 @@ class Engine:
     graph_batch_sizes: tuple[int, ...] | None
     prepack: bool
 
+    tensor_parallel_size: int
+    collective_timeout_s: float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
@@ -130,6 +132,8 @@ _LOWEST = {
     "run.log_every": 1,
     "run.stop_after_io_failures": 0,
     "run.check_requests": 0,
+    "engine.tensor_parallel_size": 1,
+    "engine.collective_timeout_s": 1,
     "seed": 0,
 }
 
