@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,29 @@ def write_provenance(options: argparse.Namespace, traces: Iterable[Path], **fact
         **facts,
     }
     (options.out / "provenance.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def digest(*values: Any, files: Iterable[Path] = ()) -> str:
+    """A name that changes with these values (by their repr) and with the contents of these files."""
+    found = hashlib.sha256(repr(values).encode())
+    for path in files:
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def kept(path: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result in this file where it was made under the same key; else it is made and put there, whole or not."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = {}
+    if found.get("key") != key:
+        found = {"key": key, **make()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}.part")
+        draft.write_text(json.dumps(found), encoding="utf-8")
+        draft.replace(path)
+    return dict(found)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

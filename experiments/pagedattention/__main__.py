@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from experiments.pagedattention.sharing import saving, usage
 from experiments.pagedattention.utilisation import CONTIGUOUS, PAGED, Ints, Reservation, closed_form, saturated
-from experiments.shared import ARXIV, AZURE, parse, publish, save, table, trace_path, write_provenance, write_rows
+from experiments.shared import (
+    ARXIV,
+    AZURE,
+    digest,
+    kept,
+    parse,
+    publish,
+    save,
+    table,
+    trace_path,
+    write_provenance,
+    write_rows,
+)  # fmt: skip
 from framework.workload.to_trace import synthetic_trace
 from framework.workload.traces import open_trace
 
@@ -26,8 +40,9 @@ LENGTHS: dict[str, tuple[str, int, bool]] = {
     "arXiv summarisation, all": (ARXIV, 4096, False),
 }
 """Name -> (trace, longest sequence L, leave out longer requests)."""
-IN_ENGINE = {"Azure conv, p + o <= 2048": 600, "arXiv summarisation, all": 120}
-"""Requests of each that go through the engine."""
+IN_ENGINE = {"Azure conv, p + o <= 2048": 16_528, "arXiv summarisation, all": 4_000}
+"""Requests of each that go through the engine: all of Azure's set, and the first of arXiv's 28,257, which take ten
+times as long as the others for each."""
 PAPER_FIG_2 = {"max": 0.204, "pow2": 0.268, "oracle": 0.382, "paged 16": 0.963}
 PAPER_MEANS = {"Alpaca's means": (19.31, 58.45), "ShareGPT's means": (161.31, 337.99)}
 """Mean prompt and output tokens of the paper's two data sets; we draw log-normal lengths around them."""
@@ -39,7 +54,8 @@ PAPER_FIG_15 = {
 }
 """Per cent saved at widths 2 to 6, as the paper gives them."""
 WIDTHS = (2, 4, 6)
-SHARING_REQUESTS = 40
+SHARING_REQUESTS = {"samples": 1_000, "beams": 100}
+"""Requests of each set: a beam search forks at every token, which takes twenty times as long as sampling."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,8 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     traces = [trace_path(AZURE), trace_path(ARXIV)]
     with ProcessPoolExecutor(options.jobs) as pool:
         closed = closed_rows()
-        engine = list(pool.map(_engine_row, _engine_cells(options.quick)))
-        sharing = list(pool.map(_sharing_row, _sharing_cells(options.quick)))
+        engine_cells = [(options.out, *cell) for cell in _engine_cells(options.quick)]
+        sharing_cells = [(options.out, *cell) for cell in _sharing_cells(options.quick)]
+        engine = list(pool.map(_engine_row, engine_cells))
+        sharing = list(pool.map(_sharing_row, sharing_cells))
     write_rows(options.out / "utilisation_closed_form.csv", closed)
     write_rows(options.out / "utilisation_engine.csv", engine)
     write_rows(options.out / "sharing.csv", sharing)
@@ -111,8 +129,22 @@ def _engine_cells(quick: bool) -> list[tuple[str, Reservation, int]]:
     return [(name, how, count) for name, count in IN_ENGINE.items() for how in (*CONTIGUOUS, *PAGED)]
 
 
-def _engine_row(cell: tuple[str, Reservation, int]) -> dict[str, Any]:
-    name, how, count = cell
+def _engine_row(cell: tuple[Path, str, Reservation, int]) -> dict[str, Any]:
+    out, *what = cell
+    return _kept(out, what, lambda: engine_row(*cell[1:]))
+
+
+def _kept(out: Path, what: list[Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A row of an earlier run, as long as the lengths and this experiment's code are what they were."""
+    files = [trace_path(AZURE), trace_path(ARXIV), *sorted(Path(__file__).parent.glob("[a-z]*.py"))]
+    words = [str(getattr(word, "label", word)) for word in what]
+    file = out / "cells" / (re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()) + ".json")
+    row = kept(file, digest(words, POOL_SLOTS, files=files), make)
+    return {key: value for key, value in row.items() if key != "key"}
+
+
+def engine_row(name: str, how: Reservation, count: int) -> dict[str, Any]:
+    """The engine's shares of one set under one reservation."""
     prompts, outputs, limit = lengths(name)
     prompts, outputs = prompts[:count], outputs[:count]
     found = saturated(prompts, outputs, limit, how, POOL_SLOTS)
@@ -125,12 +157,17 @@ def _sharing_cells(quick: bool) -> list[tuple[str, str, int, int]]:
         return [("Alpaca's means", "samples", 2, 12), ("Alpaca's means", "beams", 2, 12)]
     names = (*PAPER_MEANS, "Azure conv, p + o <= 2048", "arXiv summarisation, all")
     return [
-        (name, kind, width, SHARING_REQUESTS) for name in names for kind in ("samples", "beams") for width in WIDTHS
+        (name, kind, width, count) for name in names for kind, count in SHARING_REQUESTS.items() for width in WIDTHS
     ]
 
 
-def _sharing_row(cell: tuple[str, str, int, int]) -> dict[str, Any]:
-    name, kind, width, count = cell
+def _sharing_row(cell: tuple[Path, str, str, int, int]) -> dict[str, Any]:
+    out, *what = cell
+    return _kept(out, what, lambda: sharing_row(*cell[1:]))
+
+
+def sharing_row(name: str, kind: str, width: int, count: int) -> dict[str, Any]:
+    """What one width of one kind saves on one set."""
     pairs = sharing_lengths(name, count)
     naive, cow, both = (
         usage(pairs, width, beam=kind == "beams", allocator=allocator) for allocator in ("naive", "cow", "prefix_cow")

@@ -15,13 +15,9 @@ from framework import registry
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FRACTIONS = {
-    "conversation": (0.01, 0.03, 0.1, 0.3),
-    "agentic coding": (0.01, 0.1),
-    "agent text": (0.01, 0.03, 0.1, 0.3),
-}
-"""Capacities as shares of a trace's distinct blocks; two for the longest trace, to keep to a quarter of an hour."""
-QUICK_FRACTIONS = {SYNTHETIC: (0.03, 0.1)}
+FRACTIONS = (0.01, 0.03, 0.1, 0.3)
+"""Capacities as shares of a trace's distinct blocks."""
+QUICK_FRACTIONS = (0.03, 0.1)
 QUICK_POLICIES = ("lru", "fifo", "lfu", "length_aware", "belady")
 REFERENCE = "lru"
 _TICKS = (0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -35,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fractions = QUICK_FRACTIONS if options.quick else FRACTIONS
     folder = options.out / "cells"
     folder.mkdir(exist_ok=True)
-    cells = [Cell(t, p, f, folder) for t in traces for f in fractions[t] for p in (OPTIMUM, *policies)]
+    cells = [Cell(t, p, f, folder) for t in traces for f in fractions for p in (OPTIMUM, *policies)]
     results = _run_all(cells, options.jobs)
     offline = [policy for policy in policies if registry.load("eviction", policy).needs_future]
     references = {trace: stream(trace).unit_references.astype(float) for trace in traces}

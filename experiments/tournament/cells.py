@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from experiments.shared import AGENT_TEXT, AGENTIC, CONVERSATION, trace_path
+from experiments.shared import AGENT_TEXT, AGENTIC, CONVERSATION, digest, kept, trace_path
 from framework import registry
 from framework.components import build_component
 from framework.replay import optimum, paths, reference
@@ -101,13 +98,10 @@ def _agent_text() -> Iterator[TraceRequest]:
 
 def run(cell: Cell) -> dict[str, Any]:
     """The cell's result, from its file where that is of the same code and trace."""
-    key = _key(cell)
-    try:
-        kept = json.loads(cell.file.read_text())
-    except (OSError, ValueError):
-        kept = {}
-    if kept.get("key") == key:
-        return dict(kept)
+    return kept(cell.file, _key(cell), lambda: _replayed(cell))
+
+
+def _replayed(cell: Cell) -> dict[str, Any]:
     source, start = stream(cell.trace), time.process_time()
     capacity = max(1, round(cell.fraction * source.paths.num_nodes))
     if cell.policy == OPTIMUM:
@@ -116,8 +110,7 @@ def run(cell: Cell) -> dict[str, Any]:
         shared = {"num_blocks": capacity, "block_size": source.paths.block_tokens, "seed": _SEED}
         policy = build_component("eviction", cell.policy, shared)
         found = replay(source.paths, policy, capacity, bypass=policy.bypass)
-    result = {
-        "key": key,
+    return {
         "trace": cell.trace,
         "policy": cell.policy,
         "fraction": cell.fraction,
@@ -130,10 +123,6 @@ def run(cell: Cell) -> dict[str, Any]:
         "cpu_s": round(time.process_time() - start, 3),
         "unit_hits": np.bincount(source.units, weights=found.request_hits).astype(int).tolist(),
     }
-    draft = cell.file.with_suffix(f".{os.getpid()}.part")
-    draft.write_text(json.dumps(result))
-    draft.replace(cell.file)
-    return result
 
 
 def _key(cell: Cell) -> str:
@@ -141,15 +130,7 @@ def _key(cell: Cell) -> str:
     modules = [sys.modules[__name__], reference, paths, optimum]
     if cell.policy != OPTIMUM:
         modules.append(sys.modules[registry.load("eviction", cell.policy).__module__])
-    digest = hashlib.sha256(repr((cell.trace, cell.policy, cell.fraction, _SEED)).encode())
-    for module in modules:
-        assert module.__file__ is not None
-        digest.update(Path(module.__file__).read_bytes())
+    files = [Path(str(module.__file__)) for module in modules]
     if cell.trace != SYNTHETIC:
-        digest.update(_trace_digest(cell.trace))
-    return digest.hexdigest()
-
-
-@functools.cache
-def _trace_digest(name: str) -> bytes:
-    return hashlib.sha256(trace_path(TRACES[name]).read_bytes()).digest()
+        files.append(trace_path(TRACES[cell.trace]))
+    return digest(cell.trace, cell.policy, cell.fraction, _SEED, files=files)
