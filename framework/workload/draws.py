@@ -110,3 +110,9 @@ def need(workload: str, name: str, value: float, low: float, high: float = math.
     if not low <= value <= high:
         rule = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
         raise ConfigError(f"workload.{name} ({workload}) must be {rule}, found {value!r}")
+
+
+def at_least(workload: str, low: float, **values: float) -> None:
+    """Each of these options is `low` or more; see need."""
+    for name, value in values.items():
+        need(workload, name, value, low)

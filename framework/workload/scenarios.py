@@ -15,8 +15,8 @@ import numpy as np
 from framework.errors import ConfigError
 from framework.sampling import Sampling
 from framework.types import TokenArray
-from framework.workload.arrivals import arrival_times
-from framework.workload.draws import Draws, Zipf, need
+from framework.workload.draws import Draws, Zipf, at_least, need
+from framework.workload.opening import opening
 from framework.workload.request import WorkloadRequest
 
 
@@ -35,14 +35,6 @@ class SyntheticRequest(WorkloadRequest):
         """The prompt, (n,) int32."""
         assert isinstance(self.prompt, np.ndarray)
         return self.prompt
-
-
-def check_common(workload: str, num: int, vocab_size: int, spread: float, output_tokens: int) -> None:
-    """Ranges that all scenarios share."""
-    need(workload, "num_sessions" if workload in ("conversations", "agents") else "num_requests", num, 1)
-    need(workload, "vocab_size", vocab_size, 2, 2**30)
-    need(workload, "spread", spread, 0, 3)
-    need(workload, "output_tokens", output_tokens, 1)
 
 
 def system_prompts(
@@ -77,14 +69,13 @@ def system_prompts(
     Raises:
         ConfigError: a number outside its range.
     """
-    check_common("system_prompts", num_requests, vocab_size, spread, output_tokens)
-    need("system_prompts", "num_prompts", num_prompts, 1)
-    need("system_prompts", "zipf_alpha", zipf_alpha, 0)
-    need("system_prompts", "system_tokens", system_tokens, 0)
-    need("system_prompts", "user_tokens", user_tokens, 1)
-    draws = Draws("system_prompts", seed, vocab_size=vocab_size, spread=spread)
+    at_least("system_prompts", 0, zipf_alpha=zipf_alpha, system_tokens=system_tokens)
+    at_least("system_prompts", 1, num_requests=num_requests, num_prompts=num_prompts, user_tokens=user_tokens)
+    draws, times = opening(
+        "system_prompts", seed=seed, output_tokens=output_tokens, spread=spread, vocab_size=vocab_size,
+        rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals,
+    )  # fmt: skip
     popularity = Zipf(num_prompts, zipf_alpha)
-    times = _times("system_prompts", draws, rate_per_s, burstiness, arrivals)
 
     def stream() -> Iterator[SyntheticRequest]:
         for number in range(num_requests):
@@ -135,16 +126,15 @@ def rag(
     Raises:
         ConfigError: a number outside its range.
     """
-    check_common("rag", num_requests, vocab_size, spread, output_tokens)
-    need("rag", "num_documents", num_documents, 1)
+    at_least("rag", 0, zipf_alpha=zipf_alpha, instruction_tokens=instruction_tokens)
+    at_least("rag", 1, num_requests=num_requests, num_documents=num_documents)
+    at_least("rag", 1, document_tokens=document_tokens, question_tokens=question_tokens)
     need("rag", "documents_per_request", documents_per_request, 1, num_documents)
-    need("rag", "zipf_alpha", zipf_alpha, 0)
-    need("rag", "instruction_tokens", instruction_tokens, 0)
-    need("rag", "document_tokens", document_tokens, 1)
-    need("rag", "question_tokens", question_tokens, 1)
-    draws = Draws("rag", seed, vocab_size=vocab_size, spread=spread)
+    draws, times = opening(
+        "rag", seed=seed, output_tokens=output_tokens, spread=spread, vocab_size=vocab_size,
+        rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals,
+    )  # fmt: skip
     popularity = Zipf(num_documents, zipf_alpha)
-    times = _times("rag", draws, rate_per_s, burstiness, arrivals)
     instruction = draws.child("instruction", 0).tokens(instruction_tokens)
 
     def stream() -> Iterator[SyntheticRequest]:
@@ -192,15 +182,15 @@ def forks(
     Raises:
         ConfigError: a number outside its range.
     """
-    check_common("forks", num_requests, vocab_size, spread, output_tokens)
-    need("forks", "prompt_tokens", prompt_tokens, 1)
-    need("forks", "n", n, 1)
+    at_least("forks", 1, num_requests=num_requests, prompt_tokens=prompt_tokens, n=n)
     need("forks", "beam_width", beam_width, 2)
     need("forks", "beam_share", beam_share, 0, 1)
     if n > 1 and not temperature and beam_share < 1:
         raise ConfigError(f"workload.temperature (forks) must be above 0 for n={n} samples: greedy ones are all equal")
-    draws = Draws("forks", seed, vocab_size=vocab_size, spread=spread)
-    times = _times("forks", draws, rate_per_s, burstiness, arrivals)
+    draws, times = opening(
+        "forks", seed=seed, output_tokens=output_tokens, spread=spread, vocab_size=vocab_size,
+        rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals,
+    )  # fmt: skip
 
     def stream() -> Iterator[SyntheticRequest]:
         for number in range(num_requests):
@@ -214,12 +204,6 @@ def forks(
             )
 
     return stream()
-
-
-def _times(workload: str, draws: Draws, rate_per_s: float, burstiness: float, arrivals: Path | None) -> Iterator[float]:
-    # A stream of its own: the rate changes when requests come, not what they are.
-    own = draws.child("arrivals", 0).random
-    return arrival_times(workload, own, rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals)
 
 
 def _request(

@@ -13,9 +13,9 @@ import numpy as np
 
 from framework.sampling import Sampling
 from framework.types import TokenArray
-from framework.workload.arrivals import arrival_times
-from framework.workload.draws import Draws, Zipf, need
-from framework.workload.scenarios import SyntheticRequest, check_common
+from framework.workload.draws import Zipf, at_least
+from framework.workload.opening import opening
+from framework.workload.scenarios import SyntheticRequest
 
 _Session = Callable[[int, float], Iterator[SyntheticRequest]]
 """(number, start) -> the session's requests in order of arrival."""
@@ -58,17 +58,15 @@ def conversations(
     Raises:
         ConfigError: a number outside its range.
     """
-    check_common("conversations", num_sessions, vocab_size, spread, output_tokens)
-    need("conversations", "turns", turns, 1)
-    need("conversations", "num_prompts", num_prompts, 1)
-    need("conversations", "zipf_alpha", zipf_alpha, 0)
-    need("conversations", "system_tokens", system_tokens, 0)
-    need("conversations", "user_tokens", user_tokens, 1)
-    need("conversations", "think_s", think_s, 0)
-    draws = Draws("conversations", seed, vocab_size=vocab_size, spread=spread)
+    at_least("conversations", 0, zipf_alpha=zipf_alpha, system_tokens=system_tokens, think_s=think_s)
+    at_least(
+        "conversations", 1, num_sessions=num_sessions, turns=turns, num_prompts=num_prompts, user_tokens=user_tokens
+    )
+    draws, times = opening(
+        "conversations", seed=seed, output_tokens=output_tokens, spread=spread, vocab_size=vocab_size,
+        rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals,
+    )  # fmt: skip
     popularity = Zipf(num_prompts, zipf_alpha)
-    own = draws.child("arrivals", 0).random
-    times = arrival_times("conversations", own, rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals)
 
     def session(number: int, now_s: float) -> Iterator[SyntheticRequest]:
         mine = draws.child("session", number)
@@ -127,19 +125,16 @@ def agents(
     Raises:
         ConfigError: a number outside its range.
     """
-    check_common("agents", num_sessions, vocab_size, spread, output_tokens)
-    need("agents", "steps", steps, 1)
-    need("agents", "num_agents", num_agents, 1)
-    need("agents", "zipf_alpha", zipf_alpha, 0)
-    for name, value in (("agent_tokens", agent_tokens), ("summary_tokens", summary_tokens), ("tool_s", tool_s)):
-        need("agents", name, value, 0)
-    for name, value in (("task_tokens", task_tokens), ("tool_tokens", tool_tokens)):
-        need("agents", name, value, 1)
-    need("agents", "max_context_tokens", max_context_tokens, 1)
-    draws = Draws("agents", seed, vocab_size=vocab_size, spread=spread)
+    at_least(
+        "agents", 0, zipf_alpha=zipf_alpha, agent_tokens=agent_tokens, summary_tokens=summary_tokens, tool_s=tool_s
+    )
+    at_least("agents", 1, num_sessions=num_sessions, steps=steps, num_agents=num_agents, task_tokens=task_tokens)
+    at_least("agents", 1, tool_tokens=tool_tokens, max_context_tokens=max_context_tokens)
+    draws, times = opening(
+        "agents", seed=seed, output_tokens=output_tokens, spread=spread, vocab_size=vocab_size,
+        rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals,
+    )  # fmt: skip
     popularity = Zipf(num_agents, zipf_alpha)
-    own = draws.child("arrivals", 0).random
-    times = arrival_times("agents", own, rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals)
 
     def session(number: int, now_s: float) -> Iterator[SyntheticRequest]:
         mine = draws.child("session", number)
