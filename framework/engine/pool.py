@@ -95,7 +95,8 @@ class KVPool:
         pairs = np.array([(copy.source, copy.destination) for copy in copies], dtype=np.int64)
         self._require_blocks(pairs)
         for group in _distinct_destinations(pairs):
-            index = torch.from_numpy(group).to(self.device)
+            index = torch.from_numpy(group)  # on the host, where a backend can check it without a wait
+            index = index.pin_memory() if self.device.type == "cuda" else index
             for layer in self.layers:
                 backend.copy_blocks(layer, index)
 

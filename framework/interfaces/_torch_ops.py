@@ -56,17 +56,21 @@ def gather(pool: LayerKV, block_table: Tensor, context: int) -> tuple[Tensor, Te
 
 
 def copy_blocks(pool: LayerKV, copies: Tensor) -> None:
-    """Copy blocks (source, destination) in order, so that a chain a->b, b->c moves a's content to c."""
+    """Copy blocks (source, destination) in order, so that a chain a->b, b->c moves a's content to c.
+
+    `copies` (n, 2) int64 may lie on the host: looking at several for chains and twins then waits for no device.
+    """
     if copies.numel() == 0:
         return
     source, destination = copies[:, 0], copies[:, 1]
-    if len(torch.unique(destination)) != len(destination):
+    if len(copies) > 1 and len(torch.unique(destination)) != len(destination):
         raise InvalidArgument("copy_blocks: a destination block is named twice")
-    if bool(torch.isin(source, destination).any()):
+    if len(copies) > 1 and bool(torch.isin(source, destination).any()):
         for pair in copies.tolist():
             pool.k[pair[1]].copy_(pool.k[pair[0]])
             pool.v[pair[1]].copy_(pool.v[pair[0]])
         return
+    source, destination = copies.to(pool.k.device, non_blocking=True).unbind(1)
     for stored in (_raw(pool.k), _raw(pool.v)):
         stored[destination] = stored[source]
 

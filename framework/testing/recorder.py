@@ -36,7 +36,7 @@ class ReplayRecorder:
     capture raises, and so does an operator that must wait for the device.
 
     Args:
-        check: False for simulated kernels, which compute on the host (Triton's interpreter): run again, compare nothing.
+        check: False for simulated kernels, which compute on the host (Triton's interpreter): nothing is compared.
 
     Attributes:
         num_replays: so far.

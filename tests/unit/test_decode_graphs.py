@@ -117,6 +117,24 @@ def test_padded_rows_write_only_what_the_step_writes() -> None:
         assert not other.v[0].any(), "the null block was written"
 
 
+class _LooksAtTables(StaticBackend):
+    def plan(self, batch: Any) -> None:
+        super().plan(batch)
+        padding = batch.context_lens == 0
+        self.padded = getattr(self, "padded", 0) + int(padding.sum())
+        assert not batch.block_tables[padding].any(), batch.block_tables
+        if padding.any():
+            assert (batch.slot_mapping[padding] == -1).all(), batch.slot_mapping
+
+
+def test_padded_rows_are_given_a_table_of_null_blocks() -> None:
+    backend = _LooksAtTables()
+    llm = make(backend=backend, num_blocks=60)
+    llm.executor.capture(ReplayRecorder(check=False), (8,))
+    serve(llm, [GREEDY, GREEDY, GREEDY])
+    assert backend.padded > 16, "no row was padded beyond those of the capture"
+
+
 def test_a_flood_of_table_changes_goes_ahead_of_the_step() -> None:
     eager, replayed = make(num_blocks=200), make((4, 9), num_blocks=200)
     assert replayed.executor.graphs is not None

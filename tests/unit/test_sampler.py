@@ -174,3 +174,45 @@ def limit(degrees):
 
 
 PINNED = ["0.138709410146", "0.417558059504", "0.954473122037"]
+
+
+@pytest.mark.parametrize("vocabulary", [40, 3000])
+def test_what_a_device_does_without_waiting_draws_the_tokens_that_the_cpu_draws(monkeypatch, vocabulary):
+    """Off the CPU nobody may ask how many candidates there are: all of the vocabulary is ranked."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(40, vocabulary, generator=generator).mul_(3).round_().div_(1.5)  # many ties
+    logits[7, 5:] = -torch.inf
+    settings = {
+        "temperature": np.resize([0.5, 1.0, 3.0], 40),
+        "top_k": np.resize([0, 1, 5, 30, vocabulary - 1], 40),
+        "top_p": np.resize([1.0, 0.9, 0.2, 0.999], 40),
+        "seeds": np.arange(40),
+    }
+    expected, _ = draw(logits, **settings)
+    calls = []
+
+    def ranked(scores, mask):
+        calls.append(mask)
+        return scores.sort(dim=-1, descending=True, stable=True)
+
+    monkeypatch.setattr("framework.model.sampler._gather_ranked", ranked)
+    found, _ = draw(logits, **settings)
+    assert calls
+    assert found.tolist() == expected.tolist()
+
+
+def test_everything_a_draw_needs_goes_up_in_one_copy():
+    sent = []
+
+    def upload(*arrays):
+        sent.append(len(arrays))
+        return [torch.from_numpy(array) for array in arrays]
+
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(4))
+    rows = {name: np.full(6, value) for name, value in (("seeds", 1), ("streams", 0), ("positions", 9))}
+    mixed = {"temperature": np.resize([0.0, 1.0], 6), "top_k": np.resize([0, 0, 0, 4], 6), "top_p": np.ones(6)}
+    found, _ = sample(logits, **mixed, **rows, upload=upload)
+    assert sent == [4]
+    assert found.tolist() == sample(logits, **mixed, **rows)[0].tolist()
+    sample(logits, **{**mixed, "temperature": np.zeros(6)}, **rows, upload=upload)
+    assert sent == [4], "greedy rows need nothing"
