@@ -82,16 +82,17 @@ class Books:
             table = self.allocator.table(request)
         except Exception as error:
             raise self._named("table", error) from error
-        name = type(self.allocator).__name__
         if len(table) * self.block_size < num_tokens:
             raise PluginError(
-                f"{name} left sequence {request} with {len(table)} blocks of {self.block_size}, asked for room for "
-                f"{num_tokens} tokens"
+                f"{type(self.allocator).__name__} left sequence {request} with {len(table)} blocks of "
+                f"{self.block_size}, asked for room for {num_tokens} tokens"
             )
-        new = table[start:]
-        if len(new) and not (_least(new) >= 1 and _most(new) <= self.allocator.num_blocks):
+        new = table[start:] if start else table
+        low, high = _bounds(new)
+        if low < 1 or high > self.allocator.num_blocks:
             raise PluginError(
-                f"{name} gave sequence {request} blocks {new.tolist()}; blocks are 1 to {self.allocator.num_blocks}"
+                f"{type(self.allocator).__name__} gave sequence {request} blocks {new.tolist()}; blocks are 1 to "
+                f"{self.allocator.num_blocks}"
             )
         return table
 
@@ -118,10 +119,8 @@ def named(plugin: object, method: str, error: Exception) -> FrameworkError:
     return PluginError(f"{type(plugin).__name__}.{method} raised {type(error).__name__}: {error}")
 
 
-def _least(ids: npt.NDArray[np.int32]) -> int:
-    """min() that does not pay NumPy's overhead for the one new block of a decode row."""
-    return int(ids[0]) if len(ids) == 1 else int(ids.min())
-
-
-def _most(ids: npt.NDArray[np.int32]) -> int:
-    return int(ids[0]) if len(ids) == 1 else int(ids.max())
+def _bounds(ids: npt.NDArray[np.int32]) -> tuple[int, int]:
+    """Least and greatest; of no blocks (1, 1). A decoding row gets one block: min() and max() would cost more there."""
+    if len(ids) == 1:
+        return int(ids[0]), int(ids[0])
+    return (int(ids.min()), int(ids.max())) if len(ids) else (1, 1)

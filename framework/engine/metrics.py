@@ -15,6 +15,7 @@ from framework.interfaces.allocator import Allocator
 if TYPE_CHECKING:
     from framework.engine.scheduler import Scheduler
 
+_sum = np.add.reduce  # what ndarray.sum() calls, at a third of its cost for the few rows of a step
 _KINDS = ("live", "internal", "reserved", "external", "cached_idle", "free")
 
 
@@ -94,17 +95,19 @@ class Metrics:
         """Take the slots' split, after this step's writes."""
         rows, size, stats = scheduler.rows, self.block_size, stats_of(allocator)
         active = rows.active()
-        computed, room = rows.computed[active], rows.room[active]
-        internal = int((np.minimum(room, -(-computed // size) * size) - computed).sum())
-        unwritten = int((room - computed).sum())
+        computed = rows.computed[active]
+        unwritten_each = rows.room[active] - computed
+        internal = int(_sum(np.minimum(unwritten_each, -computed % size)))
+        unwritten = int(_sum(unwritten_each))
         used = stats.used_blocks * size
         live = max(0, used - unwritten)
         external = stats.external_blocks * size
         free = stats.free_blocks * size - external
-        self.slots[:] = (live, internal, unwritten - internal, external, stats.cached_blocks * size, free)
+        split = (live, internal, unwritten - internal, external, stats.cached_blocks * size, free)
+        self.slots = np.array(split, dtype=np.int64)
         self.peak_used_blocks = max(self.peak_used_blocks, stats.used_blocks)
         self.peak_rows = max(self.peak_rows, len(active))
-        self.num_scheduled_tokens += int(step.num_new.sum())
+        self.num_scheduled_tokens += int(_sum(step.num_new))
         self.num_decode_tokens += step.num_decodes
 
     def stepped(self, step: Step, start: float, scheduled: float, computed: float, end: float) -> None:

@@ -22,10 +22,12 @@ class Outputs:
     def sample(self, step: Step) -> None:
         rows = self.scheduler.rows
         where = step.rows[step.sampled]
-        beams: list[tuple[int, Sequence]] = []
-        at, streams = np.arange(len(where), dtype=np.int64), rows.stream[where]
-        if rows.special[where].any():
-            at, streams, beams = self._expand(where)
+        if not rows.special[where].any():
+            at, streams = np.arange(len(where), dtype=np.int64), rows.stream[where]
+            if len(at):
+                self._append(where, at, streams, *self.executor.sample(at, streams, step, rows))
+            return
+        at, streams, beams = self._expand(where)
         if len(at):
             tokens, bad = self.executor.sample(at, streams, step, rows)
             self._append(where[at], at, streams, tokens, bad)
@@ -55,17 +57,23 @@ class Outputs:
         rows, now = self.scheduler.rows, self.executor.now()
         present = rows.length[where] > 0
         plain = present & ~(rows.special[where] | bad)
-        special = [(i, rows.sequence(int(where[i]))) for i in np.flatnonzero(present & ~plain)]
-        plain_rows, plain_tokens = where[plain], tokens[plain]
+        special: list[tuple[int, Sequence]] = []
+        plain_rows, plain_tokens = where, tokens
+        if not plain.all():
+            special = [(i, rows.sequence(int(where[i]))) for i in (present & ~plain).nonzero()[0].tolist()]
+            plain_rows, plain_tokens = where[plain], tokens[plain]
         lengths = rows.length[plain_rows]
         rows.tokens[plain_rows, lengths] = plain_tokens
-        for row in plain_rows[lengths == rows.first_output[plain_rows]]:
-            self.life.mark_first_token(rows.sequence(int(row)).request, now)
-        rows.length[plain_rows] = lengths + 1
+        for row in plain_rows[lengths == rows.first_output[plain_rows]].tolist():
+            self.life.mark_first_token(rows.sequence(row).request, now)
+        lengths += 1
+        rows.length[plain_rows] = lengths
         self.metrics.num_output_tokens += len(plain_rows)
-        stopped = np.isin(plain_tokens, self.life.eos_token_ids) & ~rows.ignore_eos[plain_rows]
-        for i in np.flatnonzero(stopped | (lengths + 1 >= rows.limit[plain_rows])):
-            self.life.finish_row(rows.sequence(int(plain_rows[i])))
+        ended = lengths >= rows.limit[plain_rows]
+        if len(self.life.eos_token_ids):
+            ended |= np.isin(plain_tokens, self.life.eos_token_ids) & ~rows.ignore_eos[plain_rows]
+        for row in plain_rows[ended].tolist():
+            self.life.finish_row(rows.sequence(row))
         for i, seq in special:
             if seq.row == where[i]:
                 self._append_special(seq, int(at[i]), int(streams[i]), int(tokens[i]), bool(bad[i]), now)

@@ -109,6 +109,8 @@ class Scheduler:
     def admit(self, budget: int) -> None:
         """Move waiting sequences onto rows while rows, token budget and blocks last."""
         books, rows = self.books, self.rows
+        if self.waiting.peek() is None:
+            return
         active = rows.active()
         budget -= int((rows.length[active] - rows.computed[active]).sum())
         while budget > 0:
@@ -246,16 +248,18 @@ class Scheduler:
         """Admit, choose each row's new tokens and make room for them. None if there is nothing to compute."""
         self.admit(self.max_batch_tokens)
         num_new = self._make_room(self._plan())
-        rows = np.flatnonzero(num_new)
+        rows = num_new.nonzero()[0]
         if not len(rows):
             return None
         chosen = num_new[rows]
-        # Decode rows first, each part in a fixed order: by row.
-        rows = rows[np.argsort(chosen > 1, kind="stable")]
-        chosen = num_new[rows]
+        num_decodes = int(np.count_nonzero(chosen == 1))
+        if num_decodes < len(rows):
+            # Decode rows first, each part in a fixed order: by row.
+            rows = rows[np.argsort(chosen > 1, kind="stable")]
+            chosen = num_new[rows]
         computed = self.rows.computed[rows]
-        sampled = np.flatnonzero(computed + chosen == self.rows.length[rows])
-        return Step(self.step_number, rows, chosen, computed, int((chosen == 1).sum()), sampled)
+        sampled = (computed + chosen == self.rows.length[rows]).nonzero()[0]
+        return Step(self.step_number, rows, chosen, computed, num_decodes, sampled)
 
     def _plan(self) -> IntArray:
         """New tokens for each row, (max_rows,): every decode row one, prompts what the budget leaves, oldest first."""
@@ -265,9 +269,13 @@ class Scheduler:
         need = rows.length[active] - rows.computed[active]
         for row in self._held_rows():
             need[active == row] -= 1
-        num_new[active] = need == 1
-        budget = self.max_batch_tokens - int((need == 1).sum())
-        for i in np.flatnonzero(need > 1):
+        decodes = need == 1
+        num_new[active] = decodes
+        num_decodes = int(np.count_nonzero(decodes))
+        if num_decodes == len(active):
+            return num_new
+        budget = self.max_batch_tokens - num_decodes
+        for i in (need > 1).nonzero()[0].tolist():
             if budget <= 0:
                 break
             count = min(int(need[i]), self.chunk_size, budget)
@@ -288,7 +296,8 @@ class Scheduler:
         """Extend tables where needed, most important rows first; whoever is preempted gets no new tokens."""
         rows = self.rows
         target = rows.computed + num_new
-        short = (num_new > 0) & ((target > rows.room) | rows.touch)
+        short = (target > rows.room) | rows.touch
+        short &= num_new > 0
         if short.any():
             active = rows.active()
             chosen = active[short[active]]

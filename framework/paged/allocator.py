@@ -250,9 +250,11 @@ class PagedAllocator(Allocator):
 
     def _from(self, start: int) -> TableChange:
         """A change without copies. Frozen and costly to make, so each is made once."""
-        while start >= len(self._unchanged):
-            self._unchanged.append(TableChange(len(self._unchanged)))
-        return self._unchanged[start]
+        try:
+            return self._unchanged[start]
+        except IndexError:
+            self._unchanged += [TableChange(at) for at in range(len(self._unchanged), 2 * start + 1)]
+            return self._unchanged[start]
 
     def _unsafe(self, table: Table) -> list[int]:
         """Table indexes from the committed length on whose block others can see."""

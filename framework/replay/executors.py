@@ -82,7 +82,7 @@ class ReplayExecutor:
         """See Executor. Token = OUTPUT_BASE + a number of the request and sample: equal within one sequence."""
         where = self._where[at]
         number = rows.order[where]
-        tokens = OUTPUT_BASE + (number * 64 + streams) % OUTPUT_BASE
+        tokens = OUTPUT_BASE + ((number * 64 + streams) & (OUTPUT_BASE - 1))
         if self._outputs:
             position = rows.length[where] - rows.first_output[where]
             for i, key in enumerate(zip(number.tolist(), streams.tolist(), strict=True)):
