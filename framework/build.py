@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
+from framework.watchdog import Watchdog
 
 MODES = ("serve", "replay", "kernel")
 
@@ -20,8 +22,17 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         FrameworkError: a configuration that cannot be run, with what to change.
+        PluginError: a call into a plugin took longer than `run.stall_timeout_s`; TimedOut: all of it than
+            `run.timeout_s`.
     """
-    mode = config.get("mode", "serve")
+    settings, mode = section(config, "run"), config.get("mode", "serve")
+    # A backend's first call in mode=kernel compiles and tunes, which may take any time.
+    stall_s = None if mode == "kernel" else settings.get("stall_timeout_s")
+    with Watchdog(stall_s=stall_s, timeout_s=settings.get("timeout_s"), on_abandon=_leave_failure(settings)):
+        return _run(mode, config)
+
+
+def _run(mode: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if mode == "serve":
         from framework.serve import serve
 
@@ -35,6 +46,19 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
         return kernel(config)
     raise ConfigError(f"no mode {mode!r}; there are {', '.join(MODES)}")
+
+
+def _leave_failure(settings: Mapping[str, Any]) -> Callable[[str], None]:
+    """A process that has to exit in the middle of a sweep's job leaves the reason in the job's folder."""
+
+    def leave(reason: str) -> None:
+        from framework.sweep.job import JOB, fail, read_json
+
+        directory = Path(str(settings.get("dir")))
+        if (job := read_json(directory / JOB)) is not None:
+            fail(directory, "failed", reason, job.get("overrides") or ())
+
+    return leave
 
 
 def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:

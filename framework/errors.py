@@ -46,6 +46,10 @@ class PluginError(FrameworkError):
     """A plugin broke its contract: the text names the plugin, the method and the rule."""
 
 
+class TimedOut(FrameworkError, TimeoutError):
+    """The run took longer than it may, and was ended; says where it was."""
+
+
 class NoCandidate(FrameworkError):
     """An eviction policy was asked for a victim and holds no candidate."""
 

@@ -17,6 +17,7 @@ from framework.errors import (
     ConfigError,
     DuplicatePlugin,
     FrameworkError,
+    InvalidArgument,
     PluginError,
     PluginImportError,
     UnknownPlugin,
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from framework.sweep.job import Outcome, State
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
-_REFUSALS = (ConfigError, UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError)
+_ASKED_WRONGLY = (ConfigError, InvalidArgument, UnknownPlugin, DuplicatePlugin, PluginImportError)
+_REFUSALS = (*_ASKED_WRONGLY, PluginError)
+"""Of what is asked. Once a run began, a PluginError is that run's failure."""
 
 
 def main() -> None:
@@ -91,8 +94,11 @@ def job(config: DictConfig) -> Outcome:
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
     own = job_directory(hydra) if sweep else None
     directory = str(own or Path(hydra.runtime.output_dir).absolute())
+    began = False
     try:
-        reason = _run_job(config, hydra, directory, sweep)
+        settings = _prepare(config, hydra, directory, sweep)
+        began = True
+        reason = _run_job(settings, directory, sweep)
         status, disk = FAILED if reason else 0, False
         state: State = "failed" if reason else "ok"
         if reason:
@@ -102,7 +108,8 @@ def job(config: DictConfig) -> Outcome:
             raise
         reason = _sentence(error)
         _complain(_job_name(hydra) + reason)
-        status, disk = REFUSED if isinstance(error, _REFUSALS) else FAILED, is_disk_failure(error)
+        refused = isinstance(error, _ASKED_WRONGLY) or (isinstance(error, PluginError) and not began)
+        status, disk = REFUSED if refused else FAILED, is_disk_failure(error)
         state = "unavailable" if isinstance(error, BackendUnavailable) else "failed"
     if sweep is not None and reason:
         fail(Path(directory), state, reason, list(hydra.overrides.task))
@@ -117,11 +124,11 @@ def job(config: DictConfig) -> Outcome:
     )
 
 
-def _run_job(config: DictConfig, hydra: Any, directory: str, sweep: str | None) -> str:
-    """Run, and say what went wrong though the run ended; empty when all is well."""
+def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) -> dict[str, Any]:
+    """The settings of one run, checked; a sweep's job is marked as begun."""
     from framework import registry
     from framework.config.compose import checked
-    from framework.sweep.job import begin, config_hash, what_went_wrong
+    from framework.sweep.job import begin, config_hash
 
     if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
@@ -134,7 +141,13 @@ def _run_job(config: DictConfig, hydra: Any, directory: str, sweep: str | None) 
         settings["run"]["progress"] = False  # the sweep's own bar has the terminal
         settings["run"]["group"] = settings["run"]["group"] or Path(sweep).name
     settings["run"]["dir"] = directory
+    return settings
+
+
+def _run_job(settings: dict[str, Any], directory: str, sweep: str | None) -> str:
+    """Run, and say what went wrong though the run ended; empty when all is well."""
     from framework.build import run
+    from framework.sweep.job import what_went_wrong
 
     result = run(settings)
     _print_table(result, directory, sweep=sweep is not None)

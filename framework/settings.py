@@ -5,6 +5,7 @@ The keys and types of the shared sections are the dataclasses below; their value
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -39,9 +40,9 @@ class Engine:
     cuda_graphs: Literal["auto", True, False]
     graph_batch_sizes: tuple[int, ...] | None
     prepack: bool
-
     tensor_parallel_size: int
     collective_timeout_s: float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
@@ -93,6 +94,8 @@ class Run:
     report: bool
     stop_after_io_failures: int
     log_every: int
+    stall_timeout_s: float | None
+    timeout_s: float | None
     check_requests: int
 
 
@@ -129,11 +132,11 @@ _LOWEST = {
     "engine.chunk_size": 1,
     "engine.max_model_len": 1,
     "engine.preempt_every": 0,
+    "engine.tensor_parallel_size": 1,
+    "engine.collective_timeout_s": 1,
     "run.log_every": 1,
     "run.stop_after_io_failures": 0,
     "run.check_requests": 0,
-    "engine.tensor_parallel_size": 1,
-    "engine.collective_timeout_s": 1,
     "seed": 0,
 }
 
@@ -194,6 +197,8 @@ def _value(key: str, value: Any, annotation: Any) -> Any:
     lowest = _LOWEST.get(key)
     if lowest is not None and converted is not None and converted < lowest:
         raise ConfigError(f"{key} must be at least {lowest}, found {converted}")
+    if key in ("run.stall_timeout_s", "run.timeout_s") and converted is not None and not 0 < converted < math.inf:
+        raise ConfigError(f"{key} must be above 0 seconds, or null for no limit, found {converted}")
     if key == "cache.memory_fraction" and converted is not None and not 0 < converted <= 1:
         raise ConfigError(f"{key} must be above 0 and at most 1, found {converted}")
     return converted

@@ -27,7 +27,12 @@ State = Literal["ok", "failed", "unavailable", "skipped"]
 
 _LONGEST = 80
 _HASH_CHARACTERS = 8
-_NOT_IN_HASH = frozenset({"name", "group", "dir", "sweep", "overwrite", "progress", "report", "stop_after_io_failures"})
+_NOT_IN_HASH = frozenset(
+    {
+        "name", "group", "dir", "sweep", "overwrite", "progress", "report", "stop_after_io_failures",
+        "stall_timeout_s", "timeout_s",
+    }
+)  # fmt: skip
 """Keys of `run` that say where a job writes or how it is watched, not what it computes."""
 _NOT_A_JOB = re.compile(r"^[+~]*(hydra|tracker|run\.(" + "|".join(sorted(_NOT_IN_HASH)) + r"))\b")
 _FIRST = ("mode", "allocator", "eviction", "hash", "backend", "model", "cache", "seed")

@@ -69,6 +69,18 @@ class Leaks(Base):
     def release(self, blocks, now):
         pass
 
+class Spins(Base):
+    """Never decides."""
+    def victim(self, now):
+        while True:
+            pass
+
+class Sleeps(Base):
+    """Waits for better times."""
+    def victim(self, now):
+        import time
+        time.sleep(10**6)
+
 class Slow(Base):
     """Takes its time."""
     def victim(self, now):
@@ -193,5 +205,6 @@ def entry_points() -> str:
         lines.append(f"[framework.{kind}]")
         lines += [f"{name} = villain_{kind}:{name}" for name in classes(kind)]
         if kind == "eviction":
-            lines += ["Slow = villain_eviction:Slow", "Missing = villain_import:X", "slru = villain_eviction:Base"]
+            lines += [f"{name} = villain_eviction:{name}" for name in ("Slow", "Spins", "Sleeps")]
+            lines += ["Missing = villain_import:X", "slru = villain_eviction:Base"]
     return "\n".join(lines)

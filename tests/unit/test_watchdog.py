@@ -1,0 +1,172 @@
+"""A plugin that never returns is ended and named; one that is only slow is left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from framework.errors import PluginError, TimedOut
+from framework.interfaces.eviction import ScoredPolicy
+from framework.watchdog import Watchdog
+
+STALL_S = 0.4
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+class Policy(ScoredPolicy):
+    """Does in `score` what it is told to."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.act = act
+
+    def score(self, block: Any, now: float) -> float:
+        self.act()
+        return 0.0
+
+
+def outlast() -> None:
+    """A loop that thinks it can handle everything, a few times."""
+    for _ in range(3):
+        try:
+            spin()
+        except:  # noqa: E722
+            continue
+
+
+@pytest.mark.parametrize("act", [spin, lambda: time.sleep(1000), outlast], ids=["spins", "sleeps", "catches all"])
+def test_a_call_that_does_not_return_is_ended_and_named(act: Callable[[], Any]) -> None:
+    begun = time.monotonic()
+    says = r"eviction Policy\.score \(test_watchdog.py:\d+\): has not returned for 0.4 s"
+    with pytest.raises(PluginError, match=says), Watchdog(stall_s=STALL_S, grace_s=5.0):
+        Policy(act).score(None, 0.0)
+    assert time.monotonic() - begun >= STALL_S
+
+
+def test_what_is_under_way_is_cleaned_up_and_failures_of_requests_do_not_swallow_it() -> None:
+    told: list[Any] = []
+
+    def serve() -> None:
+        try:
+            while True:
+                try:
+                    Policy(spin).score(None, 0.0)
+                except Exception as error:  # as the engine contains a plugin's failure
+                    told.append(error)
+        finally:
+            told.append("cleaned up")
+
+    with pytest.raises(PluginError), Watchdog(stall_s=STALL_S):
+        serve()
+    assert told == ["cleaned up"]
+
+
+def test_many_short_calls_and_long_work_of_our_own_are_no_stall() -> None:
+    end = time.monotonic() + 4 * STALL_S
+    with Watchdog(stall_s=STALL_S):
+        while time.monotonic() < end - 2 * STALL_S:
+            Policy(lambda: time.sleep(0.001)).score(None, 0.0)
+        while time.monotonic() < end:
+            pass
+
+
+def test_the_innermost_plugin_that_does_not_return_is_the_one_named() -> None:
+    class Outer(Policy):
+        pass
+
+    inner = Policy(spin)
+    with pytest.raises(PluginError, match=r"eviction Policy\.score"), Watchdog(stall_s=STALL_S):
+        Outer(lambda: inner.score(None, 0.0)).score(None, 0.0)
+
+
+def test_a_plugin_that_calls_another_again_and_again_is_the_one_named() -> None:
+    class Outer(Policy):
+        pass
+
+    inner = Policy(lambda: None)
+
+    def again() -> None:
+        while True:
+            inner.score(None, 0.0)
+
+    with pytest.raises(PluginError, match=r"eviction Outer\.score"), Watchdog(stall_s=STALL_S):
+        Outer(again).score(None, 0.0)
+
+
+@pytest.mark.parametrize("act", [spin, lambda: time.sleep(1000)], ids=["spins", "sleeps"])
+def test_a_run_that_takes_too_long_is_ended_wherever_it_is(act: Callable[[], Any]) -> None:
+    with pytest.raises(TimedOut, match=r"run.timeout_s=0.3 seconds$"), Watchdog(timeout_s=0.3):
+        act()
+    with pytest.raises(TimedOut, match=r"; it was in eviction Policy\.score \(test_watchdog"), Watchdog(timeout_s=0.3):
+        Policy(act).score(None, 0.0)
+
+
+def test_another_thread_than_the_main_one_is_watched_as_well() -> None:
+    seen: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with Watchdog(stall_s=STALL_S):
+                Policy(spin).score(None, 0.0)
+        except PluginError as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert "Policy.score" in str(seen[0])
+
+
+def test_without_limits_nothing_is_started() -> None:
+    before = threading.active_count()
+    with Watchdog():
+        assert threading.active_count() == before
+    with Watchdog(stall_s=100.0):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+
+
+NATIVE = """
+import ctypes
+from framework.interfaces.eviction import ScoredPolicy
+from framework.watchdog import Watchdog
+class Deaf(ScoredPolicy):
+    def score(self, block, now):
+        libc, mutex = ctypes.{dll}(None), ctypes.create_string_buffer(64)
+        while True:
+            libc.pthread_mutex_lock(mutex)
+with Watchdog({limit}=0.3, grace_s=0.5, on_abandon=lambda reason: print("abandoned:", reason, flush=True)):
+    Deaf().score(None, 0.0)
+"""
+
+
+def run_native(**words: str) -> subprocess.CompletedProcess[str]:
+    program = NATIVE.format(**words)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="locks a mutex of the C library twice")
+def test_native_code_that_cannot_be_interrupted_ends_the_process_with_a_reason() -> None:
+    done = run_native(dll="CDLL", limit="stall_s")
+    assert done.returncode == 1, done
+    assert done.stdout.startswith("abandoned: PluginError: eviction Deaf.score"), done
+    assert "it could not be interrupted" in done.stderr
+    assert "in score" in done.stderr, "no stack was printed"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="locks a mutex of the C library twice")
+def test_native_code_that_keeps_the_interpreter_s_lock_outlives_no_timeout() -> None:
+    done = run_native(dll="PyDLL", limit="timeout_s")
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert "Timeout" in done.stderr
+    assert "in score" in done.stderr, "no stack was printed"
