@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class ModelExecutor:
         self.graphs: DecodeGraphs | None = None
         self.graphs_off = ""
         self.num_eager_steps = 0
+        self._forward: Callable[[Tensor, Tensor, Attention], Any] = decoder
         self._attention: Attention = self._attend
         self._batch: Batch | None = None
         self._inputs, self._drawing = Staging(self.device), Staging(self.device)
@@ -62,7 +63,8 @@ class ModelExecutor:
     def compile(self) -> None:
         """Run the decoder through torch.compile: one graph for any number of tokens, and one for a single one.
 
-        Attention stays as it is, an opaque operation to the compiler.
+        Attention stays as it is, an opaque operation to the compiler. `decoder` itself stays eager: the dense check
+        is not to depend on a compiler.
 
         Raises:
             ConfigError: the decoder is spread over several ranks.
@@ -72,7 +74,7 @@ class ModelExecutor:
                 f"engine.compile=true cannot be with a model over {self.decoder.shard.size} ranks; set it to false"
             )
         self._attention = opaque_attention(self._attend)
-        self.decoder.compile(dynamic=True, fullgraph=True)
+        self._forward = torch.compile(self.decoder, dynamic=True, fullgraph=True)
 
     def summary(self) -> dict[str, Any]:
         """How steps were run, for a run's result."""
@@ -172,7 +174,7 @@ class ModelExecutor:
         except Exception as error:
             raise named(self.backend, "plan", error) from error
         self._batch = batch
-        hidden: Tensor = self.decoder(tokens, positions, self._attention)
+        hidden: Tensor = self._forward(tokens, positions, self._attention)
         return hidden
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
