@@ -26,7 +26,7 @@ from framework.parallel.group import Group
 from framework.parallel.messages import Outbox
 from framework.parallel.worker import Done, Failed, Plan, work
 
-_GRACE_S = 5.0
+_GRACE_S = 3.0
 """Seconds to hear from a rank why it failed, after a collective with it did."""
 
 

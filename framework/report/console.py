@@ -165,6 +165,17 @@ def _counts(*values: Any) -> str:
     return ", ".join(_count(value) for value in values)
 
 
+def _pool(total: Any, each: Any, ranks: Any) -> str:
+    return _bytes(total) if ranks in (None, 1) else f"{_bytes(each)} on each of {ranks} ranks"
+
+
+def _bytes(value: Any) -> str:
+    if value is None:
+        return "-"
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if value >= _UNITS[unit]), "B")
+    return f"{value / _UNITS[unit]:.3g} {unit}"
+
+
 def _dense(checked: Any, mismatches: Any, ties: Any) -> str:
     if not checked:
         return "not checked"
@@ -200,6 +211,7 @@ _HEADLINE = (
     *_COMPONENTS,
 )
 _NARROW = 76
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
     (
@@ -258,6 +270,7 @@ _SECTIONS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
             _Row("cached, idle", ("cached_idle",), _share, "findable, unused, of pool"),
             _Row("pool in use", ("pool_used",), _share),
             _Row("peak blocks in use", ("peak_used_blocks", "num_blocks"), _of),
+            _Row("K and V", ("kv_bytes", "kv_bytes_per_rank", "tensor_parallel_size"), _pool, "the pool's tensors"),
         ),
     ),
     (

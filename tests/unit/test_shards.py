@@ -1,0 +1,220 @@
+"""A model in parts computes what the whole model computes; the ranks are threads here, and need no process group."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from framework.engine.executor import Step
+from framework.engine.rows import Rows
+from framework.errors import InvalidArgument
+from framework.model import checkpoint
+from framework.model.config import ModelConfig
+from framework.model.decoder import Decoder
+from framework.model.dense import dense_logits, greedy
+from framework.model.loading import ModelSource
+from framework.model.shard import Shard
+from framework.model.tiny import TINY_CONFIG
+from framework.parallel.messages import Op, Outbox, orders
+from framework.testing.checkpoints import make_checkpoint
+from framework.types import BlockCopy, BlockId
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 45,
+}
+CONFIGS = {
+    "qwen3": ModelConfig(family="qwen3", qk_norm=True, **SHAPE),
+    "qwen2, biases, tied": ModelConfig(family="qwen2", attention_bias=True, tie_word_embeddings=True, **SHAPE),
+    "llama, every bias": ModelConfig(family="llama", attention_bias=True, output_bias=True, mlp_bias=True, **SHAPE),
+    "as many kv heads": ModelConfig(family="llama", **{**SHAPE, "num_kv_heads": 8}),
+    "one kv head": ModelConfig(family="mistral", sliding_window=7, **{**SHAPE, "num_kv_heads": 1}),
+}
+
+
+class ThreadGroup:
+    """The collectives of ranks that are threads of one process."""
+
+    def __init__(self, rank: int, parts: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.parts, self.barrier = rank, parts, barrier
+
+    def _all(self, x: Tensor) -> list[Tensor]:
+        self.parts[self.rank] = x.clone()
+        self.barrier.wait()
+        parts = list(self.parts)
+        self.barrier.wait()
+        return parts
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x.copy_(torch.stack(self._all(x)).sum(0))
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor:
+        assert x.shape[1] == widths[self.rank], (x.shape, widths)
+        parts = self._all(x)
+        return torch.cat(parts, 1) if self.rank == 0 else x
+
+
+def on_every_rank(decoders: list[Decoder], work: Callable[[Decoder], Tensor]) -> list[Tensor]:
+    """What `work` gives on each rank."""
+    barrier, parts = threading.Barrier(len(decoders), timeout=30), [None] * len(decoders)
+
+    def one(rank: int) -> Tensor:
+        try:
+            decoders[rank].join(ThreadGroup(rank, parts, barrier))
+            return work(decoders[rank])
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(len(decoders)) as pool:
+        futures = [pool.submit(one, rank) for rank in range(len(decoders))]
+    failed = [error for future in futures if (error := future.exception()) is not None]
+    for error in failed:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]
+
+
+def noisy(config: ModelConfig, shard: Shard = Shard()) -> Decoder:  # noqa: B008
+    """A decoder in float64 none of whose weights is zero or one, as `shard` of the same whole."""
+    decoder, generator = Decoder(config, dtype=torch.float64, shard=shard), torch.Generator().manual_seed(1)
+    shapes = Decoder(config, device="meta").state_dict()
+    for name, parameter in decoder.named_parameters():
+        whole = torch.randn(shapes[name].shape, generator=generator, dtype=torch.float64) * 0.3
+        parameter.copy_(shard.cut(name, whole, config))
+    return decoder
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parts_compute_the_logits_of_the_whole(name: str, size: int) -> None:
+    config, tokens = CONFIGS[name], [3, 100, 50, 51, 0, 99, 12, 13, 14, 77]
+    parts = [noisy(config, Shard(rank, size)) for rank in range(size)]
+    assert sum(len(part.vocabulary) for part in parts) == 101
+    found = on_every_rank(parts, lambda decoder: dense_logits(decoder, tokens))[0]
+    torch.testing.assert_close(found, dense_logits(noisy(config), tokens), atol=1e-12, rtol=1e-12)
+
+
+def test_every_rank_ends_with_the_same_hidden_states() -> None:
+    def hidden(decoder: Decoder) -> Tensor:
+        positions = torch.arange(3)
+        return decoder(positions + 7, positions, lambda _, q, k, v: q)
+
+    first, second = on_every_rank([noisy(TINY_CONFIG, Shard(rank, 2)) for rank in range(2)], hidden)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "random"])
+def test_drawn_weights_are_parts_of_one_whole_however_many_ranks(kind: str) -> None:
+    source = ModelSource(name=kind, kind=kind, config=TINY_CONFIG, seed=5)
+    whole = dict(source.decoder("cpu").named_parameters())
+    for rank in range(4):
+        shard = Shard(rank, 4)
+        for name, part in source.decoder("cpu", shard).named_parameters():
+            assert torch.equal(part, shard.cut(name, whole[name], TINY_CONFIG)), (rank, name)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_a_rank_reads_its_slices_of_a_checkpoint_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    folder = make_checkpoint(tmp_path, family, tokenizer=False, tie_word_embeddings=False)
+    config = checkpoint.read_config(folder)
+    source = ModelSource(name="x", kind="checkpoint", config=config, folder=folder, dtype=torch.float32)
+    whole = dict(source.decoder("cpu").named_parameters())
+    read: list[int] = []
+    real = checkpoint._read
+
+    def counted(*args: Any) -> Tensor:
+        tensor = real(*args)
+        read.append(tensor.numel())
+        return tensor
+
+    monkeypatch.setattr(checkpoint, "_read", counted)
+    for rank in range(2):
+        read.clear()
+        shard = Shard(rank, 2)
+        for name, part in source.decoder("cpu", shard).named_parameters():
+            assert torch.equal(part, shard.cut(name, whole[name], config)), (rank, name)
+        divided = 0.55 * config.num_parameters
+        assert sum(read) < divided, (rank, sum(read), config.num_parameters)
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        (3, "num_heads 8 is not a multiple of it; num_kv_heads 2 is neither a multiple nor a divisor"),
+        (16, "num_heads 8 is not a multiple"),
+        (0, "at least 1, found 0"),
+        (True, "whole number"),
+    ],
+)
+def test_a_model_that_does_not_divide_is_refused_with_what_would_work(size: int, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        Shard(0, size).config(CONFIGS["qwen3"])
+    assert size < 2 or str(caught.value).endswith("Would work: 1, 2, 4, 8"), caught.value
+
+
+def test_ranks_with_fewer_kv_heads_hold_the_head_that_their_queries_read() -> None:
+    held = [(list(Shard(r, 4).heads(CONFIGS["qwen3"])), list(Shard(r, 4).kv_heads(CONFIGS["qwen3"]))) for r in range(4)]
+    assert held == [([0, 1], [0]), ([2, 3], [0]), ([4, 5], [1]), ([6, 7], [1])]
+
+
+def test_a_part_alone_is_refused() -> None:
+    part = noisy(TINY_CONFIG, Shard(1, 2))
+    with pytest.raises(InvalidArgument, match="part 1 of 2 of a model computes nothing alone"):
+        dense_logits(part, [1, 2])
+    with pytest.raises(InvalidArgument, match="whole model"):
+        greedy(part, [1, 2], 3)
+
+
+def test_a_checkpoint_of_another_shape_is_refused_by_a_part_as_by_the_whole(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, tokenizer=False)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] + 2}))
+    source = ModelSource(name="x", kind="checkpoint", config=checkpoint.read_config(folder), folder=folder)
+    messages = []
+    for shard in (Shard(), Shard(1, 2)):
+        with pytest.raises(checkpoint.ModelError, match="the config asks for") as caught:
+            source.decoder("cpu", shard)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1], messages
+
+
+def test_orders_arrive_as_they_were_given() -> None:
+    rows, box = Rows(4, 32), Outbox()
+    rows.tokens[:] = np.arange(4 * 32).reshape(4, 32)
+    step = Step(9, np.array([2, 0]), np.array([1, 3]), np.array([5, 2]), 1, np.array([0, 1]))
+    box.set_table(2, 1, np.array([7, 8], dtype=np.int32))
+    box.clear_table(3)
+    box.copy_blocks([BlockCopy(BlockId(4), BlockId(5)), BlockCopy(BlockId(5), BlockId(6))])
+    box.fresh(np.empty(0, dtype=np.int32))
+    box.forward(step, rows)
+    box.dense([1, 2])
+    box.stop()
+    set_table, clear, copy, fresh, forward, dense, stop = orders(box.take())
+    assert (set_table.op, set_table.numbers, set_table.ids.tolist()) == (Op.SET_TABLE, (2, 1), [7, 8])
+    assert (clear.op, clear.numbers) == (Op.CLEAR_TABLE, (3,))
+    assert [(pair.source, pair.destination) for pair in copy.copies] == [(4, 5), (5, 6)]
+    assert fresh.ids.tolist() == []
+    assert forward.ids.tolist() == [2 * 32 + 5, 2, 3, 4], forward.ids
+    told = forward.step
+    assert (told.number, told.num_decodes) == (9, 1)
+    for name in ("rows", "num_new", "computed", "sampled"):
+        assert getattr(told, name).tolist() == getattr(step, name).tolist(), name
+    assert (dense.op, dense.ids.tolist(), stop.op) == (Op.DENSE, [1, 2], Op.STOP)
+    assert len(box.take()) == 0, "what was sent is not sent again"
