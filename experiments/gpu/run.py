@@ -109,12 +109,14 @@ def tests(session: Session, left: Left) -> Iterator[Step]:
 
 
 def replay(session: Session, left: Left) -> Iterator[Step]:
-    """A captured decode step replayed with other lengths, tables and queries, against fp64."""
-    for backend in backends():
-        command = [str(HERE / "graph_replay.py"), backend, *(["--dry-run"] if session.dry else [])]
-        done = _python(session, f"replay-{backend}", command, left())
-        found = [json.loads(line) for line in done["log"].splitlines() if line.startswith("{")]
-        yield _step(backend, done, cases=found)
+    """Captured decode steps replayed with other lengths, tables and queries, against fp64: attention, then engine."""
+    for program in ("graph_replay", "engine_replay"):
+        for backend in backends():
+            command = [str(HERE / f"{program}.py"), backend, *(["--dry-run"] if session.dry else [])]
+            name = backend if program == "graph_replay" else f"engine-{backend}"
+            done = _python(session, f"replay-{name}", command, left())
+            found = [json.loads(line) for line in done["log"].splitlines() if line.startswith("{")]
+            yield _step(name, done, cases=found)
 
 
 def kernel(session: Session, left: Left) -> Iterator[Step]:
@@ -135,27 +137,51 @@ def kernel(session: Session, left: Left) -> Iterator[Step]:
 
 
 def serve(session: Session, left: Left) -> Iterator[Step]:
-    """End to end: Qwen3-0.6B's shape with random weights in bf16, each backend with each allocator."""
-    pairs = [(backend, allocator) for backend in backends() for allocator in allocators()]
-    # Every backend with the default allocator first, then every allocator with the fastest of our own.
-    pairs.sort(key=lambda pair: (pair[1] != "prefix_cow", pair[0] != "triton"))
-    if session.dry:
-        pairs = [pair for pair in pairs if pair[0] != "triton"][:3]
-    for at, (backend, allocator) in enumerate(pairs):
-        folder = session.out / f"serve-{backend}-{allocator}"
+    """End to end: Qwen3-0.6B's shape, random weights, bf16; each backend, with graphs and without, and allocator."""
+    runs = serve_runs(session.dry)
+    for at, (backend, allocator, variant) in enumerate(runs):
+        name = "-".join(("serve", backend, allocator, variant)).removesuffix("-")
+        folder = session.out / name
         size = 256 if backend in ("flash_attn", "varlen") else 16
         words = [f"backend={backend}", f"allocator={allocator}", f"cache.block_size={size}", f"run.dir={folder}"]
-        words += _DRY_SERVE if session.dry else _SERVE
+        words += [*(_DRY_SERVE if session.dry else _SERVE), *_VARIANTS[variant]]
         shutil.rmtree(folder, ignore_errors=True)
-        done = _python(
-            session, folder.name, ["-m", "framework.run", "mode=serve", *words], left() / min(4, len(pairs) - at)
-        )
+        done = _python(session, name, ["-m", "framework.run", "mode=serve", *words], left() / min(4, len(runs) - at))
         result = _json(folder / "result.json")
         kept = {key: result.get(key) for key in _SERVE_KEYS if key in result}
         floor = {} if session.dry else {"floor": serve_floor()}
-        yield _step(
-            folder.name.removeprefix("serve-"), done, unavailable="BackendUnavailable" in done["log"], **kept, **floor
-        )
+        unavailable = "BackendUnavailable" in done["log"]
+        yield _step(name.removeprefix("serve-"), done, unavailable=unavailable, **kept, **floor)
+
+
+_VARIANTS = {
+    "": [],  # engine.cuda_graphs=auto: where the backend allows it
+    "eager": ["engine.cuda_graphs=false"],
+    "compiled": ["engine.compile=true"],
+    "compiled-eager": ["engine.compile=true", "engine.cuda_graphs=false"],
+}
+
+
+def serve_runs(dry: bool) -> list[tuple[str, str, str]]:
+    """(backend, allocator, variant): every backend first, then ours in all variants, then it with every allocator."""
+    usual, ours = "prefix_cow", "torch" if dry else "triton"
+    names = [name for name in backends() if not (dry and name == "triton")]
+    names.sort(key=lambda name: name != ours)
+    runs = [(ours, usual, ""), (ours, usual, "eager")]
+    runs += [(name, usual, "") for name in names if name != ours]
+    if dry:
+        return runs[:3]
+    runs += [(ours, usual, "compiled"), (ours, usual, "compiled-eager")]
+    runs += [(name, usual, "eager") for name in names if name != ours and graph_safe(name)]
+    runs += [(ours, allocator, "") for allocator in allocators() if allocator != usual]
+    return runs + [(name, other, "") for name in names if name != ours for other in allocators() if other != usual]
+
+
+def graph_safe(backend: str) -> bool:
+    """Whether it says so."""
+    from framework import registry
+
+    return bool(registry.build("backend", backend, {}, {}).capabilities.graph_safe)
 
 
 def sanitizer(session: Session, left: Left) -> Iterator[Step]:
@@ -211,7 +237,9 @@ _DRY_SERVE = [
 ]
 _SERVE_KEYS = (
     "backend", "allocator", "num_finished", "num_failed", "wall_s", "output_tokens_per_s", "total_tokens_per_s",
-    "tpot_s_p50", "ttft_s_p50", "engine_overhead", "forward_s", "schedule_s", "sample_s", "num_blocks", "block_size",
+    "tpot_s_p50", "ttft_s_p50", "cuda_graphs", "cuda_graphs_off", "graph_batch_sizes", "graph_steps", "eager_steps",
+    "graph_padded_rows", "graph_capture_s", "engine_overhead", "forward_s", "schedule_s", "sample_s",
+    "num_blocks", "block_size",
 )  # fmt: skip
 
 

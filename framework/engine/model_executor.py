@@ -80,7 +80,7 @@ class ModelExecutor:
         """How steps were run, for a run's result."""
         graphs = self.graphs
         return {
-            "cuda_graphs": graphs is not None,
+            "cuda_graphs": graphs is not None and self.device.type == "cuda",
             "cuda_graphs_off": self.graphs_off or None,
             "graph_batch_sizes": list(graphs.sizes) if graphs else [],
             "graph_steps": graphs.num_replays if graphs else 0,
@@ -88,6 +88,11 @@ class ModelExecutor:
             "graph_capture_s": graphs.capture_s if graphs else None,
             "eager_steps": self.num_eager_steps,
         }
+
+    @property
+    def logits(self) -> Tensor:
+        """(S, V) of the last step's `sampled` rows, on the device; overwritten by the next."""
+        return self._logits
 
     def now(self) -> float:
         """Seconds since construction."""

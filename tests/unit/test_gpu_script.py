@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,6 +116,49 @@ def test_a_wrong_replay_is_a_failure_of_the_command(repository: Path, monkeypatc
     monkeypatch.setattr(module, "_case", lambda step, problem, lengths: lengths[1] != 24)
     monkeypatch.setattr(sys, "argv", ["graph_replay.py", "torch", "--dry-run"])
     assert module.main() == 1
+
+
+@pytest.mark.parametrize(("backend", "status"), [("torch", 0), ("varlen", 4)])
+def test_whole_decode_steps_are_judged(
+    backend: str, status: int, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    module = load(repository, "engine_replay", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["engine_replay.py", backend, "--dry-run"])
+    assert module.main() == status
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"size"')]
+    assert [(line["size"], line["ok"]) for line in lines] == ([(n, True) for n in (1, 2, 4, 8)] if not status else [])
+    assert all(len(set(line["lengths"])) > 2 for line in lines), f"lengths did not change: {lines}"
+
+
+def test_a_wrong_decode_step_is_a_failure(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a graph that read the table of another row would do."""
+    from framework.engine.graphs import DecodeGraphs
+
+    module = load(repository, "engine_replay", monkeypatch)
+    inputs = DecodeGraphs._inputs
+
+    def stale(self: Any, size: int, num_changes: int) -> Any:
+        arrays = inputs(self, size, num_changes)
+        arrays[3] = np.zeros(size, dtype=np.int64).view(_Deaf)  # whatever is written to it: row 0
+        return arrays
+
+    monkeypatch.setattr(DecodeGraphs, "_inputs", stale)
+    monkeypatch.setattr(sys, "argv", ["engine_replay.py", "torch", "--dry-run"])
+    assert module.main() == 1
+
+
+class _Deaf(np.ndarray[Any, Any]):
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+def test_serve_runs_compare_graphs_with_eager_steps_first(script: Any) -> None:
+    runs = script.serve_runs(False)
+    assert runs[:2] == [("triton", "prefix_cow", ""), ("triton", "prefix_cow", "eager")]
+    assert ("varlen", "prefix_cow", "eager") in runs
+    assert ("gather", "prefix_cow", "eager") not in runs, "it has no graphs to do without"
+    assert len(set(runs)) == len(runs)
+    assert {allocator for backend, allocator, _ in runs if backend == "triton"} == set(script.allocators())
 
 
 @pytest.mark.slow
