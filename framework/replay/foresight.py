@@ -15,6 +15,7 @@ from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
 from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces import TraceRequest
+from framework.workload.traces.own_format import name_blocks
 
 _NOTHING = np.empty(0, dtype=np.int64)
 
@@ -24,7 +25,8 @@ class Foresight:
 
     Next uses count requests in order of arrival, from 1. A request preempted wants its own blocks again: they carry its
     own number, nearer than any to come. A block's next use is the next request after all that have released it, so that
-    requests which end out of order leave no use in the past. Blocks of outputs are never requested again.
+    requests which end out of order leave no use in the past. Blocks of an output are requested by later prompts where
+    the trace recorded its tokens, and never again where it did not.
 
     Args:
         requests: the whole trace as the replay will submit it.
@@ -38,11 +40,9 @@ class Foresight:
                 "needs; choose another allocator or policy"
             )
         self._allocator, self._size = allocator, allocator.block_size
-        self._paths: RequestPaths = build_paths(_admissible(requests, max_len))
-        never = self._paths.num_requests
-        following = self._paths.next_requests.astype(np.float64) + 1
-        following[following > never] = inf
-        self._following = following
+        prompts: list[int] = []
+        self._paths: RequestPaths = build_paths(_admissible(requests, max_len, prompts))
+        self._following = _following(self._paths, np.array(prompts, dtype=np.int64))
         self._known = np.zeros(self._paths.num_nodes)
 
     def attach(self, scheduler: Scheduler) -> None:
@@ -58,7 +58,7 @@ class Foresight:
             self._allocator.foresee(seq.id, self.next_uses(number).tolist())
 
     def next_uses(self, number: int) -> npt.NDArray[np.float64]:
-        """(m,) of the allocator's blocks that request `number`'s named prompt fills.
+        """(m,) of the allocator's blocks that request `number`'s named tokens fill: prompt and recorded output.
 
         A block is requested again by whoever requests the trace block that holds its last token.
         """
@@ -72,11 +72,33 @@ class Foresight:
         return uses
 
 
-def _admissible(requests: Iterable[TraceRequest], max_len: int) -> Iterator[TraceRequest]:
+def _admissible(requests: Iterable[TraceRequest], max_len: int, prompts: list[int]) -> Iterator[TraceRequest]:
+    """The requests that will be served, each prompt with its recorded output; `prompts` takes the prompts' blocks."""
     for request in requests:
         if request.block_ids is None:
             raise ConfigError("this trace has lengths only: no block is ever requested again, and no future helps")
         if request.input_tokens + max(1, request.output_tokens) > max_len:
+            prompts.append(0)
             yield replace(request, block_ids=_NOTHING)
+        elif request.tokens is not None and request.output is not None and request.beam_width == 1:
+            tokens = np.concatenate([request.tokens, request.output])
+            prompts.append(len(request.tokens) // request.block_tokens)
+            yield replace(request, block_ids=name_blocks(tokens, request.block_tokens), input_tokens=len(tokens))
         else:
+            prompts.append(len(request.block_ids))
             yield request
+
+
+def _following(paths: RequestPaths, prompts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """(E,) the next request, from 1, that has each reference's node among the first `prompts` (R,) of its blocks."""
+    counts, never = np.diff(paths.starts), paths.num_requests
+    places = np.arange(paths.num_references) - np.repeat(paths.starts[:-1], counts)
+    order = np.argsort(paths.nodes, kind="stable")
+    # One ascending key for all nodes, so that one running minimum from the end stays within each node's references.
+    first_key = paths.nodes[order].astype(np.int64) * (never + 1)
+    asks = first_key + np.where(places < np.repeat(prompts, counts), paths.requests, never)[order]
+    later = np.minimum.accumulate(np.append(asks[1:], np.iinfo(np.int64).max)[::-1])[::-1]
+    found = np.minimum(later - first_key, never)
+    result = np.empty(paths.num_references)
+    result[order] = np.where(found < never, found + 1, inf)
+    return result

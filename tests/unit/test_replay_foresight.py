@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from framework.engine.engine import Engine
 from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
 from framework.replay.executors import ReplayExecutor, constant_step
-from framework.replay.foresight import Foresight
+from framework.replay.foresight import Foresight, _following
 from framework.replay.mode import feed, trace_items
 from framework.replay.optimum import replay_optimum
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest
+from framework.workload.traces.own_format import name_blocks
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.optimum import Optimum
 
@@ -69,6 +71,55 @@ def test_next_uses_are_those_of_the_trace_at_any_block_size(block_size: int) -> 
     assert future.next_uses(2).tolist() == [inf] * (8 // block_size)
     assert future.next_uses(3).tolist() == [inf] * (16 // block_size)
     assert future.next_uses(1).tolist() == [inf] * (8 // block_size), "request 3 has released them: nothing follows"
+
+
+def spoken(turns: list[tuple[list[int], list[int] | None]], block_tokens: int = 4) -> list[TraceRequest]:
+    """Token-level requests: (prompt, recorded output or None)."""
+    return [
+        TraceRequest(
+            arrival_s=100.0 * i,
+            input_tokens=len(prompt),
+            output_tokens=len(output or [0]),
+            block_ids=name_blocks(np.array(prompt), block_tokens),
+            block_tokens=block_tokens,
+            tokens=np.array(prompt, dtype=np.int32),
+            output=None if output is None else np.array(output, dtype=np.int32),
+        )
+        for i, (prompt, output) in enumerate(turns)
+    ]
+
+
+def test_a_later_prompt_requests_the_blocks_of_a_recorded_output() -> None:
+    text, inf = list(range(18)), float("inf")
+    turns = [(text[:6], text[6:14]), ([90, 91], text[:6]), (text, [7]), (text[:9], text[9:18])]
+    future = Foresight(engine_of(Belady(), 50, 4).allocator, spoken(turns), max_len=200)
+    assert future.next_uses(0).tolist() == [3, 3, 3], "two blocks and a half: prompt, both, output"
+    assert future.next_uses(1).tolist() == [inf, inf], "equal tokens after another start are another content"
+    assert future.next_uses(2).tolist() == [4, 4, inf, inf], "the last request generates the rest, it does not ask"
+    unknown = Foresight(engine_of(Belady(), 50, 4).allocator, spoken([(text[:6], None), (text, [7])]), max_len=200)
+    assert unknown.next_uses(0).tolist() == [2]
+
+
+def test_named_requests_are_followed_as_the_paths_say() -> None:
+    for seed in range(5):
+        paths = workload(random_requests(seed, count=60, width=3, longest=5))
+        found = _following(paths, np.diff(paths.starts))
+        expected = paths.next_requests + 1.0
+        assert np.where(expected > paths.num_requests, np.inf, expected).tolist() == found.tolist()
+
+
+def test_belady_keeps_the_answer_that_the_next_turn_repeats() -> None:
+    said, other, filler, hits = list(range(13)), list(range(100, 113)), list(range(200, 213)), {}
+    turns = [(said[:4], said[4:]), (other, [1]), (filler, [1]), ([*said, 50, 51], [1]), (other, [1])]
+    for told in (True, False):
+        requests = spoken(turns)
+        engine = engine_of(Belady(), 7, 4)
+        outputs = {(number, 0): request.output for number, request in enumerate(requests)}
+        engine.replace_executor(ReplayExecutor(constant_step(0.025), outputs=outputs))
+        known = requests if told else [replace(request, output=None) for request in requests]
+        Foresight(engine.allocator, known, max_len=200).attach(engine.scheduler)
+        hits[told] = drain(engine, requests[:4]).metrics.hit_blocks
+    assert hits == {True: 3, False: 1}, "who is not told gives up the answer for what comes back later"
 
 
 def test_a_request_too_long_to_be_served_uses_nothing() -> None:
