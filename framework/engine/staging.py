@@ -75,7 +75,7 @@ class Staging:
             buffer.bytes[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._device[:end].copy_(buffer.host[:end], non_blocking=True)
         if buffer.done is not None:
-            buffer.done.record()
+            buffer.done.record(torch.cuda.current_stream(self.device))
         self.num_uploads += 1
         return [self.view(array, place) for array, place in zip(arrays, places, strict=True)]
 
