@@ -66,12 +66,14 @@ class ModelExecutor:
         Attention stays as it is, an opaque operation to the compiler. `decoder` itself stays eager: the dense check
         is not to depend on a compiler.
 
+        Of a model over several ranks, sums are opaque as well: see `framework.parallel.compiled`.
+
         Raises:
-            ConfigError: the decoder is spread over several ranks.
+            ConfigError: one rank's part, which has not joined the others.
         """
-        if self.decoder.shard.size > 1:
+        if self.decoder.shard.size > 1 and self.decoder.group is None:
             raise ConfigError(
-                f"engine.compile=true cannot be with a model over {self.decoder.shard.size} ranks; set it to false"
+                f"engine.compile=true cannot be with a model over {self.decoder.shard.size} ranks that are not joined"
             )
         self._attention = opaque_attention(self._attend)
         self._forward = torch.compile(self.decoder, dynamic=True, fullgraph=True)

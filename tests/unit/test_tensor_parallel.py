@@ -236,8 +236,8 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_compiled_parts_give_the_tokens_of_the_whole(whole: LoadedModel) -> None:
     with make("tiny", 2, compile=True) as llm:
-        found = told(llm.generate(PROMPTS, SAMPLINGS))
-    assert found == told(make(whole, 1).generate(PROMPTS, SAMPLINGS))
+        found = told(llm.generate(PROMPTS[:2], SAMPLINGS[:2]))
+    assert found == told(make(whole, 1).generate(PROMPTS[:2], SAMPLINGS[:2]))
 
 
 def test_sizes_that_cannot_be_are_refused_before_weights_are_read(tmp_path: Path, whole: LoadedModel) -> None:

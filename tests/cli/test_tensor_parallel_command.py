@@ -1,0 +1,112 @@
+"""A run over two ranks, as a user starts, records and interrupts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from framework.jsonl import read_jsonl
+from framework.tracking import read_result
+
+Command = Callable[..., tuple[int, str, str]]
+SMALL = ("workload.num_requests=6", "workload.output_tokens=8", "run.progress=false", "device=cpu")
+TIGHT = ("cache.num_blocks=40", "cache.block_size=8", "workload.prefix_tokens=24", "workload.suffix_tokens=20")
+POOL = tuple(word for word in TIGHT if word.startswith("cache."))
+PAIR = "engine.tensor_parallel_size=2"
+
+
+def events(folder: Path) -> str:
+    return (folder / "events.jsonl").read_text()
+
+
+def test_a_run_over_two_ranks_is_the_run_of_one_and_its_recording_replays_to_the_same_log(
+    command: Command, elsewhere: Path
+) -> None:
+    for folder, more in (("one", ()), ("two", (PAIR, "run.record=true"))):
+        status, out, errors = command(
+            "+allocator=prefix", *SMALL, *TIGHT, *more, "run.events=true", f"run.dir={folder}"
+        )
+        assert status == 0, errors
+    assert "on each of 2 ranks" in out, out
+    status, _, errors = command(
+        "mode=replay", "executor=none", "workload=recording", "workload.path=two/recording.jsonl", "+allocator=prefix",
+        *POOL, "run.progress=false", "run.events=true", "run.dir=replayed",
+    )  # fmt: skip
+    assert status == 0, errors
+    assert events(elsewhere / "two") == events(elsewhere / "one") == events(elsewhere / "replayed")
+    one, two = (read_result(elsewhere / name) for name in ("one", "two"))
+    outputs = [
+        [row["completions"] for row in read_jsonl(elsewhere / name / "requests.jsonl")] for name in ("one", "two")
+    ]
+    assert [[c["tokens"] for c in row] for row in outputs[1]] == [[c["tokens"] for c in row] for row in outputs[0]]
+    assert two["dense_checked"] == one["dense_checked"] > 0
+    assert two["dense_mismatches"] == 0, two
+    assert (one["tensor_parallel_size"], two["tensor_parallel_size"]) == (1, 2)
+    assert two["kv_bytes"] == one["kv_bytes"] == one["kv_bytes_per_rank"] == 2 * two["kv_bytes_per_rank"]
+
+
+def test_a_size_that_does_not_divide_the_heads_is_one_sentence(command: Command) -> None:
+    status, _, errors = command(*SMALL, "engine.tensor_parallel_size=3")
+    assert status != 0
+    assert errors.strip().startswith("InvalidArgument: tensor_parallel_size 3 does not divide this qwen3 model"), errors
+    assert len(errors.strip().splitlines()) == 1, errors
+
+
+def children(pid: int) -> list[int]:
+    """Processes that `pid` started and that run Python's spawn."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"spawn_main" in (stat.parent / "cmdline").read_bytes():
+                found.append(int(stat.parent.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGKILL))],
+)
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks' processes in /proc")
+def test_however_rank_0_ends_no_rank_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
+    words = ("workload.num_requests=400", "workload.output_tokens=200", "run.progress=false", "device=cpu", PAIR)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "framework.run", *words, "run.dir=out"],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        metrics = tmp_path / "out" / "metrics.jsonl"
+        assert wait_for(lambda: (metrics.exists() and metrics.stat().st_size > 0) or run.poll() is not None)
+        assert run.poll() is None, run.communicate()[1]
+        ranks = children(run.pid)
+        assert len(ranks) == 1, ranks
+        if number is signal.SIGINT:
+            os.killpg(run.pid, number)  # as a terminal does: to every process of the command
+        else:
+            run.send_signal(number)
+        _, errors = run.communicate(timeout=60)
+        assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), 20), ranks
+        expected = 130 if number is signal.SIGINT else -number
+        assert run.returncode == expected, errors
+        assert number is not signal.SIGINT or "Traceback" not in errors, errors
+    finally:
+        run.kill()
+        run.wait()
