@@ -241,7 +241,8 @@ def far_blocks_main() -> None:
 def _check_far_blocks(make: Make, device: str) -> None:
     spec = min((supported(make, device, dtype=name) for name in _narrow_dtypes(make, device)), key=_element_bytes)
     backend = prepared(make, spec, device)
-    near = build_problem(Case(spec, (2 * spec.block_size + 1, spec.block_size), (1, 1)), device, fill=0.0, placement=3)
+    lengths, queries = (2 * spec.block_size + 1, spec.block_size + 2), (1, 2)  # a decode row and a chunk
+    near = build_problem(Case(spec, lengths, queries), device, fill=0.0, placement=3)
     per_block = spec.block_size * spec.num_kv_heads * spec.head_dim
     num_blocks = 2**31 // per_block + 16
     far = LayerKV(_untouched(near.pool.k, num_blocks), _untouched(near.pool.v, num_blocks), spec.layout)
@@ -262,6 +263,12 @@ def _check_far_writes(backend: AttentionBackend, spec: AttentionSpec, far: Layer
     backend.write(far, token, token, torch.tensor([last * spec.block_size], dtype=torch.int64, device=device))
     stored = far.k[last, 0] if spec.layout == "NHD" else far.k[last, :, 0]
     assert bool((stored == 3.0).all()), f"a token written to block {last} is not there"
+    q = torch.full((1, spec.num_heads, spec.head_dim), 3.0, dtype=token.dtype, device=device)
+    half = torch.ones(1, spec.head_dim // 2, device=device)
+    slots = torch.tensor([(last - 3) * spec.block_size], dtype=torch.int64, device=device)
+    backend.rotate_and_write(far, q, token, token, Rope(half, 0 * half), slots)
+    stored = far.k[last - 3, 0] if spec.layout == "NHD" else far.k[last - 3, :, 0]
+    assert bool((stored == 3.0).all()), f"a token rotated by 0 and written to block {last - 3} is not there"
     backend.copy_blocks(far, torch.tensor([[last, last - 9]], dtype=torch.int64, device=device))
     assert torch.equal(far.k[last - 9], far.k[last]), f"block {last} copied to {last - 9} is not there"
 

@@ -14,49 +14,33 @@ from pathlib import Path
 
 import pytest
 
-from framework_builtin.backend.triton_kernels.aot import Resources, Variant, as_dict, shipped_variants
+from framework_builtin.backend.triton_kernels.aot import Resources, Variant, shipped_variants
 from framework_builtin.backend.triton_kernels.configs import ARCHS, arch_of, kind_of, padded_dim
-from framework_builtin.backend.triton_kernels.screen import problems, read_table
+from framework_builtin.backend.triton_kernels.screen import differences, problems, read_table
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
 VARIANTS = {variant.name: variant for variant in shipped_variants()}
-COVERING = [
-    "sm_80/decode/float32/d64",
-    "sm_80/prefill/bfloat16/d128",
-    "sm_90/decode/bfloat16/d128",
-    "sm_90/decode/bfloat16+float8_e4m3fn/d128",
-    "sm_90/prefill/bfloat16/d128",
-    "sm_90/plan_splits",
-    "sm_90/merge_splits",
-    "sm_90/write_kv",  # bf16, and e4m3 quantised on the way
-    "sm_90/copy_blocks",
-    "sm_100/decode/bfloat16/d128",
-    "sm_100/prefill/bfloat16/d64",
-    "gfx942/decode/bfloat16/d256",
-]
-"""Each chip, each kernel and each way of storing KV once."""
+GROUPS = [(arch, kernels) for arch in ARCHS for kernels in ("prefill", "the others")]
+
+
+def in_group(variant: Variant, arch: str, kernels: str) -> bool:
+    return variant.arch == arch and (variant.kernel == "prefill") == (kernels == "prefill")
 
 
 def screen(names: list[str], folder: Path) -> dict[str, Resources]:
-    """Compile the named variants in a fresh process with an empty cache, two at a time."""
+    """Compile the named variants in one fresh process with an empty cache; pytest -n runs several of them."""
     code = (
         "import json, sys\n"
-        "from framework_builtin.backend.triton_kernels.aot import shipped_variants, as_dict\n"
-        "from framework_builtin.backend.triton_kernels.screen import compile_all\n"
-        "if __name__ == '__main__':\n"
-        "    wanted = json.load(sys.stdin)\n"
-        "    jobs = [(v, None) for v in shipped_variants() if v.name in wanted]\n"
-        "    found = {job[0].name: result for job, result in compile_all(jobs)}\n"
-        "    plain = {name: r if isinstance(r, str) else as_dict(r) for name, r in found.items()}\n"
-        "    json.dump(plain, sys.stdout)\n"
+        "from framework_builtin.backend.triton_kernels.aot import as_dict\n"
+        "from framework_builtin.backend.triton_kernels.screen import compile_all, shipped\n"
+        "found = {job[0].name: result for job, result in compile_all(shipped(json.load(sys.stdin)), 1)}\n"
+        "json.dump({name: r if isinstance(r, str) else as_dict(r) for name, r in found.items()}, sys.stdout)\n"
     )
-    script = folder / "screen_some.py"
-    script.write_text(code)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, "-c", code],
         input=json.dumps(names),
         env=environment,
         capture_output=True,
@@ -76,26 +60,21 @@ def judge(found: dict[str, Resources]) -> None:
     """Fit to ship, and as the committed table says where the compiler is the one that made it."""
     unfit = {name: reasons for name, got in found.items() if (reasons := problems(VARIANTS[name], got))}
     assert not unfit, f"unfit to ship: {unfit}"
-    version, table = read_table()
-    if version != triton.__version__:
-        return  # another compiler allots registers otherwise; the gate above holds for it too
-    changed = {name: (as_dict(table[name]), as_dict(got)) for name, got in found.items() if table[name] != got}
+    changed = differences(found, whole=False)
     assert not changed, (
-        f"resources differ from resources.json (committed, now): {changed}; if that is meant, run "
+        f"resources differ from resources.json: {changed}; if that is meant, run "
         "python -m framework_builtin.backend.triton_kernels.screen --update"
     )
 
 
-def test_a_covering_set_of_configurations_compiles_without_spills(tmp_path: Path) -> None:
-    names = [name for name in VARIANTS if name.startswith(tuple(f"{prefix}/" for prefix in COVERING))]
-    assert len(names) >= len(COVERING), f"COVERING names what is not shipped: {names}"
-    judge(screen(names, tmp_path))
+@pytest.mark.parametrize(("arch", "kernels"), GROUPS)
+def test_every_shipped_configuration_compiles_without_spills(arch: str, kernels: str, tmp_path: Path) -> None:
+    judge(screen([name for name, variant in VARIANTS.items() if in_group(variant, arch, kernels)], tmp_path))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHS)
-def test_every_shipped_configuration_compiles_without_spills(arch: str, tmp_path: Path) -> None:
-    judge(screen([name for name in VARIANTS if name.startswith(f"{arch}/")], tmp_path))
+def test_the_groups_hold_every_shipped_configuration_once() -> None:
+    counts = {name: sum(in_group(variant, *group) for group in GROUPS) for name, variant in VARIANTS.items()}
+    assert set(counts.values()) == {1}, {name: count for name, count in counts.items() if count != 1}
 
 
 def test_the_resource_table_has_exactly_the_shipped_configurations_and_all_are_fit() -> None:
@@ -118,6 +97,21 @@ def test_the_gate_refuses_spills_excess_shared_memory_and_lost_matrix_instructio
         ("CompilationError: no", "does not compile"),
     ):
         assert any(word in reason for reason in problems(variant, bad)), (bad, problems(variant, bad))
+
+
+def test_a_changed_a_missing_and_an_unknown_kernel_are_told() -> None:
+    version, table = read_table()
+    if version != triton.__version__:
+        pytest.skip(f"the committed table is triton {version}'s, installed is {triton.__version__}")
+    first, second, *_ = table
+    assert not differences(table, whole=True), "the committed table differs from itself"
+    changed = table | {first: replace(table[first], registers=1)}
+    assert [line.split(":")[0] for line in differences(changed, whole=True)] == [first]
+    del changed[second]
+    changed["sm_90/new"] = table[first]
+    assert sorted(line.split(":")[0] for line in differences(changed, whole=True)) == sorted(
+        [first, second, "sm_90/new"]
+    )
 
 
 def test_every_head_dim_and_dtype_has_a_row_on_every_chip() -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from framework.errors import InvalidArgument
-from framework.interfaces.backend import AttentionSpec, Batch
-from framework.testing.attention_cases import Case, build_problem
-from framework.testing.attention_runs import judge, run_attention
+from framework.interfaces.backend import AttentionSpec, Batch, Rope
+from framework.testing.attention_cases import Case, build_problem, pairwise
+from framework.testing.attention_runs import judge, pool_bytes, run_attention, same_bytes
 from framework.testing.backend import backend_checks, check_blocks_beyond_2_31_elements_are_addressed
 from framework.testing.oracles.attention import attend_dense
 from framework_builtin.backend.triton import TritonBackend
@@ -91,6 +91,45 @@ def test_features_together_match_fp64_in_decode_and_mixed_batches(make: Any, cha
         assert torch.allclose(lse.double(), want, atol=2e-2 if spec.dtype != "float32" else 1e-5), (
             f"{problem.case}: lse {lse.flatten()[:8].tolist()}, should be {want.flatten()[:8].tolist()}"
         )
+
+
+MEETING = pairwise(
+    {
+        "block_size": (1, 2, 8, 16, 64, 128, 256),
+        "head_dim": (64, 96, 128, 192, 256),
+        "kv_dtype": (None, "float8_e4m3fn"),
+        "layout": ("NHD", "HND"),
+        "make": tuple(MAKES),
+        "feature": ("none", "sinks", "alibi", "soft_cap", "sliding_window"),
+        "dtype": ("float32", "float16", "bfloat16"),
+    },
+    lambda row: True,
+)
+"""Every two of these values meet in one case, with and without its first row being decoded."""
+
+
+@pytest.mark.parametrize("at", range(len(MEETING)))
+def test_head_dims_pages_stored_dtypes_layouts_and_features_meet(at: int) -> None:
+    row = dict(MEETING[at])
+    make, feature, size = row.pop("make"), row.pop("feature"), row["block_size"]
+    values = {"sinks": True, "alibi": True, "soft_cap": 2.0, "sliding_window": size + 1}
+    spec = make_spec(**row, **({} if feature == "none" else {feature: values[feature]}))
+    context = max(size + 3, 21)
+    problem = build_problem(Case(spec, (context, 2, context - 1), (1, 1, 4), seed=at))
+    backend = MAKES[make]()
+    backend.setup(spec, "cpu")
+    out, lse = run_attention(backend, problem, lse=True)
+    verdict = judge(out, problem)
+    assert verdict.ok, f"{make}: {verdict}"
+    want = attend_dense(problem.q, problem.pool, problem.batch, spec)[1]
+    assert lse is not None
+    exact = spec.dtype == "float32" and spec.kv_dtype is None
+    assert torch.allclose(lse.double(), want, atol=1e-5 if exact else 2e-2), f"{make}, {problem.case}: lse is wrong"
+
+
+def test_the_promised_head_dims_and_pages_are_among_what_meets() -> None:
+    for name, wanted in {"head_dim": {64, 96, 128, 192, 256}, "block_size": {1, 256}, "make": set(MAKES)}.items():
+        assert wanted <= {row[name] for row in MEETING}, name
 
 
 def _batch(lengths: np.ndarray, block_size: int, width: int) -> Batch:
@@ -233,6 +272,44 @@ def test_fp8_tokens_are_quantised_with_their_heads_scales() -> None:
             assert pool.k_scale is not None
             scaled = (tokens[token].float() / pool.k_scale[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
             assert torch.equal(pool.k[at].float(), scaled.float()), f"{layout} slot {slot}"
+
+
+def test_every_e4m3_value_and_every_tie_between_two_is_rounded_as_torch_does() -> None:
+    codes = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    ties = (codes[1:] + codes[:-1]) / 2
+    near = torch.cat((codes, ties, torch.nextafter(ties, ties + 1), torch.nextafter(ties, ties - 1)))
+    values = torch.cat((near, -near, torch.tensor([449.0, 464.0, 1e30, torch.inf, -torch.inf, torch.nan, 1e-30, -0.0])))
+    values = torch.nn.functional.pad(values, (0, -len(values) % 64)).reshape(-1, 2, 32)
+    spec = make_spec(kv_dtype="float8_e4m3fn")
+    pool = build_problem(Case(spec, (48,), (1,))).pool
+    pool.k_scale = pool.v_scale = torch.ones(2)
+    slots = torch.arange(len(values)) + 16
+    ready(spec).write(pool, values, values, slots)
+    got = pool.k.view(torch.uint8).flatten(0, 1)[slots]
+    want = values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    wrong = torch.nonzero((got != want) & ~values.isnan())
+    assert not len(wrong), [(float(values[tuple(i)]), int(got[tuple(i)]), int(want[tuple(i)])) for i in wrong[:9]]
+    nans = got[values.isnan()] & 0x7F
+    assert bool((nans == 0x7F).all()), nans
+
+
+def test_tokens_of_another_shape_are_refused_before_anything_is_written() -> None:
+    spec = make_spec()
+    pool = build_problem(Case(spec, (33,), (1,)), fill=0.0).pool
+    before, q, k = pool_bytes(pool), torch.randn(3, 4, 32), torch.randn(3, 2, 32)
+    half, slots, backend = torch.ones(3, 16), torch.arange(16, 19), ready(spec)
+    rope, at = Rope(half, half), torch.arange(3)
+    for wrong in (
+        lambda: backend.write(pool, q, k, slots),
+        lambda: backend.write(pool, k, k[:2], slots),
+        lambda: backend.rotate_and_write(pool, k, k, k, rope, slots),
+        lambda: backend.rotate_and_write(pool, q, k, k, Rope(half[:2], half), slots),
+        lambda: backend.rotate_and_write(pool, q, k, k, Rope(half, half[:, :8]), slots),
+        lambda: backend.rotate_and_write(pool, q, k, k, Rope(half, half, at[:2]), slots),
+    ):
+        with pytest.raises(InvalidArgument, match="should be"):
+            wrong()
+    assert same_bytes(before, pool_bytes(pool)), "a refused call wrote to the pool"
 
 
 def test_the_same_process_interprets_whatever_imported_triton_before() -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from framework.interfaces.backend import AttentionSpec, LayerKV
-from framework.testing.attention_cases import Case, Problem, build_problem
+from framework.interfaces import _torch_ops
+from framework.interfaces.backend import AttentionSpec, LayerKV, Rope
+from framework.testing.attention_cases import Case, Problem, build_problem, torch_dtype
 from framework.testing.attention_runs import run_attention
 from framework.testing.oracles.attention import attend_dense
 from framework_builtin.backend.triton import TritonBackend
@@ -89,6 +90,18 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "chunks share a head": ("prefill", "head = kv_head * GROUP + m % GROUP", "head = kv_head * GROUP + m % GROUP * 0"),
     "the chunk's output is not rescaled": ("prefill", "acc = acc * shrink[:, None] + tl.dot", "acc = acc + tl.dot"),
+    "the pair's other half has the wrong sign": ("store", "half == 0, -other, other", "half == 1, -other, other"),
+    "a pair is turned with itself": ("store", "head_x * source_stride + partner", "head_x * source_stride + d"),
+    "angles are the tokens' own": ("store", "angle = tl.load(POSITIONS + token, mask=live, other=0)", "angle = token"),
+    "v is rotated": ("store", "COS is not None and piece < 2", "COS is not None"),
+    "k is not rotated": ("store", "COS is not None and piece < 2", "COS is not None and piece < 1"),
+    "heads of a second program": ("store", "part * HEADS + row // 2", "part * 0 + row // 2"),
+    "e4m3 is cut, not rounded": ("store", "0x7FFFF + ((bits >> 20) & 1)", "0"),
+    "e4m3 ties go up": ("store", "0x7FFFF + ((bits >> 20) & 1)", "0x80000"),
+    "small e4m3 values have an exponent": ("store", "size < 0.015625", "size < 0.0078125"),
+    "e4m3 overflows": ("store", "tl.minimum(tl.abs(x), 448.0)", "tl.abs(x)"),
+    "k's scale for v": ("store", "K_SCALE if piece == 1 else V_SCALE", "K_SCALE"),
+    "bfloat16 is cut": ("store", "0x7FFF + ((bits >> 16) & 1)", "0"),
     "a token is written to its block's start": ("store", "offset = (slot % PAGE)", "offset = (slot % PAGE * 0)"),
     "copies leave V behind": ("store", "tl.store(V + destination * v_stride_b", "tl.store(V + source * v_stride_b"),
     "copies are all the first": ("store", "tl.load(COPIES + copy * 2)", "tl.load(COPIES + copy * 0)"),
@@ -143,6 +156,42 @@ def memory() -> bool:
     return torch.equal(pool.k, want.k) and torch.equal(pool.v, want.v)
 
 
+def rotation(spec: AttentionSpec, interleaved: bool, **arguments: Any) -> Callable[[], bool]:
+    """Rotates and stores five tokens, one of them padding; True when torch would have done the same, bit for bit."""
+
+    def holds() -> bool:
+        generator = torch.Generator().manual_seed(0)
+        dtype = torch_dtype(spec.dtype)
+        size = spec.num_heads + 2 * spec.num_kv_heads
+        spread = 10 ** torch.linspace(-4, 2, spec.head_dim)  # from below e4m3's smallest to above its largest
+        packed = torch.randn(5, size, spec.head_dim, generator=generator) * spread
+        q, k, v = packed.to(dtype).split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        angles = torch.rand(40, spec.head_dim // 2, generator=generator) * 100
+        rope = Rope(angles.cos(), angles.sin(), torch.tensor([3, 0, 39, 7, 8]), interleaved)
+        got, want = (build_problem(Case(spec, (100,), (1,)), fill=0.0).pool for _ in range(2))
+        if spec.kv_dtype:
+            v = v.bfloat16().to(dtype)  # short numbers over a power of 2: ties
+            for pool in (got, want):
+                pool.k_scale, pool.v_scale = torch.tensor([0.02, 0.05]), torch.tensor([0.0625, 0.03125])
+        slots = torch.tensor([17, -1, 40, 41, 90])
+        backend = TritonBackend(**arguments)
+        backend.setup(spec, "cpu")
+        rotated = backend.rotate_and_write(got, q, k, v, rope, slots)
+        stored = _torch_ops.rotate(k, rope)
+        if spec.kv_dtype:
+            assert want.k_scale is not None
+            assert want.v_scale is not None
+            stored, v = (
+                x.float().clamp(-448 * scale[:, None], 448 * scale[:, None])
+                for x, scale in ((stored, want.k_scale), (v, want.v_scale))
+            )
+        _torch_ops.write(want, stored, v, slots)
+        pairs = ((rotated, _torch_ops.rotate(q, rope)), (got.k, want.k), (got.v, want.v))
+        return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+
+    return holds
+
+
 DECODE, CHUNKS = (1,) * 6, (1, 1, 17, 1, 33, 20)
 SINKS = {"sinks": True, "sliding_window": 40}
 BATTERY = {
@@ -157,7 +206,11 @@ BATTERY = {
         attention(spec_of(block_size=3, sliding_window=32), CHUNKS, arch="sm_90"),
         attention(spec_of(layout="HND", **SINKS), CHUNKS),
     ],
-    "store": [memory],
+    "store": [
+        memory,
+        rotation(spec_of(dtype="bfloat16", num_heads=8, head_dim=256), interleaved=False, arch="sm_90"),
+        rotation(spec_of(kv_dtype="float8_e4m3fn", layout="HND"), interleaved=True),
+    ],
 }
 
 

@@ -1,4 +1,4 @@
-"""Paged attention in plain PyTorch: gather a cache-sized tile of KV, attend, forget it."""
+"""Paged attention in plain PyTorch: gather a cache-sized tile of KV, attend, forget it; big decodes are compiled."""
 
 # Shapes: T query tokens (packed)  R rows of a tile  Tq queries a row  C keys a row  S tokens a block  M blocks a row
 #         H query heads  K kv heads  G = H / K  D head dim
@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from framework.errors import InvalidArgument
+from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch, Capabilities, LayerKV
+from framework_builtin.backend import torch_compiled
 
 _CALL_BYTES = 2**19
 """KV bytes that cost about as much to read as one more call: padding below it is cheaper than another tile."""
+
+_COMPILE_BYTES = 2**24
+"""KV bytes of one layer's decode from which compiling is worth its seconds."""
 
 _MASK_ELEMENTS = 2**22
 """Most entries of a tile's mask (queries x keys); 16 MiB in fp32."""
@@ -56,7 +61,12 @@ class TorchBackend(AttentionBackend):
     cache, and attended with SDPA. Longer rows, and what SDPA cannot do (soft-cap, sinks, ALiBi, log-sum-exp, fp8
     pools), go chunk by chunk with a running maximum, in fp32.
 
+    On a CPU, decode rows may instead go to loops compiled by inductor, which read the pool once and copy nothing:
+    about twice as fast, after some 10 s of compiling (1 or 2 s when torch's cache on disk has it). `facts` says which.
+
     Args:
+        compile: "auto": once a step's decode reads 16 MiB of KV a layer, if there is a C++ compiler; True: always, and
+            already in `setup`; False: never.
         tile_bytes: KV gathered at once for decode rows, and by the running-maximum path; about the last-level cache
             a core has for itself.
         prefill_bytes: KV of one row gathered at once for a prefill chunk.
@@ -70,11 +80,30 @@ class TorchBackend(AttentionBackend):
         features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
     )
 
-    def __init__(self, tile_bytes: int = 8 * 2**20, prefill_bytes: int = 64 * 2**20) -> None:
+    def __init__(
+        self,
+        compile: bool | Literal["auto"] = "auto",
+        tile_bytes: int = 8 * 2**20,
+        prefill_bytes: int = 64 * 2**20,
+    ) -> None:
+        if compile not in (True, False, "auto"):
+            raise InvalidArgument(f"compile must be true, false or auto, found {compile!r}")
         if tile_bytes < 1 or prefill_bytes < 1:
             raise InvalidArgument(f"tile_bytes and prefill_bytes must be positive, found {tile_bytes}, {prefill_bytes}")
-        self.tile_bytes, self.prefill_bytes = tile_bytes, prefill_bytes
+        self.compile, self.tile_bytes, self.prefill_bytes = compile, tile_bytes, prefill_bytes
         self._planned: Batch | None = None
+
+    def check(self, spec: AttentionSpec, device: str) -> list[str]:
+        """With compile=True also why compiling is impossible, such as a missing C++ compiler."""
+        reasons = self.capabilities.reasons_against(spec, device)
+        return reasons + (torch_compiled.reasons_against(spec, device) if self.compile is True else [])
+
+    def facts(self) -> dict[str, str | int | float]:
+        """`decode`: "eager", "compiled" or "eager and compiled"; `compile_s`; `not_compiled`: why not, if tried."""
+        found: dict[str, str | int | float] = {"decode": " and ".join(sorted(self._ran, reverse=True)) or "none"}
+        if self._decode is not None:
+            found["compile_s"] = round(self._decode.compile_s, 2)
+        return found | ({"not_compiled": "; ".join(self._not_compiled)} if self._not_compiled else {})
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
         super().setup(spec, device)
@@ -85,8 +114,19 @@ class TorchBackend(AttentionBackend):
         )
         self._buffers = (torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype))
         self._planned = None
+        self._decode: torch_compiled.CompiledDecode | None = None
+        self._ran: set[str] = set()
+        self._not_compiled = (
+            ["compile=false"] if self.compile is False else torch_compiled.reasons_against(spec, device)
+        )
+        if self.compile is True:
+            self._decode = torch_compiled.CompiledDecode(spec)
 
     def plan(self, batch: Batch) -> None:
+        """Cut the batch into tiles, and into chunks for the compiled decode; may compile, once."""
+        self._plan(batch)
+
+    def _plan(self, batch: Batch, strided: bool = False) -> None:
         contexts = batch.host_context_lens.astype(np.int64)
         starts = batch.host_query_starts.astype(np.int64)
         if len(contexts) != len(batch.context_lens):
@@ -95,7 +135,16 @@ class TorchBackend(AttentionBackend):
         counts = np.diff(starts)
         live = np.nonzero(contexts)[0]
         decodes, prefills = live[counts[live] == 1], live[counts[live] > 1]
-        self._tiles = [self._decode_tile(batch, rows, contexts, starts) for rows in self._groups(decodes, contexts)]
+        self._chunks: list[torch_compiled.Chunks] = []
+        self._tiles: list[_Tile] = []
+        if len(decodes) and not strided and self._compiles(contexts[decodes]):
+            self._chunks += torch_compiled.cut(self.spec, batch, decodes, contexts, starts)
+        else:
+            self._tiles += (
+                self._decode_tile(batch, rows, contexts, starts) for rows in self._groups(decodes, contexts)
+            )
+        if len(decodes):
+            self._ran.add("compiled" if self._chunks else "eager")
         for row in prefills.tolist():
             self._tiles += self._prefill_tiles(batch, row, int(contexts[row]), int(starts[row]), int(counts[row]))
         empty = np.repeat(contexts == 0, counts)
@@ -106,7 +155,12 @@ class TorchBackend(AttentionBackend):
         self.require(q, pool, batch, out, lse)
         if self._planned is not batch:
             self.plan(batch)
+        if self._chunks and not (pool.k.is_contiguous() and pool.v.is_contiguous()):
+            self._plan(batch, strided=True)
         with torch.no_grad():
+            for chunks in self._chunks:
+                assert self._decode is not None
+                self._decode(q, pool, chunks, out, lse)
             if self._empty is not None:
                 out[self._empty] = 0
                 if lse is not None:
@@ -118,6 +172,21 @@ class TorchBackend(AttentionBackend):
                 out[tile.tokens], sums = self._running(q[tile.tokens], pool, tile)
                 if lse is not None:
                     lse[tile.tokens] = sums.to(lse.dtype)
+
+    def _compiles(self, contexts: npt.NDArray[np.int64]) -> bool:
+        """Whether decode rows of these contexts go to the compiled loops, which are compiled now if need be."""
+        if self._not_compiled:
+            return False
+        spans = contexts if self.spec.sliding_window is None else np.minimum(contexts, self.spec.sliding_window)
+        if self.compile is not True and int(spans.sum()) * self._token_bytes < _COMPILE_BYTES:
+            return False
+        if self._decode is None:
+            try:
+                self._decode = torch_compiled.CompiledDecode(self.spec)
+            except Unsupported as error:
+                self._not_compiled = [str(error)]
+                sys.stderr.write(f"torch backend: decode stays eager: {error}\n")
+        return self._decode is not None
 
     def _check_widths(self, batch: Batch, contexts: npt.NDArray[np.int64]) -> None:
         capacity = batch.block_tables.shape[1] * self.spec.block_size

@@ -15,6 +15,7 @@ from framework.interfaces.backend import (
     Capabilities,
     CompiledKernel,
     LayerKV,
+    Rope,
 )
 from framework_builtin.backend.triton_kernels.configs import ARCHS, ArchConfig, arch_of
 
@@ -41,7 +42,7 @@ class TritonBackend(AttentionBackend):
         head_dims=frozenset(range(8, 257, 2)),
         layouts=frozenset({"NHD", "HND"}),
         max_block_size=256,
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse", "rope"}),
         graph_safe=True,
         simulated_devices=frozenset({"cpu"}),
     )
@@ -104,11 +105,17 @@ class TritonBackend(AttentionBackend):
         """Store k, v (T, K, D) at `slot_mapping` (T,) int64 in one launch; e4m3 pools are quantised on the way."""
         self._kernels().write(pool, k, v, slot_mapping)
 
+    def rotate_and_write(
+        self, pool: LayerKV, q: Tensor, k: Tensor, v: Tensor, rope: Rope, slot_mapping: Tensor
+    ) -> Tensor:
+        """Rotate q and k, store k and v, one launch; returns q rotated (T, H, D), contiguous."""
+        return self._kernels().rotate_and_write(pool, q, k, v, rope, slot_mapping)
+
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
         """Copy blocks (source, destination) in order, one launch.
 
         Raises:
-            InvalidArgument: a destination is named twice. Looking costs a synchronisation when there are several.
+            InvalidArgument: a destination is named twice. Looking at several waits for the device if they lie there.
         """
         import torch
 
@@ -116,7 +123,7 @@ class TritonBackend(AttentionBackend):
             return
         if len(copies) > 1 and len(torch.unique(copies[:, 1])) != len(copies):
             raise InvalidArgument("copy_blocks: a destination block is named twice")
-        self._kernels().copy_blocks(pool, copies)
+        self._kernels().copy_blocks(pool, copies.to(pool.k.device, non_blocking=True))
 
     def _kernels(self) -> Launcher:
         if self._launcher is None:

@@ -21,9 +21,9 @@ from framework_builtin.backend.triton_kernels.configs import ARCHS, ArchConfig
 
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _INT_POINTERS = {"TABLES": "*i32", "LENS": "*i32", "STARTS": "*i32", "WORK": "*i32", "ROWS": "*i32"}
-_LONG_POINTERS = {"SLOTS": "*i64", "COPIES": "*i64"}
+_LONG_POINTERS = {"SLOTS": "*i64", "COPIES": "*i64", "POSITIONS": "*i64"}
 _FLOAT_POINTERS = ("LSE", "PART", "PART_LSE", "SINKS", "SLOPES", "K_SCALE", "V_SCALE")
-_HALF_POINTERS = ("Q", "OUT", "K_NEW", "V_NEW")
+_HALF_POINTERS = ("Q", "OUT", "K_NEW", "V_NEW", "Q_OUT", "COS", "SIN")
 _FLOATS = ("score_scale", "cap_scale")
 # Written by the caller per batch, so nothing is known of their divisibility.
 _UNALIGNED = ("num_", "first_row", "min_tiles", "window", "table_stride", "lse_stride")
@@ -44,13 +44,18 @@ _UNUSUAL: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kernel as an architecture runs it, specialised on the spec; `split` and `lse` as the launch asks for them."""
+    """One kernel as an architecture runs it, specialised on the spec; the rest as the launch asks for it.
+
+    Attributes:
+        rope: of a write: None, or which elements are a pair, "halves" or "neighbours".
+    """
 
     arch: str
     kernel: str
     spec: AttentionSpec
     split: bool = True
     lse: bool = False
+    rope: str | None = None
 
     @property
     def name(self) -> str:
@@ -60,6 +65,7 @@ class Variant:
         group = spec.num_heads // spec.num_kv_heads
         extras = [name for name in ("sliding_window", "soft_cap", "sinks", "alibi") if getattr(spec, name)]
         extras += [name for name, on in (("lse", self.lse), ("unsplit", not self.split)) if on]
+        extras += [f"rope_{self.rope}"] if self.rope else []
         shape = f"{spec.dtype}{stored}/d{spec.head_dim}/group{group}/page{spec.block_size}"
         return "/".join([self.arch, self.kernel, shape, *extras])
 
@@ -99,8 +105,9 @@ def shipped_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]
         small = AttentionSpec(**_USUAL)
         for kernel in ("plan_splits", "merge_splits", "write_kv", "copy_blocks"):
             yield Variant(arch, kernel, small)
-        if ARCHS[arch].native_fp8:
-            yield Variant(arch, "write_kv", AttentionSpec(**(_USUAL | {"kv_dtype": "float8_e4m3fn"})))
+        yield Variant(arch, "write_kv", small, rope="halves")
+        quantised = AttentionSpec(**(_USUAL | {"kv_dtype": "float8_e4m3fn"}))
+        yield Variant(arch, "write_kv", quantised, rope="neighbours")
 
 
 def compile_variant(variant: Variant, shape: plans.Shape | None = None, arch: ArchConfig | None = None) -> Resources:
@@ -156,13 +163,30 @@ def _specialise(
     if variant.kernel == "merge_splits":
         constants = {"NUM_HEADS": spec.num_heads, "HEAD_DIM": spec.head_dim, "M": 8, "D": 128, "LSE": None}
         return decode.merge_splits, constants, {}
-    elements = spec.num_kv_heads * spec.head_dim
     if variant.kernel == "write_kv":
-        quantise = spec.kv_dtype is not None
-        constants = {"NUM_KV_HEADS": spec.num_kv_heads, "HEAD_DIM": spec.head_dim, "PAGE": spec.block_size}
-        constants |= {"E": plans.next_power(elements), "TOKENS": 1, "QUANTISE": quantise}
-        return store.write_kv, constants | ({} if quantise else {"K_SCALE": None, "V_SCALE": None}), {}
-    return store.copy_blocks, {"NUM_ELEMENTS": elements * spec.block_size, "E": 1024}, {"num_stages": 1}
+        return store.write_kv, _write_constants(variant), {}
+    elements = spec.num_kv_heads * spec.head_dim * spec.block_size
+    return store.copy_blocks, {"NUM_ELEMENTS": elements, "E": 1024}, {"num_stages": 1}
+
+
+def _write_constants(variant: Variant) -> dict[str, Any]:
+    spec, rotates = variant.spec, variant.rope is not None
+    shape = plans.store_shape(spec, 8192, rotates=rotates, interpreted=False)
+    constants: dict[str, Any] = {
+        "NUM_HEADS": spec.num_heads,
+        "NUM_KV_HEADS": spec.num_kv_heads,
+        "HEAD_DIM": spec.head_dim,
+        "PAGE": spec.block_size,
+        "PAIRS": shape.pairs,
+        "HEADS": shape.heads,
+        "TOKENS": shape.tokens,
+        "INTERLEAVED": variant.rope == "neighbours",
+        "QUANTISE": spec.kv_dtype is not None,
+        "UPCAST": False,
+    }
+    absent = [] if rotates else ["Q", "Q_OUT", "COS", "SIN", "POSITIONS"]
+    absent += [] if spec.kv_dtype else ["K_SCALE", "V_SCALE"]
+    return constants | dict.fromkeys(absent)
 
 
 def _signature(kernel: Any, spec: AttentionSpec, constants: dict[str, Any]) -> tuple[dict[str, str], dict[Any, Any]]:
@@ -190,7 +214,7 @@ def _nvidia_resources(binary: Any) -> Resources:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(binary.asm["cubin"])
         usage = _tool("cuobjdump", "--dump-resource-usage", str(cubin))
-        sass = _tool("nvdisasm", "-c", str(cubin))
+        sass = _tool("nvdisasm", "-c", "-ndf", str(cubin))  # its analysis of data flow costs more than the rest
     numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     found = [name for name in ("UTCHMMA", "HGMMA", "HMMA", "FFMA") if re.search(rf"\b{name}\b", sass)]
     return Resources(

@@ -14,7 +14,7 @@ from framework_builtin.backend.triton_kernels.kernels import compiled, interpret
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
+    from framework.interfaces.backend import AttentionSpec, Batch, LayerKV, Rope
     from framework_builtin.backend.triton_kernels.configs import ArchConfig
 
 
@@ -59,6 +59,7 @@ class Launcher:
         self._constants = plans.feature_constants(spec, arch)
         self._upcast = self._interpreted and spec.dtype == "bfloat16"
         self._workspaces: dict[str, Tensor] = {}
+        self._outgrown: list[Tensor] = []
 
     def plan(self, batch: Batch) -> StepPlan:
         """Choose tiles, and cut the decode rows into splits on the device. No length is read on the host."""
@@ -94,7 +95,7 @@ class Launcher:
 
     def attend(self, q: Tensor, pool: LayerKV, step: StepPlan, out: Tensor, lse: Tensor | None) -> None:
         """Decode rows, then chunks; shapes were checked by the backend."""
-        q = q if q.stride(2) == 1 else q.contiguous()
+        q = _dense(q, 2)
         target = out
         if self._upcast or out.stride(2) != 1:
             # The interpreter cuts float32 to bfloat16 instead of rounding: torch rounds.
@@ -111,40 +112,74 @@ class Launcher:
 
     def write(self, pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Store k, v (T, K, D) at `slots` (T,) int64; negative ones are skipped."""
+        if len(slots):
+            self._store(pool, k, v, slots, None)
+
+    def rotate_and_write(self, pool: LayerKV, q: Tensor, k: Tensor, v: Tensor, rope: Rope, slots: Tensor) -> Tensor:
+        """`write` with k rotated; returns q (T, H, D) rotated, contiguous. One launch."""
+        import torch
+
+        spec, num_tokens = self._spec, len(slots)
+        _require("q", q, (num_tokens, spec.num_heads, spec.head_dim))
+        if rope.positions is not None:
+            _require("positions", rope.positions, (num_tokens,))
+        num_angles = num_tokens if rope.positions is None else len(rope.cos)
+        for name, x in (("cos", rope.cos), ("sin", rope.sin)):
+            _require(name, x, (num_angles, spec.head_dim // 2))
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if len(slots):
+            self._store(pool, k, v, slots, (_dense(q, 2), out, rope))
+        return out
+
+    def _store(
+        self, pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor, rotation: tuple[Tensor, Tensor, Rope] | None
+    ) -> None:
         from framework_builtin.backend.triton_kernels.store import write_kv
 
-        num_tokens = len(slots)
-        if num_tokens == 0:
-            return
-        by_kernel = self._constants["FP8"] == 2 and not self._interpreted
-        if not by_kernel:
-            k, v = _to_stored(k, pool.k, pool.k_scale), _to_stored(v, pool.v, pool.v_scale)
-        k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
+        spec, num_tokens = self._spec, len(slots)
+        for name, x in (("k", k), ("v", v)):
+            _require(name, x, (num_tokens, spec.num_kv_heads, spec.head_dim))
+        shape = plans.store_shape(spec, num_tokens, rotates=rotation is not None, interpreted=self._arch is None)
+        q = out = cos = sin = positions = None
+        if rotation is not None:
+            q, out, rope = rotation
+            cos, sin = _dense(rope.cos, 1), _dense(rope.sin, 1)
+            positions = None if rope.positions is None else rope.positions.contiguous()
+        k, v = _dense(k, 2), _dense(v, 2)
         pool_k, pool_v = _as_stored(pool.k), _as_stored(pool.v)
-        elements = self._spec.num_kv_heads * self._spec.head_dim
-        tokens = max(plans.next_power(num_tokens) if self._interpreted else 1, 1)
-        tokens = min(tokens, max((1 << 20) // plans.next_power(elements), 1))
-        self._wrap(write_kv)[(-(-num_tokens // tokens),)](
+        quantise = self._constants["FP8"] != 0
+        self._wrap(write_kv)[(-(-num_tokens // shape.tokens), shape.parts)](
+            q,
             k,
             v,
+            out,
             pool_k,
             pool_v,
+            cos,
+            sin,
+            positions,
             slots.contiguous(),
-            pool.k_scale if by_kernel else None,
-            pool.v_scale if by_kernel else None,
+            pool.k_scale if quantise else None,
+            pool.v_scale if quantise else None,
             num_tokens,
-            k.stride(0),
-            k.stride(1),
-            v.stride(0),
-            v.stride(1),
+            *_token_strides(q),
+            *_token_strides(k),
+            *_token_strides(v),
+            *_token_strides(out),
+            0 if cos is None else cos.stride(0),
+            0 if sin is None else sin.stride(0),
             *_strides(pool_k, pool.layout),
             *_strides(pool_v, pool.layout),
-            NUM_KV_HEADS=self._spec.num_kv_heads,
-            HEAD_DIM=self._spec.head_dim,
+            NUM_HEADS=spec.num_heads,
+            NUM_KV_HEADS=spec.num_kv_heads,
+            HEAD_DIM=spec.head_dim,
             PAGE=pool.block_size,
-            E=plans.next_power(elements),
-            TOKENS=tokens,
-            QUANTISE=by_kernel,
+            PAIRS=shape.pairs,
+            HEADS=shape.heads,
+            TOKENS=shape.tokens,
+            INTERLEAVED=rotation is not None and rotation[2].interleaved,
+            QUANTISE=quantise,
+            UPCAST=self._upcast,
         )
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
@@ -217,7 +252,7 @@ class Launcher:
                 lse,
                 out.stride(0),
                 out.stride(1),
-                *_lse_strides(lse),
+                *_token_strides(lse),
                 NUM_HEADS=spec.num_heads,
                 HEAD_DIM=spec.head_dim,
                 M=heads,
@@ -278,19 +313,24 @@ class Launcher:
             *_strides(v, layout),
             out.stride(0),
             out.stride(1),
-            *_lse_strides(lse),
+            *_token_strides(lse),
         )
 
     def _options(self, shape: plans.Shape) -> dict[str, Any]:
         return {} if self._interpreted else {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
 
     def _workspace(self, name: str, num_elements: int, dtype: str) -> Tensor:
-        """A flat buffer kept between steps; it grows, so warm up with the largest batch before capturing a graph."""
+        """A flat buffer kept between steps. It grows to powers of two.
+
+        Outgrown ones, together smaller than the last, are kept: a captured graph may still use them.
+        """
         import torch
 
         found = self._workspaces.get(name)
         if found is None or found.numel() < num_elements:
-            found = torch.empty(num_elements, dtype=getattr(torch, dtype), device=self._device)
+            if found is not None:
+                self._outgrown.append(found)
+            found = torch.empty(plans.next_power(num_elements), dtype=getattr(torch, dtype), device=self._device)
             self._workspaces[name] = found
         return found
 
@@ -306,22 +346,23 @@ def _as_stored(stored: Tensor) -> Tensor:
     return stored
 
 
-def _to_stored(values: Tensor, stored: Tensor, scale: Tensor | None) -> Tensor:
-    """What the pool holds for `values` (T, K, D): divided by the scale, clipped to e4m3's range, as bytes."""
-    if stored.element_size() == 1:
-        import torch
-
-        if scale is not None:
-            values = values.float() / scale[None, :, None]
-        return values.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
-    return values.to(stored.dtype)
-
-
 def _strides(stored: Tensor, layout: str) -> tuple[int, int, int]:
     """Elements from block to block, token to token, head to head."""
     block, second, third, _ = stored.stride()
     return (block, second, third) if layout == "NHD" else (block, third, second)
 
 
-def _lse_strides(lse: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if lse is None else (lse.stride(0), lse.stride(1))
+def _token_strides(x: Tensor | None) -> tuple[int, int]:
+    """Elements from token to token, head to head."""
+    return (0, 0) if x is None else (x.stride(0), x.stride(1))
+
+
+def _require(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    """The kernels trust shapes: what is too small would be read or written beyond its end."""
+    if tuple(x.shape) != shape:
+        raise InvalidArgument(f"{name} is {tuple(x.shape)}, should be {shape}")
+
+
+def _dense(x: Tensor, axis: int) -> Tensor:
+    """`x`, or a copy of it, whose elements lie side by side along its last axis."""
+    return x if x.stride(axis) == 1 else x.contiguous()

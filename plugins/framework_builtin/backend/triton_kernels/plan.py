@@ -64,6 +64,26 @@ def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int
     return Shape(m=max(min(needed, 512), next_power(group)), n=tokens, d=dim)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreShape:
+    """Of a write: pairs a head, heads and tokens of one program, programs a token."""
+
+    pairs: int
+    heads: int
+    tokens: int
+    parts: int
+
+
+def store_shape(spec: AttentionSpec, num_tokens: int, *, rotates: bool, interpreted: bool) -> StoreShape:
+    """Tiles of the write kernel: 1024 elements of a token on a GPU; in the interpreter many whole tokens."""
+    pairs = next_power(spec.head_dim // 2)
+    most = next_power(max(spec.num_heads if rotates else 1, spec.num_kv_heads))
+    heads = most if interpreted else min(max(512 // pairs, 1), most)
+    tokens = min(next_power(num_tokens), max(_INTERPRETED_ELEMENTS // (2 * most * pairs), 1)) if interpreted else 1
+    parts = 2 * -(-spec.num_kv_heads // heads) + (-(-spec.num_heads // heads) if rotates else 0)
+    return StoreShape(pairs=pairs, heads=heads, tokens=tokens, parts=parts)
+
+
 def feature_constants(spec: AttentionSpec, arch: ArchConfig | None) -> dict[str, int | bool]:
     """The constants that both attention kernels share."""
     fp8 = 0

@@ -1,6 +1,7 @@
 """Which tiles fit a chip that is not here? Compiles the shipped table, or candidates, and prints what each takes.
 
     python -m framework_builtin.backend.triton_kernels.screen                        # the shipped table, all chips
+    python -m framework_builtin.backend.triton_kernels.screen --check                # the same as resources.json?
     python -m framework_builtin.backend.triton_kernels.screen --update               # and write resources.json
     python -m framework_builtin.backend.triton_kernels.screen --arch sm_90 --kernel prefill --head-dim 128 \\
         --tiles 128x64 128x128 --warps 4 8 --stages 3 5                              # candidates
@@ -16,7 +17,8 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -35,9 +37,20 @@ TABLE = Path(__file__).with_name("resources.json")
 Job = tuple[Variant, plans.Shape | None]
 
 
+def shipped(names: Collection[str] | None = None, archs: tuple[str, ...] = tuple(ARCHS)) -> list[Job]:
+    """The table's configurations for some chips, all or those named."""
+    return [(variant, None) for variant in shipped_variants(archs) if names is None or variant.name in names]
+
+
 def compile_all(jobs: Iterable[Job], num_processes: int = 2) -> Iterator[tuple[Job, Resources | str]]:
-    """Each job with what it takes, or with the compiler's last line where it fails; in the order given."""
+    """Each job with what it takes, or with the compiler's last line where it fails; in the order given.
+
+    One process: this one.
+    """
     jobs = list(jobs)
+    if num_processes == 1:
+        yield from ((job, _compile(job)) for job in jobs)
+        return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
         yield from zip(jobs, pool.map(_compile, jobs), strict=True)
@@ -100,6 +113,24 @@ def write_table(rows: dict[str, Resources], path: Path = TABLE) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def differences(found: dict[str, Resources], *, whole: bool) -> list[str]:
+    """What is otherwise than in the committed table, a line each; with `whole`, what is in one of both only, too.
+
+    Empty where another triton made the table: it allots registers otherwise.
+    """
+    import triton
+
+    version, table = read_table()
+    if version != triton.__version__:
+        return []
+    lines = [
+        f"{name}: {as_dict(table[name])} committed, {as_dict(got)} now"
+        for name, got in found.items()
+        if name in table and table[name] != got
+    ]
+    return lines + ([f"{name}: in one of both only" for name in sorted(set(table) ^ set(found))] if whole else [])
+
+
 def _print(job: Job, found: Resources | str) -> None:
     variant, shape = job
     tile = "" if shape is None else f" {shape.m}x{shape.n} {shape.num_warps} warps {shape.num_stages} stages"
@@ -113,7 +144,8 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; 1 when something is unfit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", nargs="+", default=list(ARCHS), choices=list(ARCHS))
-    parser.add_argument("--update", action="store_true", help="write resources.json (shipped table, all chips)")
+    parser.add_argument("--update", action="store_true", help="write resources.json (shipped table)")
+    parser.add_argument("--check", action="store_true", help="fail where resources.json says otherwise (shipped table)")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", default="", help="of the shipped table, only the names that contain this")
     parser.add_argument("--kernel", choices=["decode", "prefill"], default="decode")
@@ -128,19 +160,30 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET is set: unset it, the interpreter compiles nothing")
-    shipped: list[Job] = [
-        (variant, None) for variant in shipped_variants(tuple(args.arch)) if args.only in variant.name
-    ]
-    jobs = list(candidates(args)) if args.tiles else shipped
+    start, cpu = time.perf_counter(), _cpu_s()
+    table = [job for job in shipped(archs=tuple(args.arch)) if args.only in job[0].name]
+    jobs = list(candidates(args)) if args.tiles else table
     rows, unfit = {}, 0
     for job, found in compile_all(jobs, args.jobs):
         _print(job, found)
         unfit += bool(problems(job[0], found))
         if isinstance(found, Resources):
             rows[job[0].name] = found
+    whole = len(args.arch) == len(ARCHS) and not args.only
+    changed = differences(rows, whole=whole) if args.check and not args.tiles else []
     if args.update and not args.tiles:
-        write_table(rows if len(args.arch) == len(ARCHS) and not args.only else read_table()[1] | rows)
-    return int(unfit > 0)
+        write_table(rows if whole else read_table()[1] | rows)
+    sys.stdout.writelines(f"changed: {line}\n" for line in changed)
+    sys.stdout.write(
+        f"{len(jobs)} kernels, {unfit} unfit, {len(changed)} otherwise than resources.json; "
+        f"{time.perf_counter() - start:.0f} s, {_cpu_s() - cpu:.0f} s of CPU in {args.jobs} processes\n"
+    )
+    return int(unfit > 0 or bool(changed))
+
+
+def _cpu_s() -> float:
+    """User and system seconds of this process and its ended children."""
+    return sum(os.times()[:4])
 
 
 if __name__ == "__main__":

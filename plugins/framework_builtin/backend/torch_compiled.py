@@ -1,0 +1,274 @@
+"""Decode attention that inductor turns into C++ loops: K and V are read once, through the block tables, not copied."""
+
+# Shapes: T query tokens (packed)  R decode rows  P chunks of context  L tokens a chunk  X chunks of the longest row
+#         H query heads  K kv heads  G = H / K  D head dim  N blocks  S tokens a block
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import shutil
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from framework.errors import Unsupported
+from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
+
+CHUNK = 64
+"""L. Long enough that partial results are a fiftieth of the KV, short enough that padding a row costs little."""
+
+_CHUNKS_AT_ONCE = 4096
+"""Rows are taken together up to so many chunks, which bounds the scores and partial results; a longer row is alone."""
+
+_OPTIONS = {"assert_indirect_indexing": False}
+"""Indices are computed here from checked lengths; inductor's own test of each one costs a fifth of the time."""
+
+Arrays = npt.NDArray[np.int64]
+
+
+def reasons_against(spec: AttentionSpec, device: str) -> list[str]:
+    """Why the compiled decode cannot serve `spec` on `device`; empty when it can. Compiles nothing."""
+    reasons = []
+    if device.split(":")[0] != "cpu":
+        reasons.append(f"compile=true is for the CPU, the device is {device}: use +backend=triton, or compile=false")
+    if spec.kv_dtype not in (None, spec.dtype):
+        reasons.append(f"compile=true reads no {spec.kv_dtype} pool: use compile=false")
+    if compiler() is None:
+        reasons.append("torch.compile needs a C++ compiler and finds none: install g++, set CXX, or use compile=false")
+    return reasons
+
+
+def compiler() -> str | None:
+    """The C++ compiler that inductor would take: CXX, else g++ or clang++; None when there is none."""
+    return next(
+        (path for name in (os.environ.get("CXX"), "g++", "clang++") if name and (path := shutil.which(name))), None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Some decode rows, cut into chunks of CHUNK tokens from the first that is seen.
+
+    Attributes:
+        tokens: (R,) int64, their packed queries.
+        at: (P, L) int64, each token's place in the flattened pool, of kv head 0; padding repeats the row's last token.
+        rows, counts, offsets: (P,) int64: a chunk's row among these, its tokens, and the first one's position less
+            the query's (at most 0).
+        merge: (at least R, at least X) int64, each row's chunks; -1 for none.
+    """
+
+    tokens: Tensor
+    at: Tensor
+    rows: Tensor
+    counts: Tensor
+    offsets: Tensor
+    merge: Tensor
+
+
+def cut(spec: AttentionSpec, batch: Batch, rows: Arrays, contexts: Arrays, starts: Arrays) -> Iterator[Chunks]:
+    """The decode rows `rows` of a batch, a bounded number of chunks at a time."""
+    lengths = contexts[rows]
+    spans = lengths if spec.sliding_window is None else np.minimum(lengths, spec.sliding_window)
+    counts = -(-spans // CHUNK)
+    group = np.zeros(len(rows), dtype=np.int64)
+    filled = at = 0
+    for row, count in enumerate(counts.tolist()):
+        if filled and filled + count > _CHUNKS_AT_ONCE:
+            at, filled = at + 1, 0
+        filled += count
+        group[row] = at
+    for number in range(at + 1):
+        some = np.nonzero(group == number)[0]
+        yield _cut(spec, batch, rows[some], lengths[some], spans[some], counts[some], starts)
+
+
+def _cut(
+    spec: AttentionSpec, batch: Batch, rows: Arrays, lengths: Arrays, spans: Arrays, counts: Arrays, starts: Arrays
+) -> Chunks:
+    size, tensor = spec.block_size, torch.from_numpy
+    row = np.repeat(np.arange(len(rows)), counts)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = lengths[row] - spans[row] + number * CHUNK
+    position = np.minimum(first[:, None] + np.arange(CHUNK), lengths[row, None] - 1)
+    merge = np.full((max(2, len(rows)), max(2, int(counts.max()))), -1)
+    merge[row, number] = np.arange(len(row))
+    with torch.inference_mode():  # always, or never: the compiled function depends on it
+        tables = batch.block_tables[tensor(rows)]
+        block = tables[tensor(row)[:, None], tensor(position // size)].long()
+        at = block * (size if spec.layout == "NHD" else spec.num_kv_heads * size) + tensor(position % size)
+        return Chunks(
+            tensor(starts[rows]),
+            _sized(at),
+            _sized(tensor(row).clone()),
+            _sized(tensor(np.minimum(CHUNK, lengths[row] - first)).clone()),
+            _sized(tensor(first - lengths[row] + 1).clone()),
+            _sized(tensor(merge).clone(), 1),
+        )
+
+
+def _sized(tensor: Tensor, *others: int) -> Tensor:
+    """The tensor, its first dimension and `others` declared of any size from 2 up; 1 would be compiled for itself."""
+    if len(tensor) == 1:
+        tensor = tensor.expand(2, *tensor.shape[1:]).contiguous()
+    for dim in (0, *others):
+        torch._dynamo.mark_dynamic(tensor, dim)
+    return tensor
+
+
+class CompiledDecode:
+    """Attention of decode rows, compiled once for a shape of heads; batches, lengths and pools of any size follow.
+
+    Construction compiles, in seconds (`compile_s`), unless this process has compiled the same before (0.0).
+
+    Raises:
+        Unsupported: the compiler failed; torch's message is in it.
+    """
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        key = _Key(
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, spec.layout, spec.dtype,
+            spec.softmax_scale, spec.soft_cap, spec.sinks, spec.alibi, torch.get_num_threads(),
+        )  # fmt: skip
+        before = _compiled.cache_info().misses
+        try:
+            self._run, seconds = _compiled(key)
+        except RuntimeError as error:  # what torch raises for a compiler that fails
+            raise Unsupported(f"torch.compile failed ({error}); use backend.compile=false") from error
+        self.compile_s = seconds if _compiled.cache_info().misses > before else 0.0
+        if self.compile_s:
+            sys.stderr.write(f"torch backend: compiled the decode in {seconds:.1f} s\n")
+
+    def __call__(self, q: Tensor, pool: LayerKV, chunks: Chunks, out: Tensor, lse: Tensor | None) -> None:
+        """Write the rows' part of `out` (T, H, D) and `lse` (T, H). The pool is contiguous."""
+        with torch.inference_mode():
+            at = chunks.tokens
+            where = (chunks.at, chunks.rows, chunks.counts, chunks.offsets, chunks.merge)
+            found, sums = self._run(
+                _sized(q[at]), _sized(pool.k), _sized(pool.v), *where, pool.sinks, pool.alibi_slopes
+            )
+            out[at] = found[: len(at)]
+            if lse is not None:
+                lse[at] = sums[: len(at)].to(lse.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """All that the generated code depends on."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    layout: str
+    dtype: str
+    scale: float
+    soft_cap: float | None
+    sinks: bool
+    alibi: bool
+    num_threads: int
+
+
+_Run = Callable[..., tuple[Tensor, Tensor]]
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(key: _Key) -> tuple[_Run, float]:
+    """The compiled function and the seconds it took; its first call, on made-up sizes, is the compilation.
+
+    The sizes steer inductor's choice of loops, so they are the same whatever batch comes first.
+    """
+    begin = time.perf_counter()
+
+    def decode(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        return _decode(key, *tensors)  # type: ignore[arg-type]
+
+    # A code object of its own: torch counts recompilations by code object, and would refuse the ninth shape of heads.
+    fresh = types.FunctionType(decode.__code__.replace(), globals(), "decode", None, decode.__closure__)
+    run: _Run = torch.compile(fresh, fullgraph=True, dynamic=False, options=dict(_OPTIONS))
+    heads, dim, size, dtype = key.num_kv_heads, key.head_dim, key.block_size, getattr(torch, key.dtype)
+    shape = (2, size, heads, dim) if key.layout == "NHD" else (2, heads, size, dim)
+    pools = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+    with torch.inference_mode():
+        q, integers = (
+            torch.zeros(32, key.num_heads, dim, dtype=dtype),
+            [torch.zeros(256, dtype=torch.int64) for _ in "abc"],
+        )
+        at, merge = torch.zeros(256, CHUNK, dtype=torch.int64), torch.zeros(32, 8, dtype=torch.int64)
+        per_head = torch.zeros(key.num_heads)
+        run(
+            _sized(q), *map(_sized, pools), _sized(at), *map(_sized, integers), _sized(merge, 1),
+            per_head if key.sinks else None, per_head if key.alibi else None,
+        )  # fmt: skip
+    return run, time.perf_counter() - begin
+
+
+def _decode(
+    key: _Key,
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    at: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    merge: Tensor,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """(R, H, D) in q's dtype and the log-sum-exp (R, H): chunk by chunk, then merged.
+
+    Written as products and sums, which inductor fuses with the indexed reads. The query heads of a group are spelled
+    out, so that one loop reads a token once for all of them, and the chunk's tokens are the second dimension, so that
+    it vectorises over the head dim. Source: flash-decoding, arXiv:2311.01282 section 3.
+    """
+    heads, dim, group = key.num_kv_heads, key.head_dim, key.num_heads // key.num_kv_heads
+    wide = torch.promote_types(q.dtype, torch.float32)
+    k, v = _tokens(key, k_pool, at).to(wide), _tokens(key, v_pool, at).to(wide)  # (P, L, K, D)
+    mine = q.to(wide).view(-1, heads, group, dim)[rows]
+    scores = torch.stack([(mine[:, None, :, g] * k).sum(-1) for g in range(group)], -1) * key.scale
+    if key.soft_cap is not None:
+        scores = key.soft_cap * torch.tanh(scores / key.soft_cap)
+    token = torch.arange(CHUNK)
+    if slopes is not None:
+        behind = (offsets[:, None] + token)[:, :, None, None]
+        scores = scores + slopes.to(wide).view(heads, group) * behind
+    scores = torch.where((token < counts[:, None])[:, :, None, None], scores, -math.inf)
+    top = scores.amax(1)  # (P, K, G)
+    weights = torch.exp(scores - top[:, None])
+    total = weights.sum(1)
+    summed = torch.stack([(weights[:, :, :, g, None] * v).sum(1) for g in range(group)], 2)  # (P, K, G, D)
+    return _merged(key, q, top, total, summed, merge, sinks)
+
+
+def _tokens(key: _Key, pool: Tensor, at: Tensor) -> Tensor:
+    """(P, L, K, D) of a flattened pool."""
+    if key.layout == "NHD":
+        return pool.view(-1, key.num_kv_heads, key.head_dim)[at]
+    head = torch.arange(key.num_kv_heads) * key.block_size
+    return pool.view(-1, key.head_dim)[at[:, :, None] + head]
+
+
+def _merged(
+    key: _Key, q: Tensor, top: Tensor, total: Tensor, summed: Tensor, merge: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The rows' results from their chunks' maxima, sums of weights, and weighted sums."""
+    place = merge.clamp_min(0)
+    tops = torch.where((merge >= 0)[:, :, None, None], top[place], -math.inf)  # (R, X, K, G)
+    most = tops.amax(1)
+    if sinks is not None:
+        most = torch.maximum(most, sinks.to(most.dtype).view(1, *most.shape[1:]))
+    worth = torch.exp(tops - most[:, None])
+    denominator = (worth * total[place]).sum(1)
+    if sinks is not None:
+        denominator = denominator + torch.exp(sinks.to(most.dtype).view(1, *most.shape[1:]) - most)
+    out = (worth[..., None] * summed[place]).sum(1) / denominator[..., None]
+    return out.reshape(-1, key.num_heads, key.head_dim).to(q.dtype), (most + denominator.log()).flatten(1)
