@@ -353,7 +353,14 @@ def require_graphs(options: EngineOptions, backend: AttentionBackend, device: st
     Raises:
         ConfigError: in one sentence, with what would work.
     """
-    graphs.choose(options.cuda_graphs, options.graph_batch_sizes, options.max_batch_requests, backend, device)
+    graphs.choose(
+        options.cuda_graphs,
+        options.graph_batch_sizes,
+        options.max_batch_requests,
+        backend,
+        device,
+        num_ranks=options.tensor_parallel_size,
+    )
 
 
 def encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:

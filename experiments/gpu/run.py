@@ -114,7 +114,7 @@ def replay(session: Session, left: Left) -> Iterator[Step]:
         for backend in backends():
             command = [str(HERE / f"{program}.py"), backend, *(["--dry-run"] if session.dry else [])]
             name = backend if program == "graph_replay" else f"engine-{backend}"
-            if program == "engine_replay" and not (graph_safe(backend) or session.dry and backend == "torch"):
+            if program == "engine_replay" and not (graph_safe(backend) or (session.dry and backend == "torch")):
                 yield {"step": name, "status": "skipped", "reason": f"{backend} does not declare graph_safe"}
                 continue
             done = _python(session, f"replay-{name}", command, left())
