@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from framework.errors import ConfigError, FrameworkError
+from framework.report.trials import Trial, Trials, write_trials
 from framework.sweep.job import begin, config_hash, fail, folder_name, is_done, what_went_wrong
 from framework.tracking import lock
 from framework.tracking.run_directory import read_result
@@ -101,6 +102,8 @@ def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Best
         _give_up_lost(optuna, study)
         while len(_finished(study)) < plan.trials:
             _one(optuna, study, plan, say)
+            write_trials(plan.folder, _trials(study, plan))
+        write_trials(plan.folder, _trials(study, plan))
         return _best(optuna, study, plan)
     finally:
         lock.release(guard)
@@ -248,6 +251,18 @@ def _give_up_lost(optuna: Any, study: Any) -> None:
 def _finished(study: Any) -> list[Any]:
     trials = study.get_trials(deepcopy=False)
     return [trial for trial in trials if trial.state.is_finished() and not trial.user_attrs.get(_LOST)]
+
+
+def _trials(study: Any, plan: Search) -> Trials:
+    """What the report is told."""
+    told = []
+    for number, trial in enumerate(_finished(study), start=1):
+        varied = tuple(trial.user_attrs.get("overrides", ()))
+        value = None if trial.value is None else float(trial.value)
+        reason = str(trial.user_attrs.get("reason", ""))
+        folder = folder_name((*plan.fixed, *varied))
+        told.append(Trial(number=number, folder=folder, overrides=varied, value=value, reason=reason))
+    return Trials(metric=plan.metric, maximize=plan.maximize, trials=tuple(told))
 
 
 def _best(optuna: Any, study: Any, plan: Search) -> Best:

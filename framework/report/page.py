@@ -9,6 +9,7 @@ from framework.report import tables
 from framework.report.curves import Plot
 from framework.report.study import Study
 from framework.report.style import as_svg
+from framework.report.trials import sentence
 
 _LONG_TABLE = 40  # rows; then the plots come first
 _CSS = """
@@ -22,6 +23,7 @@ body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 4rem; background: 
 h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 p { margin: .4rem 0; max-width: 46rem; }
+.best { border-left: 3px solid var(--mark); padding-left: .7rem; overflow-wrap: anywhere; }
 .soft, figcaption, caption { color: var(--soft); font-size: .875rem; }
 .wide { overflow-x: auto; -webkit-overflow-scrolling: touch; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; min-width: 60%; }
@@ -45,7 +47,9 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media print {
   :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #444; --line: #bbb; --band: #fff; --mark: #000; }
   body { max-width: none; padding: 0; font-size: 10pt; }
-  table { font-size: 8pt; } .wide { overflow: visible; } th, td { white-space: normal; overflow-wrap: break-word; }
+  table { font-size: 8pt; } .wide { overflow: visible; }
+  th, td { white-space: normal; overflow-wrap: break-word; padding-right: .5rem; }
+  td.right { white-space: nowrap; }
   details::details-content { content-visibility: visible; block-size: auto; }
   figure svg { max-width: 15cm; min-width: 0; } thead { display: table-header-group; } tr { break-inside: avoid; }
   h2 { break-after: avoid; } @page { margin: 15mm; } }
@@ -63,6 +67,7 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p>{_text(tables.headline(study))}.</p>",
+        f"<p class=best>{_text(sentence(study.trials))}.</p>" if study.trials is not None else "",
         _troubles(study),
         *(reversed(findings) if len(study.settings) > _LONG_TABLE else findings),
         _section("Inside single runs", pictures),
@@ -126,9 +131,10 @@ def _constant(study: Study) -> str:
 def _method(study: Study) -> str:
     revisions = sorted({row.revision for row in study.rows if row.revision})
     several = " More than one: the numbers may not compare." if len(revisions) > 1 else ""
+    ranks = "" if study.trials is not None else "Ranks count within equal other settings. "
     return (
         "<h2>How to read this</h2><p class=soft>Intervals are 95 %, by Student's t over seeds; a single run has none. "
-        "Ranks count within equal other settings. Hit rate is prompt tokens served from the cache over prompt tokens. "
+        f"{ranks}Hit rate is prompt tokens served from the cache over prompt tokens. "
         f"Code: {_text(', '.join(revisions) or 'unknown')}.{several}</p>"
     )
 

@@ -7,12 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
 from framework.parameters import did_you_mean, listing
 from framework.report.collect import RunRow, Value
 from framework.report.compare import FEW_PAIRS, Difference, Mean, holm, mean_of, paired_bootstrap
+
+if TYPE_CHECKING:
+    from framework.report.trials import Trials
 
 SEED = "seed"
 _PREFERRED = (
@@ -75,6 +78,8 @@ class Study:
         metric: to rank by; None takes the first that the runs have of hit rate, goodput, throughput, time.
         baseline: KEY=VALUE to compare the others with, such as `eviction=lru`; None takes the first component that
             varied, and its project default where that is among the values.
+        trials: of the search that made these runs: one ranking by what it searched for, and no comparison, since a
+            sampler's runs come in no pairs.
 
     Attributes:
         keys: settings that varied, the seed excepted.
@@ -85,18 +90,29 @@ class Study:
         ConfigError: a metric or baseline that no run has.
     """
 
-    def __init__(self, rows: Sequence[RunRow], *, metric: str | None = None, baseline: str | None = None) -> None:
-        self.rows = list(rows)
+    def __init__(
+        self,
+        rows: Sequence[RunRow],
+        *,
+        metric: str | None = None,
+        baseline: str | None = None,
+        trials: Trials | None = None,
+    ) -> None:
+        self.rows, self.trials = list(rows), trials
         self.good = [row for row in rows if row.ok]
         self.keys = varied_keys(self.rows)
         self.constant = {key: value for key, value in self._first_settings().items() if key not in (*self.keys, SEED)}
         self.metrics = metrics_of(self.good)
         self.metric = self._chosen_metric(metric)
-        self.baseline_key, self.baseline = self._chosen_baseline(baseline)
+        self.baseline_key, self.baseline = None, None
+        if trials is None or baseline is not None:
+            self.baseline_key, self.baseline = self._chosen_baseline(baseline)
 
     @property
     def higher_is_better(self) -> bool:
         """Of the ranked metric."""
+        if self.trials is not None and self.metric == self.trials.metric:
+            return self.trials.maximize
         return higher_is_better(self.metric)
 
     @cached_property
@@ -200,7 +216,7 @@ class Study:
                 hint = did_you_mean(asked, self.metrics)
                 raise ConfigError(f"no run has the metric {asked!r}; there are {listing(self.metrics)}{hint}")
             return asked
-        for metric in _PREFERRED:
+        for metric in (*([self.trials.metric] if self.trials is not None else []), *_PREFERRED):
             if metric in self.metrics:
                 return metric
         return self.metrics[0] if self.metrics else ""

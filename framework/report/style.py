@@ -51,10 +51,10 @@ def new_figure(width_in: float = 7.0, height_in: float = 3.4) -> Figure:
     return figure
 
 
-def new_axes(figure: Figure, *, grid: str = "y", **options: Any) -> Axes:
-    """Axes in our style on `figure`; options of `add_subplot`."""
+def new_axes(figure: Figure, *place: int, grid: str = "y", **options: Any) -> Axes:
+    """Axes in our style on `figure`; place (rows, columns, number from 1) and options of `add_subplot`."""
     with _style():
-        axes: Axes = figure.add_subplot(**options)
+        axes: Axes = figure.add_subplot(*place, **options)
         axes.patch.set_alpha(0.0)
         if grid:
             axes.grid(visible=True, axis=grid)  # type: ignore[arg-type]

@@ -113,6 +113,10 @@ def print_study(study: Study, *, file: IO[str] | None = None, width: int | None 
     if not console.is_terminal and width is None:
         console.width = 120
     console.print(Text(headline(study), style="bold"))
+    if study.trials is not None:
+        from framework.report.trials import sentence
+
+        console.print(Text(sentence(study.trials)), soft_wrap=True)
     if study.settings and study.keys:
         _print(console, ranking_header(study), ranking(study))
     elif study.settings:

@@ -13,6 +13,7 @@ from framework.report.page import page
 from framework.report.pictures import event_pictures, memory_stack
 from framework.report.study import Study
 from framework.report.tables import latex, print_study, runs_csv, settings_csv
+from framework.report.trials import read_trials, trial_plots
 from framework.sweep.job import FAILURE
 from framework.tracking.run_directory import CONFIG, RESULT
 
@@ -51,7 +52,8 @@ def write_report(
         ConfigError: no run there, or no such metric or baseline.
         OSError: `to` cannot be written.
     """
-    study = Study(collect(folders), metric=metric, baseline=baseline)
+    trials = read_trials(Path(folders[0])) if len(folders) == 1 else None
+    study = Study(collect(folders), metric=metric, baseline=baseline, trials=trials)
     title = title or ", ".join(Path(folder).resolve().name for folder in folders)
     target = Path(to)
     target.mkdir(parents=True, exist_ok=True)
@@ -98,7 +100,9 @@ def _tracker_of(study: Study) -> dict[str, Any]:
 
 
 def plots_of(study: Study) -> list[Plot]:
-    """Curves over what varied, and latency over throughput."""
+    """Curves over what varied, and latency over throughput; of a search, its history and what it tried."""
+    if study.trials is not None:
+        return trial_plots(study, study.trials)
     speed = throughput_latency(study)
     return [*curves(study), *([speed] if speed is not None else [])]
 

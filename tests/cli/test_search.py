@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 
 from framework.errors import ConfigError, RunDirectoryError
-from framework.search import Axis, Search, axes_of, search
+from framework.report.trials import read_trials
+from framework.search import Axis, Search, axes_of, main, search
 from framework.workload.traces import TraceRequest, write_trace
 
 optuna = pytest.importorskip("optuna")
@@ -99,6 +101,46 @@ def test_a_trial_that_fails_is_told_and_counted(place: Path, monkeypatch: pytest
     failures = list(Path("sweeps/x").glob("*/failure.json"))
     assert failures
     assert "lost" in failures[0].read_text()
+
+
+def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_history(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from framework import build
+
+    real = build.run
+
+    def flaky(config: dict[str, Any]) -> dict[str, Any]:
+        if config["eviction"]["name"] == "fifo":
+            raise KeyError("lost")
+        return real(config)
+
+    monkeypatch.setattr(build, "run", flaky)
+    words = ["y", *FIXED, *VARIED, "--trials", "10", "--metric", "evictions", "--minimize"]
+    assert main(words) == 0
+    assert main(words) == 0, "a search that is done is told again"
+    out = capsys.readouterr().out
+    found = read_trials(Path("sweeps/y"))
+    assert found is not None
+    assert [trial.number for trial in found.trials] == list(range(1, 11))
+    good = [trial.value for trial in found.trials if trial.value is not None]
+    assert 0 < len(good) < 10
+    assert found.best is not None
+    assert found.best.value == min(good), "smaller was asked for"
+    assert [value for _, value in found.best_so_far()] == sorted({*map(float, _running_minimum(good))}, reverse=True)
+    said = f"Best of 10 trials, {10 - len(good)} failed: evictions {min(good):g} with {' '.join(found.best.overrides)}"
+    assert said in " ".join(out.split()), out
+    page = Path("sweeps/y/report.html").read_text()
+    for part in (said, "History of the search", "evictions over what varied", "ranked by evictions, lower is better"):
+        assert part in page, part
+    rows = list(csv.DictReader(Path("sweeps/y/settings.csv").read_text().splitlines()))
+    assert [float(row["evictions"]) for row in rows] == sorted(float(row["evictions"]) for row in rows)
+    assert float(rows[0]["evictions"]) == min(good)
+    assert [int(row["rank"]) for row in rows].count(1) == [float(row["evictions"]) for row in rows].count(min(good))
+
+
+def _running_minimum(values: list[float]) -> list[float]:
+    return [min(values[: count + 1]) for count in range(len(values))]
 
 
 def test_one_search_a_folder(place: Path) -> None:
