@@ -131,6 +131,50 @@ def test_our_own_format_gives_back_what_was_written(tmp_path: Path, suffix: str)
     assert again.read_bytes() == path.read_bytes()
 
 
+RECORDED_HEADER = {"format": "kvlab-recording", "version": 2, "eos_token_ids": [0], "max_model_len": 64}
+RECORDED = {
+    "number": 0, "arrival_step": 3, "prompt": [5, 6, 7, 8, 9], "sampling": {"max_tokens": 8, "n": 1, "beam_width": 1},
+    "seed": 1, "priority": 0, "tenant": "t", "namespace": {"model": "m", "adapter": "", "salt": ""},
+    "outputs": [[1, 2, 0]], "tops": [],
+}  # fmt: skip
+
+
+def test_a_recorded_serve_run_is_a_trace_with_its_answers(tmp_path: Path) -> None:
+    plain = {**RECORDED, "namespace": {"model": "", "adapter": "", "salt": ""}}
+    searched = {**plain, "outputs": [], "sampling": {"max_tokens": 8, "n": 1, "beam_width": 3}}
+    file = put(tmp_path / "recording.jsonl", RECORDED_HEADER, RECORDED, plain, searched)
+    assert detect_format(file) == "recording"
+    first, second, third = open_trace(file, block_tokens=4)
+    assert (first.arrival_s, first.input_tokens, first.output_tokens, first.tenant) == (3.0, 5, 3, "t")
+    assert first.tokens is not None
+    assert first.tokens.tolist() == RECORDED["prompt"]
+    assert first.output is not None
+    assert first.output.tolist() == [1, 2, 0]
+    assert ids(first) == name_blocks(first.tokens, 4).tolist()
+    assert first.scope != second.scope == "", "another model is another namespace"
+    assert (third.output, third.output_tokens, third.beam_width) == (None, 8, 3), "beams are searched anew"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": []}, ":2: prompt: a prompt has at least one token"),
+        ({"prompt": [1, "2"]}, ":2: prompt: expected"),
+        ({"outputs": [[1, -2]]}, ":2: outputs: expected numbers"),
+        ({"sampling": None}, ":2: sampling: expected an object"),
+        ({"arrival_step": None}, ":2: arrival_step: missing"),
+    ],
+)
+def test_a_damaged_recording_is_named_by_line_and_field(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    file = put(tmp_path / "recording.jsonl", RECORDED_HEADER, {**RECORDED, **change})
+    with pytest.raises(WorkloadError, match=message):
+        list(open_trace(file))
+    with pytest.raises(WorkloadError, match="version"):
+        open_trace(put(tmp_path / "newer.jsonl", {**RECORDED_HEADER, "version": 3}, RECORDED))
+
+
 def test_block_names_of_tokens_cover_the_whole_prefix() -> None:
     tokens = np.arange(50, dtype=np.int32)
     names = name_blocks(tokens, 16)
