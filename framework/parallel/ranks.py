@@ -324,12 +324,15 @@ def require_devices(device: str, size: int) -> None:
     """Raise unless `device` is "cpu", or "cuda" with a device for each rank.
 
     Raises:
-        ConfigError: says how many there are.
+        ConfigError: says how many there are, or that this torch cannot connect processes.
     """
-    kind = torch.device(device)
-    if kind.type == "cpu":
+    distributed: Any = torch.distributed
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        raise ConfigError(f"tensor_parallel_size={size} needs gloo; torch {torch.__version__} was built without")
+    kind = torch.device(device).type
+    if kind == "cpu":
         return
-    if kind.type != "cuda" or ":" in device:
+    if kind != "cuda" or ":" in device:
         raise ConfigError(f"tensor_parallel_size={size} takes device cpu, or cuda for a device a rank; found {device}")
     found = torch.cuda.device_count()
     if found < size:
@@ -337,6 +340,8 @@ def require_devices(device: str, size: int) -> None:
             f"tensor_parallel_size={size} needs as many CUDA devices, found {found}; lower it, or show more "
             "with CUDA_VISIBLE_DEVICES"
         )
+    if not distributed.is_nccl_available():
+        raise ConfigError(f"tensor_parallel_size={size} needs NCCL; torch {torch.__version__} was built without")
 
 
 def _end(members: list[_Member], folder: str, num_threads: int) -> None:

@@ -78,6 +78,7 @@ def work(plan: Plan, pipe: Connection) -> None:
         with suppress(OSError):
             pipe.send(Failed(text, isinstance(error, RankError)))
         os._exit(1)  # connections close at once, and the other ranks need not wait for a timeout
+    os._exit(0)  # past the end of a process group's threads, which may outlast it
 
 
 class Worker:

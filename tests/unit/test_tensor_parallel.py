@@ -26,7 +26,7 @@ from framework.model.loading import LoadedModel, load_model
 from framework.parallel.ranks import require_devices
 from framework.sampling import Sampling
 
-HEAD = list(b"A prefix that all the prompts have in common. ")
+HEAD = list("A prefix that all prompts share: größer, so that tokens of both ranks occur. ".encode())
 PROMPTS = [HEAD + list(tail) for tail in (b"one", b"two, longer", b"three", b"and a fourth one", b"five")]
 SAMPLINGS = [
     Sampling(max_tokens=14),
@@ -52,9 +52,9 @@ def pair() -> Iterator[LoadedModel]:
 
 def make(model: LoadedModel | str, size: int, log: list[Any] | None = None, **options: Any) -> LLM:
     engine = {name: options.pop(name) for name in ("chunk_size", "preempt_every", "compile") if name in options}
-    options = {"num_blocks": 60, "block_size": 4, "poison": True, "device": "cpu", **options}
+    options = {"num_blocks": 80, "block_size": 4, "poison": True, "device": "cpu", **options}
     record = None if log is None else lambda event, **facts: log.append((event, facts))
-    engine = EngineOptions(max_model_len=96, tensor_parallel_size=size, collective_timeout_s=60, **engine)
+    engine = EngineOptions(max_model_len=128, tensor_parallel_size=size, collective_timeout_s=60, **engine)
     return LLM(model, engine=engine, log=record, **options)
 
 
@@ -82,9 +82,9 @@ def gone(pids: list[int], within_s: float = 10.0) -> list[int]:
     "options",
     [
         {},
-        {"num_blocks": 42, "chunk_size": 7, "preempt_every": 5, "eviction": "fifo"},
+        {"num_blocks": 52, "chunk_size": 7, "preempt_every": 5, "eviction": "fifo"},
         {"allocator": "cow", "layout": "HND", "backend": "gather"},
-        {"allocator": "contiguous", "num_blocks": 200},
+        {"allocator": "contiguous", "num_blocks": 300},
     ],
     ids=["prefix_cow", "small pool, chunks, preempted", "cow, HND, gather", "contiguous"],
 )
