@@ -142,4 +142,6 @@ def _print(found: Sequence[Entry]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from framework.exit import exit_with
+
+    exit_with(main)

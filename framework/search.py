@@ -321,4 +321,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from framework.exit import exit_with
+
+    exit_with(main)

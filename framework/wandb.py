@@ -134,4 +134,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from framework.exit import exit_with
+
+    exit_with(main)

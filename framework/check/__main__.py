@@ -88,4 +88,6 @@ def _best_device() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from framework.exit import exit_with
+
+    exit_with(main)

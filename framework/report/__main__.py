@@ -43,4 +43,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from framework.exit import exit_with
+
+    exit_with(main)

@@ -43,7 +43,7 @@ summary { cursor: pointer; margin: 2.2rem 0 .6rem; font-size: 1.15rem; font-weig
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .875rem; margin: 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: 1rem .75rem 3rem; } dl { grid-template-columns: 1fr; gap: 0; }
-  dd { margin-bottom: .35rem; } }
+  dd { margin-bottom: .35rem; } td.long { min-width: 9rem; } }
 @media print {
   :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #444; --line: #bbb; --band: #fff; --mark: #000; }
   body { max-width: none; padding: 0; font-size: 10pt; }
