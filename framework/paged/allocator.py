@@ -88,6 +88,7 @@ class PagedAllocator(Allocator):
         self._tenants: dict[str, int] = {}
         self._version = 0
         self._unchanged: list[TableChange] = []
+        self._priced: tuple[Sequence[int], int, int] = ((), -1, 0)
         self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
 
     # The hook
@@ -126,11 +127,11 @@ class PagedAllocator(Allocator):
                 return known
             known = known[: len(tokens) // self.block_size]
         rest = self._hash.blocks(known[-1] if known else root, tokens[len(known) * self.block_size :])
-        return Names.of(namespace, (*known, *rest))
+        return Names.of(namespace, (*known, *rest) if known else rest)
 
     @staticmethod
     def _check_names(names: Sequence[BlockHash], namespace: Namespace) -> None:
-        if isinstance(names, Names) and names.namespace != namespace:
+        if isinstance(names, Names) and names.namespace is not namespace and names.namespace != namespace:
             raise InvalidArgument(f"a hit looked up in {names.namespace} was used in {namespace}; look it up again")
 
     def _root(self, namespace: Namespace) -> tuple[BlockHash, int]:
@@ -160,7 +161,9 @@ class PagedAllocator(Allocator):
     def _shortage(self, num_tokens: int, hits: Sequence[int]) -> tuple[int, int, int]:
         """Blocks an admission needs, blocks it may have, and the watermark that applies."""
         need = -(-num_tokens // self.block_size) - len(hits)
-        return need, self.cache.available(hits), self._reserve if self.pool.used else 0
+        if self._priced[0] is not hits or self._priced[1] != self._version:  # `allocate` follows `fits`
+            self._priced = hits, self._version, self.cache.available(hits)
+        return need, self._priced[2], self._reserve if self.pool.used else 0
 
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
         if request.id in self._tables or not len(tokens):
@@ -191,7 +194,7 @@ class PagedAllocator(Allocator):
         table = Table(request, blocks, root, anchor, self._tenant(request.tenant))
         if self.share_prefix:
             table.names = names
-            table.held = bytearray(tokens.tobytes())
+            table.held = bytearray(tokens)
             table.published = len(hit.blocks)
         table.committed = hit.num_tokens
         self._tables[request.id] = table

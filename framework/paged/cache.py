@@ -72,8 +72,9 @@ class BlockCache:
             if hits:
                 if pinned:
                     self.policy.pin(pinned, self.now)
-                self.policy.hit(hits[::-1], self.now)
-            victims = self._gather(count - spare) if count > spare else []
+                if self.policy.hears_hit:
+                    self.policy.hit(hits[::-1], self.now)
+            victims = self._victims(count - spare) if count > spare else []
         except PluginError:
             if hits:
                 self._unshare(hits, pinned, accesses, priorities)
@@ -137,23 +138,27 @@ class BlockCache:
         pool = self.pool
         ref, counts, last, candidate, importance = pool.ref, pool.hits, pool.last_access, pool.candidate, pool.priority
         access = pool.access
-        accesses: list[int] = []
         priorities: list[tuple[int, int]] = []
         pinned: list[int] = []
+        accesses = [last[block] for block in hits]
+        idle = 0
         for block in hits:
             users = ref[block]
             ref[block] = users + 1
             if not users:
-                pool.used += 1
+                idle += 1
                 if candidate[block]:
                     candidate[block] = 0
                     pinned.append(block)
             counts[block] += 1
-            accesses.append(last[block])
             last[block] = access
-            if importance[block] < priority:
-                priorities.append((block, importance[block]))
-                importance[block] = priority
+        pool.used += idle
+        if priority > pool.least_priority:
+            pool.varied = True
+            for block in hits:
+                if importance[block] < priority:
+                    priorities.append((block, importance[block]))
+                    importance[block] = priority
         pinned.reverse()
         return pinned, accesses, priorities
 
@@ -173,6 +178,22 @@ class BlockCache:
                 pool.candidate[block] = 1
             with suppress(PluginError):  # the first error is the one to report
                 self.policy.release(pinned, self.now)
+
+    def _victims(self, count: int) -> list[int]:
+        """`count` victims that the policy has forgotten; the books know only by `candidate`."""
+        if count == 1 or self.leaf_only or not self.policy.in_bulk:
+            return self._gather(count)
+        named = self.policy.victims(count, self.now)
+        candidate, taken = self.pool.candidate, 0
+        for block in named:
+            if type(block) is not int or not 0 < block < len(candidate) or not candidate[block]:
+                break
+            candidate[block] = 0
+            taken += 1
+        if taken == len(named) == count:
+            return named
+        self._hand_back(named[:taken], [])
+        raise self.policy.fault("victims", f"must name {count} distinct candidates, named {named}")
 
     def _gather(self, count: int) -> list[int]:
         """Ask the policy for victims, without touching the books but for `candidate`, which marks those chosen.
@@ -225,15 +246,12 @@ class BlockCache:
 
     def _forget(self, blocks: Sequence[int]) -> None:
         """Unpublish these; the policy knows already."""
-        pool, listener = self.pool, self.listener
-        key, remove = pool.key, self.index.remove
-        for block in blocks:
-            remove(block)
-            if listener is not None:
-                name = key[block]
+        if self.listener is not None:
+            for block in blocks:
+                name = self.pool.key[block]
                 assert name is not None, f"block {block} is not published"
-                listener(CacheEvent("evict", BlockId(block), name, self.now))
-            key[block] = None
+                self.listener(CacheEvent("evict", BlockId(block), name, self.now))
+        self.index.remove_all(blocks)
         self.evictions += len(blocks)
 
     def drop(self, blocks: Sequence[int]) -> None:
@@ -243,21 +261,14 @@ class BlockCache:
             PluginError: the policy failed. The references are gone all the same, and so is the content of the blocks
                 that the policy would not take: they are free.
         """
-        pool = self.pool
-        ref, last, key, access = pool.ref, pool.last_access, pool.key, pool.access
-        released: list[int] = []
-        freed: list[int] = []
-        for block in blocks:
-            last[block] = access
-            users = ref[block] - 1
-            ref[block] = users
-            if not users:
-                (freed if key[block] is None else released).append(block)
-        pool.used -= len(freed) + len(released)
-        if freed:
-            pool.give_free(freed)
-        if released:
-            self._offer(released)
+        idle = self.pool.let_go(blocks)
+        key = self.pool.key
+        names = [key[block] for block in idle]
+        if not all(names):
+            self.pool.give_free([block for block, name in zip(idle, names, strict=True) if name is None])
+            idle = [block for block, name in zip(idle, names, strict=True) if name is not None]
+        if idle:
+            self._offer(idle)
 
     def replace(self, table: array[int], places: Sequence[int], fresh: Sequence[int]) -> None:
         """Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.
@@ -288,14 +299,12 @@ class BlockCache:
         pool.used -= len(leaving)
 
     def _offer(self, blocks: list[int]) -> None:
-        candidate = self.pool.candidate
         if self.leaf_only:
             children = self.pool.children
             blocks = [block for block in blocks if not children[block]]
             if not blocks:
                 return
-        for block in blocks:
-            candidate[block] = 1
+        self.pool.mark(blocks)
         try:
             self.policy.release(blocks, self.now)
         except PluginError:
@@ -347,9 +356,8 @@ class BlockCache:
             self._check_names(blocks, keys)
         parent = table[first - 1] if first else 0
         holders, places = self.index.insert_chain(anchor, parent, keys, data, blocks)
-        new = [blocks[at] for at in places]
-        for at, block in zip(places, new, strict=True):
-            pool.describe(block, first + at, priority, tenant)
+        new: Sequence[int] = blocks if len(places) == len(blocks) else [blocks[at] for at in places]
+        pool.describe_all(new, places, first, priority, tenant)
         swaps = [at for at, block in enumerate(holders) if block != blocks[at]] if len(new) < len(holders) else []
         pinned = [holders[at] for at in reversed(swaps) if pool.candidate[holders[at]]]
         try:
@@ -431,7 +439,9 @@ class BlockCache:
             pool.candidate[block] = 0
         pool.ref[block] += 1
         pool.last_access[block] = pool.access
-        pool.priority[block] = max(pool.priority[block], priority)
+        if priority > pool.priority[block]:
+            pool.varied = True
+            pool.priority[block] = priority
         pool.ref[own] -= 1
         if not pool.ref[own]:
             pool.used -= 1

@@ -20,6 +20,7 @@ class GuardedPolicy:
 
     Attributes:
         hears_admit, hears_hit: whether the policy overrides that callback; calling one that it inherits does nothing.
+        in_bulk: whether the policy names many victims by a method of its own, and `victims` may be called.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
@@ -29,6 +30,7 @@ class GuardedPolicy:
         self._evicted = policy.evicted
         self.hears_admit = getattr(policy.admit, "__func__", None) is not EvictionPolicy.admit
         self.hears_hit = getattr(policy.hit, "__func__", None) is not EvictionPolicy.hit
+        self.in_bulk = _names_in_bulk(policy)
 
     def fault(self, method: str, rule: str) -> PluginError:
         return PluginError(f"eviction policy {self.name}.{method}: {rule}")
@@ -73,11 +75,27 @@ class GuardedPolicy:
             raise self.fault("victim", f"must name a candidate, named block {block}, which is in use, free or evicted")
         return block
 
+    def victims(self, count: int, now: float) -> list[Any]:
+        """What the policy's own `victims` answers. Not checked: the caller does, as it takes them."""
+        try:
+            return list(self._policy.victims(count, now))
+        except Exception as error:
+            raise self.fault("victims", f"raised {error!r} when asked for {count}") from error
+
     def evicted(self, block: int, now: float) -> None:
         try:
             self._evicted(BlockId(block), now)
         except Exception as error:
             raise self.fault("evicted", f"raised {error!r} for block {block}") from error
+
+
+def _names_in_bulk(policy: EvictionPolicy) -> bool:
+    """Whether `victims` is as specific as `victim` and `evicted`: a subclass may override one of those alone."""
+    names = ("victims", "victim", "evicted")
+    if any(name in getattr(policy, "__dict__", ()) for name in names):
+        return False
+    owner = next(kind for kind in type(policy).__mro__ if any(name in vars(kind) for name in names))
+    return "victims" in vars(owner) and owner is not EvictionPolicy
 
 
 class GuardedHash:

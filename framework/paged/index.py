@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from framework.paged.pool import BlockPool
 from framework.types import BlockHash
@@ -65,6 +66,13 @@ class PrefixIndex(ABC):
     def remove(self, block: int) -> None:
         """Take a published block out. Its children stay and are found again when it is published again."""
 
+    def remove_all(self, blocks: Sequence[int]) -> None:
+        """`remove` each of these and clear its `key` in the pool."""
+        key, remove = self._pool.key, self.remove
+        for block in blocks:
+            remove(block)
+            key[block] = None
+
     @abstractmethod
     def clear(self) -> None:
         """Forget everything; `collisions` stays."""
@@ -88,12 +96,8 @@ class HashIndex(PrefixIndex):
         self._orphans: dict[BlockHash, int] = {}
 
     def find(self, anchor: int, keys: Sequence[BlockHash], data: bytes, limit: int) -> list[int]:
-        found: list[int] = []
-        for block in map(self._blocks.get, keys[:limit]):
-            if block is None:
-                break
-            found.append(block)
-        return found
+        get: Any = self._blocks.get
+        return list(iter(map(get, keys[:limit]).__next__, None))
 
     def insert(self, anchor: int, parent: int, key: BlockHash, data: bytes, block: int) -> int:
         holder = self._blocks.setdefault(key, block)
@@ -112,7 +116,11 @@ class HashIndex(PrefixIndex):
         self, anchor: int, parent: int, keys: Sequence[BlockHash], data: bytes, blocks: Sequence[int]
     ) -> tuple[list[int], list[int]]:
         names, parents, children, orphans = self._pool.key, self._parents, self._pool.children, self._orphans
-        add, above = self._blocks.setdefault, names[parent] if parent else None
+        above = names[parent] if parent else None
+        distinct = {*keys}
+        if not orphans and len(distinct) == len(keys) and self._blocks.keys().isdisjoint(distinct):
+            return self._insert_new(parent, above, keys, blocks)
+        add = self._blocks.setdefault
         holders: list[int] = []
         new: list[int] = []
         for at, (key, block) in enumerate(zip(keys, blocks, strict=True)):
@@ -127,6 +135,23 @@ class HashIndex(PrefixIndex):
             holders.append(holder)
             parent, above = holder, key
         return holders, new
+
+    def _insert_new(
+        self, parent: int, above: BlockHash | None, keys: Sequence[BlockHash], blocks: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """`insert_chain` of contents none of which is there, while no absent parent has children."""
+        names, parents, children = self._pool.key, self._parents, self._pool.children
+        holders = list(blocks)
+        self._blocks.update(zip(keys, holders, strict=True))
+        if parent:
+            children[parent] += 1
+        for block, key in zip(holders, keys, strict=True):
+            names[block] = key
+            parents[block] = above
+            children[block] = 1
+            above = key
+        children[block] = 0
+        return holders, [*range(len(holders))]
 
     def parent(self, block: int) -> int:
         key = self._parents[block]
@@ -149,6 +174,29 @@ class HashIndex(PrefixIndex):
             self._orphans[above] -= 1
         else:
             del self._orphans[above]
+
+    def remove_all(self, blocks: Sequence[int]) -> None:
+        names, parents, children = self._pool.key, self._parents, self._pool.children
+        found, orphans = self._blocks, self._orphans
+        get = found.get
+        for block in blocks:
+            key: Any = names[block]
+            names[block] = None
+            del found[key]
+            below = children[block]
+            if below:
+                orphans[key] = below
+                children[block] = 0
+            above = parents[block]
+            if above is None:
+                continue
+            parent = get(above)
+            if parent is not None:
+                children[parent] -= 1
+            elif orphans[above] > 1:
+                orphans[above] -= 1
+            else:
+                del orphans[above]
 
     def clear(self) -> None:
         self._blocks.clear()

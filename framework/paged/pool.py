@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from math import inf
 from typing import Any, cast, overload
 
@@ -12,6 +13,8 @@ import numpy.typing as npt
 
 from framework.interfaces.eviction import BlockView
 from framework.types import BlockHash
+
+_MANY = 16  # blocks from which on NumPy's overhead a call is less than a loop's
 
 
 class BlockPool:
@@ -28,6 +31,8 @@ class BlockPool:
         candidate: 1 while the eviction policy holds the block.
         used: blocks in use. `cached` = num_blocks - len(free) - used.
         access: allocator calls that touched blocks so far: the clock of `admitted` and `last_access`.
+        least_priority: no published block has a lower one.
+        varied: whether any block ever had a priority or tenant but 0; those columns are not written before.
         The other columns are those of BlockView.
     """
 
@@ -50,6 +55,8 @@ class BlockPool:
         self.priority = array("q", bytes(8 * size))
         self.next_use = array("d", [inf]) * size
         self.key: list[BlockHash | None] = [None] * size
+        self.least_priority = 0
+        self.varied = False
         self._knows_next_use = False
 
     @property
@@ -120,11 +127,74 @@ class BlockPool:
         """Enter the facts of newly published content; `key` and `children` belong to the index."""
         self.depth[block] = depth
         self.hits[block] = 0
-        self.priority[block] = priority
-        self.tenant[block] = tenant
+        if self.varied or priority or tenant:
+            self._vary(priority)
+            self.priority[block] = priority
+            self.tenant[block] = tenant
         self.admitted[block] = self.last_access[block] = self.access
         if self._knows_next_use:
             self.next_use[block] = inf
+
+    def describe_all(
+        self, blocks: Sequence[int], places: Sequence[int], first: int, priority: int, tenant: int
+    ) -> None:
+        """`describe` each of these, at depth `first` and its place."""
+        if len(blocks) < _MANY:
+            for block, place in zip(blocks, places, strict=True):
+                self.describe(block, first + place, priority, tenant)
+            return
+        at, views = _indices(blocks), self._views
+        gaps = places[-1] + 1 > len(places)
+        views["depth"][at] = first + np.array(places) if gaps else np.arange(first, first + len(places))
+        views["hits"][at] = 0
+        if self.varied or priority or tenant:
+            self._vary(priority)
+            views["priority"][at] = priority
+            views["tenant"][at] = tenant
+        views["admitted"][at] = self.access
+        views["last_access"][at] = self.access
+        if self._knows_next_use:
+            views["next_use"][at] = inf
+
+    def _vary(self, priority: int) -> None:
+        self.varied = True
+        self.least_priority = min(self.least_priority, priority)
+
+    def let_go(self, blocks: Sequence[int]) -> list[int]:
+        """Take one reference from each of these, which are used now; returns those that nobody uses any more."""
+        idle: list[int] = []
+        if len(blocks) >= _MANY and len({*blocks}) == len(blocks):
+            at, counts = _indices(blocks), self._views["ref"]
+            self._views["last_access"][at] = self.access
+            users = counts[at] - 1
+            counts[at] = users
+            idle = (at[users == 0] if np.count_nonzero(users) else at).tolist()
+        else:
+            ref, last, access = self.ref, self.last_access, self.access
+            for block in blocks:
+                last[block] = access
+                ref[block] -= 1
+                if not ref[block]:
+                    idle.append(block)
+        self.used -= len(idle)
+        return idle
+
+    def mark(self, blocks: Sequence[int]) -> None:
+        """They are candidates now."""
+        candidate = self.candidate
+        for block in blocks:
+            candidate[block] = 1
+
+    @cached_property
+    def _views(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns as writable NumPy views, for what is done to many blocks at once."""
+        names = ("ref", "depth", "hits", "tenant", "admitted", "last_access", "priority", "next_use")
+        return {name: np.frombuffer(getattr(self, name), dtype=getattr(self, name).typecode) for name in names}
+
+
+def _indices(blocks: Sequence[int]) -> npt.NDArray[np.intp]:
+    packed = blocks if isinstance(blocks, array) else array("i", blocks)
+    return np.frombuffer(packed, dtype=np.int32).astype(np.intp)
 
 
 def num_tokens_of(depth: Sequence[int], block_size: int) -> Sequence[int]:
