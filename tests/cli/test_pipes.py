@@ -10,17 +10,15 @@ import pytest
 
 COMMANDS = {
     "framework.run": ("--help",),
-    "framework.plugins": ("--kind", "eviction"),
-    "framework.check": ("--help",),
-    "framework.report": ("--help",),
-    "framework.search": ("--help",),
-    "framework.new": ("--help",),
-    "framework.wandb": ("--help",),
+    "framework.plugins": ("--kind", "hash", "--json"),
+    "framework.report": ("lost",),
 }
 
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_a_closed_pipe_ends_a_command_quietly(module: str, tmp_path: Path) -> None:
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "failure.json").write_text('{"status": "failed", "reason": "lost", "overrides": []}')
     words = [sys.executable, "-m", module, *COMMANDS[module]]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
