@@ -196,6 +196,7 @@ def summarise(llm: LLM, config: Mapping[str, Any], requests: list[Request], *, f
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
     result.update(llm.engine.metrics.summary(llm.engine.scheduler, llm.allocator))
     result.update(llm.executor.summary())
+    result.update({f"backend_{name}": value for name, value in llm.backend.facts().items()})
     ranks = llm.model.ranks
     limit = 0 if ranks is not None and ranks.broken else int(settings.get("check_requests", 8))
     result.update(check_dense(llm.model, requests, limit, device=llm.device))

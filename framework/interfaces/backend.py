@@ -59,7 +59,9 @@ class Capabilities:
         features: of {"sliding_window", "soft_cap", "sinks", "alibi", "lse", "rope"}; "rope": `rotate_and_write` is one
             pass, worth calling instead of rotating and `write`.
         batch_invariant: a row's output does not depend, bit for bit, on the other rows of the batch.
-        graph_safe: reads no lengths on the host; launches depend on shapes only.
+        graph_safe: `plan`, `write` and `attend` read no lengths on the host and wait for nothing; launches depend on
+            shapes and host bounds only. The engine then captures all three in the CUDA graph of a decode step, whose
+            batch stays the same object, and replays them with other values; framework.testing.recorder checks it.
         simulated_devices: of `devices`, where the kernels run in a simulator (Triton's interpreter): right, and a time
             taken there says nothing. Kernel mode never times them.
     """
@@ -230,6 +232,13 @@ class AttentionBackend(ABC):
         """
         return None
 
+    def facts(self) -> dict[str, str | int | float]:
+        """What this object settled on by itself (instructions, compiled or not), for the results. Default: nothing.
+
+        Asked after the work; kernel mode and serve keep each as `backend_<name>`.
+        """
+        return {}
+
     def setup(self, spec: AttentionSpec, device: str) -> None:
         """Called once, after `check` found nothing. Allocate workspaces here; call this one first.
 
@@ -308,7 +317,10 @@ class AttentionBackend(ABC):
         return _torch_ops.rotate(q, rope)
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
-        """For each row (source, destination) of `copies` (n, 2) int64, in order: copy one block's K and V."""
+        """For each row (source, destination) of `copies` (n, 2) int64, in order: copy one block's K and V.
+
+        `copies` lies on the pool's device or, as the engine gives it, on the host: to check it then costs no wait.
+        """
         from framework.interfaces import _torch_ops
 
         _torch_ops.copy_blocks(pool, copies)

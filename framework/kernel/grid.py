@@ -153,6 +153,7 @@ class Grid:
             "kind": "measured",
             "timed_error": verdict.error,
             "num_pools": len(bench.pools),
+            **{f"backend_{name}": value for name, value in backend.facts().items()},
             **_rates(times["backend"], work_of(cell), ceilings),
             **_yardstick(times),
         }

@@ -54,6 +54,10 @@ class NativeBackend(AttentionBackend):
         """The instruction set in use: avx512, avx2 or plain. After `setup`."""
         return str(self._core.instructions)
 
+    def facts(self) -> dict[str, str | int | float]:
+        """The instruction set that was chosen."""
+        return {"instructions": self.instructions}
+
     def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:
         import torch
 

@@ -66,7 +66,7 @@ class TorchBackend(AttentionBackend):
 
     Args:
         compile: "auto": once a step's decode reads 16 MiB of KV a layer, if there is a C++ compiler; True: always, and
-            already in `setup`; False: never.
+            already in `setup`; False: never. fp8 pools and pools with gaps are read by the eager path in any case.
         tile_bytes: KV gathered at once for decode rows, and by the running-maximum path; about the last-level cache
             a core has for itself.
         prefill_bytes: KV of one row gathered at once for a prefill chunk.
@@ -96,7 +96,7 @@ class TorchBackend(AttentionBackend):
     def check(self, spec: AttentionSpec, device: str) -> list[str]:
         """With compile=True also why compiling is impossible, such as a missing C++ compiler."""
         reasons = self.capabilities.reasons_against(spec, device)
-        return reasons + (torch_compiled.reasons_against(spec, device) if self.compile is True else [])
+        return reasons + (torch_compiled.reasons_against(device) if self.compile is True else [])
 
     def facts(self) -> dict[str, str | int | float]:
         """`decode`: "eager", "compiled" or "eager and compiled"; `compile_s`; `not_compiled`: why not, if tried."""
@@ -116,10 +116,10 @@ class TorchBackend(AttentionBackend):
         self._planned = None
         self._decode: torch_compiled.CompiledDecode | None = None
         self._ran: set[str] = set()
-        self._not_compiled = (
-            ["compile=false"] if self.compile is False else torch_compiled.reasons_against(spec, device)
-        )
-        if self.compile is True:
+        self._not_compiled = ["compile=false"] if self.compile is False else torch_compiled.reasons_against(device)
+        if spec.kv_dtype not in (None, spec.dtype):
+            self._not_compiled.append(f"a {spec.kv_dtype} pool is read by the eager path alone")
+        if self.compile is True and not self._not_compiled:
             self._decode = torch_compiled.CompiledDecode(spec)
 
     def plan(self, batch: Batch) -> None:
@@ -156,7 +156,7 @@ class TorchBackend(AttentionBackend):
         if self._planned is not batch:
             self.plan(batch)
         if self._chunks and not (pool.k.is_contiguous() and pool.v.is_contiguous()):
-            self._plan(batch, strided=True)
+            self._plan(batch, strided=True)  # gaps: read by the eager path
         with torch.no_grad():
             for chunks in self._chunks:
                 assert self._decode is not None

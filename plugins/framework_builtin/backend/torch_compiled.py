@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,13 +36,11 @@ _OPTIONS = {"assert_indirect_indexing": False}
 Arrays = npt.NDArray[np.int64]
 
 
-def reasons_against(spec: AttentionSpec, device: str) -> list[str]:
-    """Why the compiled decode cannot serve `spec` on `device`; empty when it can. Compiles nothing."""
+def reasons_against(device: str) -> list[str]:
+    """Why nothing can be compiled for `device`; empty when it can. Compiles nothing."""
     reasons = []
     if device.split(":")[0] != "cpu":
         reasons.append(f"compile=true is for the CPU, the device is {device}: use +backend=triton, or compile=false")
-    if spec.kv_dtype not in (None, spec.dtype):
-        reasons.append(f"compile=true reads no {spec.kv_dtype} pool: use compile=false")
     if compiler() is None:
         reasons.append("torch.compile needs a C++ compiler and finds none: install g++, set CXX, or use compile=false")
     return reasons
@@ -197,7 +196,8 @@ def _compiled(key: _Key) -> tuple[_Run, float]:
     heads, dim, size, dtype = key.num_kv_heads, key.head_dim, key.block_size, getattr(torch, key.dtype)
     shape = (2, size, heads, dim) if key.layout == "NHD" else (2, heads, size, dim)
     pools = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
-    with torch.inference_mode():
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # inductor's imports, of torch's own
         q, integers = (
             torch.zeros(32, key.num_heads, dim, dtype=dtype),
             [torch.zeros(256, dtype=torch.int64) for _ in "abc"],
