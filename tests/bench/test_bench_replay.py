@@ -6,13 +6,14 @@ LRU. Rounds are interleaved, so that a machine whose speed drifts slows all alik
 A rate is that of the replay alone, of paths built beforehand (kvcache-simulator's plan too), from arrays to counts; in
 brackets with the time that building the paths takes, and with reading the trace on top: both are Python for everybody.
 `framework` is the reference in Python, `native` (any allocator with `replay_references`) the core in C++.
-`plain` is an OrderedDict loop with prefix semantics; kvcache-simulator is a C++ core with prefix semantics;
+`plain` is an OrderedDict loop with prefix semantics; kvcache-simulator is theirs in Python, `C++` their C++ program;
 libcachesim is a C core without prefix semantics, fed one object at a time from Python. KVLAB_BENCH_ROUNDS=3 by default.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -70,6 +71,31 @@ def kvcache_simulator_lru(paths: RequestPaths, size: int) -> Callable[[], int]:
     return lambda: int(policies.simulate_policy(plan, "lru", size).hitTokens)
 
 
+def kvcache_simulator_cpp_seconds(paths: RequestPaths, size: int) -> float:
+    """CPU time of one simulation by their C++ program: what eight more capacities add to one.
+
+    Reading the trace and building the trie, which it does once, are left out so. nan where it is not to be had.
+    """
+    try:
+        from kvcache_sim.cpp_backend import ensure_cpp_simulator, run_cpp_sweep
+        from test_prefix_hits_equal_kvcache_simulator import their_data
+    except ImportError:
+        return float("nan")
+    ensure_cpp_simulator()  # compiles it the first time
+    data, spent = their_data(paths), []
+    for more in (0, 8):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run_cpp_sweep(
+            data,
+            capacities=list(range(size, size + more + 1)),
+            policies=["lru"],
+            warmup_requests=data.request_count - 1,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return (spent[1] - spent[0]) / 8
+
+
 def cores() -> list[str]:
     """Installed allocators with a replay core of their own, one of each distribution."""
     found: dict[str, str] = {}
@@ -101,7 +127,8 @@ def test_cache_only_replay(benchmark, traces: Path, file: str, block_tokens: int
         "kvcache-simulator": kvcache_simulator_lru(paths, size),
         "libcachesim": lambda: libcachesim_lru(paths, size),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in [*subjects, "read", "paths"]}
+    theirs = "kvcache-sim. C++"
+    seconds: dict[str, list[float]] = {name: [] for name in [*subjects, theirs, "read", "paths"]}
     answers: dict[str, object] = {}
 
     def timed(name: str, call: Callable[[], object]) -> object:
@@ -113,6 +140,7 @@ def test_cache_only_replay(benchmark, traces: Path, file: str, block_tokens: int
     def one_round() -> None:
         for name, call in subjects.items():
             answers[name] = timed(name, call)
+        seconds[theirs].append(kvcache_simulator_cpp_seconds(paths, size))
         requests: Any = timed("read", lambda: list(open_trace(traces / file, block_tokens=block_tokens)))
         timed("paths", lambda: build_paths(requests))
 
@@ -121,7 +149,7 @@ def test_cache_only_replay(benchmark, traces: Path, file: str, block_tokens: int
     assert len(set(prefix.values())) == 1, answers
     before = {"paths": min(seconds["paths"]), "read and paths": min(seconds["read"]) + min(seconds["paths"])}
     million = paths.num_references / 1e6
-    for name in subjects:
+    for name in [*subjects, theirs]:
         least, ratio = min(seconds[name]), float(np.median(np.array(seconds["framework"]) / np.array(seconds[name])))
         benchmark.extra_info[f"{name} M references/s"] = round(million / least, 3)
         with_them = ", ".join(f"{million / (least + more):5.2f} with {what}" for what, more in before.items())

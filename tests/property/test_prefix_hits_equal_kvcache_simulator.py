@@ -30,6 +30,11 @@ OURS = {
 
 def their_plan(paths: RequestPaths) -> Any:
     """The same trace as their plan; its first half warms the cache up and is not counted."""
+    return plans.build_execution_plan(their_data(paths))
+
+
+def their_data(paths: RequestPaths) -> Any:
+    """The same trace as they hold it once read."""
     starts, nodes = paths.starts.tolist(), paths.nodes.tolist()
     tokens = [
         min(paths.block_tokens, int(paths.input_tokens[request]) - index * paths.block_tokens)
@@ -37,7 +42,7 @@ def their_plan(paths: RequestPaths) -> Any:
         for index in range(starts[request + 1] - starts[request])
     ]
     total = int(paths.input_tokens.sum())
-    data = parser.TraceData(
+    return parser.TraceData(
         ids=nodes,
         tokens=tokens,
         request_starts=starts,
@@ -49,7 +54,6 @@ def their_plan(paths: RequestPaths) -> Any:
         parse_errors=0,
         skipped_records=0,
     )
-    return plans.build_execution_plan(data)
 
 
 def measured_tokens(paths: RequestPaths, result: CacheOnlyResult, warmup: int) -> int:
