@@ -113,23 +113,18 @@ class BlockTables:
         self._device.view(-1)[index] = values
 
     def gather(self, rows: Tensor, num_blocks: int, out: Tensor | None = None) -> Tensor:
-        """The first `num_blocks` entries of `rows` (B,) int64 on the device: (B, num_blocks) int32.
+        """The first `num_blocks` entries of `rows` (B,) int64 on the device: (B, num_blocks) int32, as of `flush`.
 
-        Into `out` if given. `null_row` is allowed. Raises as `select`.
+        Into `out` if given. `null_row` is allowed.
+
+        Raises:
+            InvalidArgument: more blocks than the table is wide.
         """
         if num_blocks > self.max_blocks:
             raise InvalidArgument(f"{num_blocks} blocks a row asked, the table is {self.max_blocks} wide")
         if out is None:
             return self._device[:, :num_blocks].index_select(0, rows)
         return torch.index_select(self._device[:, :num_blocks], 0, rows, out=out)
-
-    def select(self, rows: IntArray, num_blocks: int) -> Tensor:
-        """The first `num_blocks` entries of these rows: (B, num_blocks) int32 on the device, as of the last flush.
-
-        Raises:
-            InvalidArgument: more blocks than the table is wide.
-        """
-        return self.gather(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(self.device), num_blocks)
 
     def slots(self, rows: IntArray, positions: IntArray, block_size: int) -> IntArray:
         """Where each token goes: rows (T,) and positions (T,) in tokens -> slots (T,) int64, from the host mirror.

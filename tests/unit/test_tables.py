@@ -59,14 +59,19 @@ def test_a_row_set_and_cleared_between_flushes_uploads_nothing():
     assert tables.flush() == 0
 
 
-def test_selected_rows_come_in_the_order_asked_and_as_wide_as_asked():
+def test_gathered_rows_come_in_the_order_asked_and_as_wide_as_asked():
     tables = BlockTables(3, 4)
     tables.set(0, 0, ids(1, 2, 3))
     tables.set(2, 0, ids(5))
     tables.flush()
-    picked = tables.select(np.array([2, 0]), 2)
+    picked = tables.gather(torch.tensor([2, 0, tables.null_row]), 2)
     assert picked.dtype == torch.int32
-    assert picked.tolist() == [[5, 0], [1, 2]]
+    assert picked.tolist() == [[5, 0], [1, 2], [0, 0]]
+    out = torch.full((2, 4), 9, dtype=torch.int32)
+    assert tables.gather(torch.tensor([0, 1]), 4, out=out) is out
+    assert out.tolist() == [[1, 2, 3, 0], [0, 0, 0, 0]]
+    with pytest.raises(InvalidArgument, match="5 blocks a row asked, the table is 4 wide"):
+        tables.gather(torch.tensor([0]), 5)
 
 
 def test_slots_are_block_times_size_plus_offset():
