@@ -3,7 +3,8 @@
 Header: `{"format": "kvlab-trace", "version": 1, "block_tokens": 16, ...}`; further keys are free notes.
 Request: `arrival_s` (seconds, non-decreasing) and `output_tokens`, and one of
 
-* `tokens`, the prompt's token ids; `output`, the generated ids, may stand for `output_tokens`;
+* `tokens`, the prompt's token ids; `output`, the generated ids, may stand for `output_tokens`, and a full replay
+  generates them again;
 * `block_ids` with `input_tokens`: names of the prompt's blocks of `block_tokens` tokens, a partial last one counted
   or not; equal names after equal names are equal content;
 * `input_tokens` alone: lengths only.
