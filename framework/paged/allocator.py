@@ -22,14 +22,14 @@ from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.cache import BlockCache
-from framework.paged.guard import GuardedHash, GuardedPolicy
+from framework.paged.guard import GuardedPolicy
 from framework.paged.index import HashIndex, TrieIndex
+from framework.paged.naming import Naming
 from framework.paged.pool import BlockPool
-from framework.paged.table import Names, Table, count_of
+from framework.paged.table import Table, TableChanges, count_of
 from framework.types import BlockCopy, BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 from framework.types import as_tokens as _as_tokens
 
-_MAX_NAMESPACES = 65_536
 _INT32 = np.dtype(np.int32)
 
 
@@ -81,17 +81,13 @@ class PagedAllocator(Allocator):
         policy.attach(self.pool.view())
         overridden = type(self).choose_free is not PagedAllocator.choose_free
         self.cache = BlockCache(self.pool, index, policy, leaf_only, self.choose_free if overridden else None)
-        self._hash = GuardedHash(hash, block_size)
+        self.naming = Naming(hash, block_size)
         self._tables: dict[RequestId, Table] = {}
-        self._roots: dict[Namespace, tuple[BlockHash, int]] = {}
-        self._last_anchor = 0
         self._tenants: dict[str, int] = {}
         self._version = 0
-        self._unchanged: list[TableChange] = []
+        self._changes = TableChanges()
         self._priced: tuple[Sequence[int], int, int] = ((), -1, 0)
         self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
-
-    # The hook
 
     def choose_free(self, count: int) -> Sequence[BlockId]:
         """Which `count` free blocks to hand out next. Override this.
@@ -105,44 +101,15 @@ class PagedAllocator(Allocator):
         """
         return [BlockId(block) for block in self.pool.free[: -count - 1 : -1]]
 
-    # The interface
-
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         if not self.share_prefix:
             return Hit(version=self._version)
         tokens = _as_tokens(tokens)
-        root, anchor = self._root(namespace)
-        names = self._names(root, tokens, namespace, previous)
+        anchor, names = self.naming.of(tokens, namespace, previous)
         limit = (len(tokens) - 1) // self.block_size
         data = b"" if isinstance(self.cache.index, HashIndex) else tokens.tobytes()
         blocks: Any = self.cache.index.find(anchor, names, data, limit) if limit > 0 else ()
         return Hit(len(blocks) * self.block_size, tuple(blocks), names, self._version)
-
-    def _names(self, root: BlockHash, tokens: TokenArray, namespace: Namespace, previous: Hit | None) -> Names:
-        known: Sequence[BlockHash] = ()
-        if previous is not None and previous.hashes:
-            known = previous.hashes
-            self._check_names(known, namespace)
-            if isinstance(known, Names) and len(known) == len(tokens) // self.block_size:
-                return known
-            known = known[: len(tokens) // self.block_size]
-        rest = self._hash.blocks(known[-1] if known else root, tokens[len(known) * self.block_size :])
-        return Names.of(namespace, (*known, *rest) if known else rest)
-
-    @staticmethod
-    def _check_names(names: Sequence[BlockHash], namespace: Namespace) -> None:
-        if isinstance(names, Names) and names.namespace is not namespace and names.namespace != namespace:
-            raise InvalidArgument(f"a hit looked up in {names.namespace} was used in {namespace}; look it up again")
-
-    def _root(self, namespace: Namespace) -> tuple[BlockHash, int]:
-        found = self._roots.get(namespace)
-        if found is None:
-            root = self._hash.root(namespace)
-            if len(self._roots) >= _MAX_NAMESPACES:  # content of the oldest can no longer be hit, and ages out
-                del self._roots[next(iter(self._roots))]
-            self._last_anchor -= 1
-            found = self._roots[namespace] = (root, self._last_anchor)
-        return found
 
     def _check_hit(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
         if hit.version != self._version:
@@ -156,7 +123,7 @@ class PagedAllocator(Allocator):
             raise InvalidArgument(
                 f"a hit with {len(hit.hashes)} full blocks is not of a prompt of {len(tokens)} tokens"
             )
-        self._check_names(hit.hashes, request.namespace)
+        self.naming.check(hit.hashes, request.namespace)
 
     def _shortage(self, num_tokens: int, hits: Sequence[int]) -> tuple[int, int, int]:
         """Blocks an admission needs, blocks it may have, and the watermark that applies."""
@@ -184,10 +151,10 @@ class PagedAllocator(Allocator):
         need, have, reserve = self._shortage(len(tokens), hit.blocks)
         if need + reserve > have:
             raise self._out_of_blocks(need, have, reserve)
-        root, anchor = self._root(request.namespace)
+        root, anchor = self.naming.root(request.namespace)
         names = list(hit.hashes)
         if self.share_prefix and not names:
-            names = self._hash.blocks(root, tokens)
+            names = self.naming.blocks(root, tokens)
         self.pool.access += 1
         blocks = array("i", hit.blocks)
         blocks.fromlist(self.cache.take(need, hit.blocks, request.priority))
@@ -236,28 +203,20 @@ class PagedAllocator(Allocator):
         need = grow + len(shared)
         if not need:
             table.shared = False
-            return self._from(size)
+            return self._changes.without_copies(size)
         if need > pool.num_blocks - pool.used:
             raise self._out_of_blocks(need, self.cache.available())
         pool.access += 1
         if need == 1 and not shared:
             blocks.append(self.cache.take_one())
             self._version += 1
-            return self._from(size)
+            return self._changes.without_copies(size)
         fresh = self.cache.take(need)
         self._version += 1
         if not shared:
             blocks.fromlist(fresh)
-            return self._from(size)
+            return self._changes.without_copies(size)
         return self._copy_on_write(table, shared, fresh)
-
-    def _from(self, start: int) -> TableChange:
-        """A change without copies. Frozen and costly to make, so each is made once."""
-        try:
-            return self._unchanged[start]
-        except IndexError:
-            self._unchanged += [TableChange(at) for at in range(len(self._unchanged), 2 * start + 1)]
-            return self._unchanged[start]
 
     def _unsafe(self, table: Table) -> list[int]:
         """Table indexes from the committed length on whose block others can see."""
@@ -302,7 +261,7 @@ class PagedAllocator(Allocator):
                 start = self._publish(table, num_tokens // self.block_size, new, data)
             held += data[known:] if known > 0 else data
         table.committed = num_tokens
-        return self._from(start)
+        return self._changes.without_copies(start)
 
     def _publish(self, table: Table, full: int, new: TokenArray, data: bytes) -> int:
         """Publish the blocks up to `full`; `new` and `data` are the tokens after those published."""
@@ -312,7 +271,7 @@ class PagedAllocator(Allocator):
             new, data = new[:wanted], data[: 4 * wanted]
         more: list[BlockHash] = []
         if len(names) < full:
-            more = self._hash.blocks(
+            more = self.naming.blocks(
                 names[-1] if names else table.root, new[known * self.block_size :] if known else new
             )
         keys = names[first:full] + more if known else more
@@ -357,12 +316,7 @@ class PagedAllocator(Allocator):
             ref[block] += 1
             last[block] = access
         blocks.fromlist(fresh)
-        table = Table(child, blocks, parent.root, parent.anchor, self._tenant(child.tenant))
-        table.committed = num_tokens
-        table.names = parent.names[: num_tokens // self.block_size]
-        table.held = parent.held[: 4 * num_tokens]
-        table.published = min(parent.published, num_tokens // self.block_size, kept)
-        table.closed = parent.closed
+        table = parent.child(child, blocks, self._tenant(child.tenant), num_tokens, num_tokens // self.block_size, kept)
         if kept:
             parent.shared = table.shared = True
         return table

@@ -12,6 +12,7 @@ from framework.interfaces.allocator import CacheEvent
 from framework.paged.guard import GuardedPolicy
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool
+from framework.paged.victims import Victims
 from framework.types import BlockHash, BlockId
 
 ChooseFree = Callable[[int], Sequence[BlockId]]
@@ -43,6 +44,7 @@ class BlockCache:
         self.now = 0.0
         self.evictions = 0
         self.listener: Callable[[CacheEvent], Any] | None = None
+        self.victims = Victims(self)
         self._choose_free = choose_free
         owner = getattr(choose_free, "__self__", None)
         self._chooser = f"{type(owner).__name__}.choose_free" if owner is not None else "choose_free"
@@ -74,7 +76,7 @@ class BlockCache:
                     self.policy.pin(pinned, self.now)
                 if self.policy.hears_hit:
                     self.policy.hit(hits[::-1], self.now)
-            victims = self._victims(count - spare) if count > spare else []
+            victims = self.victims.take(count - spare) if count > spare else []
         except PluginError:
             if hits:
                 self._unshare(hits, pinned, accesses, priorities)
@@ -109,7 +111,7 @@ class BlockCache:
             try:
                 policy.evicted(block, self.now)
             except PluginError:
-                self._hand_back([block], [])
+                self.victims.hand_back([block], [])
                 raise
             self._forget((block,))
         pool.ref[block] = 1
@@ -178,71 +180,6 @@ class BlockCache:
                 pool.candidate[block] = 1
             with suppress(PluginError):  # the first error is the one to report
                 self.policy.release(pinned, self.now)
-
-    def _victims(self, count: int) -> list[int]:
-        """`count` victims that the policy has forgotten; the books know only by `candidate`."""
-        if count == 1 or self.leaf_only or not self.policy.in_bulk:
-            return self._gather(count)
-        named = self.policy.victims(count, self.now)
-        candidate, taken = self.pool.candidate, 0
-        for block in named:
-            if type(block) is not int or not 0 < block < len(candidate) or not candidate[block]:
-                break
-            candidate[block] = 0
-            taken += 1
-        if taken == len(named) == count:
-            return named
-        self._hand_back(named[:taken], [])
-        raise self.policy.fault("victims", f"must name {count} distinct candidates, named {named}")
-
-    def _gather(self, count: int) -> list[int]:
-        """Ask the policy for victims, without touching the books but for `candidate`, which marks those chosen.
-
-        Under `leaf_only` a victim's parent is offered as soon as it has no other resident child.
-        """
-        policy, candidate, now = self.policy, self.pool.candidate, self.now
-        victims: list[int] = []
-        late: list[int] = []
-        try:
-            for _ in range(count):
-                block = policy.victim(now, candidate)
-                candidate[block] = 0
-                victims.append(block)
-                parent = self.index.parent(block) if self.leaf_only else 0
-                self.pool.children[parent] -= parent > 0
-                policy.evicted(block, now)
-                if parent and not self.pool.children[parent] and not self.pool.ref[parent]:
-                    candidate[parent] = 1
-                    late.append(parent)
-                    policy.release([parent], now)
-        except PluginError:
-            self._hand_back(victims, late)
-            raise
-        if self.leaf_only:
-            for block in victims:
-                parent = self.index.parent(block)
-                self.pool.children[parent] += parent > 0  # `_forget` counts them down for good
-        return victims
-
-    def _hand_back(self, victims: list[int], late: list[int]) -> None:
-        pool = self.pool
-        if self.leaf_only:
-            for block in victims:
-                parent = self.index.parent(block)
-                pool.children[parent] += parent > 0
-        withheld = set(late)
-        for block in reversed(victims):
-            with suppress(PluginError):  # the first error is the one to report
-                self.policy.admit([block], self.now)
-                if block not in withheld:
-                    self.policy.release([block], self.now)
-            pool.candidate[block] = block not in withheld
-        chosen = set(victims)
-        for block in late:
-            pool.candidate[block] = 0
-            if block not in chosen:
-                with suppress(PluginError):
-                    self.policy.pin([block], self.now)
 
     def _forget(self, blocks: Sequence[int]) -> None:
         """Unpublish these; the policy knows already."""
@@ -317,18 +254,14 @@ class BlockCache:
             self.pool.candidate[block] = 0
         offered: list[int] = []
         if self.leaf_only:
-            for block in blocks:
-                self._orphan_quietly(block, offered)
+            for parent in map(self.index.parent, blocks):
+                if parent and self.pool.children[parent] == 1 and not self.pool.ref[parent]:
+                    offered.append(parent)
         self._forget(blocks)
         self.pool.give_free(blocks)
         if offered:
             with suppress(PluginError):
                 self._offer(offered)
-
-    def _orphan_quietly(self, block: int, offered: list[int]) -> None:
-        parent = self.index.parent(block)
-        if parent and self.pool.children[parent] == 1 and not self.pool.ref[parent]:
-            offered.append(parent)
 
     def publish(
         self,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
 import numpy as np
 
 from framework.errors import InvalidArgument
-from framework.types import BlockHash, Namespace, RequestInfo
+from framework.types import BlockHash, RequestInfo, TableChange
 
 
 class Table:
@@ -56,18 +55,32 @@ class Table:
                 f"commit of request {self.request.id}: token {start + at} is {new[at]}, it was {ours[at]} before"
             )
 
+    def child(
+        self, request: RequestInfo, blocks: array[int], tenant: int, num_tokens: int, full: int, kept: int
+    ) -> Table:
+        """The table of a fork at `num_tokens`, which fill `full` blocks; it shares the first `kept` of `blocks`."""
+        table = Table(request, blocks, self.root, self.anchor, tenant)
+        table.committed = num_tokens
+        table.names = self.names[:full]
+        table.held = self.held[: 4 * num_tokens]
+        table.published = min(self.published, full, kept)
+        table.closed = self.closed
+        return table
 
-class Names(tuple[BlockHash, ...]):
-    """Chained hashes that know the namespace they were made for."""
 
-    namespace: Namespace
+class TableChanges:
+    """Changes without copies, one for each first index. Frozen and costly to make, so each is made once."""
 
-    @classmethod
-    def of(cls, namespace: Namespace, names: Iterable[BlockHash]) -> Names:
-        """These names, made for this namespace."""
-        made = cls(names)
-        made.namespace = namespace
-        return made
+    def __init__(self) -> None:
+        self._made: list[TableChange] = []
+
+    def without_copies(self, start: int) -> TableChange:
+        """The change of a table from logical index `start` on."""
+        try:
+            return self._made[start]
+        except IndexError:
+            self._made += [TableChange(at) for at in range(len(self._made), 2 * start + 1)]
+            return self._made[start]
 
 
 def count_of(name: str, value: object, least: int) -> int:

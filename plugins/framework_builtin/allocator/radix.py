@@ -72,7 +72,7 @@ class RadixAllocator(PagedAllocator):
         rest = tokens[hit.num_tokens : min(hit.num_tokens + self.block_size, len(tokens)) - 1]
         if len(rest) < self._page_size:
             return hit
-        _, anchor = self._root(namespace)
+        _, anchor = self.naming.root(namespace)
         block, common = self._tree.nearest(anchor, hit.blocks[-1] if hit.blocks else 0, rest)
         common -= common % self._page_size
         if not common:

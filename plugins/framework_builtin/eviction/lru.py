@@ -32,7 +32,7 @@ class Lru(EvictionPolicy):
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
         self._last, self._depth = blocks.last_access, blocks.depth
-        self._turn = array("q", bytes(8 * len(blocks.depth)))  # which release holds the block; 0: none
+        self._turn = array("q", [0]) * len(blocks.depth)  # which release holds the block; 0: none
         self._turn_column = np.frombuffer(self._turn, dtype=np.int64)
         self._last_column = np.asarray(self._last) if isinstance(self._last, memoryview) else None
         self._count = 0

@@ -1,0 +1,74 @@
+"""What are the full blocks of a prompt called, and what do a namespace's first blocks hang below?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from framework.errors import InvalidArgument
+from framework.interfaces.allocator import Hit
+from framework.interfaces.hash import HashScheme
+from framework.paged.guard import GuardedHash
+from framework.types import BlockHash, Namespace, TokenArray
+
+_MAX_NAMESPACES = 65_536
+
+
+class Names(tuple[BlockHash, ...]):
+    """Chained hashes that know the namespace they were made for."""
+
+    namespace: Namespace
+
+    @classmethod
+    def of(cls, namespace: Namespace, names: Iterable[BlockHash]) -> Names:
+        """These names, made for this namespace."""
+        made = cls(names)
+        made.namespace = namespace
+        return made
+
+
+class Naming:
+    """A hash scheme, guarded, with the roots of the namespaces seen.
+
+    A root is a hash and an anchor: an integer below 0 that stands for the namespace in a PrefixIndex.
+    """
+
+    def __init__(self, scheme: HashScheme, block_size: int) -> None:
+        self._scheme = GuardedHash(scheme, block_size)
+        self._block_size = block_size
+        self._roots: dict[Namespace, tuple[BlockHash, int]] = {}
+        self._last_anchor = 0
+        self.blocks = self._scheme.blocks
+
+    def root(self, namespace: Namespace) -> tuple[BlockHash, int]:
+        """What the namespace's first blocks hang below: hash and anchor."""
+        found = self._roots.get(namespace)
+        if found is None:
+            root = self._scheme.root(namespace)
+            if len(self._roots) >= _MAX_NAMESPACES:  # content of the oldest can no longer be hit, and ages out
+                del self._roots[next(iter(self._roots))]
+            self._last_anchor -= 1
+            found = self._roots[namespace] = (root, self._last_anchor)
+        return found
+
+    def of(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None) -> tuple[int, Names]:
+        """The anchor, and the names of all full blocks of `tokens` (n,) int32; those that `previous` has are reused."""
+        (name, anchor), size = self.root(namespace), self._block_size
+        if previous is None or not previous.hashes:
+            return anchor, Names.of(namespace, self.blocks(name, tokens))
+        known = previous.hashes
+        self.check(known, namespace)
+        if isinstance(known, Names) and len(known) == len(tokens) // size:
+            return anchor, known
+        known = known[: len(tokens) // size]
+        rest = self.blocks(known[-1] if known else name, tokens[len(known) * size :])
+        return anchor, Names.of(namespace, (*known, *rest))
+
+    @staticmethod
+    def check(names: Sequence[BlockHash], namespace: Namespace) -> None:
+        """Refuse names made for another namespace.
+
+        Raises:
+            InvalidArgument.
+        """
+        if isinstance(names, Names) and names.namespace is not namespace and names.namespace != namespace:
+            raise InvalidArgument(f"a hit looked up in {names.namespace} was used in {namespace}; look it up again")

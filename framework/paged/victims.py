@@ -1,0 +1,90 @@
+"""Which blocks does the policy give up?"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from framework.errors import PluginError
+
+if TYPE_CHECKING:
+    from framework.paged.cache import BlockCache
+
+
+class Victims:
+    """Asks the policy for victims, checks what it answers, and gives them back to it when the eviction is called off.
+
+    Of the books it touches only `candidate`.
+    """
+
+    def __init__(self, cache: BlockCache) -> None:
+        self._cache = cache
+
+    def take(self, count: int) -> list[int]:
+        """`count` victims that the policy has forgotten; the books know only by `candidate`."""
+        cache = self._cache
+        if count == 1 or cache.leaf_only or not cache.policy.in_bulk:
+            return self._gather(count)
+        named = cache.policy.victims(count, cache.now)
+        candidate, taken = cache.pool.candidate, 0
+        for block in named:
+            if type(block) is not int or not 0 < block < len(candidate) or not candidate[block]:
+                break
+            candidate[block] = 0
+            taken += 1
+        if taken == len(named) == count:
+            return named
+        self.hand_back(named[:taken], [])
+        raise cache.policy.fault("victims", f"must name {count} distinct candidates, named {named}")
+
+    def _gather(self, count: int) -> list[int]:
+        """Ask the policy for victims, without touching the books but for `candidate`, which marks those chosen.
+
+        Under `leaf_only` a victim's parent is offered as soon as it has no other resident child.
+        """
+        cache = self._cache
+        policy, candidate, now = cache.policy, cache.pool.candidate, cache.now
+        victims: list[int] = []
+        late: list[int] = []
+        try:
+            for _ in range(count):
+                block = policy.victim(now, candidate)
+                candidate[block] = 0
+                victims.append(block)
+                parent = cache.index.parent(block) if cache.leaf_only else 0
+                cache.pool.children[parent] -= parent > 0
+                policy.evicted(block, now)
+                if parent and not cache.pool.children[parent] and not cache.pool.ref[parent]:
+                    candidate[parent] = 1
+                    late.append(parent)
+                    policy.release([parent], now)
+        except PluginError:
+            self.hand_back(victims, late)
+            raise
+        if cache.leaf_only:
+            for block in victims:
+                parent = cache.index.parent(block)
+                cache.pool.children[parent] += parent > 0  # `_forget` counts them down for good
+        return victims
+
+    def hand_back(self, victims: list[int], late: list[int]) -> None:
+        """Let the policy keep these after all, and take back the `late` ones that were offered in their wake."""
+        cache = self._cache
+        pool = cache.pool
+        if cache.leaf_only:
+            for block in victims:
+                parent = cache.index.parent(block)
+                pool.children[parent] += parent > 0
+        withheld = set(late)
+        for block in reversed(victims):
+            with suppress(PluginError):  # the first error is the one to report
+                cache.policy.admit([block], cache.now)
+                if block not in withheld:
+                    cache.policy.release([block], cache.now)
+            pool.candidate[block] = block not in withheld
+        chosen = set(victims)
+        for block in late:
+            pool.candidate[block] = 0
+            if block not in chosen:
+                with suppress(PluginError):
+                    cache.policy.pin([block], cache.now)
