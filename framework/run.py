@@ -38,7 +38,9 @@ _REFUSALS = (*_ASKED_WRONGLY, PluginError)
 
 def main() -> None:
     """The console script: runs `sys.argv` and exits with its status."""
-    sys.exit(call(sys.argv[1:]))
+    from framework.exit import exit_with
+
+    exit_with(lambda: call(sys.argv[1:]))
 
 
 def call(arguments: Sequence[str]) -> int:
@@ -59,9 +61,8 @@ def call(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # `| head` has read enough; keep the interpreter from complaining at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        raise  # `| head` has read enough: see main
     except Exception as error:
         if _full_error():
             raise

@@ -17,7 +17,7 @@ BROKEN, REFUSED, INTERRUPTED = 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check one plugin and print what was found; see the module's first line for the status."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_intermixed_args(arguments)
     try:
         return _check(options)
     except FrameworkError as error:

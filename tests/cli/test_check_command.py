@@ -88,6 +88,12 @@ def test_a_good_plugin_gets_a_line_for_each_promise_and_its_cost_beside_the_base
         assert column in out
 
 
+def test_options_of_the_plugin_may_stand_before_or_after_the_command_s_own(capsys: Any) -> None:
+    words = ("--no-cost", "--only", "pinned")
+    for line in (("depth_aware", "weight=2", *words), ("depth_aware", *words, "weight=2")):
+        assert check(capsys, *line)[0] == 0, line
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
