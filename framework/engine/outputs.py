@@ -74,11 +74,14 @@ class Outputs:
             ended |= np.isin(plain_tokens, self.life.eos_token_ids) & ~rows.ignore_eos[plain_rows]
         for row in plain_rows[ended].tolist():
             self.life.finish_row(rows.sequence(row))
+        told = self._logprobs([(i, seq) for i, seq in special if not bad[i]], at, tokens)
         for i, seq in special:
             if seq.row == where[i]:
-                self._append_special(seq, int(at[i]), int(streams[i]), int(tokens[i]), bool(bad[i]), now)
+                self._append_special(seq, told.get(i), int(streams[i]), int(tokens[i]), bool(bad[i]), now)
 
-    def _append_special(self, parent: Sequence, at: int, stream: int, token: int, bad: bool, now: float) -> None:
+    def _append_special(
+        self, parent: Sequence, told: TokenLogprobs | None, stream: int, token: int, bad: bool, now: float
+    ) -> None:
         """One token of a row with stop ids, log-probabilities or forks due, or with logits that are not finite."""
         rows, request = self.scheduler.rows, parent.request
         if bad:
@@ -97,7 +100,9 @@ class Outputs:
         self.metrics.num_output_tokens += 1
         if request.status.ended:  # the fork failed; what the child drew is kept
             return
-        self._record_logprobs(seq, at, token)
+        if told is not None:
+            seq.logprobs.append(told)
+            seq.cumulative_logprob += told.chosen
         reason = self.life.why_stop(request, token, length)
         if reason:
             self.life.finish_row(seq)
@@ -118,11 +123,18 @@ class Outputs:
             self.scheduler.fork(parent, child, len(request.prompt))
         return child
 
-    def _record_logprobs(self, seq: Sequence, at: int, token: int) -> None:
-        k = seq.request.sampling.logprobs
-        if k is None:
-            return
-        chosen, ids, values = self.executor.logprobs(np.array([at]), np.array([token]), k)
-        top = tuple((int(i), float(v)) for i, v in zip(ids[0], values[0], strict=True))
-        seq.logprobs.append(TokenLogprobs(float(chosen[0]), top))
-        seq.cumulative_logprob += float(chosen[0])
+    def _logprobs(
+        self, special: list[tuple[int, Sequence]], at: IntArray, tokens: IntArray
+    ) -> dict[int, TokenLogprobs]:
+        """What the rows that ask for log-probabilities are told, by index into `at`: asked of the executor at once."""
+        counts = {i: seq.request.sampling.logprobs for i, seq in special}
+        wanted = {i: k for i, k in counts.items() if k is not None}
+        if not wanted:
+            return {}
+        rows = np.array(list(wanted), dtype=np.int64)
+        found = self.executor.logprobs(at[rows], tokens[rows], max(wanted.values()))
+        told = {}
+        for (i, k), chosen, ids, values in zip(wanted.items(), *found, strict=True):
+            top = tuple((int(token), float(value)) for token, value in zip(ids[:k], values[:k], strict=True))
+            told[i] = TokenLogprobs(float(chosen), top)
+        return told

@@ -5,7 +5,6 @@ Whatever would have to wait for a real device (a value on the host, a shape that
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,8 @@ GREEDY = Sampling(max_tokens=10, ignore_eos=True)
 WARM = Sampling(max_tokens=10, temperature=0.8, ignore_eos=True)
 FILTERED = Sampling(max_tokens=10, temperature=0.8, top_k=5, top_p=0.9, ignore_eos=True)
 FORKED = Sampling(max_tokens=10, n=2, temperature=0.8, top_p=0.9, ignore_eos=True)
+SCORED = Sampling(max_tokens=10, logprobs=2, ignore_eos=True)
+MORE_SCORED = Sampling(max_tokens=10, n=2, temperature=0.5, logprobs=5, ignore_eos=True)
 BEAMS = Sampling(max_tokens=10, beam_width=2, ignore_eos=True)
 
 
@@ -109,15 +110,16 @@ def test_a_step_asks_the_device_for_its_tokens_and_for_nothing_else(
         assert llm.executor.summary()["graph_steps"] >= 8, llm.executor.summary()
 
 
-def test_forked_samples_and_beams_wait_once_a_step_and_once_a_beam_search(fetches: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(
+    "samplings", [[FORKED, BEAMS], [SCORED, GREEDY, MORE_SCORED, FORKED, SCORED]], ids=["beams", "log-probabilities"]
+)
+def test_beams_and_log_probabilities_cost_one_wait_more(
+    samplings: list[Sampling], fetches: list[tuple[int, ...]]
+) -> None:
     llm = on_meta((4, 8))
-    waits: Counter[int] = Counter()
-
-    def each(sent: int, active: int) -> None:
-        waits[len(fetches) - sum(count * times for count, times in waits.items())] += 1
-
-    count_steps(llm, [FORKED, BEAMS], each)
-    assert max(waits) <= 2, waits
+    waits: list[int] = []
+    count_steps(llm, samplings, lambda sent, active: waits.append(len(fetches) - sum(waits)))
+    assert max(waits) == 2, waits
 
 
 def test_a_hidden_wait_would_show() -> None:

@@ -89,6 +89,24 @@ def test_reported_log_probabilities_are_those_of_the_dense_model(checkpoint: Pat
         assert [value for _, value in found.top] == pytest.approx(best.values.tolist(), abs=1e-4), at
 
 
+def test_rows_that_ask_for_other_numbers_of_log_probabilities_are_told_as_if_alone(checkpoint: Path) -> None:
+    samplings = [
+        Sampling(max_tokens=5, logprobs=k, n=n, temperature=0.9, seed=4, ignore_eos=True)
+        for k, n in ((3, 1), (0, 2), (None, 1), (6, 3))
+    ]
+    prompts = [[*PROMPTS[0], i] for i in range(4)]
+    _, together = serve(checkpoint, prompts, samplings)
+    for request, prompt, sampling in zip(together, prompts, samplings, strict=True):
+        _, (alone,) = serve(checkpoint, [prompt], sampling)
+        for one, other in zip(request.completions, alone.completions, strict=True):
+            assert one.tokens == other.tokens
+            assert (one.logprobs is None) == (sampling.logprobs is None)
+            for here, there in zip(one.logprobs or [], other.logprobs or [], strict=True):
+                assert [token for token, _ in here.top] == [token for token, _ in there.top], sampling
+                assert len(here.top) == sampling.logprobs
+                assert here.chosen == pytest.approx(there.chosen, abs=1e-5)
+
+
 @pytest.mark.parametrize("sampling", [Sampling(max_tokens=5), Sampling(max_tokens=5, beam_width=2)])
 def test_a_row_of_nan_logits_fails_its_request_alone(checkpoint: Path, sampling: Sampling) -> None:
     model = load_model(str(checkpoint), dtype="float32", device="cpu")
