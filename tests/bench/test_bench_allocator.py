@@ -3,13 +3,17 @@
 pytest tests/bench/test_bench_allocator.py --benchmark-only --benchmark-group-by=group
 python tests/bench/test_bench_allocator.py     # interleaved in one run, CPU time, ratios with their spread
 
-Steady state: the pool is full, so new content evicts. Prompts share their first half with an earlier one.
+Steady state: the pool is full, so new content evicts. Prompts share their first half with an earlier one. A prompt
+block is everything from token ids to published: naming it (vLLM as it makes its Request, ours in `lookup`), finding,
+pinning, evicting for it, publishing it. `NAME:HASH` names blocks with another hash than SHA-256; like is compared with
+like: ours with xxh3_128 against vLLM's `xxhash`, which is the same function over pickled tokens.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from importlib.metadata import entry_points
 from statistics import median
 
@@ -23,6 +27,8 @@ PROMPT_BLOCKS = ROWS * PROMPT // SIZE
 NS = Namespace()
 INSTALLED = {point.name: point for point in entry_points(group="framework.allocator")}
 NAMES = [name for name in ("prefix_cow", "prefix", "native_cow", "native") if name in INSTALLED]
+NAMES += [f"{name}:xxh3_128" for name in NAMES if name.endswith("_cow")]
+THEIRS = {"sha256": "sha256", "xxh3_128": "xxhash"}
 
 
 def load(kind: str, name: str):
@@ -40,8 +46,10 @@ class Ours:
     """One of the installed allocators, called as the engine calls it."""
 
     def __init__(self, name: str) -> None:
-        self.books = INSTALLED[name].load()(
-            num_blocks=POOL, block_size=SIZE, hash=load("hash", "sha256")(), eviction=load("eviction", "lru")()
+        allocator, _, scheme = name.partition(":")
+        self.scheme, self.policy = load("hash", scheme or "sha256")(), load("eviction", "lru")()
+        self.books = INSTALLED[allocator].load()(
+            num_blocks=POOL, block_size=SIZE, hash=self.scheme, eviction=self.policy
         )
         self.next = 0
 
@@ -73,19 +81,20 @@ class Ours:
 
 
 class Vllm:
-    """vLLM V1's KVCacheManager with SHA-256 names, called as its scheduler does."""
+    """vLLM V1's KVCacheManager, called as its scheduler does."""
 
-    def __init__(self) -> None:
+    def __init__(self, hash: str = "sha256") -> None:
         import torch
+        import vllm.utils.hashing
         from vllm.sampling_params import SamplingParams
-        from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_manager import KVCacheManager
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.request import Request
 
-        init_none_hash(sha256)
-        self.hasher, self.Request = get_request_block_hasher(SIZE, sha256), Request
+        digest = getattr(vllm.utils.hashing, THEIRS[hash])
+        init_none_hash(digest)
+        self.hasher, self.Request = get_request_block_hasher(SIZE, digest), Request
         self.params = SamplingParams(max_tokens=GENERATED)
         spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
         config = KVCacheConfig(
@@ -119,7 +128,8 @@ class Vllm:
 
 
 def subject(name: str):
-    return Vllm() if name == "vllm" else Ours(name)
+    first, _, scheme = name.partition(":")
+    return Vllm(scheme or "sha256") if first == "vllm" else Ours(name)
 
 
 def vllm_is_there() -> bool:
@@ -130,9 +140,9 @@ def vllm_is_there() -> bool:
     return True
 
 
-@pytest.fixture(params=[*NAMES, "vllm"])
+@pytest.fixture(params=[*NAMES, "vllm", "vllm:xxh3_128"])
 def name(request: pytest.FixtureRequest) -> str:
-    if request.param == "vllm" and not vllm_is_there():
+    if request.param.startswith("vllm") and not vllm_is_there():
         pytest.skip("vLLM V1's KVCacheManager does not import: pip install --no-deps vllm, and what it asks for")
     return request.param
 
@@ -147,7 +157,7 @@ def test_books(benchmark, name, phase):
         if state:
             books.free()
         rows = prompts(draw, stems)
-        state["tokens"] = [row.tolist() for row in rows] if name == "vllm" else rows
+        state["tokens"] = [row.tolist() for row in rows] if name.startswith("vllm") else rows
         if phase != "prompt":
             books.admit(state["tokens"])
         if phase == "free":
@@ -166,9 +176,46 @@ def test_books(benchmark, name, phase):
     benchmark.pedantic(work, setup=fresh, rounds=12, warmup_rounds=6)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("native")])
+def test_the_work_a_request_causes_is_counted(name, monkeypatch):
+    """Each block is named once, and a policy hears of a request in one call a kind, whatever its length."""
+    subject = Ours(name)
+    books, calls = subject.books, Counter()
+
+    def counted(owner, method, size):
+        whole = getattr(owner, method)
+        monkeypatch.setattr(
+            type(owner), method, lambda self, *args: calls.update({method: size(*args)}) or whole(*args)
+        )
+
+    counted(subject.scheme, "blocks", lambda parent, tokens, block_size: len(tokens) // block_size)
+    for method in ("pin", "release", "victims"):
+        counted(subject.policy, method, lambda *args: 1)
+    draw = np.random.default_rng(0)
+    stems = draw.integers(0, 2**31 - 1, (ROWS // 4, PROMPT // 2), dtype=np.int32)
+    for _ in range(8):
+        rows = prompts(draw, stems)
+        calls.clear()
+        before = books.stats()
+        subject.admit(rows)
+        admitted = Counter(calls)
+        subject.decode(rows)
+        after = books.stats()
+        subject.free()
+    assert before.free_blocks == 0, before
+    half, generated = PROMPT_BLOCKS // 2, ROWS * GENERATED // SIZE
+    assert after.hit_tokens - before.hit_tokens == half * SIZE, (before, after)
+    assert after.evictions - before.evictions == half + generated, (before, after)
+    assert admitted["blocks"] == PROMPT_BLOCKS, admitted
+    assert calls["blocks"] == PROMPT_BLOCKS + generated, calls
+    assert admitted["victims"] == ROWS, admitted
+    assert admitted["pin"] == len(stems), admitted  # one request a stem finds it unused, the others in use
+    assert calls["release"] == ROWS, calls
+
+
 def compare(rounds: int = 15) -> None:
     """Print ns of CPU a unit for each subject, and how many times the slowest's (vLLM's where it is installed)."""
-    names = [*NAMES, *(["vllm"] if vllm_is_there() else [])]
+    names = [*NAMES, *(["vllm", "vllm:xxh3_128"] if vllm_is_there() else [])]
     books = {name: subject(name) for name in names}
     draw = np.random.default_rng(0)
     stems = draw.integers(0, 2**31 - 1, (ROWS // 4, PROMPT // 2), dtype=np.int32)
@@ -176,7 +223,7 @@ def compare(rounds: int = 15) -> None:
     for turn in range(rounds + 6):
         rows = prompts(draw, stems)
         for name in names:
-            tokens = [row.tolist() for row in rows] if name == "vllm" else rows
+            tokens = [row.tolist() for row in rows] if name.startswith("vllm") else rows
             for phase, units in (("prompt block", PROMPT_BLOCKS), ("decode token", ROWS * GENERATED),
                                  ("free block", ROWS * (PROMPT + GENERATED) // SIZE)):  # fmt: skip
                 method = getattr(books[name], {"p": "admit", "d": "decode", "f": "free"}[phase[0]])
@@ -185,11 +232,12 @@ def compare(rounds: int = 15) -> None:
                 if turn >= 6:  # the pool is full from here on
                     spent.setdefault((phase, name), []).append((time.process_time() - start) * 1e9 / units)
     for phase in ("prompt block", "decode token", "free block"):
-        base = spent[phase, names[-1] if names[-1] == "vllm" else "prefix_cow"]
         for name in names:
+            scheme = name.partition(":")[2]
+            base = spent[phase, ("vllm" if "vllm" in names else "prefix_cow") + (f":{scheme}" if scheme else "")]
             ratios = sorted(b / a for a, b in zip(spent[phase, name], base, strict=True))
             print(
-                f"{phase:13} {name:11} {median(spent[phase, name]):9.1f} ns CPU  {median(ratios):6.1f}x "
+                f"{phase:13} {name:19} {median(spent[phase, name]):9.1f} ns CPU  {median(ratios):6.1f}x "
                 f"(from {ratios[len(ratios) // 10]:.1f} to {ratios[-1 - len(ratios) // 10]:.1f})"
             )
 
