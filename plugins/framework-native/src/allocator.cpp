@@ -93,12 +93,9 @@ void Core::name_more(const Name &parent, const Tokens &tokens, int64_t first, in
         const auto *above = reinterpret_cast<const uint8_t *>(parent.data());
         const size_t before = out.size();
         out.resize(before + static_cast<size_t>(last - first));
-        Name *name = out.data() + before;
-        for (int64_t at = first; at < last; ++at, ++name) {
-            uint8_t *digest = name->digest();
-            hasher_.name(above, tokens.data() + at * size, digest);
-            above = digest;
-        }
+        for (size_t at = before; at < out.size(); ++at) out[at].digest();
+        hasher_.chain(above, tokens.data() + first * size, static_cast<size_t>(last - first), out[before].digest(),
+                      sizeof(Name));
         return;
     }
     nb::object made = scheme.attr("blocks")(bytes_of(parent), tokens.slice(first * size, last * size));
@@ -140,21 +137,31 @@ nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous)
                               std::min(list.size(), static_cast<size_t>(limit)));
     }
     const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
-    return framework_.hit(covered, tuple_of(blocks), found, version_);
+    auto &made = nb::cast<Names &>(found);
+    made.listed = tuple_of(blocks);
+    made.blocks = std::move(blocks);
+    return framework_.make_hit(covered, made.listed, found, version_);
 }
 
 Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes,
                        int64_t &covered) const {
-    const auto version = nb::cast<int64_t>(hit.attr("version"));
+    const Keys &keys = framework_.keys;
+    const auto version = nb::cast<int64_t>(get(hit, keys.version));
     if (version != version_)
-        framework_.raise("StaleHit", "the hit for request " + text_of(request.attr("id")) + " is of version " +
+        framework_.raise("StaleHit", "the hit for request " + text_of(get(request, framework_.keys.id)) + " is of version " +
                                          std::to_string(version) + ", the allocator is at " +
                                          std::to_string(version_) + "; look it up again");
-    covered = nb::cast<int64_t>(hit.attr("num_tokens"));
+    covered = nb::cast<int64_t>(get(hit, keys.num_tokens));
     Blocks blocks;
-    nb::object listed = hit.attr("blocks");
-    blocks.reserve(nb::len(listed));
-    for (nb::handle block : listed) blocks.push_back(nb::cast<int32_t>(block));
+    nb::object listed = get(hit, keys.blocks);
+    hashes = get(hit, keys.hashes);
+    const Names *own = nb::isinstance<Names>(hashes) ? &nb::cast<Names &>(hashes) : nullptr;
+    if (own != nullptr && own->listed.is(listed)) {
+        blocks = own->blocks; // as `lookup` found them
+    } else {
+        blocks.reserve(nb::len(listed));
+        for (nb::handle block : listed) blocks.push_back(nb::cast<int32_t>(block));
+    }
     if (covered != static_cast<int64_t>(blocks.size()) * options_.block_size ||
         (!blocks.empty() && covered >= num_tokens))
         framework_.raise("InvalidArgument", "a hit of " + std::to_string(covered) + " tokens in " +
@@ -163,20 +170,19 @@ Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, n
         if (block < 1 || block > options_.num_blocks)
             framework_.raise("InvalidArgument", "a hit names block " + std::to_string(block) + ", outside 1 to " +
                                                     std::to_string(options_.num_blocks));
-    hashes = hit.attr("hashes");
-    const auto count = static_cast<int64_t>(nb::len(hashes));
+    const auto count = static_cast<int64_t>(own != nullptr ? own->list.size() : nb::len(hashes));
     if (count > num_tokens / options_.block_size)
         framework_.raise("InvalidArgument", "a hit with " + std::to_string(count) +
                                                 " full blocks is not of a prompt of " + std::to_string(num_tokens) +
                                                 " tokens");
-    check_names(hashes, request.attr("namespace"));
+    check_names(hashes, get(request, framework_.keys.space));
     return blocks;
 }
 
 bool Core::fits(nb::handle request, nb::handle tokens, nb::handle hit) {
     int64_t id = 0;
     const auto num_tokens = static_cast<int64_t>(nb::len(tokens));
-    nb::object given = request.attr("id");
+    nb::object given = get(request, framework_.keys.id);
     if (find_id(given, id) != nullptr || num_tokens == 0) return false;
     nb::object hashes;
     int64_t covered = 0;
@@ -193,20 +199,20 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     const Tokens tokens(framework_, given, true);
     if (tokens.size() == 0)
         framework_.raise("InvalidArgument",
-                         "request " + text_of(request.attr("id")) + " has an empty prompt; it needs at least one token");
+                         "request " + text_of(get(request, framework_.keys.id)) + " has an empty prompt; it needs at least one token");
     const int64_t need = blocks_for(tokens.size(), options_.block_size) - static_cast<int64_t>(hits.size());
     const int64_t have = cache_->available(hits), reserve = pool_->used != 0 ? options_.reserve : 0;
     if (need + reserve > have) out_of_blocks(need, have, reserve);
     Table table;
-    table.space = request.attr("namespace");
+    table.space = get(request, framework_.keys.space);
     const Root &top = root(table.space);
     table.root = top.name;
     table.anchor = top.anchor;
     table.names = names_of(hashes);
     if (table.names.empty()) name_more(table.root, tokens, 0, tokens.size() / options_.block_size, table.names);
     table.request = nb::borrow(request);
-    table.priority = nb::cast<int64_t>(request.attr("priority"));
-    table.tenant = tenant(nb::object(request.attr("tenant")));
+    table.priority = nb::cast<int64_t>(get(request, framework_.keys.priority));
+    table.tenant = tenant(nb::object(get(request, framework_.keys.tenant)));
     table.held.assign(tokens.data(), tokens.data() + tokens.size());
     table.published = static_cast<int64_t>(hits.size());
     table.committed = covered;
@@ -214,7 +220,7 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     table.blocks = hits;
     ++pool_->access;
     cache_->take(need, hits, table.priority, table.blocks);
-    const auto id = nb::cast<int64_t>(request.attr("id"));
+    const auto id = nb::cast<int64_t>(get(request, framework_.keys.id));
     tables.emplace(id, std::move(table));
     hit_tokens_ += covered;
     prompt_tokens_ += tokens.size();
@@ -331,7 +337,7 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     if (num_tokens > room)
         framework_.raise("InvalidArgument", "fork of " + std::to_string(num_tokens) + " tokens from request " +
                                                 text_of(request) + ", which has room for " + std::to_string(room));
-    nb::object space = child.attr("namespace");
+    nb::object space = get(child, framework_.keys.space);
     if (!space.equal(row.space))
         framework_.raise("InvalidArgument",
                          "a fork stays in its parent's " + text_of(row.space) + ", asked for " + text_of(space));
@@ -341,14 +347,14 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     if (held - kept > have) out_of_blocks(held - kept, have, 0);
     Table made;
     made.request = nb::borrow(child);
-    made.priority = nb::cast<int64_t>(child.attr("priority"));
+    made.priority = nb::cast<int64_t>(get(child, framework_.keys.priority));
     ++pool_->access;
     Blocks fresh;
     cache_->take(held - kept, {}, 0, fresh);
     made.space = row.space;
     made.root = row.root;
     made.anchor = row.anchor;
-    made.tenant = tenant(nb::object(child.attr("tenant")));
+    made.tenant = tenant(nb::object(get(child, framework_.keys.tenant)));
     made.blocks.assign(row.blocks.begin(), row.blocks.begin() + kept);
     for (int32_t block : made.blocks) {
         ++pool_->ref[block];
@@ -364,7 +370,7 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     const Blocks sources(row.blocks.begin() + kept, row.blocks.begin() + held);
     copied_blocks_ += static_cast<int64_t>(fresh.size());
     ++version_;
-    tables.emplace(nb::cast<int64_t>(child.attr("id")), std::move(made)); // may move `row`
+    tables.emplace(nb::cast<int64_t>(get(child, framework_.keys.id)), std::move(made)); // may move `row`
     return fresh.empty() ? changed(0) : changed(0, sources, fresh);
 }
 
@@ -457,7 +463,7 @@ Table &Core::find(nb::handle request, int64_t *id) {
 }
 
 void Core::check_new(nb::handle request) const {
-    nb::object given = request.attr("id");
+    nb::object given = get(request, framework_.keys.id);
     const int64_t id = framework_.count("a request id", given, 0);
     if (tables.count(id) != 0)
         framework_.raise("DuplicateRequest", "request " + std::to_string(id) + " holds a table already; free it first");

@@ -14,6 +14,8 @@ namespace native {
 struct Names {
     nb::object space;
     std::vector<Name> list;
+    nb::object listed; // the tuple of blocks that the last lookup made of these names
+    Blocks blocks;     // the same
 };
 
 /// One request's blocks, and how far they are written and published. See framework.paged.table.

@@ -109,7 +109,7 @@ protected:
 /// For collision-resistant schemes: equal names, equal contents.
 class HashIndex final : public Index {
 public:
-    explicit HashIndex(Pool &pool) : Index(pool), blocks_(pool.size()), parents(pool.size()) {}
+    explicit HashIndex(Pool &pool) : Index(pool), blocks_(pool.size()), parents(pool.size()), above_(pool.size()) {}
 
     Blocks find(int32_t, const Name *names, const int32_t *, size_t limit) const override {
         Blocks found;
@@ -141,7 +141,7 @@ public:
     }
 
     int32_t parent(int32_t block) const override {
-        return parents[block].empty() ? 0 : holder(parents[block]);
+        return parents[block].empty() ? 0 : holder_above(block);
     }
 
     void remove(int32_t block) override {
@@ -153,7 +153,7 @@ public:
         }
         const Name &above = parents[block];
         if (above.empty()) return;
-        if (const int32_t found = holder(above)) {
+        if (const int32_t found = holder_above(block)) {
             --pool_.children[found];
         } else if (auto entry = orphans.find(above); --entry->second == 0) {
             orphans.erase(entry);
@@ -181,7 +181,13 @@ private:
                 orphans.erase(entry);
             }
         parents[block] = above != nullptr ? *above : Name();
+        above_[block] = parent;
         if (parent != 0) ++pool_.children[parent];
+    }
+    /// Mostly the block it was published below; that may hold other content by now.
+    int32_t holder_above(int32_t block) const {
+        const int32_t likely = above_[block];
+        return pool_.key[likely] == parents[block] ? likely : holder(parents[block]);
     }
 
     IdSet blocks_;
@@ -189,6 +195,9 @@ private:
 public:
     std::vector<Name> parents;                         // of a published block, empty at the root
     std::unordered_map<Name, int32_t, NameHash> orphans; // absent contents that have resident children
+
+private:
+    Blocks above_; // the block that held the parent when this one was published
 };
 
 /// For any scheme: a trie over exact contents, so that equal names of unequal contents never share. Contents that are

@@ -11,6 +11,21 @@ namespace native {
 
 namespace nb = nanobind;
 
+/// Attribute names made once: a C string would become a new one at every access.
+struct Keys {
+    nb::object id = of("id"), space = of("namespace"), priority = of("priority"), tenant = of("tenant"),
+               version = of("version"), num_tokens = of("num_tokens"), blocks = of("blocks"), hashes = of("hashes");
+
+private:
+    static nb::object of(const char *name) { return nb::steal(PyUnicode_InternFromString(name)); }
+};
+
+inline nb::object get(nb::handle from, const nb::object &name) {
+    PyObject *found = PyObject_GetAttr(from.ptr(), name.ptr());
+    if (found == nullptr) throw nb::python_error();
+    return nb::steal(found);
+}
+
 /// The classes and functions of the framework that the core makes or calls, imported once an allocator.
 struct Framework {
     Framework()
@@ -19,7 +34,22 @@ struct Framework {
           count_of(nb::module_::import_("framework.paged.table").attr("count_of")),
           frombuffer(nb::module_::import_("numpy").attr("frombuffer")), int32(nb::str("int32")) {}
 
+    Keys keys;
     nb::object errors, hit, event, change, copy, as_tokens, count_of, frombuffer, int32;
+
+    /// `Hit(num_tokens, blocks, hashes, version)`. Its slots are filled at once: a frozen dataclass's `__init__` goes
+    /// through `object.__setattr__` for each, in Python.
+    nb::object make_hit(int64_t num_tokens, nb::handle blocks, nb::handle hashes, int64_t version) const {
+        auto *type = reinterpret_cast<PyTypeObject *>(hit.ptr());
+        nb::object made = nb::steal(type->tp_alloc(type, 0));
+        if (!made.is_valid()) throw nb::python_error();
+        const nb::object values[] = {nb::int_(num_tokens), nb::borrow(blocks), nb::borrow(hashes), nb::int_(version)};
+        for (size_t at = 0; at < 4; ++at) {
+            const descrsetfunc set = Py_TYPE(slots[at].ptr())->tp_descr_set;
+            if (set == nullptr || set(slots[at].ptr(), made.ptr(), values[at].ptr()) != 0) throw nb::python_error();
+        }
+        return made;
+    }
 
     [[noreturn]] void raise(const char *kind, const std::string &text) const {
         PyErr_SetString(nb::object(errors.attr(kind)).ptr(), text.c_str());
@@ -35,6 +65,9 @@ struct Framework {
         }
         return nb::cast<int64_t>(count_of(name, value, least));
     }
+
+    nb::object slots[4] = {get(hit, keys.num_tokens), get(hit, keys.blocks), get(hit, keys.hashes),
+                           get(hit, keys.version)};
 
 private:
     static nb::object allocator(const char *name) {

@@ -51,39 +51,84 @@ void compress_plain(uint32_t *state, const uint8_t *data, size_t chunks) {
 }
 
 #if defined(__x86_64__)
+#define SHA_TARGET __attribute__((target("sha,sse4.1,ssse3")))
+
+/// The state as the instructions want it: words a, b, e, f and c, d, g, h.
+struct State {
+    __m128i abef, cdgh;
+};
+
+SHA_TARGET inline __m128i load(const void *at) { return _mm_loadu_si128(static_cast<const __m128i *>(at)); }
+
+SHA_TARGET inline __m128i swapped(__m128i bytes) {
+    return _mm_shuffle_epi8(bytes, _mm_set_epi64x(0x0c0d0e0f08090a0bll, 0x0405060700010203ll));
+}
+
+SHA_TARGET inline State packed(const uint32_t *state) {
+    const __m128i abcd = _mm_shuffle_epi32(load(state), 0xB1), efgh = _mm_shuffle_epi32(load(state + 4), 0x1B);
+    return {_mm_alignr_epi8(abcd, efgh, 8), _mm_blend_epi16(efgh, abcd, 0xF0)};
+}
+
+/// Words a to d and e to h.
+SHA_TARGET inline void unpack(State state, __m128i &first, __m128i &second) {
+    const __m128i feba = _mm_shuffle_epi32(state.abef, 0x1B), dchg = _mm_shuffle_epi32(state.cdgh, 0xB1);
+    first = _mm_blend_epi16(feba, dchg, 0xF0);
+    second = _mm_alignr_epi8(dchg, feba, 8);
+}
+
 // Four rounds a step; w[i % 4] holds message words 4i to 4i + 3. Source: Intel, "New Instructions Supporting the
 // Secure Hash Algorithm on Intel Architecture Processors", 2013.
-__attribute__((target("sha,sse4.1,ssse3"))) void compress_sha(uint32_t *state, const uint8_t *data, size_t chunks) {
-    const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0bll, 0x0405060700010203ll);
-    __m128i abcd = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(state)), 0xB1);
-    __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(state + 4)), 0x1B);
-    __m128i abef = _mm_alignr_epi8(abcd, efgh, 8);
-    __m128i cdgh = _mm_blend_epi16(efgh, abcd, 0xF0);
-    for (; chunks > 0; --chunks, data += 64) {
-        const __m128i abef_before = abef, cdgh_before = cdgh;
-        __m128i w[4];
+SHA_TARGET inline State rounds(State state, __m128i *w) {
+    __m128i abef = state.abef, cdgh = state.cdgh;
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) {
-            __m128i &now = w[i & 3];
-            if (i < 4) {
-                now = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(data + 16 * i)), swap);
-            } else {
-                const __m128i tail = _mm_alignr_epi8(w[(i - 1) & 3], w[(i - 2) & 3], 4);
-                now = _mm_sha256msg1_epu32(now, w[(i - 3) & 3]);
-                now = _mm_sha256msg2_epu32(_mm_add_epi32(now, tail), w[(i - 1) & 3]);
-            }
-            __m128i sum = _mm_add_epi32(now, _mm_load_si128(reinterpret_cast<const __m128i *>(kRound + 4 * i)));
-            cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
-            sum = _mm_shuffle_epi32(sum, 0x0E);
-            abef = _mm_sha256rnds2_epu32(abef, cdgh, sum);
+    for (int i = 0; i < 16; ++i) {
+        __m128i &now = w[i & 3];
+        if (i >= 4) {
+            const __m128i tail = _mm_alignr_epi8(w[(i - 1) & 3], w[(i - 2) & 3], 4);
+            now = _mm_sha256msg1_epu32(now, w[(i - 3) & 3]);
+            now = _mm_sha256msg2_epu32(_mm_add_epi32(now, tail), w[(i - 1) & 3]);
         }
-        abef = _mm_add_epi32(abef, abef_before);
-        cdgh = _mm_add_epi32(cdgh, cdgh_before);
+        __m128i sum = _mm_add_epi32(now, _mm_load_si128(reinterpret_cast<const __m128i *>(kRound + 4 * i)));
+        cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
+        sum = _mm_shuffle_epi32(sum, 0x0E);
+        abef = _mm_sha256rnds2_epu32(abef, cdgh, sum);
     }
-    const __m128i feba = _mm_shuffle_epi32(abef, 0x1B);
-    const __m128i dchg = _mm_shuffle_epi32(cdgh, 0xB1);
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(state), _mm_blend_epi16(feba, dchg, 0xF0));
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(state + 4), _mm_alignr_epi8(dchg, feba, 8));
+    return {_mm_add_epi32(abef, state.abef), _mm_add_epi32(cdgh, state.cdgh)};
+}
+
+SHA_TARGET inline State compressed(State state, const uint8_t *data, size_t chunks) {
+    for (; chunks > 0; --chunks, data += 64) {
+        __m128i w[4];
+        for (int i = 0; i < 4; ++i) w[i] = swapped(load(data + 16 * i));
+        state = rounds(state, w);
+    }
+    return state;
+}
+
+SHA_TARGET void compress_sha(uint32_t *state, const uint8_t *data, size_t chunks) {
+    __m128i first, second;
+    unpack(compressed(packed(state), data, chunks), first, second);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(state), first);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(state + 4), second);
+}
+
+/// As BlockHasher::chain, the parent's name kept in registers: written to memory one byte off and read back, it would
+/// stall every block. Needs 16 bytes of tokens.
+SHA_TARGET void chain_sha(uint8_t *message, size_t chunks, size_t token_bytes, const uint8_t *parent,
+                          const uint8_t *tokens, size_t count, uint8_t *out, size_t stride) {
+    const __m128i tag = _mm_insert_epi8(_mm_setzero_si128(), message[0], 15);
+    __m128i low = load(parent), high = load(parent + 16);
+    for (; count > 0; --count, tokens += token_bytes, out += stride) {
+        std::memcpy(message + 33, tokens, token_bytes);
+        __m128i w[4] = {swapped(_mm_alignr_epi8(low, tag, 15)), swapped(_mm_alignr_epi8(high, low, 15)),
+                        swapped(_mm_alignr_epi8(load(tokens), high, 15)), swapped(load(message + 48))};
+        const State state = compressed(rounds(packed(kStart), w), message + 64, chunks - 1);
+        unpack(state, low, high);
+        low = swapped(low);
+        high = swapped(high);
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(out), low);
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(out + 16), high);
+    }
 }
 
 bool has_sha() {
@@ -94,6 +139,7 @@ bool has_sha() {
 #else
 bool has_sha() { return false; }
 void compress_sha(uint32_t *state, const uint8_t *data, size_t chunks) { compress_plain(state, data, chunks); }
+void chain_sha(uint8_t *, size_t, size_t, const uint8_t *, const uint8_t *, size_t, uint8_t *, size_t) {}
 #endif
 
 const bool kHasSha = has_sha();
@@ -124,6 +170,15 @@ void BlockHasher::name(const uint8_t *parent, const int32_t *tokens, uint8_t *ou
         const uint32_t word = __builtin_bswap32(state[i]);
         std::memcpy(out + 4 * i, &word, 4);
     }
+}
+
+void BlockHasher::chain(const uint8_t *parent, const int32_t *tokens, size_t count, uint8_t *out, size_t stride) {
+    const auto *bytes = reinterpret_cast<const uint8_t *>(tokens);
+    if (kHasSha && token_bytes_ >= 16) {
+        chain_sha(message_, num_chunks_, token_bytes_, parent, bytes, count, out, stride);
+        return;
+    }
+    for (; count > 0; --count, tokens += token_bytes_ / 4, parent = out, out += stride) name(parent, tokens, out);
 }
 
 } // namespace native

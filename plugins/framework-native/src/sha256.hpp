@@ -18,6 +18,10 @@ public:
     /// Write the name of `tokens` (block_size,) after `parent` (32 bytes) to `out` (32 bytes); they may alias.
     void name(const uint8_t *parent, const int32_t *tokens, uint8_t *out);
 
+    /// Name `count` blocks of `tokens` (count * block_size,), each after the one before; the names to `out`, 32 bytes
+    /// every `stride`.
+    void chain(const uint8_t *parent, const int32_t *tokens, size_t count, uint8_t *out, size_t stride);
+
 private:
     size_t token_bytes_, num_chunks_;
     uint8_t *message_;

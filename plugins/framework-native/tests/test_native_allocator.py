@@ -205,6 +205,18 @@ def test_a_replay_that_knows_the_future_gives_the_same_events(tmp_path, name, po
     assert told[0][0] > 50, "the pool is too large to judge"
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 31, 64, 100, 512])
+def test_a_chain_of_names_is_that_of_the_sha256_scheme(size):
+    draw, scheme = np.random.default_rng(size), Sha256()
+    allocator = NativeAllocator(num_blocks=9, block_size=size, hash=scheme, eviction=Lru())
+    for count in (1, 2, 3, 7):
+        tokens = draw.integers(0, 2**31 - 1, count * size, dtype=np.int32)
+        expected = scheme.blocks(scheme.root(NS[1], size), tokens, size)
+        assert list(allocator.lookup(tokens, NS[1]).hashes) == expected, (size, count)
+        again = allocator.lookup(tokens, NS[1], allocator.lookup(tokens[: size * (count - 1)], NS[1]))
+        assert list(again.hashes) == expected, "from an earlier hit on"
+
+
 class PythonLru(Lru):
     """The built-in LRU under another name, so that the core calls it."""
 
