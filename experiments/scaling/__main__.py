@@ -1,0 +1,110 @@
+"""Do time and memory of a replay grow linearly with the trace? The literal commands, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.shared import AGENTIC, ROOT, parse, publish, save, table, trace_path, write_provenance, write_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REQUESTS = (1_183, 2_366, 4_732)
+"""The trace's first quarter and half, and all of it."""
+QUICK_REQUESTS = (32, 64)
+BLOCK_SIZE = 64
+NUM_BLOCKS = 100_000
+MODES = {"cache-only": "executor=cache_only", "full replay": "executor=none"}
+COMMAND = (
+    "mode=replay", "workload=trace", "+allocator=prefix", "+eviction=lru", f"cache.num_blocks={NUM_BLOCKS}",
+    f"cache.block_size={BLOCK_SIZE}", "engine.max_model_len=1000000", "replay.optimum=false", "run.progress=false",
+)  # fmt: skip
+GIB = 2**30
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Every length in both modes, one after the other, so that no run disturbs another."""
+    options = parse(__doc__, "scaling", arguments)
+    path = trace_path(AGENTIC)
+    lengths = QUICK_REQUESTS if options.quick else REQUESTS
+    rows = [measured(path, mode, count) for mode in MODES for count in lengths]
+    write_rows(options.out / "scaling.csv", rows)
+    write_provenance(options, [path], words=list(COMMAND))
+    publish(options, {"scaling": _table(rows)})
+    save(_plot(rows), options, "scaling")
+    return 0
+
+
+def measured(path: Path, mode: str, count: int) -> dict[str, Any]:
+    """Run `python -m framework.run` on the first `count` requests: its counts, CPU time and peak memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*COMMAND, MODES[mode], f"workload.path={path}", f"workload.limit={count}", f"run.dir={folder}/run"]
+        child = subprocess.Popen(
+            [sys.executable, "-m", "framework.run", *words],
+            cwd=ROOT, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode:
+            sys.exit(f"python -m framework.run {' '.join(words)} ended with status {child.returncode}")
+        result = json.loads((Path(folder) / "run" / "result.json").read_text())
+    assert result["num_requests"] == count, result
+    assert not result.get("num_rejected"), result
+    return {
+        "mode": mode,
+        "requests": count,
+        "block_references": result["prompt_blocks"],
+        "hit_blocks": result["hit_blocks"],
+        "evictions": result["evictions"],
+        "output_tokens": result.get("output_tokens", ""),
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "peak_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+# What a reader sees
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    return table(
+        ["mode", "requests", "block references", "hit blocks", "evictions", "CPU, s", "peak, MiB", "of 1 GiB"],
+        [
+            [
+                row["mode"], f"{row['requests']:,}", f"{row['block_references']:,}", f"{row['hit_blocks']:,}",
+                f"{row['evictions']:,}", f"{row['cpu_s']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}",
+                f"{100 * row['peak_bytes'] / GIB:.0f} %",
+            ]
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def _plot(rows: Sequence[dict[str, Any]]) -> Figure:
+    from framework.report.style import new_axes, new_figure, series_style
+
+    figure = new_figure(8.0, 3.4)
+    panels = figure.subfigures(1, 2)
+    shown = (("cpu_s", 1, "CPU, s"), ("peak_bytes", 2**20, "peak memory, MiB"))
+    for panel, (key, unit, label) in zip(list(panels.flat), shown, strict=True):
+        axes = new_axes(panel)
+        for index, mode in enumerate(MODES):
+            mine = [row for row in rows if row["mode"] == mode]
+            axes.plot([row["block_references"] / 1e6 for row in mine], [row[key] / unit for row in mine],
+                      label=mode if key == "cpu_s" else None, **series_style(index))  # fmt: skip
+        axes.set_xlabel("block references, millions")
+        axes.set_ylabel(label)
+        axes.set_xlim(0)
+        axes.set_ylim(0)
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())
