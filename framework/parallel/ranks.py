@@ -58,7 +58,8 @@ class _Member:
         self.process.join(_GRACE_S)
         status = self.process.exitcode
         if status is not None and status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
+            name = signal.Signals(-status).name
+            return f"was killed by {name}" + (", as a host out of memory does" if name == "SIGKILL" else "")
         return (
             f"ended with status {status} without a word; what it wrote to stderr says why. A script that loads a model "
             "over several ranks must do so below `if __name__ == '__main__':`"

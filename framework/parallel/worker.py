@@ -70,13 +70,15 @@ class Failed:
 def work(plan: Plan, pipe: Connection) -> None:
     """The whole life of one rank, in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; rank 0 decides what it means
-    _end_with_rank_0(Path(plan.meeting_point).parent)
+    sentinel = _end_with_rank_0(Path(plan.meeting_point).parent)
     try:
         Worker(plan, pipe).run()
     except BaseException as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         with suppress(OSError):
             pipe.send(Failed(text, isinstance(error, RankError)))
+        if isinstance(error, RankError) and wait([sentinel], timeout=1.0):
+            shutil.rmtree(Path(plan.meeting_point).parent, ignore_errors=True)  # rank 0 cannot any more
         os._exit(1)  # connections close at once, and the other ranks need not wait for a timeout
     os._exit(0)  # past the end of a process group's threads, which may outlast it
 
@@ -186,8 +188,8 @@ class Worker:
         return num_blocks_for(fraction, self._plan.device, **sizes)
 
 
-def _end_with_rank_0(folder: Path) -> None:
-    """However rank 0 ends, SIGKILL included, this process does not outlive it."""
+def _end_with_rank_0(folder: Path) -> int:
+    """However rank 0 ends, SIGKILL included, this process does not outlive it. What is ready then is returned."""
     parent = parent_process()
     if parent is None:
         raise FrameworkError("a rank is started by rank 0, as a process of its own")
@@ -199,3 +201,4 @@ def _end_with_rank_0(folder: Path) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="rank 0's end", daemon=True).start()
+    return sentinel

@@ -88,9 +88,12 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks' processes in /proc")
 def test_however_rank_0_ends_no_rank_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
     words = ("workload.num_requests=400", "workload.output_tokens=200", "run.progress=false", "device=cpu", PAIR)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     run = subprocess.Popen(
         [sys.executable, "-m", "framework.run", *words, "run.dir=out"],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
     )  # fmt: skip
     try:
         metrics = tmp_path / "out" / "metrics.jsonl"
@@ -104,6 +107,7 @@ def test_however_rank_0_ends_no_rank_outlives_it(tmp_path: Path, number: signal.
             run.send_signal(number)
         _, errors = run.communicate(timeout=60)
         assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), 20), ranks
+        assert list(scratch.glob("kvlab-ranks-*")) == []
         expected = 130 if number is signal.SIGINT else -number
         assert run.returncode == expected, errors
         assert number is not signal.SIGINT or "Traceback" not in errors, errors
