@@ -253,6 +253,7 @@ private:
 
     /// Unpublish these; the policy knows already.
     void forget(const Blocks &blocks) {
+        index_.prepare(blocks);
         for (int32_t block : blocks) {
             index_.remove(block);
             if (listener) listener("evict", block, pool_.key[block]);

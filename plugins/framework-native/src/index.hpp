@@ -98,6 +98,8 @@ public:
     virtual void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) = 0;
     virtual int32_t parent(int32_t block) const = 0;
     virtual void remove(int32_t block) = 0;
+    /// These are removed next: fetch what that reads.
+    virtual void prepare(const Blocks &) const {}
     virtual void clear() = 0;
 
     int64_t collisions = 0;
@@ -125,13 +127,19 @@ public:
     void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) override {
         int32_t parent = chain.parent;
         const Name *above = parent != 0 ? &pool_.key[parent] : nullptr;
+        std::vector<uint64_t> hashes(chain.count);
+        for (size_t at = 0; at < chain.count; ++at) { // all misses at once, not one after the other
+            hashes[at] = chain.names[at].hash();
+            blocks_.prefetch(hashes[at]);
+            fetch(blocks[at]);
+        }
         for (size_t at = 0; at < chain.count; ++at) {
             const Name &name = chain.names[at];
             const int32_t block = blocks[at];
-            int32_t found = holder(name);
+            int32_t found = blocks_.find(hashes[at], [&](int32_t held) { return pool_.key[held] == name; });
             if (found == 0) {
                 found = block;
-                publish(block, name, above, parent);
+                publish(block, name, hashes[at], above, parent);
                 places.push_back(static_cast<int32_t>(at));
             }
             holders.push_back(found);
@@ -160,6 +168,11 @@ public:
         }
     }
 
+    void prepare(const Blocks &blocks) const override {
+        for (int32_t block : blocks) fetch(block);
+        for (int32_t block : blocks) blocks_.prefetch(pool_.key[block].hash());
+    }
+
     void clear() override {
         blocks_.clear();
         orphans.clear();
@@ -171,9 +184,9 @@ private:
     int32_t holder(const Name &name) const {
         return blocks_.find(name.hash(), [&](int32_t block) { return pool_.key[block] == name; });
     }
-    void publish(int32_t block, const Name &name, const Name *above, int32_t parent) {
+    void publish(int32_t block, const Name &name, uint64_t hash, const Name *above, int32_t parent) {
         pool_.key[block] = name;
-        blocks_.add(name.hash(), block);
+        blocks_.add(hash, block);
         pool_.children[block] = 0;
         if (!orphans.empty())
             if (auto entry = orphans.find(name); entry != orphans.end()) {
@@ -183,6 +196,10 @@ private:
         parents[block] = above != nullptr ? *above : Name();
         above_[block] = parent;
         if (parent != 0) ++pool_.children[parent];
+    }
+    void fetch(int32_t block) const {
+        __builtin_prefetch(&pool_.key[block], 1);
+        __builtin_prefetch(&parents[block], 1);
     }
     /// Mostly the block it was published below; that may hold other content by now.
     int32_t holder_above(int32_t block) const {
