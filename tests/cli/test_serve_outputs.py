@@ -30,6 +30,7 @@ def test_recorded_agents_are_served_with_their_prefixes_hit(tmp_path: Path, trac
     result = read_result(out)
     assert result["num_finished"] == 24, result
     assert (result["dense_checked"], result["dense_mismatches"]) == (8, 0), result
+    assert result["backend_decode"] == "eager", result
     assert result["hit_tokens"] > 0.4 * result["prompt_tokens"], result
 
 

@@ -88,6 +88,8 @@ def test_every_cell_of_a_right_backend_is_timed_and_told_whole(tmp_path: Any, mo
         assert row["share_of_ceiling"] == pytest.approx(row["floor_s"] / row["time_s"])
         missing = [key for key in ("device", "device_model", "torch", "date") if not row.get(key)]
         assert not missing, f"{missing} missing from {row}"
+        said = "none" if row["cell"].startswith("prefill") else "eager"
+        assert row["backend_decode"] == said, f"what the backend settled on is missing or wrong: {row}"
     assert read_jsonl(tmp_path / "run" / "kernel.jsonl") == result["rows"]
     assert {"roofline.png", "roofline.svg", "provenance.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
