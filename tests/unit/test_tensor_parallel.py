@@ -234,6 +234,7 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, in inductor
 def test_compiled_parts_give_the_tokens_of_the_whole(whole: LoadedModel) -> None:
     with make("tiny", 2, compile=True) as llm:
         found = told(llm.generate(PROMPTS[:2], SAMPLINGS[:2]))
