@@ -127,6 +127,38 @@ def test_head_dims_pages_stored_dtypes_layouts_and_features_meet(at: int) -> Non
     assert torch.allclose(lse.double(), want, atol=1e-5 if exact else 2e-2), f"{make}, {problem.case}: lse is wrong"
 
 
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "changes"),
+    [
+        (64, 64, {"dtype": "float16"}),
+        (128, 64, {"dtype": "bfloat16", "sliding_window": 70, "sinks": True}),
+        (128, 256, {"dtype": "float16", "alibi": True, "soft_cap": 2.0}),
+    ],
+)
+def test_chunks_read_by_tensor_descriptors_match_fp64(
+    head_dim: int, block_size: int, changes: dict[str, Any], layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = _record_launches(monkeypatch)
+    spec = make_spec(head_dim=head_dim, block_size=block_size, layout=layout, **changes)
+    problem = build_problem(Case(spec, (block_size + 3, 5, 2 * block_size, 150), (1, 5, 40, 33)))
+    out, _ = run_attention(ready(spec, arch="sm_90", tma=True), problem)
+    tma = [dict(constants)["TMA"] for name, _, constants in launched if name == "prefill"]
+    assert tma == [1 if layout == "NHD" else 2], launched
+    verdict = judge(out, problem)
+    assert verdict.ok, str(verdict)
+
+
+def test_pages_that_hold_no_whole_tile_and_other_pools_are_read_by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = _record_launches(monkeypatch)
+    base: dict[str, Any] = {"dtype": "float16", "head_dim": 64, "block_size": 64}
+    for changes in ({"block_size": 96}, {"head_dim": 32}, {"dtype": "float32"}, {"kv_dtype": "float8_e4m3fn"}):
+        spec = make_spec(**(base | changes))
+        run_attention(ready(spec, arch="sm_90", tma=True), build_problem(Case(spec, (30,), (2,))))
+    run_attention(ready(make_spec(**base), arch="sm_80", tma=True), build_problem(Case(make_spec(**base), (30,), (2,))))
+    assert [dict(constants)["TMA"] for name, _, constants in launched if name == "prefill"] == [0] * 5, launched
+
+
 def test_the_promised_head_dims_and_pages_are_among_what_meets() -> None:
     for name, wanted in {"head_dim": {64, 96, 128, 192, 256}, "block_size": {1, 256}, "make": set(MAKES)}.items():
         assert wanted <= {row[name] for row in MEETING}, name

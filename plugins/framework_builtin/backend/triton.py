@@ -33,6 +33,8 @@ class TritonBackend(AttentionBackend):
             the other rows; None: by the work that is left, to fill the device.
         arch: a row of the configuration table ("sm_80", "sm_90", "sm_100", "gfx942"); None: the device's own, and on
             a CPU shapes that suit the interpreter.
+        tma: prefill loads K and V by tensor descriptors, in larger tiles, on chips from sm_90 on, where the pool is of
+            half precision, the head dim 64 or 128 and the block size a multiple of 64. Elsewhere it changes nothing.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -47,13 +49,14 @@ class TritonBackend(AttentionBackend):
         simulated_devices=frozenset({"cpu"}),
     )
 
-    def __init__(self, split_tokens: int | None = None, arch: str | None = None) -> None:
+    def __init__(self, split_tokens: int | None = None, arch: str | None = None, tma: bool = False) -> None:
         if split_tokens is not None and split_tokens < 1:
             raise InvalidArgument(f"split_tokens must be at least 1, found {split_tokens}")
         if arch is not None and arch not in ARCHS:
             raise InvalidArgument(f"no configuration for arch {arch!r}; the table has {', '.join(ARCHS)}")
         self._split_tokens = split_tokens
         self._arch = arch
+        self._tma = tma
         self._launcher: Launcher | None = None
         self._step: StepPlan | None = None
 
@@ -64,6 +67,8 @@ class TritonBackend(AttentionBackend):
             reasons.append(
                 "the package triton is not installed (Linux x86-64: pip install triton); or use +backend=torch"
             )
+        elif self._tma and importlib.util.find_spec("triton.tools.tensor_descriptor") is None:
+            reasons.append("tma=true needs a triton with tensor descriptors, 3.4 or later; leave it out")
         elif device.split(":")[0] == "cuda" and not reasons:
             reasons += _cuda_reasons(device, self._arch)
         return reasons
@@ -87,7 +92,9 @@ class TritonBackend(AttentionBackend):
         else:
             arch, items = _device_config(device, self._arch)
         self._step = None
-        self._launcher = Launcher(spec, device, arch=arch, device_items=items, split_tokens=self._split_tokens)
+        self._launcher = Launcher(
+            spec, device, arch=arch, device_items=items, split_tokens=self._split_tokens, tma=self._tma
+        )
 
     def plan(self, batch: Batch) -> None:
         """Cut the decode rows into splits, on the device."""

@@ -48,6 +48,7 @@ class Variant:
 
     Attributes:
         rope: of a write: None, or which elements are a pair, "halves" or "neighbours".
+        tma: of a prefill: tensor descriptors load K and V.
     """
 
     arch: str
@@ -56,6 +57,7 @@ class Variant:
     split: bool = True
     lse: bool = False
     rope: str | None = None
+    tma: bool = False
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ class Variant:
         stored = f"+{spec.kv_dtype}" if spec.kv_dtype else ""
         group = spec.num_heads // spec.num_kv_heads
         extras = [name for name in ("sliding_window", "soft_cap", "sinks", "alibi") if getattr(spec, name)]
-        extras += [name for name, on in (("lse", self.lse), ("unsplit", not self.split)) if on]
+        extras += [name for name, on in (("lse", self.lse), ("unsplit", not self.split), ("tma", self.tma)) if on]
         extras += [f"rope_{self.rope}"] if self.rope else []
         shape = f"{spec.dtype}{stored}/d{spec.head_dim}/group{group}/page{spec.block_size}"
         return "/".join([self.arch, self.kernel, shape, *extras])
@@ -102,6 +104,12 @@ def shipped_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]
             spec = AttentionSpec(**(_USUAL | changes))
             yield Variant(arch, "decode", spec, split=spec.sinks, lse=spec.sinks)
             yield Variant(arch, "prefill", spec, lse=spec.sinks)
+        for dim, configs in ARCHS[arch].tma.items():
+            for config in configs:
+                spec = AttentionSpec(**(_USUAL | {"head_dim": dim, "block_size": config.block_n}))
+                yield Variant(arch, "prefill", spec, tma=True)
+        if ARCHS[arch].tma:
+            yield Variant(arch, "prefill", AttentionSpec(**(_USUAL | _UNUSUAL[0])), lse=True, tma=True)
         small = AttentionSpec(**_USUAL)
         for kernel in ("plan_splits", "merge_splits", "write_kv", "copy_blocks"):
             yield Variant(arch, kernel, small)
@@ -128,6 +136,11 @@ def compile_variant(variant: Variant, shape: plans.Shape | None = None, arch: Ar
     function, constants, options = _specialise(variant, arch, shape)
     kernel = compiled(function)
     signature, attributes = _signature(kernel, variant.spec, constants)
+    if constants.get("TMA"):
+        kind = f"tensordesc<{_TYPES[variant.spec.dtype]}[1, {constants['N']}, 1, {constants['D']}]>"
+        for name in ("K", "V"):
+            signature[name] = kind
+            del attributes[(kernel.arg_names.index(name),)]
     source = ASTSource(kernel, signature, constants, attributes)
     binary = triton_compile(source, target=GPUTarget(*arch.target), options=options)
     if arch.target[0] == "hip":
@@ -155,8 +168,9 @@ def _specialise(
             constants |= {"WORK": None, "PART": None, "PART_LSE": None}
         return decode.decode, constants, {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     if variant.kernel == "prefill":
-        shape = shape or plans.prefill_shape(spec, arch, 8192, 8192)
+        shape = shape or plans.prefill_shape(spec, arch, 8192, 8192, tma=variant.tma)
         tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "BLOCK_Q": shape.m // group, "SEARCH_STEPS": 3}
+        tiles["TMA"] = int(shape.tma)
         return prefill.prefill, shared | tiles, {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     if variant.kernel == "plan_splits":
         return decode.plan_splits, {"HAS_WINDOW": False, "N": 64, "B": 128, "W": 256, "STEPS": 12}, {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from framework.errors import InvalidArgument
 
@@ -36,6 +36,8 @@ class ArchConfig:
         decode, prefill: by (kind, padded head dim); the kinds are `kind_of`'s.
         items_per_sm: programs of the decode grid for each multiprocessor; 0: rows are never split.
         min_split_tokens: a split is at least this long.
+        tma: prefill by tensor descriptors, by head dim, for half-precision pools whose pages hold whole tiles: of these
+            the first whose tile divides the page. Larger tiles than `prefill`'s fit, as no register holds an address.
         halve_when_biased: prefill takes half as many context tokens a tile under a soft cap or ALiBi, whose arithmetic
             would spill.
     """
@@ -48,6 +50,7 @@ class ArchConfig:
     items_per_sm: int = 4
     min_split_tokens: int = 256
     halve_when_biased: bool = False
+    tma: dict[int, tuple[PrefillConfig, ...]] = field(default_factory=dict)
 
 
 # In a paged loop Triton divides num_stages by the depth of the indirection (page id, then page): 3 keeps one K/V tile
@@ -81,6 +84,13 @@ _AMD_PREFILL = _PREFILL | {
     ("fp8", 256): PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
     ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
 }
+_TMA = {
+    64: (PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),),
+    128: (
+        PrefillConfig(block_m=128, block_n=128, num_warps=8, num_stages=3),
+        PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    ),
+}
 _KIB = 1024
 
 ARCHS: dict[str, ArchConfig] = {
@@ -93,7 +103,7 @@ ARCHS: dict[str, ArchConfig] = {
         halve_when_biased=True,
     ),
     "sm_90": ArchConfig(
-        target=("cuda", 90, 32), shared_bytes=227 * _KIB, native_fp8=True, decode=_DECODE, prefill=_PREFILL
+        target=("cuda", 90, 32), shared_bytes=227 * _KIB, native_fp8=True, decode=_DECODE, prefill=_PREFILL, tma=_TMA
     ),
     "sm_100": ArchConfig(
         target=("cuda", 100, 32),
@@ -101,6 +111,7 @@ ARCHS: dict[str, ArchConfig] = {
         native_fp8=True,
         decode=_DECODE | {("fp8", 128): DecodeConfig(block_n=64, num_warps=8, num_stages=3)},
         prefill=_PREFILL | {("fp8", 64): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3)},
+        tma=_TMA,
     ),
     "gfx942": ArchConfig(
         target=("hip", "gfx942", 64), shared_bytes=64 * _KIB, native_fp8=False, decode=_DECODE, prefill=_AMD_PREFILL

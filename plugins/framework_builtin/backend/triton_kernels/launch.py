@@ -37,6 +37,7 @@ class Launcher:
         arch: the configuration's row; None: the interpreter's own shapes (CPU only).
         device_items: decode programs that fill the device; 0: never split by work.
         split_tokens: cut every row at multiples of this many tokens instead.
+        tma: prefill by tensor descriptors where the table has a tile for the pages.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Launcher:
         arch: ArchConfig | None,
         device_items: int,
         split_tokens: int | None,
+        tma: bool = False,
     ) -> None:
         self._spec = spec
+        self._tma = tma
         self._device = device
         self._interpreted = device.split(":")[0] == "cpu"
         self._arch = arch
@@ -265,14 +268,16 @@ class Launcher:
         from framework_builtin.backend.triton_kernels.prefill import prefill
 
         spec, batch = self._spec, step.batch
-        shape = plans.prefill_shape(spec, self._arch, batch.max_query_len, batch.max_context_len)
+        tma = self._tma and _descriptors_can(k) and _descriptors_can(v)
+        shape = plans.prefill_shape(spec, self._arch, batch.max_query_len, batch.max_context_len, tma=tma)
+        strides = self._all_strides(q, k, v, out, lse, batch, pool.layout)
         num_rows = len(batch.context_lens) - step.num_decodes
         block_q = shape.m // (spec.num_heads // spec.num_kv_heads)
         num_tiles = (q.shape[0] - step.num_decodes) // block_q + num_rows
         self._wrap(prefill)[(num_tiles, spec.num_kv_heads)](
             q,
-            k,
-            v,
+            _descriptor(k, shape.n, pool.layout) if shape.tma else k,
+            _descriptor(v, shape.n, pool.layout) if shape.tma else v,
             out,
             lse,
             batch.block_tables,
@@ -283,13 +288,14 @@ class Launcher:
             num_rows,
             *plans.scales(spec),
             spec.sliding_window or 0,
-            *self._all_strides(q, k, v, out, lse, batch, pool.layout),
+            *strides,
             BLOCK_Q=block_q,
             M=shape.m,
             N=shape.n,
             D=shape.d,
             SEARCH_STEPS=(num_rows - 1).bit_length(),
             UPCAST=self._upcast,
+            TMA=(1 if pool.layout == "NHD" else 2) if shape.tma else 0,
             **self._constants,
             **self._options(shape),
         )
@@ -344,6 +350,20 @@ def _as_stored(stored: Tensor) -> Tensor:
 
         return stored.view(torch.uint8)
     return stored
+
+
+def _descriptors_can(stored: Tensor) -> bool:
+    """What the hardware asks of a pool: 16-byte alignment of its start and of all its strides."""
+    size = stored.element_size()
+    return stored.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in stored.stride()[:-1])
+
+
+def _descriptor(stored: Tensor, tokens: int, layout: str) -> Any:
+    """Tiles of one head's `tokens` tokens within a block."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    block = [1, tokens, 1] if layout == "NHD" else [1, 1, tokens]
+    return TensorDescriptor(stored, list(stored.shape), list(stored.stride()), [*block, stored.shape[-1]])
 
 
 def _strides(stored: Tensor, layout: str) -> tuple[int, int, int]:

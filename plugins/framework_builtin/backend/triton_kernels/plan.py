@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from framework.interfaces.backend import AttentionSpec
-from framework_builtin.backend.triton_kernels.configs import ArchConfig, kind_of, padded_dim
+from framework_builtin.backend.triton_kernels.configs import ArchConfig, PrefillConfig, kind_of, padded_dim
 
 LOG2_E = 1.4426950408889634
 _INTERPRETED_ELEMENTS = 1 << 20  # of one K tile in the interpreter: 8 MiB of addresses
@@ -29,6 +29,7 @@ class Shape:
     items: int = 1
     num_warps: int = 4
     num_stages: int = 2
+    tma: bool = False
 
 
 def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, max_context: int) -> Shape:
@@ -48,10 +49,29 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
     return Shape(m=next_power(group), n=tokens, d=dim, items=items)
 
 
-def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int, max_context: int) -> Shape:
-    """Tiles of the prefill kernel; rows shrink to what the longest chunk fills."""
+def tma_config(spec: AttentionSpec, arch: ArchConfig | None) -> PrefillConfig | None:
+    """The tile that tensor descriptors load from this spec's pages; None: none of the table does."""
+    if arch is None or kind_of(spec.dtype, spec.kv_dtype) != "half":
+        return None
+    return next((config for config in arch.tma.get(spec.head_dim, ()) if spec.block_size % config.block_n == 0), None)
+
+
+def prefill_shape(
+    spec: AttentionSpec, arch: ArchConfig | None, max_queries: int, max_context: int, *, tma: bool = False
+) -> Shape:
+    """Tiles of the prefill kernel; rows shrink to what the longest chunk fills. `tma`: descriptors, where they can."""
     group = spec.num_heads // spec.num_kv_heads
     needed = next_power(max(max_queries, 1) * group)
+    by_tma = tma_config(spec, arch) if tma else None
+    if arch is not None and by_tma is not None:
+        return Shape(
+            m=max(by_tma.block_m, next_power(group)),
+            n=by_tma.block_n,
+            d=spec.head_dim,
+            num_warps=by_tma.num_warps,
+            num_stages=by_tma.num_stages,
+            tma=True,
+        )
     if arch is not None:
         dim = padded_dim(spec.head_dim)
         config = arch.prefill[(kind_of(spec.dtype, spec.kv_dtype), dim)]

@@ -55,6 +55,7 @@ def prefill(
     HAS_CAP: tl.constexpr,
     FP8: tl.constexpr,
     UPCAST: tl.constexpr,
+    TMA: tl.constexpr,  # 0: K and V are pointers. Else descriptors, of NHD (1) or HND (2): a page holds whole tiles
 ):
     """One tile of queries a program; the rows are `first_row` .. `first_row + num_rows - 1`."""
     tile = tl.program_id(0)
@@ -121,7 +122,9 @@ def prefill(
         for tile_start in range(phase_start, phase_stop, N):
             position = tile_start + n
             inside = position < stop
-            if PAGE % N == 0:
+            if TMA != 0:
+                page = tl.load(TABLES + row * table_stride + tile_start // PAGE)
+            elif PAGE % N == 0:
                 page = tl.load(TABLES + row * table_stride + tile_start // PAGE).to(tl.int64)
                 k_offset = page * k_stride_b + (tile_start % PAGE + n) * k_stride_s
                 v_offset = page * v_stride_b + (tile_start % PAGE + n) * v_stride_s
@@ -136,9 +139,16 @@ def prefill(
                 page = tl.load(TABLES + row * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
                 k_offset = page * k_stride_b + (position % PAGE) * k_stride_s
                 v_offset = page * v_stride_b + (position % PAGE) * v_stride_s
-            k_at = K + (k_offset + kv_head * k_stride_h)[None, :] + d[:, None]
-            v_at = V + (v_offset + kv_head * v_stride_h)[:, None] + d[None, :]
-            if phase == 1:
+            if TMA == 0:
+                k_at = K + (k_offset + kv_head * k_stride_h)[None, :] + d[:, None]
+                v_at = V + (v_offset + kv_head * v_stride_h)[:, None] + d[None, :]
+            if TMA == 1:
+                k = tl.trans(tl.reshape(K.load([page, tile_start % PAGE, kv_head.to(tl.int32), 0]), (N, D)))
+                v = tl.reshape(V.load([page, tile_start % PAGE, kv_head.to(tl.int32), 0]), (N, D))
+            elif TMA == 2:
+                k = tl.trans(tl.reshape(K.load([page, kv_head.to(tl.int32), tile_start % PAGE, 0]), (N, D)))
+                v = tl.reshape(V.load([page, kv_head.to(tl.int32), tile_start % PAGE, 0]), (N, D))
+            elif phase == 1:
                 k = tl.load(k_at, mask=inside[None, :] & (d < HEAD_DIM)[:, None], other=0)
                 v = tl.load(v_at, mask=inside[:, None] & (d < HEAD_DIM)[None, :], other=0)
             elif HEAD_DIM == D:
@@ -158,6 +168,9 @@ def prefill(
             elif UPCAST:
                 k = k.to(tl.float32)
                 v = v.to(tl.float32)
+            if TMA != 0 and phase == 1:
+                # A tile is read whole: behind the context may be NaN, and no weight of 0 makes that 0.
+                v = tl.where(inside[:, None], v, 0.0)
             score = tl.dot(q, k, input_precision="ieee") * scale
             if HAS_CAP:
                 # tanh: its series where 1 - e^-2x would cancel, the exponential elsewhere.
