@@ -345,7 +345,7 @@ class PagedAllocator(Allocator):
         del self._tables[request]
         self.pool.access += 1
         self._version += 1
-        self.cache.drop(table.blocks[::-1])
+        self.cache.drop(table.blocks[::-1], len(table.blocks) - table.published)
 
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:
         return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)

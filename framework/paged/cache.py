@@ -191,21 +191,21 @@ class BlockCache:
         self.index.remove_all(blocks)
         self.evictions += len(blocks)
 
-    def drop(self, blocks: Sequence[int]) -> None:
+    def drop(self, blocks: Sequence[int], unpublished: int | None = None) -> None:
         """Give back one reference to each of these, deepest first. Who has none left is cached or free.
+
+        All after the first `unpublished` are known to be published; None: nothing is known.
 
         Raises:
             PluginError: the policy failed. The references are gone all the same, and so is the content of the blocks
                 that the policy would not take: they are free.
         """
-        idle = self.pool.let_go(blocks)
-        key = self.pool.key
-        names = [key[block] for block in idle]
-        if not all(names):
-            self.pool.give_free([block for block, name in zip(idle, names, strict=True) if name is None])
-            idle = [block for block, name in zip(idle, names, strict=True) if name is not None]
-        if idle:
-            self._offer(idle)
+        idle, key = self.pool.let_go(blocks), self.pool.key
+        freed = [block for block in (idle[:unpublished] if len(idle) == len(blocks) else idle) if key[block] is None]
+        if freed:
+            self.pool.give_free(freed)
+            idle = [block for block in idle if key[block] is not None]
+        self._offer(idle)
 
     def replace(self, table: array[int], places: Sequence[int], fresh: Sequence[int]) -> None:
         """Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.
@@ -237,10 +237,9 @@ class BlockCache:
 
     def _offer(self, blocks: list[int]) -> None:
         if self.leaf_only:
-            children = self.pool.children
-            blocks = [block for block in blocks if not children[block]]
-            if not blocks:
-                return
+            blocks = [block for block in blocks if not self.pool.children[block]]
+        if not blocks:
+            return
         self.pool.mark(blocks)
         try:
             self.policy.release(blocks, self.now)

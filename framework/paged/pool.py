@@ -162,14 +162,16 @@ class BlockPool:
 
     def let_go(self, blocks: Sequence[int]) -> list[int]:
         """Take one reference from each of these, which are used now; returns those that nobody uses any more."""
-        idle: list[int] = []
-        if len(blocks) >= _MANY and len({*blocks}) == len(blocks):
+        idle = list(blocks)
+        if len(idle) >= _MANY and len({*idle}) == len(idle):
             at, counts = _indices(blocks), self._views["ref"]
             self._views["last_access"][at] = self.access
             users = counts[at] - 1
             counts[at] = users
-            idle = (at[users == 0] if np.count_nonzero(users) else at).tolist()
+            if np.count_nonzero(users):
+                idle = at[users == 0].tolist()
         else:
+            idle = []
             ref, last, access = self.ref, self.last_access, self.access
             for block in blocks:
                 last[block] = access

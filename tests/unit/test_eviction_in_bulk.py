@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
+import numpy as np
 import pytest
 from replay_helpers import random_requests, workload
 
@@ -11,8 +12,10 @@ from framework.errors import NoCandidate, PluginError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.replay.reference import replay
 from framework.testing.eviction import Cache, random_steps
-from framework.types import BlockId
+from framework.types import BlockId, Namespace, RequestId, RequestInfo
+from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.hash.sha256 import Sha256
 
 POINTS = sorted(entry_points(group="framework.eviction"), key=lambda point: point.name)
 
@@ -55,3 +58,64 @@ def test_victims_that_are_none_are_blamed_on_the_policy(answer: list) -> None:
 
     with pytest.raises(PluginError, match=r"Liar\.victim"):
         replay(workload([[1, 2], [3, 4]]), Liar(), 2)
+
+
+def admit(allocator: PrefixCowAllocator, number: int, first: int) -> None:
+    """One request of four blocks of two tokens, published and let go."""
+    tokens = np.arange(first, first + 8, dtype=np.int32)
+    request = RequestInfo(id=RequestId(number), max_total_tokens=8)
+    allocator.allocate(request, tokens, allocator.lookup(tokens, Namespace()))
+    allocator.commit(request.id, tokens)
+    allocator.free(request.id)
+
+
+def full(policy: EvictionPolicy) -> PrefixCowAllocator:
+    allocator = PrefixCowAllocator(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy, watermark=0.0)
+    admit(allocator, 1, 0)
+    admit(allocator, 2, 100)
+    return allocator
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda v: v[:-1], lambda v: [*v, 8], lambda v: [*v[:-1], v[0]], lambda v: [*v[:-1], 9]]
+)
+def test_an_allocator_blames_bulk_victims_that_are_none_and_changes_nothing(spoil) -> None:
+    class Liar(Lru):
+        honest = False
+
+        def victims(self, count: int, now: float) -> list[BlockId]:
+            named = super().victims(count, now)
+            return named if self.honest else spoil(named)
+
+    policy = Liar()
+    allocator = full(policy)
+    before = allocator.stats()
+    with pytest.raises(PluginError, match=r"Liar\.victims"):
+        admit(allocator, 3, 200)
+    assert allocator.stats() == before
+    allocator.check()
+
+
+def test_victims_are_not_asked_in_bulk_of_a_subclass_that_overrides_victim_alone() -> None:
+    asked: list[float] = []
+
+    class Counts(Lru):
+        def victim(self, now: float) -> BlockId:
+            asked.append(now)
+            return super().victim(now)
+
+        def victims(self, count: int, now: float) -> list[BlockId]:
+            return EvictionPolicy.victims(self, count, now)
+
+    class Most(Lru):
+        def victim(self, now: float) -> BlockId:
+            return max(block for block in range(1, 9) if self._turn[block])
+
+    allocator = full(Counts())
+    admit(allocator, 3, 200)
+    assert len(asked) == 4, asked
+    evicted: list[int] = []
+    allocator = full(Most())
+    allocator.listen(lambda event: evicted.append(int(event.block)) if event.kind == "evict" else None)
+    admit(allocator, 3, 200)
+    assert evicted == [8, 7, 6, 5], evicted

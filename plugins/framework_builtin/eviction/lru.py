@@ -14,7 +14,7 @@ from framework.errors import NoCandidate
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.types import BlockId
 
-_MANY = 16  # blocks from which on NumPy's overhead a call is less than a loop's
+_MANY = 32  # blocks from which on NumPy's overhead a call is less than a loop's
 
 
 class Lru(EvictionPolicy):
@@ -33,8 +33,6 @@ class Lru(EvictionPolicy):
         super().attach(blocks)
         self._last, self._depth = blocks.last_access, blocks.depth
         self._turn = array("q", [0]) * len(blocks.depth)  # which release holds the block; 0: none
-        self._turn_column = np.frombuffer(self._turn, dtype=np.int64)
-        self._last_column = np.asarray(self._last) if isinstance(self._last, memoryview) else None
         self._count = 0
         self._size = 0
         self._stored = 0
@@ -56,10 +54,11 @@ class Lru(EvictionPolicy):
         access = last[blocks[0]]
         in_order = access > self._newest
         packed = _packed(blocks[::-1])
-        if self._last_column is not None and len(blocks) >= _MANY:
+        if len(blocks) >= _MANY and isinstance(last, memoryview):
+            # Views are made anew each time: kept, they would part from their columns when the policy is copied.
             at = np.frombuffer(packed, dtype=np.int32).astype(np.intp)
-            self._turn_column[at] = count
-            in_order = in_order and not np.count_nonzero(self._last_column[at] != access)
+            np.frombuffer(turn, dtype=np.int64)[at] = count
+            in_order = in_order and not np.count_nonzero(np.asarray(last)[at] != access)
         else:
             for block in blocks:
                 turn[block] = count
@@ -117,33 +116,21 @@ class Lru(EvictionPolicy):
 
     def victims(self, count: int, now: float) -> list[BlockId]:
         chosen: list[BlockId] = []
+        turn = self._turn
         while len(chosen) < count:
             block, head = self.victim(now), self._head
             if not head or head[-1] != block:
                 self.evicted(block, now)
                 chosen.append(block)
                 continue
-            chosen += self._from_head(count - len(chosen))
-        return chosen
-
-    def _from_head(self, wanted: int) -> list[BlockId]:
-        """At most `wanted` victims from the queue's first blocks, evicted."""
-        head, held, turn = self._head, self._head_turn, self._turn
-        last: Any = head[-wanted:]
-        del head[-wanted:]
-        self._stored -= len(last)
-        if len(last) >= _MANY:
-            at = np.frombuffer(last, dtype=np.int32).astype(np.intp)[::-1]
-            queued = self._turn_column[at] == held
-            if np.count_nonzero(queued) < len(at):
-                at = at[queued]
-            self._turn_column[at] = 0
-            chosen: list[BlockId] = at.tolist()
-        else:
-            chosen = [block for block in reversed(last) if turn[block] == held]
-            for block in chosen:
-                turn[block] = 0
-        self._size -= len(chosen)
+            held, taken, before = self._head_turn, len(chosen), len(head)
+            while head and len(chosen) < count:
+                block = head.pop()
+                if turn[block] == held:
+                    turn[block] = 0
+                    chosen.append(block)
+            self._size -= len(chosen) - taken
+            self._stored -= before - len(head)
         return chosen
 
     def _compact(self) -> None:
