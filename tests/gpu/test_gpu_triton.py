@@ -21,7 +21,11 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, torch finds none"),
 ]
 
-MAKES = {"by work": TritonBackend, "split at 256": functools.partial(TritonBackend, split_tokens=256)}
+MAKES = {
+    "by work": TritonBackend,
+    "split at 256": functools.partial(TritonBackend, split_tokens=256),
+    "tensor descriptors": functools.partial(TritonBackend, tma=True),
+}
 
 
 def make_spec(**changes: Any) -> AttentionSpec:
@@ -50,6 +54,18 @@ def test_long_rows_split_over_the_device_match_fp64(dtype: str, head_dim: int) -
     spec = make_spec(dtype=dtype, head_dim=head_dim, num_heads=8, num_kv_heads=2)
     problem = build_problem(Case(spec, (3000, 1, 777, 0), (1, 1, 1, 1)), "cuda")
     backend = TritonBackend()
+    backend.setup(spec, "cuda")
+    out, _ = run_attention(backend, problem)
+    verdict = judge(out, problem)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 64), (128, 64), (128, 128), (128, 256)])
+def test_long_chunks_read_by_tensor_descriptors_match_fp64(head_dim: int, block_size: int, layout: str) -> None:
+    spec = make_spec(head_dim=head_dim, block_size=block_size, layout=layout, num_heads=8, num_kv_heads=2)
+    problem = build_problem(Case(spec, (700, 1500, 333), (1, 300, 333)), "cuda")
+    backend = TritonBackend(tma=True)
     backend.setup(spec, "cuda")
     out, _ = run_attention(backend, problem)
     verdict = judge(out, problem)

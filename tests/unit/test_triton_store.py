@@ -1,0 +1,83 @@
+"""The Triton kernel that writes new tokens, run by Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from framework.errors import InvalidArgument
+from framework.interfaces.backend import AttentionSpec, Rope
+from framework.testing.attention_cases import Case, build_problem
+from framework.testing.attention_runs import pool_bytes, same_bytes
+from framework_builtin.backend.triton import TritonBackend
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+def make_spec(**changes: Any) -> AttentionSpec:
+    base: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "dtype": "float32", "block_size": 16}
+    return AttentionSpec(**(base | changes))
+
+
+def ready(spec: AttentionSpec) -> TritonBackend:
+    backend = TritonBackend()
+    backend.setup(spec, "cpu")
+    return backend
+
+
+def test_fp8_tokens_are_quantised_with_their_heads_scales() -> None:
+    spec = make_spec(dtype="bfloat16", kv_dtype="float8_e4m3fn")
+    for layout in ("NHD", "HND"):
+        problem = build_problem(Case(make_spec(dtype="bfloat16", kv_dtype="float8_e4m3fn", layout=layout), (33,), (1,)))
+        pool = problem.pool
+        tokens = torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+        tokens[0, 0, 0] = 1000.0  # beyond 448 * scale: clipped, not NaN
+        slots = torch.tensor([17, -1, 18, 35, 40])
+        ready(spec).write(pool, tokens, tokens, slots)
+        for token, slot in enumerate(slots.tolist()):
+            if slot < 0:
+                continue
+            at = (slot // 16, slot % 16) if layout == "NHD" else (slot // 16, slice(None), slot % 16)
+            assert pool.k_scale is not None
+            scaled = (tokens[token].float() / pool.k_scale[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+            assert torch.equal(pool.k[at].float(), scaled.float()), f"{layout} slot {slot}"
+
+
+def test_every_e4m3_value_and_every_tie_between_two_is_rounded_as_torch_does() -> None:
+    codes = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    ties = (codes[1:] + codes[:-1]) / 2
+    near = torch.cat((codes, ties, torch.nextafter(ties, ties + 1), torch.nextafter(ties, ties - 1)))
+    values = torch.cat((near, -near, torch.tensor([449.0, 464.0, 1e30, torch.inf, -torch.inf, torch.nan, 1e-30, -0.0])))
+    values = torch.nn.functional.pad(values, (0, -len(values) % 64)).reshape(-1, 2, 32)
+    spec = make_spec(kv_dtype="float8_e4m3fn")
+    pool = build_problem(Case(spec, (48,), (1,))).pool
+    pool.k_scale = pool.v_scale = torch.ones(2)
+    slots = torch.arange(len(values)) + 16
+    ready(spec).write(pool, values, values, slots)
+    got = pool.k.view(torch.uint8).flatten(0, 1)[slots]
+    want = values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    wrong = torch.nonzero((got != want) & ~values.isnan())
+    assert not len(wrong), [(float(values[tuple(i)]), int(got[tuple(i)]), int(want[tuple(i)])) for i in wrong[:9]]
+    nans = got[values.isnan()] & 0x7F
+    assert bool((nans == 0x7F).all()), nans
+
+
+def test_tokens_of_another_shape_are_refused_before_anything_is_written() -> None:
+    spec = make_spec()
+    pool = build_problem(Case(spec, (33,), (1,)), fill=0.0).pool
+    before, q, k = pool_bytes(pool), torch.randn(3, 4, 32), torch.randn(3, 2, 32)
+    half, slots, backend = torch.ones(3, 16), torch.arange(16, 19), ready(spec)
+    rope, at = Rope(half, half), torch.arange(3)
+    for wrong in (
+        lambda: backend.write(pool, q, k, slots),
+        lambda: backend.write(pool, k, k[:2], slots),
+        lambda: backend.rotate_and_write(pool, k, k, k, rope, slots),
+        lambda: backend.rotate_and_write(pool, q, k, k, Rope(half[:2], half), slots),
+        lambda: backend.rotate_and_write(pool, q, k, k, Rope(half, half[:, :8]), slots),
+        lambda: backend.rotate_and_write(pool, q, k, k, Rope(half, half, at[:2]), slots),
+    ):
+        with pytest.raises(InvalidArgument, match="should be"):
+            wrong()
+    assert same_bytes(before, pool_bytes(pool)), "a refused call wrote to the pool"
