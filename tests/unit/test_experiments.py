@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-NAMES = ("mooncake", "pagedattention", "tournament")
+NAMES = ("mooncake", "pagedattention", "scaling", "tournament")
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
     "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
@@ -244,6 +244,56 @@ def test_committed_utilisation_is_the_golden_one(repository: Path) -> None:
     for name, golden in GOLDEN_UTILISATION.items():
         found = tuple(f"{float(r['utilisation']):.4f}".lstrip("0") for r in rows if r["lengths"] == name)
         assert found == golden, name
+
+
+GOLDEN_SATURATED = {"max": 0.5335, "pow2": 0.66, "oracle": 0.72, "paged 16": 0.962, "paged 256": 0.874}
+"""Of a pool of 16,384 slots, first fit, all of Azure's set: from a model of its own, not from this engine."""
+
+
+def test_the_engine_on_all_of_azures_lengths_is_the_golden_one(repository: Path) -> None:
+    rows = rows_of(repository / "experiments" / "pagedattention" / "results" / "utilisation_engine.csv")
+    azure = {r["reservation"]: r for r in rows if r["lengths"] == "Azure conv, p + o <= 2048"}
+    assert {int(r["requests"]) for r in azure.values()} == {16_528}
+    found = {name: float(azure[name]["live"]) for name in GOLDEN_SATURATED}
+    assert found == pytest.approx(GOLDEN_SATURATED, abs=0.005), found
+
+
+def test_a_kept_result_is_made_again_when_its_key_changes(
+    tmp_path: Path, experiment: Callable[[str], ModuleType]
+) -> None:
+    module, made = experiment("shared"), []
+
+    def make() -> dict[str, int]:
+        made.append(len(made))
+        return {"value": len(made)}
+
+    source, file = tmp_path / "source.py", tmp_path / "cells" / "one.json"
+    source.write_text("1")
+    before = module.digest("cell", 3, files=[source])
+    assert module.kept(file, before, make) == module.kept(file, before, make) == {"key": before, "value": 1}
+    source.write_text("2")
+    after = module.digest("cell", 3, files=[source])
+    assert after not in (before, module.digest("cell", 4, files=[source]))
+    assert module.kept(file, after, make)["value"] == 2
+    file.write_text("{ cut sho")
+    assert module.kept(file, after, make)["value"] == 3, "a damaged file is made anew"
+    assert [path.name for path in file.parent.iterdir()] == ["one.json"]
+
+
+# Scaling
+
+
+def test_memory_and_time_stay_linear_to_ten_million_references_and_below_a_gibibyte(repository: Path) -> None:
+    rows = rows_of(repository / "experiments" / "scaling" / "results" / "scaling.csv")
+    for mode in ("cache-only", "full replay"):
+        mine = [row for row in rows if row["mode"] == mode]
+        references = [int(row["block_references"]) for row in mine]
+        assert references[-1] >= 10_000_000, references
+        assert max(int(row["peak_bytes"]) for row in mine) < 2**30, mine
+        half, whole = mine[-2:]
+        grown = references[-1] / references[-2]
+        for key in ("cpu_s", "peak_bytes"):
+            assert float(whole[key]) <= 1.25 * grown * float(half[key]), (mode, key, half, whole)
 
 
 # Tournament
