@@ -116,6 +116,26 @@ def test_a_changed_a_missing_and_an_unknown_kernel_are_told() -> None:
     )
 
 
+def test_a_screen_with_descriptors_reads_the_table_where_a_page_holds_their_tile() -> None:
+    from framework.interfaces.backend import AttentionSpec
+    from framework_builtin.backend.triton import TritonBackend
+    from framework_builtin.backend.triton_kernels import screening
+
+    def names(block_size: int, **arguments: bool) -> list[str]:
+        spec = AttentionSpec(
+            num_heads=32, num_kv_heads=4, head_dim=128, dtype="bfloat16", block_size=block_size, layout="NHD"
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(screening, "compile_all", lambda jobs: [(job, known) for job in jobs])
+            found = TritonBackend(**arguments).screen(spec, "sm_90")
+        assert found is not None
+        return [kernel.name.split("/group8/")[1] for kernel in found]
+
+    known = read_table()[1]["sm_90/prefill/bfloat16/d128/group8/page128/tma"]
+    assert names(128, tma=True) == ["page128", "page128/tma"]
+    assert names(16, tma=True) == names(16) == ["page16", "page16"]
+
+
 def test_every_head_dim_and_dtype_has_a_row_on_every_chip() -> None:
     for name, arch in ARCHS.items():
         for head_dim in (16, 46, 64, 96, 128, 192, 256):

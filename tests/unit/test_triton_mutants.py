@@ -180,7 +180,11 @@ def rotation(spec: AttentionSpec, interleaved: bool, **arguments: Any) -> Callab
         slots = torch.tensor([17, -1, 40, 41, 90])
         backend = TritonBackend(**arguments)
         backend.setup(spec, "cpu")
-        rotated = backend.rotate_and_write(got, q, k, v, rope, slots)
+        torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN: what nobody writes shows
+        try:
+            rotated = backend.rotate_and_write(got, q, k, v, rope, slots)
+        finally:
+            torch.use_deterministic_algorithms(False)
         stored = _torch_ops.rotate(k, rope)
         if spec.kv_dtype:
             assert want.k_scale is not None

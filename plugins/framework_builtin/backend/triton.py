@@ -79,7 +79,7 @@ class TritonBackend(AttentionBackend):
             return None
         from framework_builtin.backend.triton_kernels.screening import screened
 
-        return screened(spec, arch)
+        return screened(spec, arch, tma=self._tma)
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
         """Choose the configuration; on a CPU say once on stderr that the interpreter runs."""

@@ -5,18 +5,24 @@ from __future__ import annotations
 from framework.errors import Unsupported
 from framework.interfaces.backend import AttentionSpec, CompiledKernel
 from framework_builtin.backend.triton_kernels.aot import Resources, Variant, as_dict
+from framework_builtin.backend.triton_kernels.configs import ARCHS
+from framework_builtin.backend.triton_kernels.plan import tma_config
 from framework_builtin.backend.triton_kernels.screen import compile_all, read_table
 
 
-def screened(spec: AttentionSpec, arch: str) -> list[CompiledKernel]:
+def screened(spec: AttentionSpec, arch: str, *, tma: bool = False) -> list[CompiledKernel]:
     """Decode and prefill, from the committed table where this very version of triton made it; else compiled now.
+
+    Args:
+        tma: prefill by tensor descriptors where the pages hold their tiles.
 
     Raises:
         Unsupported: a kernel does not compile, with the compiler's last line.
     """
     import triton
 
-    variants = [Variant(arch, kernel, spec) for kernel in ("decode", "prefill")]
+    tma = tma and tma_config(spec, ARCHS[arch]) is not None
+    variants = [Variant(arch, "decode", spec), Variant(arch, "prefill", spec, tma=tma)]
     version, table = read_table()
     known = table if version == triton.__version__ else {}
     missing = [variant for variant in variants if variant.name not in known]
