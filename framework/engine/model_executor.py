@@ -20,7 +20,7 @@ from framework.engine.rows import IntArray, Rows
 from framework.engine.staging import Staging
 from framework.engine.tables import BlockTables
 from framework.errors import ConfigError
-from framework.interfaces.backend import AttentionBackend, Batch
+from framework.interfaces.backend import AttentionBackend, Batch, Rope
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
 from framework.types import BlockCopy
@@ -47,9 +47,11 @@ class ModelExecutor:
         self.graphs: DecodeGraphs | None = None
         self.graphs_off = ""
         self.num_eager_steps = 0
-        self._forward: Callable[[Tensor, Tensor, Attention], Any] = decoder
+        self._forward: Callable[..., Any] = decoder
         self._attention: Attention = self._attend
         self._batch: Batch | None = None
+        self._backend_rotates = "rope" in backend.capabilities.features
+        self._rope: Rope | None = None
         self._inputs, self._drawing = Staging(self.device), Staging(self.device)
         self._logits: Tensor = torch.empty(0)
         self._start = time.perf_counter()
@@ -181,7 +183,9 @@ class ModelExecutor:
         except Exception as error:
             raise named(self.backend, "plan", error) from error
         self._batch = batch
-        hidden: Tensor = self._forward(tokens, positions, self._attention)
+        if self._backend_rotates:
+            self._rope = Rope(*self.decoder.angles(positions))
+        hidden: Tensor = self._forward(tokens, positions, self._attention, rotate=not self._backend_rotates)
         return hidden
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -189,9 +193,12 @@ class ModelExecutor:
         batch, kv = self._batch, self.pool.layers[layer]
         assert batch is not None
         try:
-            self.backend.write(kv, k, v, batch.slot_mapping)
+            if self._rope is None:
+                self.backend.write(kv, k, v, batch.slot_mapping)
+            else:
+                q = self.backend.rotate_and_write(kv, q, k, v, self._rope, batch.slot_mapping)
         except Exception as error:
-            raise named(self.backend, "write", error) from error
+            raise named(self.backend, "write" if self._rope is None else "rotate_and_write", error) from error
         out = torch.empty_like(q)
         try:
             self.backend.attend(q, kv, batch, out)

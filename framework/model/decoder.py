@@ -18,7 +18,8 @@ from framework.model.shard import WHOLE, Group, Shard
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q (T, H, D), k (T, K, D), v (T, K, D)) -> (T, H, D).
 
-q and k are rotated. All three are views whose last dimension alone is contiguous; they stay valid for this call only.
+q and k are rotated, unless the pass was asked to leave that to attention. All are views whose last dimension alone
+is contiguous; they stay valid for this call only.
 """
 
 
@@ -74,18 +75,19 @@ class Decoder(nn.Module):
         return self.embedding.device
 
     @torch.no_grad()
-    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention, rotate: bool = True) -> Tensor:
         """The last layer's normalised hidden states (T, E), the same on every rank.
 
         Args:
             tokens: (T,) int64 token ids on the model's device.
             positions: (T,) int64, each token's place in its own sequence, from 0.
             attention: called once a layer, in order.
+            rotate: False leaves q and k as they are: `attention` rotates them by `angles`.
 
         Raises:
             InvalidArgument: a part that has not joined the others.
         """
-        rope = self.rope(positions)
+        rope = self.rope(positions) if rotate else None
         x = self._embed(tokens)
         for layer in self.layers:
             x = layer(x, rope, attention)
@@ -141,12 +143,15 @@ class Decoder(nn.Module):
     def _lookup_only(self) -> Tensor | None:
         return None if self.lm_head is self.embedding else self.embedding
 
-    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sin, each (T, 1, D) in the model's dtype: computed in float32, as transformers does."""
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, each (T, D / 2) in the model's dtype: computed in float32, as transformers does."""
         angles = positions.to(self.frequencies.dtype)[:, None] * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
-        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and signed sin, each (T, 1, D), for both halves of a head."""
+        cos, sin = self.angles(positions)
+        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
 
 
 class DecoderLayer(nn.Module):
@@ -172,14 +177,15 @@ class DecoderLayer(nn.Module):
         self.down = _parameter(hidden, config.intermediate_size, factory)
         self.down_bias = _parameter(hidden, None, factory) if config.mlp_bias else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
-        """(T, E) to (T, E)."""
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attention: Attention) -> Tensor:
+        """(T, E) to (T, E); without `rope` attention gets q and k unrotated."""
         qkv = _linear(_rms_norm(x, self.input_norm, self.eps), self.qkv, self.qkv_bias)
         qkv = qkv.view(len(x), -1, self.head_dim)
         qk, v = qkv[:, : -self.num_kv_heads], qkv[:, -self.num_kv_heads :]
         if self.qk_norm is not None:
             qk = _rms_norm(qk, None, self.eps) * self.qk_norm
-        qk = _rotate(qk, rope)
+        if rope is not None:
+            qk = _rotate(qk, rope)
         mixed = attention(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
         x = x + self._from_parts(mixed.reshape(len(x), -1), self.output, self.output_bias)
         gate, up = _linear(_rms_norm(x, self.post_norm, self.eps), self.gate_up, self.gate_up_bias).chunk(2, -1)
