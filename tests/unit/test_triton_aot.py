@@ -21,12 +21,12 @@ from framework_builtin.backend.triton_kernels.screen import differences, problem
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
 VARIANTS = {variant.name: variant for variant in shipped_variants()}
-SHARES = 3
+SHARES = 2
 GROUPS = [(arch, share) for arch in ARCHS for share in range(SHARES)]
 
 
 def in_group(arch: str, share: int) -> list[str]:
-    """A third of a chip's configurations, cheap and dear ones mixed: what one process compiles in seconds."""
+    """Half of a chip's configurations, cheap and dear ones mixed: what one process compiles in seconds."""
     return [name for name, variant in VARIANTS.items() if variant.arch == arch][share::SHARES]
 
 

@@ -77,6 +77,7 @@ class Resources:
     """What a compiled kernel takes.
 
     Attributes:
+        matrix_instructions, async_loads: of the kernels that attend.
         spills: instructions that move registers to or from local memory. AMD: vector registers spilled
             (scalar ones spill to vector lanes, not to memory).
         stack_bytes: local memory a thread; a few bytes without spills are the ABI's frame.
@@ -145,7 +146,7 @@ def compile_variant(variant: Variant, shape: plans.Shape | None = None, arch: Ar
     binary = triton_compile(source, target=GPUTarget(*arch.target), options=options)
     if arch.target[0] == "hip":
         return _amd_resources(binary)
-    return _nvidia_resources(binary)
+    return _nvidia_resources(binary, attends=variant.kernel in ("decode", "prefill"))
 
 
 def _specialise(
@@ -223,13 +224,16 @@ def _signature(kernel: Any, spec: AttentionSpec, constants: dict[str, Any]) -> t
     return signature, attributes
 
 
-def _nvidia_resources(binary: Any) -> Resources:
+def _nvidia_resources(binary: Any, *, attends: bool) -> Resources:
+    """A kernel that does not attend is disassembled only where it uses local memory: without, nothing can spill."""
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(binary.asm["cubin"])
         usage = _tool("cuobjdump", "--dump-resource-usage", str(cubin))
-        sass = _tool("nvdisasm", "-c", "-ndf", str(cubin))  # its analysis of data flow costs more than the rest
-    numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+        numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+        wanted = attends or numbers["STACK"] + numbers["LOCAL"] > 0
+        # Its analysis of data flow would cost more than all the rest.
+        sass = _tool("nvdisasm", "-c", "-ndf", str(cubin)) if wanted else ""
     found = [name for name in ("UTCHMMA", "HGMMA", "HMMA", "FFMA") if re.search(rf"\b{name}\b", sass)]
     return Resources(
         registers=numbers["REG"],
