@@ -42,7 +42,7 @@ def _run(mode: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
         return replay(config)
     if mode == "kernel":
-        from framework.kernel import kernel
+        from framework.kernel.mode import kernel
 
         return kernel(config)
     raise ConfigError(f"no mode {mode!r}; there are {', '.join(MODES)}")

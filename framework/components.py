@@ -19,9 +19,9 @@ class EngineOptions:
     """How the engine batches.
 
     Attributes:
-        max_model_len: longest sequence in tokens; None takes the model's, at most the pool.
         max_batch_tokens, max_batch_requests: tokens computed and rows run a step, at most.
         chunk_size: prompt tokens of one request a step, at most; None leaves it to max_batch_tokens.
+        max_model_len: longest sequence in tokens; None takes the model's, at most the pool.
         preempt_every: fault injection, preempts the newest row every so many steps.
         compile: run the decoder through torch.compile.
         cuda_graphs: replay decode steps as CUDA graphs. "auto": where device and backend allow it, and the result says
@@ -33,10 +33,10 @@ class EngineOptions:
         collective_timeout_s: seconds a rank may keep the others waiting before the run fails.
     """
 
-    max_model_len: int | None = None
     max_batch_tokens: int = 2048
     max_batch_requests: int = 64
     chunk_size: int | None = None
+    max_model_len: int | None = None
     preempt_every: int = 0
     compile: bool = False
     cuda_graphs: Literal["auto", True, False] = "auto"

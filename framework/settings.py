@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from framework import registry
+from framework.components import EngineOptions
 from framework.errors import ConfigError
+from framework.kernel.options import KernelOptions
 from framework.parameters import convert, did_you_mean, listing, signature
+from framework.replay.options import ReplayOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,58 +28,6 @@ class Cache:
     dtype: str | None
     layout: Literal["NHD", "HND"]
     poison: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """The scheduler's budgets. `framework.engine.Engine` says what each means."""
-
-    max_batch_tokens: int
-    max_batch_requests: int
-    chunk_size: int | None
-    max_model_len: int | None
-    preempt_every: int
-    compile: bool
-    cuda_graphs: Literal["auto", True, False]
-    graph_batch_sizes: tuple[int, ...] | None
-    prepack: bool
-    tensor_parallel_size: int
-    collective_timeout_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """mode=replay: the clock's device and model shape, the rules of the cache-only model, what goodput asks."""
-
-    step_s: float
-    leaf_first: bool
-    full_blocks_only: bool
-    optimum: bool
-    capacity: str | None
-    slo_ttft_s: float
-    slo_tpot_s: float
-    device: str
-    shape: str
-    dtype: str
-    efficiency: float
-    overhead_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """mode=kernel: the grid, its budget and the modelled chip. `framework.kernel.options` says what each means."""
-
-    batch: tuple[int, ...] | None
-    context: tuple[int, ...] | None
-    prefill: tuple[int, ...] | None
-    lengths: tuple[Literal["uniform", "ragged"], ...]
-    heads: tuple[str, ...] | None
-    block_size: tuple[int, ...] | None
-    dtype: tuple[str, ...] | None
-    kv_dtype: tuple[str | None, ...]
-    budget_s: float
-    max_bytes: int | None
-    target: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +59,9 @@ class Root:
     seed: int
     device: str | None
     cache: Cache
-    engine: Engine
-    replay: Replay
-    kernel: Kernel
+    engine: EngineOptions
+    replay: ReplayOptions
+    kernel: KernelOptions
     run: Run
     allocator: Mapping[str, Any]
     eviction: Mapping[str, Any]
@@ -123,7 +74,13 @@ class Root:
     sweep: Any
 
 
-SECTIONS: Mapping[str, type] = {"cache": Cache, "engine": Engine, "replay": Replay, "kernel": Kernel, "run": Run}
+SECTIONS: Mapping[str, type] = {
+    "cache": Cache,
+    "engine": EngineOptions,
+    "replay": ReplayOptions,
+    "kernel": KernelOptions,
+    "run": Run,
+}
 _LOWEST = {
     "cache.num_blocks": 1,
     "cache.block_size": 1,

@@ -1,5 +1,1 @@
 """mode=kernel: one attention backend, judged against fp64 and then measured over a grid of shapes."""
-
-from framework.kernel.mode import kernel
-
-__all__ = ["kernel"]

@@ -30,7 +30,7 @@ class GuardedPolicy:
         self._evicted = policy.evicted
         self.hears_admit = getattr(policy.admit, "__func__", None) is not EvictionPolicy.admit
         self.hears_hit = getattr(policy.hit, "__func__", None) is not EvictionPolicy.hit
-        self.in_bulk = _names_in_bulk(policy)
+        self.in_bulk = names_in_bulk(policy)
 
     def fault(self, method: str, rule: str) -> PluginError:
         return PluginError(f"eviction policy {self.name}.{method}: {rule}")
@@ -89,7 +89,7 @@ class GuardedPolicy:
             raise self.fault("evicted", f"raised {error!r} for block {block}") from error
 
 
-def _names_in_bulk(policy: EvictionPolicy) -> bool:
+def names_in_bulk(policy: EvictionPolicy) -> bool:
     """Whether `victims` is as specific as `victim` and `evicted`: a subclass may override one of those alone."""
     names = ("victims", "victim", "evicted")
     if any(name in getattr(policy, "__dict__", ()) for name in names):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from framework.errors import InvalidArgument, PluginError
 from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.paged.guard import names_in_bulk
 from framework.replay.paths import RequestPaths
 from framework.types import BlockHash, BlockId
 
@@ -146,8 +147,7 @@ class _Replay:
     ) -> None:
         self.paths, self.policy, self.num_blocks = paths, policy, num_blocks
         self.leaf_first, self.bypass, self.on_evict = leaf_first, bypass, on_evict
-        faster = type(policy).victims is not EvictionPolicy.victims
-        self.in_bulk = faster and not (leaf_first or bypass or on_evict is not None)
+        self.in_bulk = names_in_bulk(policy) and not (leaf_first or bypass or on_evict is not None)
         longest = int(np.diff(paths.starts).max(initial=0))
         rows = min(num_blocks + (longest if bypass else 0), paths.num_nodes) + 1
         self.block_of = [0] * paths.num_nodes

@@ -119,3 +119,15 @@ def test_victims_are_not_asked_in_bulk_of_a_subclass_that_overrides_victim_alone
     allocator.listen(lambda event: evicted.append(int(event.block)) if event.kind == "evict" else None)
     admit(allocator, 3, 200)
     assert evicted == [8, 7, 6, 5], evicted
+
+
+def test_a_subclass_that_overrides_one_hook_alone_is_asked_by_it() -> None:
+    class Counting(Lru):
+        asked = 0
+
+        def victim(self, now: float) -> BlockId:
+            Counting.asked += 1
+            return super().victim(now)
+
+    result = replay(workload([[1, 2], [3, 4], [5, 6]]), Counting(), 2)
+    assert Counting.asked == result.evictions == 4, "its victim was passed over for the inherited victims"

@@ -23,6 +23,14 @@ def test_every_section_has_the_keys_of_its_type(written: Any) -> None:
         assert list(written[name]) == [field.name for field in fields(section)], name
 
 
+@pytest.mark.parametrize("name", ["engine", "replay", "kernel"])
+def test_the_command_line_and_python_share_their_defaults(written: Any, name: str) -> None:
+    given = settings.check({name: written[name]})[name]
+    for field in fields(settings.SECTIONS[name]):
+        value = tuple(given[field.name]) if type(given[field.name]) is list else given[field.name]
+        assert value == field.default, f"{name}.{field.name}"
+
+
 def test_every_top_level_key_and_group_is_known(written: Any) -> None:
     groups = [next(iter(entry)) for entry in written["defaults"] if isinstance(entry, dict)]
     named = {key for key in written if key not in ("defaults", "hydra")}
