@@ -78,7 +78,7 @@ def _row(path: Path, root: Path) -> RunRow:
     try:
         result: Mapping[str, Any] = read_result(path)
         reason = what_went_wrong(result)
-        status = "failed" if reason else "ok"
+        status = str(failure.get("status", "failed")) if reason else "ok"
         reason = reason and str(failure.get("reason", reason))
     except RunDirectoryError as error:
         missing = not (path / RESULT).exists()

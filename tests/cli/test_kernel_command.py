@@ -38,6 +38,7 @@ def test_a_sweep_reports_the_backend_that_cannot_run_and_goes_well(command: Comm
     rows = [row for path in elsewhere.rglob("kernel.jsonl") for row in read_jsonl(path)]
     assert {row["backend"]: row["status"] for row in rows} == {"torch": "ok", "gather": "ok", "varlen": "unavailable"}
     assert "varlen unavailable: block size 16 is not a multiple of 256; nearest: 256" in out, out
+    assert "3 runs (2 ok, 1 unavailable)" in out, out
     assert all(f" {name} " in out for name in ("torch", "gather", "varlen")), out
 
 
