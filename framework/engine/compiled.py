@@ -1,17 +1,34 @@
-"""Attention as one operation that torch.compile neither enters nor specialises on."""
+"""A decoder through torch.compile, and attention as one operation that it neither enters nor specialises on."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import types
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from framework.model.decoder import Attention
+from framework.model.decoder import Attention, Decoder
+
+
+def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
+    """`decoder`'s forward, compiled when first called: one program for a single token, one for any other number.
+
+    torch counts what it compiled by code object and stops at eight, whichever decoder they were for; so that a process
+    can make one model after another, each gets a code object of its own, and takes its programs along when it goes.
+    """
+
+    def forward(tokens: Tensor, positions: Tensor, attention: Attention, rotate: bool = True) -> Tensor:
+        hidden: Tensor = decoder(tokens, positions, attention, rotate=rotate)
+        return hidden
+
+    code = forward.__code__.replace()
+    own = types.FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__)
+    return torch.compile(own, dynamic=True, fullgraph=True)
 
 
 def opaque_attention(attention: Attention) -> Attention:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from framework.engine.books import named
-from framework.engine.compiled import opaque_attention
+from framework.engine.compiled import compiled_forward, opaque_attention
 from framework.engine.executor import BoolArray, FloatArray, Step
 from framework.engine.graphs import DecodeGraphs, Recorder
 from framework.engine.pool import KVPool
@@ -78,7 +78,7 @@ class ModelExecutor:
                 f"engine.compile=true cannot be with a model over {self.decoder.shard.size} ranks that are not joined"
             )
         self._attention = opaque_attention(self._attend)
-        self._forward = torch.compile(self.decoder, dynamic=True, fullgraph=True)
+        self._forward = compiled_forward(self.decoder)
 
     def summary(self) -> dict[str, Any]:
         """How steps were run, for a run's result."""

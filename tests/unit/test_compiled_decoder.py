@@ -79,6 +79,16 @@ def test_a_compiled_decoder_gives_the_tokens_of_the_eager_one_and_compiles_twice
 
 
 @pytest.mark.slow
+def test_one_model_after_another_is_compiled_in_one_process() -> None:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for _ in range(3):
+            requests = make(True).generate([[5, 6, 7], [8, 9]], Sampling(max_tokens=3, ignore_eos=True))
+            requests += make(True).generate([5], Sampling(max_tokens=3, ignore_eos=True))
+            assert all(r.status.value == "finished" for r in requests), [r.reason for r in requests]
+
+
+@pytest.mark.slow
 def test_a_compiled_decoder_can_be_captured() -> None:
     wanted = serve(make(False, backend=StaticBackend()))
     llm = make(True, backend=StaticBackend())
