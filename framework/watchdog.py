@@ -75,7 +75,7 @@ class Watchdog:
             self._thread.start()
             if self._timeout_s is not None:
                 # Native code that keeps the interpreter's lock stops every thread but this one, which needs no lock.
-                with suppress(OSError, ValueError, RuntimeError):
+                with suppress(OSError, ValueError, RuntimeError, OverflowError):  # none: further off than clocks go
                     faulthandler.dump_traceback_later(
                         self._timeout_s + 2 * self._grace_s, exit=True, file=sys.__stderr__ or sys.stderr
                     )

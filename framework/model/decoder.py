@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -35,7 +36,7 @@ class Decoder(nn.Module):
 
     Attributes:
         config: the shape of the whole model.
-        before_dense: called with the token ids before a pass that the engine has not announced to the other ranks.
+        during_dense: given the token ids, the context of a pass that the engine has not announced to the other ranks.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.shard = config, shard
         self.group: Group | None = None
-        self.before_dense: Callable[[Tensor], None] | None = None
+        self.during_dense: Callable[[Tensor], AbstractContextManager[None]] = lambda _: nullcontext()
         local, self.vocabulary = shard.config(config), shard.split(config.vocab_size)
         dtype = getattr(torch, config.dtype) if dtype is None else dtype
         factory = {"dtype": dtype, "device": torch.device(device)}

@@ -85,13 +85,12 @@ def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:
     Of a model over several ranks, on rank 0: the others take part, each with its heads.
     """
     ids = _as_ids(decoder, tokens)
-    if decoder.before_dense is not None:
-        decoder.before_dense(ids)
     window = decoder.config.sliding_window
-    hidden = decoder(
-        ids, torch.arange(len(ids), device=ids.device), lambda _, q, k, v: dense_attention(q, k, v, window=window)
-    )
-    return decoder.logits(hidden)
+    with decoder.during_dense(ids):
+        hidden = decoder(
+            ids, torch.arange(len(ids), device=ids.device), lambda _, q, k, v: dense_attention(q, k, v, window=window)
+        )
+        return decoder.logits(hidden)
 
 
 def greedy(decoder: Decoder, prompt: TokenIds, max_tokens: int, *, stop_token_ids: Sequence[int] = ()) -> Greedy:

@@ -54,7 +54,7 @@ class Group:
     ) -> None:
         self.rank, self.size = rank, size
         self._explain = explain or _consequence
-        timeout = timedelta(seconds=timeout_s)
+        timeout = timedelta(seconds=min(timeout_s, _FOREVER.total_seconds()))
         with self._explained():
             store = dist.FileStore(path, size)
             store.set_timeout(timeout)

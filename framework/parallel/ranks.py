@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -25,6 +26,9 @@ from framework.model.shard import Shard
 from framework.parallel.group import Group
 from framework.parallel.messages import Outbox
 from framework.parallel.worker import Done, Failed, Plan, work
+
+_LONG_S = 3600.0
+"""Seconds waited at once: the system takes no more than 24 days."""
 
 _GRACE_S = 3.0
 """Seconds to hear from a rank why it failed, after a collective with it did."""
@@ -116,7 +120,7 @@ class Ranks:
                 member.pipe.send("join")
             ranks.group = Group(0, size, ranks._meeting_point, device, timeout_s, ranks.failure)
             ranks.decoder.join(ranks.group)
-            ranks.decoder.before_dense = ranks.dense
+            ranks.decoder.during_dense = ranks.dense
             if device != "cpu":
                 ranks._watch()
         except BaseException:
@@ -148,7 +152,8 @@ class Ranks:
             )
             process = context.Process(target=work, args=(plan, theirs), name=f"rank {rank}", daemon=True)
             try:
-                process.start()
+                with _interrupts_kept_away():
+                    process.start()
             except AssertionError as error:  # multiprocessing's own, in a daemonic process
                 raise ConfigError(
                     f"tensor_parallel_size={self.size} starts processes, which this one may not: {error}"
@@ -194,12 +199,15 @@ class Ranks:
         """
         return self._hear(self.timeout_s)
 
-    def dense(self, tokens: Tensor) -> None:
-        """Have the others take part in a dense pass over these tokens (T,)."""
+    @contextmanager
+    def dense(self, tokens: Tensor) -> Iterator[None]:
+        """Have the others take part in the dense pass over these tokens (T,) that is made within."""
         self.require_alive()
         box = Outbox()
         box.dense(tokens.cpu().numpy())
-        self.group.send(box.take())
+        with self.in_step():
+            self.group.send(box.take())
+            yield
 
     # Who may use them
 
@@ -282,7 +290,7 @@ class Ranks:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise self.failure(TimeoutError())
-            wait([member.pipe for member in self._members], timeout=left)
+            wait([member.pipe for member in self._members], timeout=None if left is None else min(left, _LONG_S))
         values = [member.answer.value for member in self._members if member.answer is not None]
         for member in self._members:
             member.answer = None
@@ -314,6 +322,17 @@ class Ranks:
                 for member in self._members:
                     member.process.join(_GRACE_S)
         self._end()
+
+
+@contextmanager
+def _interrupts_kept_away() -> Iterator[None]:
+    """A process begun here is born deaf to Ctrl-C, which it would answer with a traceback until `work` ignores it."""
+    resource_tracker.ensure_running()  # starting it lets interrupts in again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def rank_device(device: str, rank: int) -> str:

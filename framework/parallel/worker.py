@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import _run_finalizers  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ class Failed:
 def work(plan: Plan, pipe: Connection) -> None:
     """The whole life of one rank, in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; rank 0 decides what it means
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process began
     sentinel = _end_with_rank_0(Path(plan.meeting_point).parent)
     try:
         Worker(plan, pipe).run()
@@ -80,6 +82,7 @@ def work(plan: Plan, pipe: Connection) -> None:
         if isinstance(error, RankError) and wait([sentinel], timeout=1.0):
             shutil.rmtree(Path(plan.meeting_point).parent, ignore_errors=True)  # rank 0 cannot any more
         os._exit(1)  # connections close at once, and the other ranks need not wait for a timeout
+    _run_finalizers()  # semaphores of libraries, which would be reported as leaked
     os._exit(0)  # past the end of a process group's threads, which may outlast it
 
 

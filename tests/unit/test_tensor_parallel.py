@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -220,6 +222,59 @@ def test_a_fault_of_rank_0_ends_the_others() -> None:
     assert gone(ranks.pids) == []
     with pytest.raises(RankError, match="the 2 ranks of this model were ended; load it again"):
         llm.generate(PROMPTS, SAMPLINGS)
+
+
+@pytest.mark.slow
+def test_a_dense_pass_that_rank_0_leaves_ends_the_others() -> None:
+    model = load_model("tiny", tensor_parallel_size=2, timeout_s=60)
+    ranks, layer = model.ranks, model.decoder.layers[1]
+    assert ranks is not None
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    layer.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        dense_logits(model.decoder, [1, 2, 3])
+    assert gone(ranks.pids) == []
+    with pytest.raises(RankError, match="the 2 ranks of this model were ended; load it again"):
+        dense_logits(model.decoder, [1, 2, 3])
+
+
+@pytest.mark.slow
+def test_ranks_may_be_given_more_time_than_the_system_waits_at_once() -> None:
+    model = load_model("tiny", tensor_parallel_size=2, timeout_s=1e15)
+    assert model.ranks is not None
+    assert dense_logits(model.decoder, [1, 2, 3]).shape[0] == 3
+    blocks = model.ranks.call(
+        "blocks_for", fraction=0.1, block_size=4, num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32"
+    )
+    assert blocks[0] > 0, blocks
+    model.close()
+    assert gone(model.ranks.pids) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_ranks_begin_is_rank_0_s_affair(tmp_path: Path) -> None:
+    script = tmp_path / "load.py"
+    script.write_text(
+        "from framework.model.loading import load_model\n"
+        "if __name__ == '__main__':\n"
+        "    print('go', flush=True)\n"
+        "    load_model('tiny', tensor_parallel_size=2).close()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while not (children := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[1:]):
+            time.sleep(0.01)
+        while "libtorch" not in Path(f"/proc/{children[0]}/maps").read_text():
+            time.sleep(0.01)  # then it imports torch, for a second or two
+        os.kill(int(children[0]), signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (0, "")
 
 
 @pytest.mark.slow

@@ -127,6 +127,11 @@ def test_another_thread_than_the_main_one_is_watched_as_well() -> None:
     assert "Policy.score" in str(seen[0])
 
 
+def test_a_limit_further_off_than_clocks_go_is_none() -> None:
+    with Watchdog(timeout_s=1e15, stall_s=1e300):
+        pass
+
+
 def test_without_limits_nothing_is_started() -> None:
     before = threading.active_count()
     with Watchdog():
