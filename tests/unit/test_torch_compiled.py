@@ -155,6 +155,15 @@ def test_pools_with_gaps_and_fp8_pools_are_read_by_the_eager_path():
     assert "eager" in str(fp8.facts()["not_compiled"])
 
 
+@needs_compiler
+@pytest.mark.parametrize("wrong", [-1, 10_000])
+def test_a_block_that_the_pool_does_not_have_is_refused_not_read(wrong):
+    problem = build_problem(Case(spec_of(), (100, 30), (1, 1)))
+    problem.batch.block_tables[1, 2] = wrong
+    with pytest.raises(InvalidArgument, match=f"names block {wrong}, the pool has blocks 0 to"):
+        run_attention(ready(COMPILED, spec_of()), problem)
+
+
 def test_compile_is_true_false_or_auto():
     with pytest.raises(InvalidArgument, match="true, false or auto, found 'yes'"):
         TorchBackend(compile="yes")

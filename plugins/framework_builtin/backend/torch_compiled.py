@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from framework.errors import Unsupported
+from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
 
 CHUNK = 64
@@ -63,6 +63,7 @@ class Chunks:
         rows, counts, offsets: (P,) int64: a chunk's row among these, its tokens, and the first one's position less
             the query's (at most 0).
         merge: (at least R, at least X) int64, each row's chunks; -1 for none.
+        lowest, highest: the least and the greatest block id that is read.
     """
 
     tokens: Tensor
@@ -71,6 +72,8 @@ class Chunks:
     counts: Tensor
     offsets: Tensor
     merge: Tensor
+    lowest: int
+    highest: int
 
 
 def cut(spec: AttentionSpec, batch: Batch, rows: Arrays, contexts: Arrays, starts: Arrays) -> Iterator[Chunks]:
@@ -104,6 +107,7 @@ def _cut(
         tables = batch.block_tables[tensor(rows)]
         block = tables[tensor(row)[:, None], tensor(position // size)].long()
         at = block * (size if spec.layout == "NHD" else spec.num_kv_heads * size) + tensor(position % size)
+        lowest, highest = block.aminmax()
         return Chunks(
             tensor(starts[rows]),
             _sized(at),
@@ -111,6 +115,8 @@ def _cut(
             _sized(tensor(np.minimum(CHUNK, lengths[row] - first)).clone()),
             _sized(tensor(first - lengths[row] + 1).clone()),
             _sized(tensor(merge).clone(), 1),
+            int(lowest),
+            int(highest),
         )
 
 
@@ -147,7 +153,14 @@ class CompiledDecode:
             sys.stderr.write(f"torch backend: compiled the decode in {seconds:.1f} s\n")
 
     def __call__(self, q: Tensor, pool: LayerKV, chunks: Chunks, out: Tensor, lse: Tensor | None) -> None:
-        """Write the rows' part of `out` (T, H, D) and `lse` (T, H). The pool is contiguous."""
+        """Write the rows' part of `out` (T, H, D) and `lse` (T, H). The pool is contiguous.
+
+        Raises:
+            InvalidArgument: a block table names a block that the pool does not have.
+        """
+        if chunks.lowest < 0 or chunks.highest >= len(pool.k):
+            wrong = chunks.lowest if chunks.lowest < 0 else chunks.highest
+            raise InvalidArgument(f"a block table names block {wrong}, the pool has blocks 0 to {len(pool.k) - 1}")
         with torch.inference_mode():
             at = chunks.tokens
             where = (chunks.at, chunks.rows, chunks.counts, chunks.offsets, chunks.merge)
