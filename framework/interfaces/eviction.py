@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from framework.errors import NoCandidate
+from framework.errors import NoCandidate, PluginError
 from framework.types import BlockHash, BlockId
 
 
@@ -189,6 +189,8 @@ class ScoredPolicy(EvictionPolicy):
     def score(self, block: Block, now: float) -> Any:
         """How much this block is worth keeping: a number, or a tuple compared in order.
 
+        Not NaN, which is refused with a PluginError.
+
         `now` is the engine's time; `block.admitted` and `block.last_access` count accesses. Two clocks: never mix them.
         """
 
@@ -200,7 +202,10 @@ class ScoredPolicy(EvictionPolicy):
 
     def _entry(self, block: BlockId, now: float) -> tuple[Any, int, BlockId]:
         self._facts.id = block
-        return (self.score(self._facts, now), -self.blocks.depth[block], block)
+        score = self.score(self._facts, now)
+        if score != score:  # NaN has no place in an order: the block would never be found again
+            raise PluginError(f"{type(self).__name__}.score gave {score!r} for block {block}, which nothing orders")
+        return (score, -self.blocks.depth[block], block)
 
     def pin(self, blocks: Sequence[BlockId], now: float) -> None:
         for block in blocks:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from framework import registry
 from framework.errors import FrameworkError, PluginError
 from framework.interfaces.allocator import Allocator, ReplayCounts
@@ -28,13 +30,14 @@ def count(
             not built: a cache-only replay keeps no tables.
 
     Raises:
-        PluginError: the core failed, or counted for another number of requests.
+        PluginError: the core failed, or counted for another number of requests, or more hits than blocks.
     """
     name, kind = _chosen(allocator)
     if kind is not None and _has_core(kind):
         found = _ask(kind, paths, policy, num_blocks, leaf_first)
         if found is not None:
-            return name, summarise(paths, found.request_hits.tolist(), found.admitted, found.evictions)
+            hits = np.asarray(found.request_hits).tolist()
+            return name, summarise(paths, hits, found.admitted, found.evictions)
         sentence = f"allocator={name} cannot count {type(policy).__name__} itself: counted in Python, the same integers"
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201
     return PYTHON, replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
@@ -65,8 +68,16 @@ def _ask(
         raise
     except Exception as error:
         raise PluginError(f"{kind.__name__}.replay_references: {type(error).__name__}: {error}") from error
-    if found is not None and len(found.request_hits) != paths.num_requests:
+    if found is None:
+        return None
+    hits = np.asarray(found.request_hits)
+    if hits.shape != (paths.num_requests,):
+        raise PluginError(f"{kind.__name__}.replay_references counted {hits.size} requests of {paths.num_requests}")
+    wrong = np.nonzero((hits < 0) | (hits > np.diff(paths.starts)))[0]
+    if len(wrong):
+        at = int(wrong[0])
         raise PluginError(
-            f"{kind.__name__}.replay_references counted {len(found.request_hits)} requests of {paths.num_requests}"
+            f"{kind.__name__}.replay_references counted {hits[at]} hits of request {at}, which references "
+            f"{int(np.diff(paths.starts)[at])} blocks"
         )
     return found

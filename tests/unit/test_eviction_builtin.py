@@ -11,7 +11,7 @@ from random import Random as Draw
 
 import pytest
 
-from framework.errors import NoCandidate
+from framework.errors import NoCandidate, PluginError
 from framework.interfaces.eviction import BlockView, EvictionPolicy, ScoredPolicy
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
@@ -168,3 +168,17 @@ def test_a_block_used_anew_at_another_depth_is_ranked_by_its_new_depth():
     policy.admit([2, 1], 1)
     policy.release([2, 1], 1)
     assert policy.victims(2, 1) == [2, 1], "deepest first"
+
+
+@pytest.mark.parametrize("time_varying", [False, True])
+def test_a_score_that_is_no_number_is_refused(time_varying):
+    class Wrong(ScoredPolicy):
+        def score(self, block, now):
+            return float("nan")
+
+    Wrong.time_varying = time_varying
+    policy = Wrong()
+    policy.attach(BlockView(**{f.name: [0, 0, 0] for f in fields(BlockView)}))
+    policy.admit([1], 0)
+    with pytest.raises(PluginError, match=r"Wrong\.score gave nan for block 1"):
+        policy.release([1], 0)

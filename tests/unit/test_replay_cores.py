@@ -61,6 +61,13 @@ def test_a_core_that_fails_is_named():
         count(counting(short), PATHS, Lru(), 2)
 
 
+@pytest.mark.parametrize("hits", [[0, -1, 0, 0], [0, 1, 1, 2]])
+def test_hits_that_no_request_can_have_are_refused(hits):
+    said = ReplayCounts(request_hits=np.array(hits, np.int32), admitted=5, evictions=3)
+    with pytest.raises(PluginError, match=r"counted (-1 hits of request 1|2 hits of request 3), which references"):
+        count(counting(said), PATHS, Lru(), 2)
+
+
 def test_an_unknown_allocator_is_refused():
     with pytest.raises(UnknownPlugin, match="no allocator named 'prefixx'"):
         count("prefixx", PATHS, Lru(), 2)
