@@ -354,6 +354,7 @@ def test_asking_twice_gives_one_answer(policy: type[EvictionPolicy]) -> None:
     [
         (lambda: Clock(max_count=0), "clock.max_count"),
         (lambda: S3Fifo(small=0), "s3fifo needs"),
+        (lambda: S3Fifo(ghosts=float("inf")), "s3fifo needs"),
         (lambda: Slru(num_segments=0), "slru.num_segments"),
         (lambda: TwoQ(newcomers=1), "two_q needs"),
         (lambda: LruK(k=0), "lru_k needs"),

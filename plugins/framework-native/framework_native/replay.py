@@ -20,6 +20,13 @@ def _none(policy: Any) -> tuple[float, ...]:
     return ()
 
 
+def _counted(limit: int) -> float:
+    """A limit on what is counted: from 2^53 on it is never reached, and no larger integer is sure to be a double."""
+    return min(limit, 2**53)
+
+
+_MOST_BLOCKS = 2**62
+
 _TWINS: Mapping[str, tuple[str, _Parameters]] = MappingProxyType(
     {
         "framework_builtin.eviction.lru:Lru": ("lru", _none),
@@ -29,12 +36,12 @@ _TWINS: Mapping[str, tuple[str, _Parameters]] = MappingProxyType(
         "framework_builtin.eviction.length_aware:LengthAware": ("length_aware", _none),
         "framework_builtin.eviction.belady:Belady": ("belady", _none),
         "framework_builtin.eviction.optimum:Optimum": ("optimum", _none),
-        "framework_builtin.eviction.clock:Clock": ("clock", lambda policy: (policy._max_count,)),
+        "framework_builtin.eviction.clock:Clock": ("clock", lambda policy: (_counted(policy._max_count),)),
         "framework_builtin.eviction.sieve:Sieve": ("sieve", _none),
         "framework_builtin.eviction.slru:Slru": ("slru", lambda policy: (len(policy._segments),)),
         "framework_builtin.eviction.s3fifo:S3Fifo": (
             "s3fifo",
-            lambda policy: (policy._small_share, policy._ghost_share, policy._promote_hits),
+            lambda policy: (policy._small_share, policy._ghost_share, _counted(policy._promote_hits)),
         ),
     }
 )
@@ -44,7 +51,7 @@ _TWINS: Mapping[str, tuple[str, _Parameters]] = MappingProxyType(
 def replay_references(
     paths: ReferencePaths, policy: EvictionPolicy, num_blocks: int, *, leaf_first: bool = False, bypass: bool = False
 ) -> ReplayCounts | None:
-    """See Allocator.replay_references. None for policies that have no twin in C++.
+    """See Allocator.replay_references. None for policies that have no twin in C++, and for capacities beyond 64 bits.
 
     10 to 100 ns a reference by policy; about 120 bytes a block of capacity for lru, 4 a node of the trace. Lets go of
     the GIL.
@@ -53,7 +60,7 @@ def replay_references(
         raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
     kind = type(policy)
     twin = _TWINS.get(f"{kind.__module__}:{kind.__qualname__}")
-    if twin is None:
+    if twin is None or num_blocks > _MOST_BLOCKS:
         return None
     name, parameters = twin
     hits, admitted, evictions = replay(

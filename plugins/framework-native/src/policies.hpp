@@ -223,12 +223,15 @@ private:
     int64_t next_rank_ = 0, hand_ = -1, num_shown_ = 0;
 };
 
+/// Options may be any number, and no count comes near 2^62.
+inline int64_t whole(double value) { return static_cast<int64_t>(std::min(value, 0x1p62)); }
+
 class S3FifoOrder {
 public:
     S3FifoOrder(const Books &books, double small, double ghosts, int64_t promote_hits)
         : books_(books), small_(books.rows()), main_(books.rows()), count_(books.rows()), ghost_(books.num_nodes),
-          small_blocks_(static_cast<int64_t>(static_cast<double>(books.capacity) * small)),
-          num_ghosts_(static_cast<int64_t>(static_cast<double>(books.capacity) * ghosts)), promote_(promote_hits) {}
+          small_blocks_(whole(static_cast<double>(books.capacity) * small)),
+          num_ghosts_(whole(static_cast<double>(books.capacity) * ghosts)), promote_(promote_hits) {}
     void admit(int32_t block) {
         count_[block] = 0;
         const bool recalled = std::exchange(ghost_[books_.node_of[block]], 0) != 0;

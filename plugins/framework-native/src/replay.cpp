@@ -189,14 +189,13 @@ template <class Score> Counts run_scored(const Paths &paths, Switches to, Books 
 
 /// `p`: the policy's parameters in the order of its constructor.
 Counts run(const std::string &name, const std::vector<double> &p, const Paths &paths, Switches to, Books &books) {
-    const auto whole = [&](size_t at) { return static_cast<int64_t>(p.at(at)); };
     if (name == "lru") return Replay<LruOrder>(paths, to, books, LruOrder(books)).run();
     if (name == "fifo") return Replay<FifoOrder>(paths, to, books, FifoOrder(books)).run();
-    if (name == "clock") return Replay<ClockOrder>(paths, to, books, ClockOrder(books, whole(0))).run();
+    if (name == "clock") return Replay<ClockOrder>(paths, to, books, ClockOrder(books, whole(p.at(0)))).run();
     if (name == "sieve") return Replay<SieveOrder>(paths, to, books, SieveOrder(books)).run();
-    if (name == "slru") return Replay<SlruOrder>(paths, to, books, SlruOrder(books, whole(0))).run();
+    if (name == "slru") return Replay<SlruOrder>(paths, to, books, SlruOrder(books, whole(p.at(0)))).run();
     if (name == "s3fifo")
-        return Replay<S3FifoOrder>(paths, to, books, S3FifoOrder(books, p.at(0), p.at(1), whole(2))).run();
+        return Replay<S3FifoOrder>(paths, to, books, S3FifoOrder(books, p.at(0), p.at(1), whole(p.at(2)))).run();
     if (name == "lfu") return run_scored(paths, to, books, LfuScore{p.at(0) != 0});
     if (name == "length_aware") return run_scored<LengthAwareScore>(paths, to, books);
     if (name == "mru") return run_scored<MruScore>(paths, to, books);

@@ -86,6 +86,24 @@ def test_one_block_of_capacity_and_requests_longer_than_the_cache():
             assert found == meant, (name, size)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [partial(S3Fifo, ghosts=1e30), partial(S3Fifo, promote_hits=10**400), partial(Clock, max_count=10**19)],
+    ids=["ghosts", "promote_hits", "max_count"],
+)
+def test_options_beyond_64_bits_count_as_the_reference(make):
+    paths = paths_of([[0, 1, 2], [3, 4], [0, 1, 2], [5, 6, 7], [0, 1], [3, 9]] * 20)
+    found, meant = both(paths, make, 3)
+    assert found == meant
+
+
+def test_a_capacity_beyond_64_bits_is_left_to_the_framework():
+    paths = paths_of([[0, 1], [0, 2]])
+    assert NativeAllocator.replay_references(paths, Lru(), 10**19) is None
+    found, meant = both(paths, Lru, 2**62)
+    assert found == meant
+
+
 def test_every_twin_is_tested():
     tested = {f"{type(make()).__module__}:{type(make()).__qualname__}" for make in POLICIES.values()}
     assert tested == set(_TWINS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from framework.errors import InvalidArgument, NoCandidate
 from framework.interfaces.eviction import EvictionPolicy
@@ -30,9 +31,9 @@ class S3Fifo(EvictionPolicy):
     """
 
     def __init__(self, small: float = 0.1, ghosts: float = 0.9, promote_hits: int = 2) -> None:
-        if not (0 < small < 1 and ghosts >= 0 and promote_hits >= 1):
+        if not (0 < small < 1 and 0 <= ghosts < inf and promote_hits >= 1):
             raise InvalidArgument(
-                "s3fifo needs 0 < small < 1, ghosts >= 0 and promote_hits >= 1, "
+                "s3fifo needs 0 < small < 1, a finite ghosts >= 0 and promote_hits >= 1, "
                 f"found small={small}, ghosts={ghosts}, promote_hits={promote_hits}"
             )
         self._small_share, self._ghost_share, self._promote_hits = small, ghosts, promote_hits
