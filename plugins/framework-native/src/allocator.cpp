@@ -375,12 +375,13 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
 }
 
 void Core::foresee(nb::handle request, nb::handle next_use) {
-    const Table &row = find(request);
-    std::vector<double> uses; // all read before any is written
+    find(request);
+    std::vector<double> uses; // all read before any is written; reading may run Python that frees the table
     for (nb::handle use : next_use) {
         uses.push_back(PyFloat_AsDouble(use.ptr()));
         if (uses.back() == -1.0 && PyErr_Occurred()) throw nb::python_error();
     }
+    const Table &row = find(request);
     const size_t known = std::min(uses.size(), static_cast<size_t>(row.published));
     for (size_t at = 0; at < known; ++at) pool_->next_use[row.blocks[at]] = uses[at];
 }

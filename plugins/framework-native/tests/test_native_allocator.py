@@ -171,6 +171,14 @@ def test_what_is_foreseen_is_what_a_policy_reads():
     with pytest.raises(UnknownRequest):
         allocator.foresee(RequestId(2), [1.0])
 
+    def ends_its_request():
+        allocator.free(RequestId(1))
+        yield 1.0
+
+    with pytest.raises(UnknownRequest):
+        allocator.foresee(RequestId(1), ends_its_request())
+    allocator.check()
+
 
 @pytest.mark.parametrize("policy", ["belady", "optimum", "lru"])
 @pytest.mark.parametrize("name", PAIRS)
