@@ -84,10 +84,10 @@ class PagedAllocator(Allocator):
         self.naming = Naming(hash, block_size)
         self._tables: dict[RequestId, Table] = {}
         self._tenants: dict[str, int] = {}
-        self._version = 0
         self._changes = TableChanges()
+        self._checked: TokenArray | None = None  # the tokens of the last lookup: `allocate` follows
         self._priced: tuple[Sequence[int], int, int] = ((), -1, 0)
-        self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
+        self._version = self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
 
     def choose_free(self, count: int) -> Sequence[BlockId]:
         """Which `count` free blocks to hand out next. Override this.
@@ -104,7 +104,7 @@ class PagedAllocator(Allocator):
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         if not self.share_prefix:
             return Hit(version=self._version)
-        tokens = _as_tokens(tokens)
+        self._checked = tokens = _as_tokens(tokens)
         anchor, names = self.naming.of(tokens, namespace, previous)
         limit = (len(tokens) - 1) // self.block_size
         data = b"" if isinstance(self.cache.index, HashIndex) else tokens.tobytes()
@@ -145,7 +145,7 @@ class PagedAllocator(Allocator):
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
         self._check_new(request)
         self._check_hit(request, tokens, hit)
-        tokens = _as_tokens(tokens)
+        tokens = tokens if tokens is self._checked else _as_tokens(tokens)
         if not len(tokens):
             raise InvalidArgument(f"request {request.id} has an empty prompt; it needs at least one token")
         need, have, reserve = self._shortage(len(tokens), hit.blocks)

@@ -11,7 +11,7 @@ from framework.errors import InvalidArgument, PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.paged.guard import GuardedPolicy
 from framework.paged.index import PrefixIndex
-from framework.paged.pool import BlockPool
+from framework.paged.pool import BlockPool, gather
 from framework.paged.victims import Victims
 from framework.types import BlockHash, BlockId
 
@@ -54,8 +54,7 @@ class BlockCache:
         pool = self.pool
         if not hits:
             return pool.num_blocks - pool.used
-        ref = pool.ref
-        return pool.num_blocks - pool.used - [ref[block] for block in hits].count(0)
+        return pool.num_blocks - pool.used - gather(pool.ref, hits).count(0)
 
     def take(self, count: int, hits: Sequence[int] = (), priority: int = 0) -> list[int]:
         """Share `hits` (shallowest first) and hand out `count` other blocks, each with one reference.
@@ -135,26 +134,23 @@ class BlockCache:
             raise PluginError(f"{self._chooser} must return {count} distinct free blocks, returned {chosen}")
         return chosen
 
-    def _share(self, hits: Sequence[int], priority: int) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    def _share(self, hits: Sequence[int], priority: int) -> tuple[list[int], Sequence[int], list[tuple[int, int]]]:
         """Count a reference and the hit's facts; returns the blocks to pin, and what is needed to undo it."""
         pool = self.pool
         ref, counts, last, candidate, importance = pool.ref, pool.hits, pool.last_access, pool.candidate, pool.priority
-        access = pool.access
+        access, users = pool.access, gather(pool.ref, hits)
         priorities: list[tuple[int, int]] = []
         pinned: list[int] = []
-        accesses = [last[block] for block in hits]
-        idle = 0
-        for block in hits:
-            users = ref[block]
-            ref[block] = users + 1
-            if not users:
-                idle += 1
-                if candidate[block]:
-                    candidate[block] = 0
-                    pinned.append(block)
+        accesses = gather(last, hits)
+        for block, others in zip(hits, users, strict=True):
+            ref[block] = others + 1
             counts[block] += 1
             last[block] = access
-        pool.used += idle
+        if 0 in users:
+            pinned = [block for block, others in zip(hits, users, strict=True) if not others and candidate[block]]
+            for block in pinned:
+                candidate[block] = 0
+        pool.used += users.count(0)
         if priority > pool.least_priority:
             pool.varied = True
             for block in hits:
@@ -165,7 +161,7 @@ class BlockCache:
         return pinned, accesses, priorities
 
     def _unshare(
-        self, hits: Sequence[int], pinned: list[int], accesses: list[int], priorities: list[tuple[int, int]]
+        self, hits: Sequence[int], pinned: list[int], accesses: Sequence[int], priorities: list[tuple[int, int]]
     ) -> None:
         pool = self.pool
         for block, access in zip(hits, accesses, strict=True):

@@ -117,14 +117,14 @@ class HashIndex(PrefixIndex):
     ) -> tuple[list[int], list[int]]:
         names, parents, children, orphans = self._pool.key, self._parents, self._pool.children, self._orphans
         above = names[parent] if parent else None
-        distinct = {*keys}
-        if not orphans and len(distinct) == len(keys) and self._blocks.keys().isdisjoint(distinct):
-            return self._insert_new(parent, above, keys, blocks)
-        add = self._blocks.setdefault
-        holders: list[int] = []
+        own = list(blocks)
+        free = list(map(names.__getitem__, own)).count(None) == len(own)
+        holders = list(map(self._blocks.setdefault, keys, own))
+        if free and not orphans and holders == own:
+            self._insert_new(parent, above, keys, own)
+            return own, [*range(len(own))]
         new: list[int] = []
-        for at, (key, block) in enumerate(zip(keys, blocks, strict=True)):
-            holder = add(key, block)
+        for at, (key, block, holder) in enumerate(zip(keys, own, holders, strict=True)):
             if holder == block and names[block] is None:
                 names[block] = key
                 children[block] = orphans.pop(key, 0) if orphans else 0
@@ -132,26 +132,20 @@ class HashIndex(PrefixIndex):
                 if parent:
                     children[parent] += 1
                 new.append(at)
-            holders.append(holder)
             parent, above = holder, key
         return holders, new
 
-    def _insert_new(
-        self, parent: int, above: BlockHash | None, keys: Sequence[BlockHash], blocks: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
-        """`insert_chain` of contents none of which is there, while no absent parent has children."""
+    def _insert_new(self, parent: int, above: BlockHash | None, keys: Sequence[BlockHash], blocks: list[int]) -> None:
+        """The facts of a chain of contents none of which was there, while no absent parent has children."""
         names, parents, children = self._pool.key, self._parents, self._pool.children
-        holders = list(blocks)
-        self._blocks.update(zip(keys, holders, strict=True))
         if parent:
             children[parent] += 1
-        for block, key in zip(holders, keys, strict=True):
+        for block, key in zip(blocks, keys, strict=True):
             names[block] = key
             parents[block] = above
             children[block] = 1
             above = key
         children[block] = 0
-        return holders, [*range(len(holders))]
 
     def parent(self, block: int) -> int:
         key = self._parents[block]
@@ -165,38 +159,37 @@ class HashIndex(PrefixIndex):
             self._orphans[key] = children[block]
             children[block] = 0
         above = self._parents[block]
-        if above is None:
-            return
-        parent = self._blocks.get(above)
-        if parent is not None:
-            children[parent] -= 1
-        elif self._orphans[above] > 1:
-            self._orphans[above] -= 1
-        else:
-            del self._orphans[above]
+        if above is not None:
+            self._lost_a_child(above)
 
     def remove_all(self, blocks: Sequence[int]) -> None:
         names, parents, children = self._pool.key, self._parents, self._pool.children
         found, orphans = self._blocks, self._orphans
-        get = found.get
+        above: Any = None  # has lost a child that its count still holds: most often it is the next to go
         for block in blocks:
             key: Any = names[block]
             names[block] = None
             del found[key]
             below = children[block]
+            if above is not None:
+                if above == key:
+                    below -= 1
+                else:
+                    self._lost_a_child(above)
             if below:
                 orphans[key] = below
-                children[block] = 0
             above = parents[block]
-            if above is None:
-                continue
-            parent = get(above)
-            if parent is not None:
-                children[parent] -= 1
-            elif orphans[above] > 1:
-                orphans[above] -= 1
-            else:
-                del orphans[above]
+        if above is not None:
+            self._lost_a_child(above)
+
+    def _lost_a_child(self, key: BlockHash) -> None:
+        parent = self._blocks.get(key)
+        if parent is not None:
+            self._pool.children[parent] -= 1
+        elif self._orphans[key] > 1:
+            self._orphans[key] -= 1
+        else:
+            del self._orphans[key]
 
     def clear(self) -> None:
         self._blocks.clear()

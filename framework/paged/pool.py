@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import inf
+from operator import itemgetter
 from typing import Any, cast, overload
 
 import numpy as np
@@ -197,6 +198,11 @@ class BlockPool:
 def _indices(blocks: Sequence[int]) -> npt.NDArray[np.intp]:
     packed = blocks if isinstance(blocks, array) else array("i", blocks)
     return np.frombuffer(packed, dtype=np.int32).astype(np.intp)
+
+
+def gather(column: Sequence[int], blocks: Sequence[int]) -> tuple[int, ...]:
+    """The column's entry of each of these blocks."""
+    return itemgetter(*blocks)(column) if len(blocks) > 1 else tuple(column[block] for block in blocks)
 
 
 def num_tokens_of(depth: Sequence[int], block_size: int) -> Sequence[int]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from operator import length_hint
 from typing import TYPE_CHECKING
 
 from framework.errors import PluginError
 
 if TYPE_CHECKING:
     from framework.paged.cache import BlockCache
+
+_INT = {int}
 
 
 class Victims:
@@ -27,11 +30,14 @@ class Victims:
             return self._gather(count)
         named = cache.policy.victims(count, cache.now)
         candidate, taken = cache.pool.candidate, 0
-        for block in named:
-            if type(block) is not int or not 0 < block < len(candidate) or not candidate[block]:
-                break
-            candidate[block] = 0
-            taken += 1
+        if {*map(type, named)} == _INT and min(named) > 0:
+            rest = iter(named)
+            try:
+                for block in rest:
+                    candidate[block] -= 1
+                taken = len(named)
+            except (IndexError, ValueError):  # no block, or 0 less 1: no candidate, or named before
+                taken = len(named) - 1 - length_hint(rest)
         if taken == len(named) == count:
             return named
         self.hand_back(named[:taken], [])

@@ -123,14 +123,16 @@ class Lru(EvictionPolicy):
                 self.evicted(block, now)
                 chosen.append(block)
                 continue
-            held, taken, before = self._head_turn, len(chosen), len(head)
-            while head and len(chosen) < count:
-                block = head.pop()
-                if turn[block] == held:
-                    turn[block] = 0
-                    chosen.append(block)
-            self._size -= len(chosen) - taken
-            self._stored -= before - len(head)
+            last = head[len(chosen) - count :]
+            del head[len(chosen) - count :]
+            last.reverse()
+            held = self._head_turn
+            named = [block for block in last if turn[block] == held]
+            for block in named:
+                turn[block] = 0
+            chosen += named
+            self._size -= len(named)
+            self._stored -= len(last)
         return chosen
 
     def _compact(self) -> None:
