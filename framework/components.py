@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from framework import registry
@@ -44,6 +44,25 @@ class EngineOptions:
     prepack: bool = True
     tensor_parallel_size: int = 1
     collective_timeout_s: float = 300.0
+
+
+_OF_A_MODEL = (
+    "compile", "cuda_graphs", "graph_batch_sizes", "prepack", "tensor_parallel_size", "collective_timeout_s",
+)  # fmt: skip
+
+
+def without_effect(config: Mapping[str, Any]) -> list[str]:
+    """Of a configuration: one sentence on the engine settings, other than their defaults, that its mode never reads."""
+    mode, executor = config.get("mode", "serve"), config.get("executor")
+    if mode == "serve":
+        return []
+    place = f"mode={mode}" + (f" executor={executor}" if executor == "cache_only" else "")
+    unread = _OF_A_MODEL if place == "mode=replay" else tuple(field.name for field in fields(EngineOptions))
+    engine, defaults = config.get("engine") or {}, EngineOptions()
+    found = [
+        f"engine.{name}={engine[name]}" for name in unread if name in engine and engine[name] != getattr(defaults, name)
+    ]
+    return [f"no effect in {place}: {', '.join(found)}"] if found else []
 
 
 def build_component(kind: str, component: Component, shared: Mapping[str, Any]) -> Any:

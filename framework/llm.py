@@ -218,7 +218,7 @@ class LLM:
         ranks = self.model.ranks
         if ranks is None:
             return num_blocks_for(fraction, self.device, **sizes)
-        if self.device == "cpu":
+        if self.device.startswith("cpu"):
             fraction /= ranks.size  # they share the host's memory
         others: list[int] = ranks.call("blocks_for", fraction=fraction, **sizes)
         return min(num_blocks_for(fraction, self.device, **sizes), *others)

@@ -127,7 +127,7 @@ def job(config: DictConfig) -> Outcome:
 
 def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) -> dict[str, Any]:
     """The settings of one run, checked; a sweep's job is marked as begun."""
-    from framework import registry
+    from framework import components, registry
     from framework.config.compose import checked
     from framework.sweep.job import begin, config_hash
 
@@ -135,7 +135,7 @@ def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) 
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
     settings = checked(config)
     if sweep is None:
-        for sentence in registry.clashes(settings):
+        for sentence in (*registry.clashes(settings), *components.without_effect(settings)):
             _complain(sentence)
     else:
         begin(Path(directory), list(hydra.overrides.task), config_hash(settings))

@@ -227,7 +227,7 @@ def reasons_against(backend: AttentionBackend, device: str, num_ranks: int = 1) 
     if not backend.capabilities.graph_safe:
         reasons.append(f"{type(backend).__name__} does not declare graph_safe: it reads lengths on the host")
     if num_ranks > 1:
-        reasons.append(f"the other {num_ranks - 1} ranks of the model are told of each step by the host")
+        reasons.append(f"the host tells {num_ranks} ranks of each step")
     return reasons
 
 
@@ -251,6 +251,6 @@ def choose(
     if reasons and wanted is True:
         raise ConfigError(
             f"engine.cuda_graphs=true cannot be: {'; '.join(reasons)}. Take engine.cuda_graphs=auto, or a CUDA device "
-            "and a graph-safe backend such as +backend=triton"
+            f"and a graph-safe backend such as +backend=triton{' and one rank' if num_ranks > 1 else ''}"
         )
     return ((), "; ".join(reasons)) if reasons else (sizes, "")

@@ -111,6 +111,7 @@ class Ranks:
         """
         Shard(0, size).require(source.config)
         require_devices(device, size)
+        device = "cpu" if torch.device(device).type == "cpu" else device  # "cpu:0" is no other
         ranks = cls(size, device, timeout_s)
         try:
             ranks._spawn(source)

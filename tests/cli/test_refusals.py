@@ -53,6 +53,8 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("engine.chunk_size=big",), "engine.chunk_size must be int or null"),
     (("mode=serv",), "did you mean 'serve'"),
     (("executor=roof",), "did you mean 'roofline'"),
+    (("executor=none",), "a trace without one is mode=replay"),
+    (("mode=kernel", "executor=model"), "leave it null"),
     (("seed=abc",), "seed must be int"),
     (("seed=-1",), "seed must be at least 0"),
     (("allocatr=prefix",), "did you mean 'allocator'"),

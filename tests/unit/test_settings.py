@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from framework import registry, settings
+from framework.components import without_effect
 from framework.errors import ConfigError, FrameworkError
 
 
@@ -76,3 +77,16 @@ def test_what_does_not_fit_is_refused(config: Any, says: str) -> None:
         settings.check(config)
     assert says in str(caught.value)
     assert isinstance(caught.value, FrameworkError)
+
+
+def test_engine_settings_that_a_mode_never_reads_are_said() -> None:
+    engine = {"compile": True, "cuda_graphs": "auto", "tensor_parallel_size": 2, "chunk_size": 8}
+    assert without_effect({"mode": "serve", "engine": engine}) == []
+    assert without_effect({"mode": "replay", "engine": {"chunk_size": 8}}) == []
+    assert without_effect({"mode": "replay", "engine": engine}) == [
+        "no effect in mode=replay: engine.compile=True, engine.tensor_parallel_size=2"
+    ]
+    (said,) = without_effect({"mode": "replay", "executor": "cache_only", "engine": engine})
+    assert "mode=replay executor=cache_only" in said, said
+    assert "engine.chunk_size=8" in said, said
+    assert without_effect({"mode": "kernel", "engine": {}}) == []

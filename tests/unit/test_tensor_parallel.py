@@ -243,7 +243,7 @@ def test_a_dense_pass_that_rank_0_leaves_ends_the_others() -> None:
 
 @pytest.mark.slow
 def test_ranks_may_be_given_more_time_than_the_system_waits_at_once() -> None:
-    model = load_model("tiny", tensor_parallel_size=2, timeout_s=1e15)
+    model = load_model("tiny", tensor_parallel_size=2, timeout_s=1e15, device="cpu:0")
     assert model.ranks is not None
     assert dense_logits(model.decoder, [1, 2, 3]).shape[0] == 3
     blocks = model.ranks.call(
