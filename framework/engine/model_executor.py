@@ -170,14 +170,14 @@ class ModelExecutor:
             host_context_lens=context,
             host_query_starts=starts,
         )
-        hidden = self._hidden(sent[0], sent[1], batch)
-        return self.decoder.logits(hidden[sent[6]])
+        return self.decoder.logits(self._hidden(sent[0], sent[1], batch, sent[6]))
 
     def _compute(self, tokens: Tensor, positions: Tensor, batch: Batch) -> Tensor:
         """The logits (T, V) of every token."""
         return self.decoder.logits(self._hidden(tokens, positions, batch))
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, batch: Batch) -> Tensor:
+    def _hidden(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        """The hidden states (T, E), or (R, E) of `rows`."""
         try:
             self.backend.plan(batch)
         except Exception as error:
@@ -185,7 +185,13 @@ class ModelExecutor:
         self._batch = batch
         if self._backend_rotates:
             self._rope = Rope(*self.decoder.angles(positions))
-        hidden: Tensor = self._forward(tokens, positions, self._attention, rotate=not self._backend_rotates)
+        rotate = not self._backend_rotates
+        if rows is None or len(rows) == len(tokens):  # all of them: `sampled` is in order
+            hidden: Tensor = self._forward(tokens, positions, self._attention, rotate)
+        elif self._forward is self.decoder and self.decoder.group is None:
+            hidden = self.decoder(tokens, positions, self._attention, rotate, rows)
+        else:  # a second number of rows would be compiled for, and summed over ranks
+            hidden = self._forward(tokens, positions, self._attention, rotate)[rows]
         return hidden
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -25,3 +25,42 @@ def test_a_dtype_that_cannot_be_packed_is_left_as_it_is():
     decoder = load_model("tiny", dtype="float64").decoder
     assert not decoder.prepack()
     assert not any(hasattr(weight, "packed") for weight in decoder.parameters())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("chosen", [[2, 3, 8], [8], []], ids=str)
+def test_asked_for_some_tokens_only_the_last_layer_computes_them_alone(chosen, packed):
+    decoder = load_model("tiny").decoder
+    assert not packed or decoder.prepack()
+    tokens, positions, rows = torch.arange(9) * 7 % 256, torch.arange(9), torch.tensor(chosen, dtype=torch.int64)
+    seen = []
+
+    def attention(layer, q, k, v):
+        seen.append(len(q))
+        return torch.cumsum(q, 0)  # each token depends on those before it
+
+    multiplied = []
+    last = decoder.layers[-1]
+    from_parts = last._from_parts
+    last._from_parts = lambda x, *rest: multiplied.append(len(x)) or from_parts(x, *rest)
+    found = decoder(tokens, positions, attention, rows=rows)
+    assert seen == [9] * len(decoder.layers), f"attention needs every token's keys, it was given {seen}"
+    assert multiplied == [len(chosen)] * 2, f"the last layer's output and down were of {multiplied} rows"
+    wanted = decoder(tokens, positions, attention)[rows]
+    assert found.shape == wanted.shape
+    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5), (found - wanted).abs().max()
+
+
+def test_the_engine_asks_only_for_what_it_samples(monkeypatch):
+    from framework.llm import LLM
+    from framework.sampling import Sampling
+
+    llm = LLM("tiny", num_blocks=32)
+    shapes, logits = [], llm.model.decoder.logits
+    monkeypatch.setattr(llm.model.decoder, "logits", lambda hidden: shapes.append(len(hidden)) or logits(hidden))
+    last = llm.model.decoder.layers[-1]
+    of_last, from_parts = [], last._from_parts
+    last._from_parts = lambda x, *rest: of_last.append(len(x)) or from_parts(x, *rest)
+    llm.generate([list(range(1, 40)), list(range(1, 20))], Sampling(max_tokens=3))
+    assert of_last[::2] == shapes, f"the last layer computed {of_last[::2]} rows, logits of {shapes} were wanted"
+    assert max(shapes) <= 2, shapes
