@@ -224,7 +224,7 @@ private:
 };
 
 /// Options may be any number, and no count comes near 2^62.
-inline int64_t whole(double value) { return static_cast<int64_t>(std::min(value, 0x1p62)); }
+inline int64_t whole(double value) { return static_cast<int64_t>(std::max(0.0, std::min(value, 0x1p62))); }
 
 class S3FifoOrder {
 public:

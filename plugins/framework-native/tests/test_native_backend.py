@@ -91,6 +91,13 @@ def test_pools_of_other_dtype_are_refused():
         run_attention(ready(problem.spec), problem)
 
 
+def test_the_instruction_set_in_use_is_a_fact_for_the_results():
+    backend = NativeBackend()
+    backend.setup(AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, dtype="float32", block_size=8), "cpu")
+    assert backend.facts() == {"instructions": backend.instructions}
+    assert backend.instructions in {"avx512", "avx2", "plain"}, backend.instructions
+
+
 def test_threads_below_one_are_refused():
     with pytest.raises(InvalidArgument, match="threads must be at least 1"):
         NativeBackend(0)
