@@ -41,6 +41,8 @@ class BlockCache:
         self.index = index
         self.policy = policy
         self.leaf_only = leaf_only
+        if leaf_only:
+            pool.children  # noqa: B018  counted from the start
         self.now = 0.0
         self.evictions = 0
         self.listener: Callable[[CacheEvent], Any] | None = None

@@ -86,7 +86,8 @@ class HashIndex(PrefixIndex):
     """For collision-resistant schemes: a dict from chained hash to block. Two blocks with one key are equal.
 
     A chained hash names the whole prefix, so a block whose ancestors went is found again as soon as they are back.
-    `_orphans` counts the resident children of contents that are gone.
+    `_orphans` counts the resident children of contents that are gone; it and the pool's `children` follow from
+    `_parents`, and are kept only once somebody has asked for them.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -94,6 +95,21 @@ class HashIndex(PrefixIndex):
         self._blocks: dict[BlockHash, int] = {}
         self._parents: list[BlockHash | None] = [None] * (pool.num_blocks + 1)
         self._orphans: dict[BlockHash, int] = {}
+        self._counting = False
+        pool.count_children = self._count
+
+    def _count(self, children: array[int]) -> None:
+        """Count the children of all contents, and keep the counts from here on."""
+        self._counting = True
+        for block in self._blocks.values():
+            above = self._parents[block]
+            if above is None:
+                continue
+            parent = self._blocks.get(above)
+            if parent is None:
+                self._orphans[above] = self._orphans.get(above, 0) + 1
+            else:
+                children[parent] += 1
 
     def find(self, anchor: int, keys: Sequence[BlockHash], data: bytes, limit: int) -> list[int]:
         get: Any = self._blocks.get
@@ -103,19 +119,18 @@ class HashIndex(PrefixIndex):
         holder = self._blocks.setdefault(key, block)
         if holder != block or self._pool.key[block] is not None:
             return holder
-        children = self._pool.children
-        children[block] = self._orphans.pop(key, 0) if self._orphans else 0
-        if parent:
-            self._parents[block] = self._pool.key[parent]
-            children[parent] += 1
-        else:
-            self._parents[block] = None
+        self._parents[block] = self._pool.key[parent] if parent else None
+        if self._counting:
+            children = self._pool.children
+            children[block] = self._orphans.pop(key, 0) if self._orphans else 0
+            if parent:
+                children[parent] += 1
         return block
 
     def insert_chain(
         self, anchor: int, parent: int, keys: Sequence[BlockHash], data: bytes, blocks: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        names, parents, children, orphans = self._pool.key, self._parents, self._pool.children, self._orphans
+        names, parents, orphans = self._pool.key, self._parents, self._orphans
         above = names[parent] if parent else None
         own = list(blocks)
         free = list(map(names.__getitem__, own)).count(None) == len(own)
@@ -127,34 +142,41 @@ class HashIndex(PrefixIndex):
         for at, (key, block, holder) in enumerate(zip(keys, own, holders, strict=True)):
             if holder == block and names[block] is None:
                 names[block] = key
-                children[block] = orphans.pop(key, 0) if orphans else 0
                 parents[block] = above
-                if parent:
-                    children[parent] += 1
+                if self._counting:
+                    self._pool.children[block] = orphans.pop(key, 0) if orphans else 0
+                    if parent:
+                        self._pool.children[parent] += 1
                 new.append(at)
             parent, above = holder, key
         return holders, new
 
     def _insert_new(self, parent: int, above: BlockHash | None, keys: Sequence[BlockHash], blocks: list[int]) -> None:
         """The facts of a chain of contents none of which was there, while no absent parent has children."""
-        names, parents, children = self._pool.key, self._parents, self._pool.children
-        if parent:
-            children[parent] += 1
+        names, parents = self._pool.key, self._parents
         for block, key in zip(blocks, keys, strict=True):
             names[block] = key
             parents[block] = above
-            children[block] = 1
             above = key
-        children[block] = 0
+        if self._counting:
+            children = self._pool.children
+            if parent:
+                children[parent] += 1
+            for block in blocks:
+                children[block] = 1
+            children[block] = 0
 
     def parent(self, block: int) -> int:
         key = self._parents[block]
         return 0 if key is None else self._blocks.get(key, 0)
 
     def remove(self, block: int) -> None:
-        key, children = self._pool.key[block], self._pool.children
+        key = self._pool.key[block]
         assert key is not None, f"block {block} is not published"
         del self._blocks[key]
+        if not self._counting:
+            return
+        children = self._pool.children
         if children[block]:
             self._orphans[key] = children[block]
             children[block] = 0
@@ -163,21 +185,28 @@ class HashIndex(PrefixIndex):
             self._lost_a_child(above)
 
     def remove_all(self, blocks: Sequence[int]) -> None:
-        names, parents, children = self._pool.key, self._parents, self._pool.children
-        found, orphans = self._blocks, self._orphans
+        names, found = self._pool.key, self._blocks
+        gone: Any
+        if not self._counting:
+            for block in blocks:
+                gone = names[block]
+                names[block] = None
+                del found[gone]
+            return
+        parents, children, orphans = self._parents, self._pool.children, self._orphans
         above: Any = None  # has lost a child that its count still holds: most often it is the next to go
         for block in blocks:
-            key: Any = names[block]
+            gone = names[block]
             names[block] = None
-            del found[key]
+            del found[gone]
             below = children[block]
             if above is not None:
-                if above == key:
+                if above == gone:
                     below -= 1
                 else:
                     self._lost_a_child(above)
             if below:
-                orphans[key] = below
+                orphans[gone] = below
             above = parents[block]
         if above is not None:
             self._lost_a_child(above)

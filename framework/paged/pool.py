@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import inf
 from operator import itemgetter
@@ -33,6 +33,7 @@ class BlockPool:
         used: blocks in use. `cached` = num_blocks - len(free) - used.
         access: allocator calls that touched blocks so far: the clock of `admitted` and `last_access`.
         least_priority: no published block has a lower one.
+        count_children: fills the column `children` when it is first read: an index's, which then keeps it. None: zeros.
         varied: whether any block ever had a priority or tenant but 0; those columns are not written before.
         The other columns are those of BlockView.
     """
@@ -50,7 +51,6 @@ class BlockPool:
         self.depth = array("i", [0]) * size
         self.hits = array("i", [0]) * size
         self.tenant = array("i", [0]) * size
-        self.children = array("i", [0]) * size
         self.admitted = array("q", [0]) * size
         self.last_access = array("q", [0]) * size
         self.priority = array("q", [0]) * size
@@ -59,6 +59,15 @@ class BlockPool:
         self.least_priority = 0
         self.varied = False
         self._knows_next_use = False
+        self.count_children: Callable[[array[int]], None] | None = None
+
+    @cached_property
+    def children(self) -> array[int]:
+        """Blocks published directly below each. Who reads it first has it counted, and kept from there on."""
+        children = array("i", [0]) * (self.num_blocks + 1)
+        if self.count_children is not None:
+            self.count_children(children)
+        return children
 
     @property
     def cached(self) -> int:
@@ -67,7 +76,8 @@ class BlockPool:
 
     def view(self) -> BlockView:
         """Read-only live columns for an eviction policy."""
-        return BlockView(
+        return _View(
+            self,
             depth=_read_only(self.depth),
             num_tokens=num_tokens_of(self.depth, self.block_size),
             admitted=_read_only(self.admitted),
@@ -75,7 +85,6 @@ class BlockPool:
             hits=_read_only(self.hits),
             priority=_read_only(self.priority),
             tenant=_read_only(self.tenant),
-            children=_read_only(self.children),
             next_use=_read_only(self.next_use),
             key=_Column(self.key),
         )
@@ -212,6 +221,25 @@ def num_tokens_of(depth: Sequence[int], block_size: int) -> Sequence[int]:
 
 def _read_only(column: array[Any]) -> Sequence[Any]:
     return cast("Sequence[Any]", memoryview(column).toreadonly())
+
+
+class _View(BlockView):
+    """A BlockView whose `children` are not counted before they are asked for."""
+
+    __slots__ = ("_pool",)
+    _pool: BlockPool
+
+    def __init__(self, pool: BlockPool, **columns: Any) -> None:
+        object.__setattr__(self, "_pool", pool)
+        super().__init__(children=(), **columns)
+
+    @property
+    def children(self) -> Sequence[int]:
+        return _read_only(self._pool.children)
+
+    @children.setter
+    def children(self, _: Sequence[int]) -> None:
+        """What the base's constructor calls."""
 
 
 class _Column(Sequence[Any]):

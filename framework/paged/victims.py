@@ -58,7 +58,8 @@ class Victims:
                 candidate[block] = 0
                 victims.append(block)
                 parent = cache.index.parent(block) if cache.leaf_only else 0
-                cache.pool.children[parent] -= parent > 0
+                if parent:
+                    cache.pool.children[parent] -= 1
                 policy.evicted(block, now)
                 if parent and not cache.pool.children[parent] and not cache.pool.ref[parent]:
                     candidate[parent] = 1

@@ -113,3 +113,23 @@ def test_equal_content_is_held_once() -> None:
         assert books.index.insert(-1, books.where[-1, (0,)], name, (1).to_bytes(4, "little"), 12) == held
         assert books.pool.children[books.where[-1, (0,)]] == 1
         assert not books.index.audit()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_children_counted_late_are_those_counted_from_the_start(early: bool) -> None:
+    pool = BlockPool(8, 1)
+    index = HashIndex(pool)
+    if early:
+        assert not any(pool.children)
+    names = [BlockHash(bytes([n])) for n in range(1, 6)]
+    index.insert_chain(-1, 0, names[:3], b"", [1, 2, 3])
+    index.insert_chain(-1, 2, names[3:], b"", [4, 5])  # a second branch below block 2
+    index.remove_all([1])  # an ancestor goes first: its child waits for it
+    view = pool.view().children
+    assert [view[block] for block in (2, 3, 4, 5)] == [2, 0, 1, 0], list(view)
+    assert index.insert(-1, 0, names[0], b"", 7) == 7
+    pool.key[7] = names[0]
+    assert view[7] == 1, list(view)
+    index.remove_all([3, 5, 4])
+    assert view[2] == 0, list(view)
+    assert index.audit() == []
