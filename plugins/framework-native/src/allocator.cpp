@@ -8,20 +8,26 @@ constexpr size_t kKeptChanges = 16'384; // longer tables pay for a new object ea
 
 int64_t blocks_for(int64_t tokens, int64_t size) { return (tokens + size - 1) / size; }
 
-std::vector<Name> names_of(nb::handle sequence) {
+} // namespace
+
+const Names *Core::own(nb::handle names) const {
+    if (reinterpret_cast<PyObject *>(Py_TYPE(names.ptr())) == names_type_.ptr()) return nb::inst_ptr<Names>(names);
+    return nb::isinstance<Names>(names) ? nb::inst_ptr<Names>(names) : nullptr; // a subclass
+}
+
+std::vector<Name> Core::names_of(nb::handle sequence) const {
+    if (const Names *names = own(sequence)) return names->list;
     std::vector<Name> out;
-    if (nb::isinstance<Names>(sequence)) return nb::cast<Names &>(sequence).list;
     for (nb::handle name : sequence) out.push_back(name_of(name));
     return out;
 }
-
-} // namespace
 
 Core::Core(const Options &options)
     : options_(options), pool_(std::make_shared<Pool>(options.num_blocks, options.block_size)),
       hasher_(static_cast<size_t>(options.block_size)) {
     if (options.collision_resistant) {
         index_ = std::make_unique<HashIndex>(*pool_);
+        if (options.native_sha256) recall_ = std::make_unique<Recall>(*pool_);
     } else {
         index_ = std::make_unique<TrieIndex>(*pool_);
     }
@@ -79,8 +85,9 @@ const Core::Root &Core::root(nb::handle space) {
 }
 
 void Core::check_names(nb::handle names, nb::handle space) const {
-    if (!nb::isinstance<Names>(names)) return;
-    const nb::object &made_for = nb::cast<Names &>(names).space;
+    const Names *own_names = own(names);
+    if (own_names == nullptr) return;
+    const nb::object &made_for = own_names->space;
     if (!made_for.is(space) && !made_for.equal(space))
         framework_.raise("InvalidArgument", "a hit looked up in " + text_of(made_for) + " was used in " +
                                                 text_of(space) + "; look it up again");
@@ -110,7 +117,7 @@ nb::object Core::names(const Root &root, const Tokens &tokens, nb::handle space,
         nb::object known = previous.attr("hashes");
         if (nb::len(known) > 0) {
             check_names(known, space);
-            if (nb::isinstance<Names>(known) && static_cast<int64_t>(nb::len(known)) == count) return known;
+            if (own(known) != nullptr && static_cast<int64_t>(nb::len(known)) == count) return known;
             made->list = names_of(known);
             if (static_cast<int64_t>(made->list.size()) > count) made->list.resize(static_cast<size_t>(count));
         }
@@ -128,16 +135,23 @@ nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous)
     const Tokens tokens(framework_, given, true);
     const Root &top = root(space);
     const int32_t anchor = top.anchor;
-    nb::object found = names(top, tokens, space, previous);
     const int64_t limit = tokens.size() > 0 ? (tokens.size() - 1) / options_.block_size : 0;
+    nb::object found;
     Blocks blocks;
-    if (limit > 0) {
-        const auto &list = nb::cast<Names &>(found).list;
-        blocks = index_->find(anchor, list.data(), tokens.data(),
-                              std::min(list.size(), static_cast<size_t>(limit)));
+    if (recall_ && previous.is_none()) {
+        auto made = std::make_unique<Names>();
+        made->space = nb::borrow(space);
+        name_and_find(top, tokens, made->list, blocks);
+        found = nb::cast(made.release(), nb::rv_policy::take_ownership);
+    } else {
+        found = names(top, tokens, space, previous);
+        const auto &list = nb::inst_ptr<Names>(found)->list;
+        if (limit > 0)
+            blocks = index_->find(anchor, list.data(), tokens.data(),
+                                  std::min(list.size(), static_cast<size_t>(limit)));
     }
     const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
-    auto &made = nb::cast<Names &>(found);
+    Names &made = *nb::inst_ptr<Names>(found);
     made.listed = tuple_of(blocks);
     made.blocks = std::move(blocks);
     return framework_.make_hit(covered, made.listed, found, version_);
@@ -155,9 +169,9 @@ Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, n
     Blocks blocks;
     nb::object listed = get(hit, keys.blocks);
     hashes = get(hit, keys.hashes);
-    const Names *own = nb::isinstance<Names>(hashes) ? &nb::cast<Names &>(hashes) : nullptr;
-    if (own != nullptr && own->listed.is(listed)) {
-        blocks = own->blocks; // as `lookup` found them
+    const Names *names = own(hashes);
+    if (names != nullptr && names->listed.is(listed)) {
+        blocks = names->blocks; // as `lookup` found them
     } else {
         blocks.reserve(nb::len(listed));
         for (nb::handle block : listed) blocks.push_back(nb::cast<int32_t>(block));
@@ -170,7 +184,7 @@ Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, n
         if (block < 1 || block > options_.num_blocks)
             framework_.raise("InvalidArgument", "a hit names block " + std::to_string(block) + ", outside 1 to " +
                                                     std::to_string(options_.num_blocks));
-    const auto count = static_cast<int64_t>(own != nullptr ? own->list.size() : nb::len(hashes));
+    const auto count = static_cast<int64_t>(names != nullptr ? names->list.size() : nb::len(hashes));
     if (count > num_tokens / options_.block_size)
         framework_.raise("InvalidArgument", "a hit with " + std::to_string(count) +
                                                 " full blocks is not of a prompt of " + std::to_string(num_tokens) +

@@ -6,6 +6,7 @@
 
 #include "cache.hpp"
 #include "python.hpp"
+#include "recall.hpp"
 #include "sha256.hpp"
 
 namespace native {
@@ -81,9 +82,14 @@ private:
     };
 
     const Root &root(nb::handle space);
+    const Names *own(nb::handle names) const; // nullptr: names of another make
+    std::vector<Name> names_of(nb::handle sequence) const;
     void check_names(nb::handle names, nb::handle space) const;
     nb::object names(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous);
     void name_more(const Name &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<Name> &out);
+    void name_and_find(const Root &root, const Tokens &tokens, std::vector<Name> &list, Blocks &blocks);
+    void recall(int32_t anchor, const Tokens &tokens, size_t limit, uint64_t &digest, std::vector<Name> &list,
+                Blocks &blocks) const;
     Blocks check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes, int64_t &covered) const;
     void check_new(nb::handle request) const;
     const int64_t *find_id(nb::handle request, int64_t &id) const;
@@ -96,9 +102,11 @@ private:
     int32_t tenant(nb::handle name);
 
     Framework framework_;
+    nb::object names_type_ = nb::borrow(nb::type<Names>());
     Options options_;
     std::shared_ptr<Pool> pool_;
     std::unique_ptr<Index> index_;
+    std::unique_ptr<Recall> recall_; // for names made here, and an index by name
     std::unique_ptr<Policy> policy_;
     std::unique_ptr<Cache> cache_;
     BlockHasher hasher_;

@@ -58,6 +58,7 @@ public:
     /// Give back one reference to each, deepest first. Who has none left is cached or free, also when the policy fails.
     void drop(const Blocks &blocks) {
         Blocks released;
+        released.reserve(blocks.size());
         for (int32_t block : blocks) {
             pool_.last_access[block] = pool_.access;
             if (--pool_.ref[block] != 0) continue;
@@ -110,6 +111,7 @@ public:
         places.reserve(chain.count);
         index_.insert(chain, blocks, holders, places);
         Blocks fresh, pinned;
+        fresh.reserve(places.size());
         for (int32_t at : places) {
             pool_.describe(blocks[at], static_cast<int32_t>(first) + at, priority, tenant);
             fresh.push_back(blocks[at]);
@@ -257,7 +259,7 @@ private:
         for (int32_t block : blocks) {
             index_.remove(block);
             if (listener) listener("evict", block, pool_.key[block]);
-            pool_.key[block] = Name();
+            pool_.key[block].clear();
         }
         evictions += static_cast<int64_t>(blocks.size());
     }

@@ -100,6 +100,11 @@ public:
     virtual void remove(int32_t block) = 0;
     /// These are removed next: fetch what that reads.
     virtual void prepare(const Blocks &) const {}
+    /// This one may be removed soon: fetch what `remove` reads at once, then what it reads after that.
+    virtual void fetch(int32_t) const {}
+    virtual void fetch_more(int32_t) const {}
+    /// A content of this name may be published soon.
+    virtual void fetch(const Name &) const {}
     virtual void clear() = 0;
 
     int64_t collisions = 0;
@@ -170,8 +175,16 @@ public:
 
     void prepare(const Blocks &blocks) const override {
         for (int32_t block : blocks) fetch(block);
-        for (int32_t block : blocks) blocks_.prefetch(pool_.key[block].hash());
+        for (int32_t block : blocks) fetch_more(block);
     }
+    void fetch(int32_t block) const override {
+        __builtin_prefetch(&pool_.ref[block], 1);
+        __builtin_prefetch(&pool_.key[block], 1);
+        __builtin_prefetch(&parents[block], 1);
+        __builtin_prefetch(&above_[block], 1);
+    }
+    void fetch_more(int32_t block) const override { blocks_.prefetch(pool_.key[block].hash()); }
+    void fetch(const Name &name) const override { blocks_.prefetch(name.hash()); }
 
     void clear() override {
         blocks_.clear();
@@ -196,10 +209,6 @@ private:
         parents[block] = above != nullptr ? *above : Name();
         above_[block] = parent;
         if (parent != 0) ++pool_.children[parent];
-    }
-    void fetch(int32_t block) const {
-        __builtin_prefetch(&pool_.key[block], 1);
-        __builtin_prefetch(&parents[block], 1);
     }
     /// Mostly the block it was published below; that may hold other content by now.
     int32_t holder_above(int32_t block) const {

@@ -46,6 +46,7 @@ public:
     const char *data() const noexcept {
         return size_ == kFar ? far()->text.data() : reinterpret_cast<const char *>(bytes_);
     }
+    void clear() noexcept { release(); }
     /// The 32 bytes in place, for a fixed-width digest to write to.
     uint8_t *digest() noexcept {
         release();

@@ -23,6 +23,8 @@ public:
     virtual void release(const Blocks &blocks, nb::handle now) = 0;
     virtual int32_t victim(nb::handle now) = 0;
     virtual void evicted(int32_t block, nb::handle now) = 0;
+    /// Up to `count` blocks that are likely to be the next victims, without asking a plugin.
+    virtual Blocks likely(size_t) const { return {}; }
 };
 
 /// framework_builtin.eviction.lru.Lru: smallest (last access, deepest first) goes first. See there for why the queue
@@ -85,6 +87,14 @@ public:
             turn_[block] = 0;
             --size_;
         }
+    }
+
+    Blocks likely(size_t count) const override {
+        Blocks out;
+        for (auto release = queue_.begin(); release != queue_.end() && out.size() < count; ++release)
+            for (size_t at = release->next; at < release->blocks.size() && out.size() < count; ++at)
+                if (turn_[release->blocks[at]] == release->turn) out.push_back(release->blocks[at]);
+        return out;
     }
 
 private:

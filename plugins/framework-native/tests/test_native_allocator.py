@@ -225,6 +225,34 @@ def test_a_chain_of_names_is_that_of_the_sha256_scheme(size):
         assert list(again.hashes) == expected, "from an earlier hit on"
 
 
+def test_a_remembered_hit_is_forgotten_with_its_blocks():
+    """Blocks that held a content when it was last hit hold another by now, or the same again."""
+    allocator = NativeAllocator(num_blocks=4, block_size=2, hash=Sha256(), eviction=Lru())
+    root = Sha256().root(NS[0], 2)
+
+    def serve(number, prompt):
+        request = RequestInfo(id=RequestId(number), max_total_tokens=len(prompt))
+        allocator.allocate(request, prompt, allocator.lookup(prompt, NS[0]))
+        allocator.commit(RequestId(number), prompt)
+        allocator.free(RequestId(number))
+        allocator.check()
+
+    first, second, below = (np.array(ids, np.int32) for ids in ([1] * 8, [2] * 8, [2, 2, 1, 1, 1, 1, 1, 1]))
+    for number, (prompt, others) in enumerate([(first, [second, below]), (second, [first]), (first, [second])]):
+        serve(number, prompt)
+        for _ in range(3):
+            hit = allocator.lookup(prompt, NS[0])
+            assert hit.num_tokens == 6, (number, hit)
+            assert list(hit.hashes) == Sha256().blocks(root, prompt, 2), (number, hit)
+        assert allocator.lookup(prompt, NS[1]).num_tokens == 0, "another namespace"
+        for other in others:
+            hit = allocator.lookup(other, NS[0])
+            assert hit.num_tokens == 0, (number, hit)
+            assert list(hit.hashes) == Sha256().blocks(root, other, 2), (number, hit)
+    allocator.reset()
+    assert allocator.lookup(first, NS[0]).num_tokens == 0, "after a reset"
+
+
 class PythonLru(Lru):
     """The built-in LRU under another name, so that the core calls it."""
 
