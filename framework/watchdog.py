@@ -163,6 +163,7 @@ class Watchdog:
             faulthandler.dump_traceback(all_threads=True)
             self._on_abandon(reason)
         finally:
+            _kill_children()
             os._exit(1)
 
     def _interrupt(self) -> None:
@@ -170,6 +171,14 @@ class Watchdog:
             signal.pthread_kill(self._watched, _SIGNAL)  # type: ignore[arg-type]
         else:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(_Stop))
+
+
+def _kill_children() -> None:
+    """Ranks of a model, say: one that hangs as well would not notice that this process has gone."""
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
