@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <utility>
 
 #include "index.hpp"
 #include "policy.hpp"
@@ -18,6 +19,7 @@ public:
         : pool_(pool), index_(index), policy_(policy), leaf_only_(leaf_only) {}
 
     int64_t evictions = 0;
+    bool fetched = false; // a lookup has prefetched the next victims
     Listener listener;
     nb::object now = nb::float_(0.0);
 
@@ -255,7 +257,7 @@ private:
 
     /// Unpublish these; the policy knows already.
     void forget(const Blocks &blocks) {
-        index_.prepare(blocks);
+        if (!std::exchange(fetched, false)) index_.prepare(blocks);
         for (int32_t block : blocks) {
             index_.remove(block);
             if (listener) listener("evict", block, pool_.key[block]);

@@ -63,6 +63,7 @@ void Core::name_and_find(const Root &root, const Tokens &tokens, std::vector<Nam
             if (!open) {
                 const size_t need = static_cast<size_t>(tokens.size() + size - 1) / size - blocks.size();
                 victims = policy_->likely(need - std::min(need, pool_->free.size()));
+                cache_->fetched = !victims.empty();
             }
         }
         if (open) continue;

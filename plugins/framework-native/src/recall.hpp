@@ -14,7 +14,7 @@ class Recall {
 public:
     explicit Recall(const Pool &pool) : pool_(pool), width_(static_cast<size_t>(pool.block_size)) {
         const size_t room = kBytes * pool.size() / (sizeof(Entry) + 4 * width_);
-        sets_ = std::max<size_t>(room / kWays, 1);
+        sets_ = std::max<size_t>(room / kWays, 16);
         const size_t size = sets_ * kWays;
         entries_.resize(size);
         tokens_.resize(size * width_);
