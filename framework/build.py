@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
+from framework.settings import check_executor
 from framework.watchdog import Watchdog
 
 MODES = ("serve", "replay", "kernel")
-_EXECUTORS: Mapping[str, tuple[str, ...]] = {"serve": ("model",), "kernel": ()}
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,12 +34,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(mode: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    executor = config.get("executor")
-    if executor is not None and executor not in _EXECUTORS.get(mode, (executor,)):
-        raise ConfigError(
-            f"executor={executor} cannot be in mode={mode}: "
-            + ("its executor is the model; a trace without one is mode=replay" if mode == "serve" else "leave it null")
-        )
+    check_executor(mode, config.get("executor"))
     if mode == "serve":
         from framework.serve import serve
 

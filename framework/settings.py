@@ -81,6 +81,8 @@ SECTIONS: Mapping[str, type] = {
     "kernel": KernelOptions,
     "run": Run,
 }
+_EXECUTORS: Mapping[str, tuple[str, ...]] = {"serve": ("model",), "kernel": ()}
+"""Replay names its own when it refuses one."""
 _LOWEST = {
     "cache.num_blocks": 1,
     "cache.block_size": 1,
@@ -121,7 +123,21 @@ def check(config: Mapping[str, Any]) -> dict[str, Any]:
             checked[key] = _named(key, value)
         else:
             checked[key] = _value(key, value, types[key])
+    check_executor(checked.get("mode", "serve"), checked.get("executor"))
     return checked
+
+
+def check_executor(mode: str, executor: str | None) -> None:
+    """Refuse an executor that the mode would not use.
+
+    Raises:
+        ConfigError: with what the mode takes.
+    """
+    taken = _EXECUTORS.get(mode)
+    if executor is None or taken is None or executor in taken:
+        return
+    what = "its executor is the model; a trace without one is mode=replay" if mode == "serve" else "leave it null"
+    raise ConfigError(f"executor={executor} cannot be in mode={mode}: {what}")
 
 
 def component(kind: str, node: Any) -> dict[str, Any]:
