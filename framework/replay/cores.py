@@ -36,8 +36,7 @@ def count(
     if kind is not None and _has_core(kind):
         found = _ask(kind, paths, policy, num_blocks, leaf_first)
         if found is not None:
-            hits = np.asarray(found.request_hits).tolist()
-            return name, summarise(paths, hits, found.admitted, found.evictions)
+            return name, summarise(paths, found.request_hits, found.admitted, found.evictions)
         sentence = f"allocator={name} cannot count {type(policy).__name__} itself: counted in Python, the same integers"
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201
     return PYTHON, replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)

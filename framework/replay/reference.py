@@ -50,7 +50,9 @@ class CacheOnlyResult:
         return self.hit_blocks / self.prompt_blocks if self.prompt_blocks else 0.0
 
 
-def summarise(paths: RequestPaths, hits: Sequence[int], admitted: int, evictions: int) -> CacheOnlyResult:
+def summarise(
+    paths: RequestPaths, hits: Sequence[int] | npt.NDArray[np.int32], admitted: int, evictions: int
+) -> CacheOnlyResult:
     """The result of a replay in which request i hit its first `hits[i]` blocks."""
     request_hits = np.asarray(hits, dtype=np.int32)
     return CacheOnlyResult(

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import InvalidArgument, NoCandidate
-from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.eviction import BlockView
 from framework.types import BlockId
+from framework_builtin.eviction._drawn import DrawnPolicy
 
 _AGES = 20_000
 _CLASSES = 16
@@ -27,7 +28,7 @@ _CLASS_OF = bytes(
 """By the sum of a block's last two hit ages: 0 for those hit late or never, one more each time the sum is halved."""
 
 
-class Lhd(EvictionPolicy):
+class Lhd(DrawnPolicy):
     """Least hit density: expected hits before eviction / expected time until hit or eviction, learnt by age and class.
 
     Age is block accesses (admissions and hits) since the last one, in steps so that 20,000 of them span a hundred
@@ -70,11 +71,8 @@ class Lhd(EvictionPolicy):
         self._last = array("q", bytes(8 * rows))
         self._hit_age, self._earlier_age = array("H", bytes(2 * rows)), array("H", bytes(2 * rows))
         self._class, self._explores = bytearray(rows), bytearray(rows)
-        self._members: list[BlockId] = []
-        self._place = array("i", [-1]) * rows
         self._recent: deque[BlockId] = deque(maxlen=_RECENT)
         self._typical = 0.0  # the density of recent victims
-        self._choice: tuple[float, BlockId] | None = None
         self._model = _Model()
 
     def admit(self, blocks: Sequence[BlockId], now: float) -> None:
@@ -91,28 +89,18 @@ class Lhd(EvictionPolicy):
             self._class[block] = _CLASS_OF[min(_AGES, age + self._earlier_age[block])]
             self._touch(block)
 
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._remove(block)
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._place[block] = len(self._members)
-            self._members.append(block)
-        self._choice = None
-
     def victim(self, now: float) -> BlockId:
         if self._choice is None:  # asking twice gives the same answer
             if not self._members:
                 raise NoCandidate("Lhd holds no candidate")
             self._choice = self._sample()
-        return self._choice[1]
+        best: BlockId = self._choice[1]
+        return best
 
     def evicted(self, block: BlockId, now: float) -> None:
         if self._choice is not None and self._choice[1] == block:
             self._typical = 0.9 * self._typical + 0.1 * self._choice[0]
-        if self._place[block] >= 0:
-            self._remove(block)
+        super().evicted(block, now)
         self._model.evicted_at.append(self._class[block] * _AGES + self._age(block))
         self._budget += self._explores[block]
         self._explores[block] = 0
@@ -149,14 +137,6 @@ class Lhd(EvictionPolicy):
     def _goes_before(self, block: BlockId, other: BlockId) -> bool:
         depth = self.blocks.depth
         return (-depth[block], block) < (-depth[other], other)
-
-    def _remove(self, block: BlockId) -> None:
-        at, last = self._place[block], self._members.pop()
-        if last != block:
-            self._members[at] = last
-            self._place[last] = at
-        self._place[block] = -1
-        self._choice = None
 
 
 class _Model:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from array import array
-from collections.abc import Sequence
 
 from framework.errors import NoCandidate
-from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.types import BlockId
+from framework_builtin.eviction._drawn import DrawnPolicy
 
 
-class Random(EvictionPolicy):
+class Random(DrawnPolicy):
     """Uniform over the candidates, from a generator of its own: the same seed and calls, the same victims anywhere.
 
     O(1) every call; 12 bytes a block. The baseline that a policy must beat to have learnt anything.
@@ -23,37 +21,10 @@ class Random(EvictionPolicy):
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
-    def attach(self, blocks: BlockView) -> None:
-        super().attach(blocks)
-        self._members: list[BlockId] = []
-        self._place = array("i", [-1]) * len(blocks.depth)
-        self._choice: BlockId | None = None
-
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._remove(block)
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._place[block] = len(self._members)
-            self._members.append(block)
-        self._choice = None
-
     def victim(self, now: float) -> BlockId:
         if self._choice is None:  # asking twice gives the same answer
             if not self._members:
                 raise NoCandidate("Random holds no candidate")
             self._choice = self._members[int(self._random.random() * len(self._members))]
-        return self._choice
-
-    def evicted(self, block: BlockId, now: float) -> None:
-        if self._place[block] >= 0:
-            self._remove(block)
-
-    def _remove(self, block: BlockId) -> None:
-        at, last = self._place[block], self._members.pop()
-        if last != block:
-            self._members[at] = last
-            self._place[last] = at
-        self._place[block] = -1
-        self._choice = None
+        chosen: BlockId = self._choice
+        return chosen
