@@ -6,13 +6,15 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from framework.model.decoder import Attention, Decoder
+
+Operator = Callable[..., Any]
 
 
 def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
@@ -32,41 +34,38 @@ def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
 
 
 def opaque_attention(attention: Attention) -> Attention:
-    """`attention`, a bound method, behind a registered operator: its owner is not kept alive by it.
-
-    A traced program can hold tensors and integers only, so the operator is told a number and looks the owner up.
-    """
-    number, method = _register(attention)
+    """`attention`, a bound method, behind a registered operator: its owner is not kept alive by it."""
+    operator, methods, numbers = _operator()
+    number = next(numbers)
+    methods[number] = weakref.WeakMethod(attention, lambda _: methods.pop(number, None))
 
     def through(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found: Tensor = method(q, k, v, layer, number)
+        found: Tensor = operator(q, k, v, layer, number)
         return found
 
     return through
 
 
-def _register(attention: Attention) -> tuple[int, Any]:
-    operator, owners, numbers = _operator()
-    number = next(numbers)
-    owners[number] = weakref.WeakMethod(attention, lambda _: owners.pop(number, None))
-    return number, operator
-
-
 @functools.cache
-def _operator() -> tuple[Any, MutableMapping[int, Any], Any]:
-    """The operator, made when first wanted: torch keeps one of a name for the whole process."""
-    owners: dict[int, Any] = {}
+def _operator() -> tuple[Operator, dict[int, Any], Iterator[int]]:
+    methods: dict[int, Any] = {}
 
     def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, number: int) -> Tensor:
-        attention = owners[number]()
+        attention = methods[number]()
         assert attention is not None, "the executor of this compiled decoder is gone"
         found: Tensor = attention(layer, q, k, v)
         return found
 
-    def shape(q: Tensor, k: Tensor, v: Tensor, layer: int, number: int) -> Tensor:
-        return torch.empty_like(q)
-
     schema = "(Tensor q, Tensor k, Tensor v, int layer, int number) -> Tensor"
-    operator = torch.library.custom_op("kvcache_framework::attend", attend, mutates_args=(), schema=schema)
-    operator.register_fake(shape)
-    return operator, owners, itertools.count()
+    return opaque_operator("attend", schema, attend), methods, itertools.count()
+
+
+def opaque_operator(name: str, schema: str, work: Operator) -> Operator:
+    """`work` as an operator that torch.compile neither enters nor specialises on; gives one like its first argument.
+
+    A traced program can hold tensors and integers only: an operator that stands for an object's method is told a number
+    and looks the object up. Make it once, when first wanted: torch keeps one of a name for the whole process.
+    """
+    operator = torch.library.custom_op(f"kvcache_framework::{name}", work, mutates_args=(), schema=schema)
+    operator.register_fake(lambda first, *others: torch.empty_like(first))
+    return operator

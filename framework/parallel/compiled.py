@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import Iterator, MutableMapping
 
-import torch
 from torch import Tensor
 
+from framework.engine.compiled import Operator, opaque_operator
 from framework.model.shard import Group
 
 
@@ -38,17 +37,10 @@ class _OpaqueGroup:
 
 
 @functools.cache
-def _operator() -> tuple[Any, MutableMapping[int, Group], Any]:
-    """The operator, made when first wanted: torch keeps one of a name for the whole process."""
+def _operator() -> tuple[Operator, MutableMapping[int, Group], Iterator[int]]:
     groups: MutableMapping[int, Group] = weakref.WeakValueDictionary()
 
     def add_up(x: Tensor, number: int) -> Tensor:
         return groups[number].sum(x.clone())
 
-    def shape(x: Tensor, number: int) -> Tensor:
-        return torch.empty_like(x)
-
-    schema = "(Tensor x, int number) -> Tensor"
-    operator = torch.library.custom_op("kvcache_framework::sum", add_up, mutates_args=(), schema=schema)
-    operator.register_fake(shape)
-    return operator, groups, itertools.count()
+    return opaque_operator("sum", "(Tensor x, int number) -> Tensor", add_up), groups, itertools.count()
