@@ -143,7 +143,7 @@ def save(figure: Figure, options: argparse.Namespace, name: str) -> None:
     """The figure on white, as SVG (text stays text, equal data gives equal bytes); with --out also as PNG."""
     from matplotlib import rc_context
 
-    from framework.report.style import INK
+    from framework.figures.style import INK
 
     figure.patch.set(facecolor="white", alpha=1.0)
     path = options.out / f"{name}.svg"

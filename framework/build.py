@@ -54,7 +54,9 @@ def _leave_failure(settings: Mapping[str, Any]) -> Callable[[str], None]:
     """A process that has to exit in the middle of a sweep's job leaves the reason in the job's folder."""
 
     def leave(reason: str) -> None:
-        from framework.sweep.job import JOB, fail, read_json
+        from framework.results.layout import JOB
+        from framework.results.reading import read_json
+        from framework.sweep.job import fail
 
         directory = Path(str(settings.get("dir")))
         if (job := read_json(directory / JOB)) is not None:

@@ -148,7 +148,7 @@ def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) 
 def _run_job(settings: dict[str, Any], directory: str, sweep: str | None) -> str:
     """Run, and say what went wrong though the run ended; empty when all is well."""
     from framework.build import run
-    from framework.sweep.job import what_went_wrong
+    from framework.results.reading import what_went_wrong
 
     result = run(settings)
     _print_table(result, directory, sweep=sweep is not None)

@@ -17,9 +17,9 @@ from typing import Any, cast
 
 from framework.errors import ConfigError, FrameworkError
 from framework.report.trials import Trial, Trials, write_trials
-from framework.sweep.job import begin, config_hash, fail, folder_name, is_done, what_went_wrong
+from framework.results.reading import read_result, what_went_wrong
+from framework.sweep.job import begin, config_hash, fail, folder_name, is_done
 from framework.tracking import lock
-from framework.tracking.run_directory import read_result
 
 JOURNAL = "search.journal"
 _LOST = "lost"  # a trial that a killed process had begun

@@ -172,7 +172,7 @@ def _shape(rows: Rows, policy: str, values: Sequence[float]) -> list[list[str]]:
 
 
 def _plot(rows: Rows) -> Figure:
-    from framework.report.style import new_axes, new_figure, series_style
+    from framework.figures.style import new_axes, new_figure, series_style
 
     figure = new_figure(9.0, 3.9)
     left, right = figure.subfigures(1, 2)

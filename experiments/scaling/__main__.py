@@ -87,7 +87,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _plot(rows: Sequence[dict[str, Any]]) -> Figure:
-    from framework.report.style import new_axes, new_figure, series_style
+    from framework.figures.style import new_axes, new_figure, series_style
 
     figure = new_figure(8.0, 3.4)
     panels = figure.subfigures(1, 2)

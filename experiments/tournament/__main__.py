@@ -146,7 +146,7 @@ def _percent(found: Interval) -> str:
 
 
 def _plot(standings: Sequence[Standing], offline: Sequence[str], traces: Sequence[str]) -> Figure:
-    from framework.report.style import COLOURS, MARKERS, new_axes, new_figure
+    from framework.figures.style import COLOURS, MARKERS, new_axes, new_figure
 
     figure = new_figure(8.0, 1.4 + 0.27 * len(standings))
     axes = new_axes(figure, grid="both")

@@ -15,9 +15,9 @@ from framework.kernel.grid import Grid
 from framework.kernel.options import KernelOptions
 from framework.llm import build_component, default_device, require_backend
 from framework.options import call_checked
+from framework.results.layout import KERNEL, ROOFLINE
 from framework.serve import provenance
 from framework.tracking import RunDirectory, RunLabel, Trackers
-from framework.tracking.run_directory import KERNEL, ROOFLINE
 
 
 def kernel(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _summary(grid: Grid) -> dict[str, Any]:
 
 
 def _plot(grid: Grid, folder: Path) -> None:
-    from framework.report.roofline import roofline
+    from framework.figures.roofline import roofline
 
     figure = roofline(grid.rows)
     if figure is not None:

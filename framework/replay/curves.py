@@ -181,7 +181,7 @@ def _replays(paths: RequestPaths, tasks: list[tuple[str, Any, int]], jobs: int, 
 
 def plot_curves(points: Sequence[CurvePoint], title: str, *, ceiling: float) -> Figure:
     """Hit rate by block over capacity, a line a policy; `ceiling` is the infinite cache's."""
-    from framework.report.style import legend, new_axes, new_figure, series_style
+    from framework.figures.style import legend, new_axes, new_figure, series_style
 
     figure = new_figure(7.5, 4.6)
     figure.patch.set(facecolor="white", alpha=1.0)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from framework.figures.style import COLOURS, MARKERS, legend, new_axes, new_figure, series_style
 from framework.report.study import Setting, Study, label
-from framework.report.style import COLOURS, MARKERS, legend, new_axes, new_figure, series_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from framework.jsonl import read_jsonl
-from framework.tracking.run_directory import KERNEL
+from framework.results.layout import KERNEL
 
 if TYPE_CHECKING:
     from rich.console import Console

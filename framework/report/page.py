@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from framework.figures.style import as_svg
 from framework.report import tables
 from framework.report.curves import Plot
 from framework.report.study import Study
-from framework.report.style import as_svg
 from framework.report.trials import sentence
 
 _LONG_TABLE = 40  # rows; then the plots come first

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from framework.figures.style import COLOURS, HATCHES, INK, legend, new_axes, new_figure
 from framework.jsonl import JsonObject, read_jsonl
-from framework.report.collect import RunRow
 from framework.report.curves import Plot
-from framework.report.style import COLOURS, HATCHES, INK, legend, new_axes, new_figure
-from framework.tracking.run_directory import EVENTS, METRICS
+from framework.results.layout import EVENTS, METRICS
+from framework.results.records import RunRow
 
 # Name, colour and hatch, from the bottom of the stack up; free is the page itself.
 _LAYERS = (

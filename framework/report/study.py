@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
 from framework.parameters import did_you_mean, listing
-from framework.report.collect import RunRow, Value
 from framework.report.compare import FEW_PAIRS, Difference, Mean, holm, mean_of, paired_bootstrap
+from framework.results.records import RunRow, Value
 
 if TYPE_CHECKING:
     from framework.report.trials import Trials

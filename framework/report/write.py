@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from framework.report.collect import RunRow, collect
 from framework.report.curves import Plot, curves, throughput_latency
 from framework.report.page import page
 from framework.report.pictures import event_pictures, memory_stack
 from framework.report.study import Study
 from framework.report.tables import latex, print_study, runs_csv, settings_csv
 from framework.report.trials import read_trials, trial_plots
-from framework.sweep.job import FAILURE
-from framework.tracking.run_directory import CONFIG, RESULT
+from framework.results.layout import CONFIG, FAILURE, RESULT
+from framework.results.records import RunRow, collect
 
 PAGE, RUNS, SETTINGS, LATEX = "report.html", "runs.csv", "settings.csv", "report.tex"
 _MOST_STACKS, _MOST_MAPS = 8, 4

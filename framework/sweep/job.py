@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 from framework.errors import RunDirectoryError
 from framework.jsonl import to_plain
-from framework.tracking.run_directory import RESULT, read_result
+from framework.results.layout import FAILURE, JOB, RESULT
+from framework.results.reading import read_json, read_result, what_went_wrong
 
-JOB, FAILURE = "job.json", "failure.json"
 State = Literal["ok", "failed", "unavailable", "skipped"]
 
 _LONGEST = 80
@@ -121,20 +121,6 @@ def fail(directory: Path, state: State, reason: str, overrides: Sequence[str] = 
         write_json(directory / FAILURE, {"status": state, "reason": reason, "overrides": list(overrides)})
 
 
-def what_went_wrong(result: Mapping[str, Any]) -> str:
-    """A run that ended is still a failure when a request failed or the tokens differ from the dense model's."""
-    reasons = []
-    if result.get("status", "ok") != "ok":
-        why = "".join(f": {reason}" for reason in list(result.get("reasons") or ())[:1])
-        reasons.append(f"the run's status is {result['status']!r}{why}")
-    if result.get("num_failed", 0):
-        first = f" (the first: {result['first_failure']})" if result.get("first_failure") else ""
-        reasons.append(f"{result['num_failed']} requests failed{first}")
-    if result.get("dense_mismatches", 0):
-        reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
-    return " and ".join(reasons)
-
-
 def is_disk_failure(error: BaseException) -> bool:
     """Whether the error says that nothing can be written here any more."""
     return isinstance(error, OSError) and error.errno in _DISK
@@ -153,15 +139,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file, or None where there is none that can be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _bare(word: str) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
 from framework.jsonl import read_jsonl
+from framework.results.reading import read_result
 from framework.tracking.provenance import collect as collect_provenance
-from framework.tracking.run_directory import RunDirectory, read_result
+from framework.tracking.run_directory import RunDirectory
 from framework.tracking.tracker import RunLabel, Tracker, Trackers, TrackerWarning
 
 if TYPE_CHECKING:

@@ -12,12 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from framework.errors import FrameworkError, RunDirectoryError
-from framework.jsonl import JsonObject, dump_line, to_plain
+from framework.jsonl import dump_line, to_plain
+from framework.results.layout import CONFIG, EVENTS, KERNEL, METRICS, PROVENANCE, REQUESTS, RESULT, ROOFLINE
 from framework.tracking import lock
-
-CONFIG, PROVENANCE, RESULT = "config.yaml", "provenance.json", "result.json"
-METRICS, EVENTS, REQUESTS = "metrics.jsonl", "events.jsonl", "requests.jsonl"
-KERNEL, ROOFLINE = "kernel.jsonl", "roofline.png"
 
 _FLUSH_BYTES = 1 << 16
 _FLUSH_AFTER_S = 1.0
@@ -218,24 +215,6 @@ class RunDirectory:
                     temporary.unlink()
                 raise
             _sync_directory(self.path)
-
-
-def read_result(directory: str | Path) -> JsonObject:
-    """The `result.json` of a run.
-
-    Raises:
-        RunDirectoryError: none there (the run did not finish), or not readable.
-    """
-    path = Path(directory) / RESULT
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as fault:
-        raise RunDirectoryError(f"{path} is missing: the run did not finish") from fault
-    except (OSError, ValueError) as fault:
-        raise RunDirectoryError(f"{path} cannot be read: {fault}") from fault
-    if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path} holds {type(value).__name__}, not an object")
-    return value
 
 
 def _sync_directory(path: Path) -> None:

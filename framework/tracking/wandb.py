@@ -15,17 +15,8 @@ from urllib.parse import urlparse
 
 from framework.errors import ConfigError
 from framework.jsonl import read_jsonl, to_plain
-from framework.tracking.run_directory import (
-    CONFIG,
-    EVENTS,
-    KERNEL,
-    METRICS,
-    PROVENANCE,
-    REQUESTS,
-    RESULT,
-    ROOFLINE,
-    RunDirectory,
-)
+from framework.results.layout import CONFIG, EVENTS, KERNEL, METRICS, PROVENANCE, REQUESTS, RESULT, ROOFLINE
+from framework.tracking.run_directory import RunDirectory
 from framework.tracking.tracker import RunLabel, Tracker, TrackerWarning
 
 _ID = "wandb-id"

@@ -11,6 +11,7 @@ import pytest
 
 from framework.build import run
 from framework.errors import BackendUnavailable, ConfigError
+from framework.figures.roofline import roofline
 from framework.interfaces.backend import AttentionSpec, Capabilities, CompiledKernel
 from framework.jsonl import read_jsonl
 from framework.kernel import gate as gates
@@ -21,7 +22,6 @@ from framework.kernel.floors import floor_s, work_of
 from framework.kernel.options import Cell, KernelOptions, cells
 from framework.kernel.timing import time_on_cpu
 from framework.report.kernel import print_kernel
-from framework.report.roofline import roofline
 from framework_builtin.backend.gather import GatherBackend
 from framework_builtin.backend.torch import TorchBackend
 

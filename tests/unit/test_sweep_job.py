@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from framework.errors import RunDirectoryError
-from framework.sweep.job import begin, config_hash, fail, folder_name, is_disk_failure, is_done, read_json
+from framework.results.reading import read_json
+from framework.sweep.job import begin, config_hash, fail, folder_name, is_disk_failure, is_done
 from framework.tracking import RunDirectory
 
 CONFIG: dict[str, Any] = {"mode": "replay", "cache": {"num_blocks": 64}, "run": {"dir": "a", "events": False}}

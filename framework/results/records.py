@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, RunDirectoryError
-from framework.sweep.job import FAILURE, JOB, read_json, what_went_wrong
-from framework.tracking.run_directory import CONFIG, METRICS, PROVENANCE, RESULT, read_result
+from framework.results.layout import CONFIG, FAILURE, JOB, METRICS, PROVENANCE, RESULT
+from framework.results.reading import read_json, read_result, what_went_wrong
 
 Value = str | int | float | bool | None
 

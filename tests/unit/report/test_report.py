@@ -16,12 +16,12 @@ import yaml
 
 from framework.errors import ConfigError
 from framework.report.__main__ import main
-from framework.report.collect import collect
 from framework.report.compare import holm, mean_of, paired_bootstrap
 from framework.report.curves import curves, throughput_latency
 from framework.report.study import Study, higher_is_better, is_measured_time
 from framework.report.tables import escape_latex, latex, print_study, runs_csv, settings_csv
 from framework.report.write import write_report
+from framework.results.records import collect
 
 
 def make_run(folder: Path, *, result: dict[str, Any] | None, events: bool = False, **settings: Any) -> None:

@@ -1,0 +1,6 @@
+"""Names of the files in a run directory and in a sweep's folder."""
+
+CONFIG, PROVENANCE, RESULT = "config.yaml", "provenance.json", "result.json"
+METRICS, EVENTS, REQUESTS = "metrics.jsonl", "events.jsonl", "requests.jsonl"
+KERNEL, ROOFLINE = "kernel.jsonl", "roofline.png"
+JOB, FAILURE = "job.json", "failure.json"

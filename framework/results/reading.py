@@ -1,0 +1,53 @@
+"""Reading a run's JSON files, and whether a result means that the run failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from framework.errors import RunDirectoryError
+from framework.results.layout import RESULT
+
+
+def read_result(directory: str | Path) -> dict[str, Any]:
+    """The `result.json` of a run.
+
+    Raises:
+        RunDirectoryError: none there (the run did not finish), or not readable.
+    """
+    path = Path(directory) / RESULT
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as fault:
+        raise RunDirectoryError(f"{path} is missing: the run did not finish") from fault
+    except (OSError, ValueError, RecursionError) as fault:
+        raise RunDirectoryError(f"{path} cannot be read: {fault}") from fault
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path} holds {type(value).__name__}, not an object")
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file, or None where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def what_went_wrong(result: Mapping[str, Any]) -> str:
+    """A run that ended is still a failure when a request failed or the tokens differ from the dense model's."""
+    reasons = []
+    if result.get("status", "ok") != "ok":
+        listed = result.get("reasons")
+        why = f": {listed[0]}" if isinstance(listed, list) and listed else ""
+        reasons.append(f"the run's status is {result['status']!r}{why}")
+    if result.get("num_failed", 0):
+        first = f" (the first: {result['first_failure']})" if result.get("first_failure") else ""
+        reasons.append(f"{result['num_failed']} requests failed{first}")
+    if result.get("dense_mismatches", 0):
+        reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
+    return " and ".join(reasons)
