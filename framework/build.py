@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
+from framework.modes.watchdog import Watchdog
+from framework.options import section
 from framework.settings import check_executor
-from framework.watchdog import Watchdog
 
 MODES = ("serve", "replay", "kernel")
 
@@ -36,15 +37,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def _run(mode: str, config: Mapping[str, Any]) -> dict[str, Any]:
     check_executor(mode, config.get("executor"))
     if mode == "serve":
-        from framework.serve import serve
+        from framework.modes.serve import serve
 
         return serve(config)
     if mode == "replay":
-        from framework.replay.mode import replay
+        from framework.modes.replay import replay
 
         return replay(config)
     if mode == "kernel":
-        from framework.kernel.mode import kernel
+        from framework.modes.kernel import kernel
 
         return kernel(config)
     raise ConfigError(f"no mode {mode!r}; there are {', '.join(MODES)}")
@@ -63,11 +64,3 @@ def _leave_failure(settings: Mapping[str, Any]) -> Callable[[str], None]:
             fail(directory, "failed", reason, job.get("overrides") or ())
 
     return leave
-
-
-def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One section of a configuration, as a dict of its own; empty when absent."""
-    value = config.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be a section of settings, found {value!r}")
-    return dict(value)

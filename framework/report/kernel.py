@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from framework.jsonl import read_jsonl
+from framework.files.jsonl import read_jsonl
 from framework.results.layout import KERNEL
 
 if TYPE_CHECKING:

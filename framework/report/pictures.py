@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from framework.figures.style import COLOURS, HATCHES, INK, legend, new_axes, new_figure
-from framework.jsonl import JsonObject, read_jsonl
+from framework.files.jsonl import JsonObject, read_jsonl
 from framework.report.curves import Plot
 from framework.results.layout import EVENTS, METRICS
 from framework.results.records import RunRow

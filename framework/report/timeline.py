@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from framework.jsonl import JsonObject
+from framework.files.jsonl import JsonObject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from framework.figures.style import COLOURS, MARKERS, legend, new_axes, new_figure
+from framework.files.atomic import write_json
 from framework.report.curves import Plot
 from framework.results.reading import read_json
-from framework.sweep.job import write_json
 
 if TYPE_CHECKING:
     from framework.report.study import Study

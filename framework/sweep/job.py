@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from framework.errors import RunDirectoryError
-from framework.jsonl import to_plain
+from framework.files.atomic import write_json
+from framework.files.jsonl import to_plain
 from framework.results.layout import FAILURE, JOB, RESULT
 from framework.results.reading import read_json, read_result, what_went_wrong
 
@@ -124,21 +124,6 @@ def fail(directory: Path, state: State, reason: str, overrides: Sequence[str] = 
 def is_disk_failure(error: BaseException) -> bool:
     """Whether the error says that nothing can be written here any more."""
     return isinstance(error, OSError) and error.errno in _DISK
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Whole or not at all: temporary file, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(to_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _bare(word: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
-from framework.jsonl import read_jsonl
+from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
 from framework.tracking.provenance import collect as collect_provenance
 from framework.tracking.run_directory import RunDirectory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from framework.errors import FrameworkError, RunDirectoryError
-from framework.jsonl import dump_line, to_plain
+from framework.files.atomic import write_json, write_text
+from framework.files.jsonl import dump_line, to_plain
 from framework.results.layout import CONFIG, EVENTS, KERNEL, METRICS, PROVENANCE, REQUESTS, RESULT, ROOFLINE
 from framework.tracking import lock
 
@@ -127,7 +127,8 @@ class RunDirectory:
         """Write the resolved configuration, a plain mapping, as YAML in its own order."""
         import yaml
 
-        self._write_atomically(CONFIG, yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
+        with _as_run_directory_error(self.path / CONFIG):
+            write_text(self.path / CONFIG, yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
 
     def write_provenance(self, provenance: Mapping[str, Any]) -> None:
         """Write what made the run; see `framework.tracking.provenance.collect`."""
@@ -198,32 +199,8 @@ class RunDirectory:
                 (self.path / name).unlink(missing_ok=True)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        self._write_atomically(name, json.dumps(to_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-    def _write_atomically(self, name: str, text: str) -> None:
-        path = self.path / name
-        temporary = path.with_name(f".{name}.tmp")
-        with _as_run_directory_error(path):
-            try:
-                with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-            except OSError:
-                with suppress(OSError):
-                    temporary.unlink()
-                raise
-            _sync_directory(self.path)
-
-
-def _sync_directory(path: Path) -> None:
-    with suppress(OSError):  # some file systems cannot sync a directory; the rename itself was atomic
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with _as_run_directory_error(self.path / name):
+            write_json(self.path / name, value)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, cast
 from urllib.parse import urlparse
 
 from framework.errors import ConfigError
-from framework.jsonl import read_jsonl, to_plain
+from framework.files.jsonl import read_jsonl, to_plain
 from framework.results.layout import CONFIG, EVENTS, KERNEL, METRICS, PROVENANCE, REQUESTS, RESULT, ROOFLINE
 from framework.tracking.run_directory import RunDirectory
 from framework.tracking.tracker import RunLabel, Tracker, TrackerWarning

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from framework.errors import WorkloadError
-from framework.jsonl import iter_objects
+from framework.files.jsonl import iter_objects
 from framework.sampling import Sampling
 from framework.workload.request import WorkloadRequest
 

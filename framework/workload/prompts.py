@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import InvalidArgument, InvalidTokens, WorkloadError
-from framework.jsonl import JsonObject, iter_lines, iter_objects
+from framework.files.jsonl import JsonObject, iter_lines, iter_objects
 from framework.sampling import Sampling
 from framework.types import Namespace, as_tokens
 from framework.workload.request import Message, WorkloadRequest

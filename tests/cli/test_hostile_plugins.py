@@ -17,7 +17,7 @@ import hostile_plugins as villain
 
 from framework import plugins, registry
 from framework.check import resolve, verdicts
-from framework.jsonl import read_jsonl
+from framework.files.jsonl import read_jsonl
 from framework.tracking import read_result
 
 SMALL = (

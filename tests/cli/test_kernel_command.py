@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from framework.jsonl import read_jsonl
+from framework.files.jsonl import read_jsonl
 
 TINY = (
     "mode=kernel",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from framework.jsonl import read_jsonl
+from framework.files.jsonl import read_jsonl
 from framework.testing.checkpoints import make_checkpoint
 from framework.tracking import read_result
 
@@ -151,7 +151,7 @@ def test_a_full_disk_ends_the_run_with_a_reason(tmp_path: Path) -> None:
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from framework.run import call\n"
-        "import framework.serve\n"
+        "import framework.modes.serve\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY))\n"
         "sys.exit(call(sys.argv[1:]))\n"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from framework.jsonl import read_jsonl
+from framework.files.jsonl import read_jsonl
 from framework.testing.wandb_offline import read_offline_run
 from framework.tracking import read_result
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from framework.jsonl import read_jsonl
+from framework.files.jsonl import read_jsonl
 from framework.tracking import read_result
 
 Command = Callable[..., tuple[int, str, str]]

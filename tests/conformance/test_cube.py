@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from framework import registry
-from framework.check_dense import check_dense
 from framework.engine.request import Status
 from framework.llm import LLM, EngineOptions
 from framework.model.loading import LoadedModel, load_model
+from framework.modes.dense_check import check_dense
 from framework.sampling import Sampling
 from framework.testing.checkpoints import make_checkpoint
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from framework import registry
-from framework.check_dense import check_dense
 from framework.engine.graphs import CudaRecorder, reasons_against
 from framework.engine.staging import Staging
 from framework.errors import BackendUnavailable
@@ -20,6 +19,7 @@ from framework.model import sampler
 from framework.model.decoder import Decoder
 from framework.model.loading import LoadedModel
 from framework.model.tiny import TINY_CONFIG, ByteTokenizer
+from framework.modes.dense_check import check_dense
 from framework.sampling import Sampling
 
 pytestmark = [

@@ -16,7 +16,7 @@ from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
 from framework.replay.executors import ReplayExecutor, constant_step
 from framework.replay.foresight import Foresight, _following
-from framework.replay.mode import feed, trace_items
+from framework.replay.items import feed, trace_items
 from framework.replay.optimum import replay_optimum
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest

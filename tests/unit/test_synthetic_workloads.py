@@ -21,7 +21,7 @@ from framework.components import build_allocator
 from framework.engine.engine import Engine
 from framework.errors import ConfigError, WorkloadError
 from framework.replay.executors import ReplayExecutor, constant_step
-from framework.replay.mode import feed, trace_items
+from framework.replay.items import feed, trace_items
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay_infinite
 from framework.workload import build, stream

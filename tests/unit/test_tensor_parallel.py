@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from framework import registry
-from framework.check_dense import check_dense
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, InvalidArgument, RankError
 from framework.interfaces.backend import AttentionBackend, Batch, LayerKV
 from framework.llm import LLM, EngineOptions
 from framework.model.dense import dense_logits
 from framework.model.loading import LoadedModel, load_model
+from framework.modes.dense_check import check_dense
 from framework.parallel.ranks import require_devices
 from framework.sampling import Sampling
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from framework.errors import InvalidArgument, RunDirectoryError, WorkloadError
-from framework.jsonl import PartialLineWarning, dump_line, iter_objects, read_jsonl, to_plain
+from framework.files.jsonl import PartialLineWarning, dump_line, iter_objects, read_jsonl, to_plain
 
 LINES = b'{"a":1,"s":"\xc3\xa4"}\n{"a":2,"s":"x"}\n{"a":3,"s":"y"}\n'
 

@@ -12,8 +12,8 @@ import pytest
 from framework.build import run
 from framework.errors import BackendUnavailable, ConfigError
 from framework.figures.roofline import roofline
+from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import AttentionSpec, Capabilities, CompiledKernel
-from framework.jsonl import read_jsonl
 from framework.kernel import gate as gates
 from framework.kernel import grid as grids
 from framework.kernel.bench import build, judge_timed, num_pools
@@ -71,7 +71,7 @@ def _quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kernel(tmp_path: Any, backend: type, monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
-    monkeypatch.setattr("framework.kernel.mode.build_component", lambda *_: backend())
+    monkeypatch.setattr("framework.modes.kernel.build_component", lambda *_: backend())
     config = {"mode": "kernel", "device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}
     return run({**config, "backend": {"name": "mine"}, "kernel": SMALL | options})
 
@@ -248,7 +248,7 @@ def test_without_times_there_is_no_roofline() -> None:
 def test_weights_and_biases_get_the_rows_and_the_roofline(tmp_path: Any, monkeypatch: Any) -> None:
     from framework.testing.wandb_offline import read_offline_run
 
-    monkeypatch.setattr("framework.kernel.mode.build_component", lambda *_: TorchBackend())
+    monkeypatch.setattr("framework.modes.kernel.build_component", lambda *_: TorchBackend())
     config = {"mode": "kernel", "device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}
     result = run({**config, "backend": {"name": "mine"}, "kernel": SMALL, "tracker": {"name": "wandb"}})
     stored = read_offline_run(tmp_path / "run")

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from framework import tracking, workload
-from framework.build import section
 from framework.engine.engine import Engine
 from framework.engine.request import Request
-from framework.labels import label as label
-from framework.labels import provenance as provenance
 from framework.llm import (
     LLM,
     EngineOptions,
@@ -27,7 +24,8 @@ from framework.llm import (
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
 from framework.model.shard import Shard
-from framework.options import call_checked
+from framework.modes.session import label, provenance
+from framework.options import call_checked, section
 from framework.replay.recording import RecordingExecutor, write_recording
 from framework.tracking import RunDirectory, Trackers
 from framework.workload import WorkloadRequest
@@ -185,7 +183,7 @@ def submit_workload(llm: LLM, items: Sequence[EncodedRequest]) -> list[Request]:
 
 def summarise(llm: LLM, config: Mapping[str, Any], requests: list[Request], *, failed: bool) -> dict[str, Any]:
     """The run's flat result, the dense check's verdict included."""
-    from framework.check_dense import check_dense
+    from framework.modes.dense_check import check_dense
 
     settings = section(config, "run")
     result: dict[str, Any] = {"status": "failed" if failed else "ok", "mode": "serve", "clock": "wall"}

@@ -9,14 +9,13 @@ from statistics import geometric_mean
 from typing import Any
 
 from framework import tracking
-from framework.build import section
 from framework.interfaces.backend import AttentionBackend
 from framework.kernel.grid import Grid
 from framework.kernel.options import KernelOptions
 from framework.llm import build_component, default_device, require_backend
-from framework.options import call_checked
+from framework.modes.session import provenance
+from framework.options import call_checked, section
 from framework.results.layout import KERNEL, ROOFLINE
-from framework.serve import provenance
 from framework.tracking import RunDirectory, RunLabel, Trackers
 
 

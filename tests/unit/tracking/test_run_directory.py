@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from framework.errors import RunDirectoryError
-from framework.jsonl import read_jsonl
+from framework.files.jsonl import read_jsonl
 from framework.tracking import RunDirectory, collect_provenance, read_result
 from framework.tracking.lock import Holder, boot_id
 from framework.tracking.run_directory import JsonLinesWriter

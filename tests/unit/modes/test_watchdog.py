@@ -14,7 +14,7 @@ import pytest
 
 from framework.errors import PluginError, TimedOut
 from framework.interfaces.eviction import ScoredPolicy
-from framework.watchdog import Watchdog
+from framework.modes.watchdog import Watchdog
 
 STALL_S = 0.4
 
@@ -145,7 +145,7 @@ def test_without_limits_nothing_is_started() -> None:
 NATIVE = """
 import ctypes
 from framework.interfaces.eviction import ScoredPolicy
-from framework.watchdog import Watchdog
+from framework.modes.watchdog import Watchdog
 class Deaf(ScoredPolicy):
     def score(self, block, now):
         libc, mutex = ctypes.{dll}(None), ctypes.create_string_buffer(64)
@@ -180,7 +180,7 @@ def test_native_code_that_keeps_the_interpreter_s_lock_outlives_no_timeout() -> 
 
 STUBBORN = """
 import multiprocessing, os, signal, time
-from framework.watchdog import Watchdog
+from framework.modes.watchdog import Watchdog
 if __name__ == "__main__":
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     child.start()

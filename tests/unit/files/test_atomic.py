@@ -1,0 +1,54 @@
+"""Files written beside and renamed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.files.atomic import replacing, write_json, write_text
+
+
+def test_a_file_appears_whole(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with replacing(path) as file:
+        file.write("half")
+        file.flush()
+        assert not path.exists()
+        file.write(" and half")
+    assert path.read_text() == "half and half"
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_writer_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_text(path, "good")
+
+    def fail_midway() -> None:
+        with replacing(path) as file:
+            file.write("bad")
+            raise error("stopped midway")
+
+    with pytest.raises(error, match="stopped midway"):
+        fail_midway()
+    assert path.read_text() == "good"
+    assert os.listdir(tmp_path) == ["trace.jsonl"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_json(path, {"status": "ok"})
+
+    def full(handle: int) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(path, {"status": "failed"})
+    assert json.loads(path.read_text()) == {"status": "ok"}
+    assert os.listdir(tmp_path) == ["result.json"]
