@@ -1,4 +1,4 @@
-"""The Python door: a model, a cache and an engine in one object, for notebooks, tests and the command line alike."""
+"""The Python API: a model, a cache and an engine in one object, for notebooks, tests and the command line alike."""
 
 from __future__ import annotations
 
@@ -7,32 +7,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from framework import registry
 from framework.components import Component as Component
 from framework.components import EngineOptions as EngineOptions
 from framework.components import build_allocator as build_allocator
 from framework.components import build_component as build_component
-from framework.engine import graphs
-from framework.engine.books import named
 from framework.engine.engine import Engine
-from framework.engine.model_executor import ModelExecutor
+from framework.engine.executors.build import make_executor, require_graphs
+from framework.engine.executors.checks import attention_spec, default_device, require_backend
+from framework.engine.executors.model import ModelExecutor
 from framework.engine.pool import KVPool, num_blocks_for
 from framework.engine.request import Request
-from framework.engine.tables import BlockTables
-from framework.errors import BackendUnavailable, ConfigError, InvalidArgument
-from framework.interfaces.backend import AttentionBackend, AttentionSpec
-from framework.model.config import ModelConfig
-from framework.model.decoder import Decoder
+from framework.errors import ConfigError, InvalidArgument
+from framework.interfaces.backend import AttentionBackend
 from framework.model.loading import LoadedModel, load_model, read_model_config
 from framework.model.shard import Shard
-from framework.model.tokenizer import Tokenizer
+from framework.model.tokenizer import encode
+from framework.parallel.spread import spread_over
 from framework.sampling import Sampling
 from framework.types import Namespace, as_tokens
 
 if TYPE_CHECKING:
-    from framework.parallel.executor import LeaderExecutor
+    from framework.parallel.leader import LeaderExecutor
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -147,14 +143,14 @@ class LLM:
             if held != size:
                 raise ConfigError(
                     f"engine.tensor_parallel_size is {size}, the model was loaded over {held} ranks; "
-                    f"load it with load_model(..., tensor_parallel_size={size}), or give its name"
+                    f"load it with load_model(..., spread=spread_over({size})), or give its name"
                 )
             return model
         shape = Shard(0, size).config(read_model_config(model))
         own = dtype if dtype not in (None, "auto") else shape.dtype
         require_backend(self.backend, attention_spec(shape, str(own), block_size, layout), self.device)
-        timeout_s = options.collective_timeout_s
-        return load_model(model, dtype=dtype, device=self.device, tensor_parallel_size=size, timeout_s=timeout_s)
+        spread = spread_over(size, timeout_s=options.collective_timeout_s)
+        return load_model(model, dtype=dtype, device=self.device, spread=spread)
 
     def _make_executor(
         self, backend: Component, options: EngineOptions, max_len: int, poison: bool
@@ -170,7 +166,7 @@ class LLM:
         with ranks.in_step():
             inner = make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
             ranks.answers()
-        from framework.parallel.executor import LeaderExecutor
+        from framework.parallel.leader import LeaderExecutor
 
         return LeaderExecutor(inner, ranks)
 
@@ -286,147 +282,6 @@ class LLM:
                 completion.text = self.model.tokenizer.decode(cut)
 
 
-def make_executor(
-    decoder: Decoder,
-    backend: AttentionBackend,
-    spec: AttentionSpec,
-    *,
-    num_blocks: int,
-    max_len: int,
-    options: EngineOptions,
-    device: str,
-    poison: bool = False,
-) -> ModelExecutor:
-    """Set the backend up, allocate the pool and the tables, and make the decoder fast.
-
-    Args:
-        spec: of the attention that `decoder` holds: one rank's heads where the model is spread over several.
-        max_len: longest sequence, tokens.
-
-    Raises:
-        PluginError, Unsupported: the backend's setup failed.
-        OutOfMemory: the pool does not fit.
-        ConfigError: CUDA graphs or compilation were asked for and cannot be.
-    """
-    try:
-        backend.setup(spec, device)
-    except Exception as error:
-        raise named(backend, "setup", error) from error
-    pool = KVPool(
-        num_blocks=num_blocks,
-        block_size=spec.block_size,
-        num_layers=decoder.config.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=spec.dtype,
-        device=device,
-        layout=spec.layout,
-        poison=poison,
-    )
-    tables = BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
-    sizes, off = graphs.choose(
-        options.cuda_graphs,
-        options.graph_batch_sizes,
-        options.max_batch_requests,
-        backend,
-        device,
-        num_ranks=decoder.shard.size,
-    )
-    executor = ModelExecutor(decoder, backend, pool, tables)
-    if options.compile:
-        if decoder.group is not None:
-            from framework.parallel.compiled import opaque_group
-
-            decoder.join(opaque_group(decoder.group))
-        executor.compile()
-    elif options.prepack:
-        decoder.prepack(options.max_batch_requests)
-    executor.graphs_off = off
-    if sizes:
-        executor.capture(graphs.CudaRecorder(device), sizes)
-    return executor
-
-
-def require_graphs(options: EngineOptions, backend: AttentionBackend, device: str) -> None:
-    """Raise where CUDA graphs are asked for and cannot be, before a model is loaded.
-
-    Raises:
-        ConfigError: in one sentence, with what would work.
-    """
-    graphs.choose(
-        options.cuda_graphs,
-        options.graph_batch_sizes,
-        options.max_batch_requests,
-        backend,
-        device,
-        num_ranks=options.tensor_parallel_size,
-    )
-
-
-def encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:
-    """Token ids of a text, of chat messages ({"role", "content"} mappings), or of ids already."""
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    if len(prompt) and isinstance(prompt[0], Mapping):
-        return tokenizer.apply_chat([dict(message) for message in prompt])
-    return [int(token) for token in prompt]
-
-
-def default_device(device: str | None) -> str:
-    """`device`, or "cuda" where torch sees one, else "cpu".
-
-    Raises:
-        ConfigError: a device torch does not know, or a CUDA device that is not there.
-    """
-    if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise ConfigError(f"device must be cpu, cuda or cuda:N, found {device!r}") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r} was asked for, but torch {torch.__version__} sees no CUDA device")
-    return device
-
-
 def _is_one_prompt(prompts: Any) -> bool:
     """A text, a list of ids or a chat is one prompt; a list of these is many."""
     return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence, np.ndarray)))
-
-
-def attention_spec(config: ModelConfig, dtype: str, block_size: int, layout: str) -> AttentionSpec:
-    """What a model asks of a backend."""
-    return AttentionSpec(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=dtype,
-        block_size=block_size,
-        layout=layout,
-        sliding_window=config.sliding_window,
-    )
-
-
-def require_backend(backend: AttentionBackend, spec: AttentionSpec, device: str) -> None:
-    """Raise unless `backend` can serve `spec` on `device`.
-
-    Raises:
-        BackendUnavailable: all the reasons, and the installed backends that would work.
-    """
-    try:
-        reasons = backend.check(spec, device)
-    except Exception as error:
-        raise named(backend, "check", error) from error
-    if not reasons:
-        return
-    others = []
-    for name in registry.names("backend"):
-        try:
-            other: AttentionBackend = registry.build("backend", name, {}, {})
-        except Exception:
-            continue
-        if not other.check(spec, device):
-            others.append(name)
-    raise BackendUnavailable(
-        f"{type(backend).__name__} cannot run here: {'; '.join(reasons)}. Would work: {', '.join(others) or 'none'}"
-    )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from framework.components import build_allocator
 from framework.engine.engine import Engine
-from framework.replay.executors import ReplayExecutor, constant_step
+from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.sampling import Sampling
 
 Ints = npt.NDArray[np.int64]

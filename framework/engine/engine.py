@@ -10,7 +10,7 @@ import numpy as np
 
 from framework.engine.beam import BeamGroup
 from framework.engine.books import stats_of
-from framework.engine.executor import Executor, Step
+from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
 from framework.engine.outputs import Outputs

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from framework.engine.executor import Step
+from framework.engine.executors.base import Step
 from framework.engine.rows import IntArray
 from framework.engine.staging import Staging, layout
 from framework.engine.tables import BlockTables

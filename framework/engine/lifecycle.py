@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from framework.engine.executor import Executor
+from framework.engine.executors.base import Executor
 from framework.engine.metrics import Metrics
 from framework.engine.request import Completion, Request, Sequence, Status
 from framework.engine.rows import IntArray

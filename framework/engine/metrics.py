@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from framework.engine.books import stats_of
-from framework.engine.executor import Step
+from framework.engine.executors.base import Step
 from framework.engine.request import Request, Status
 from framework.interfaces.allocator import Allocator
 

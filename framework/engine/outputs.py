@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from framework.engine.beam import BeamSearch
-from framework.engine.executor import BoolArray, Step
+from framework.engine.executors.base import BoolArray, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import Sequence, Status, TokenLogprobs
 from framework.engine.rows import IntArray

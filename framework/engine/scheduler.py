@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from framework.engine.beam import BeamGroup
 from framework.engine.books import Books
-from framework.engine.executor import Executor, Step
+from framework.engine.executors.base import Executor, Step
 from framework.engine.request import Sequence, Status
 from framework.engine.rows import IntArray, Rows
 from framework.errors import FrameworkError, InvalidArgument, OutOfBlocks

@@ -1,4 +1,4 @@
-"""Which model does a configuration ask for?"""
+"""The model that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from framework.errors import ConfigError
 from framework.model.config import ModelConfig
-from framework.model.loading import TIMEOUT_S, LoadedModel, load_model, random_model, read_model_config
+from framework.model.loading import LoadedModel, Spread, load_model, random_model, read_model_config
 from framework.model.shapes import SHAPES
 from framework.options import call_checked
 
@@ -21,31 +21,29 @@ def build_model(
     dtype: str | None = None,
     device: str = "cpu",
     seed: int = 0,
-    tensor_parallel_size: int = 1,
-    timeout_s: float = TIMEOUT_S,
+    spread: Spread | None = None,
 ) -> LoadedModel:
     """The model that `model=name` means: the embedded tiny one, a checkpoint by path or hub id, or random weights.
 
     Args:
         options: `tiny` has none but `seed`; `checkpoint` takes `path`; `random` takes `shape`; all take `dtype`.
         dtype, seed: what the run says where the options do not.
-        tensor_parallel_size, timeout_s: see `load_model`.
+        spread: see `load_model`.
 
     Raises:
         ConfigError: no such choice, or an option it does not have.
         ModelError: the model cannot be loaded.
         InvalidArgument, RankError: see `load_model`.
     """
-    over: dict[str, Any] = {"tensor_parallel_size": tensor_parallel_size, "timeout_s": timeout_s}
 
     def tiny(*, dtype: str | None = dtype, seed: int = 0) -> LoadedModel:
-        return load_model("tiny", dtype=dtype, device=device, seed=seed, **over)
+        return load_model("tiny", dtype=dtype, device=device, seed=seed, spread=spread)
 
     def checkpoint(*, path: str, dtype: str | None = dtype) -> LoadedModel:
-        return load_model(path, dtype=dtype, device=device, **over)
+        return load_model(path, dtype=dtype, device=device, spread=spread)
 
     def random(*, shape: str, dtype: str | None = dtype, seed: int = seed) -> LoadedModel:
-        return random_model(shape, dtype=dtype, device=device, seed=seed, **over)
+        return random_model(shape, dtype=dtype, device=device, seed=seed, spread=spread)
 
     choices: dict[str, Callable[..., LoadedModel]] = {"tiny": tiny, "checkpoint": checkpoint, "random": random}
     if name not in choices:

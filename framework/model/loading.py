@@ -1,10 +1,11 @@
-"""Which model is meant by a name, and what does it take to run it?"""
+"""Models by name: where their weights come from, and loading them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -19,8 +20,8 @@ from framework.model.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from framework.parallel.ranks import Ranks
 
-TIMEOUT_S = 300.0
-"""Seconds a rank may keep the others waiting: the first step may compile kernels."""
+Spread: TypeAlias = "Callable[[ModelSource, str], Ranks]"
+"""Loads a model over several ranks, given its source and the device: see `framework.parallel.spread.spread_over`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +90,14 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
     seed: int = 0,
-    tensor_parallel_size: int = 1,
-    timeout_s: float = TIMEOUT_S,
+    spread: Spread | None = None,
 ) -> LoadedModel:
     """A model by name: "tiny", a local folder with a Hugging Face checkpoint, or a hub id ("Qwen/Qwen3-0.6B").
 
     Args:
         dtype: of the weights in memory; None or "auto" takes the checkpoint's own (float32 for "tiny").
         seed: of the tiny model's weights; a checkpoint has none to draw.
-        tensor_parallel_size: ranks to spread the model over, each a process and, on CUDA, a device; see
-            `framework.parallel`. Close the model when done with it.
-        timeout_s: seconds a rank may keep the others waiting.
+        spread: over several ranks, as `framework.parallel.spread.spread_over(size)` does. Close the model when done.
 
     Raises:
         ModelError: nothing there, offline, an unsupported family or feature, or weights that do not fit the config.
@@ -108,7 +106,7 @@ def load_model(
     """
     if str(name_or_path) == "tiny":
         source = ModelSource(name="tiny", kind="tiny", config=TINY_CONFIG, dtype=as_dtype(dtype), seed=seed)
-        return _load(source, ByteTokenizer(), device, tensor_parallel_size, timeout_s)
+        return _load(source, ByteTokenizer(), device, spread)
     from framework.model.checkpoint import find_checkpoint, read_config
     from framework.model.tokenizer import load_tokenizer
 
@@ -118,17 +116,13 @@ def load_model(
     source = ModelSource(
         name=str(name_or_path), kind="checkpoint", config=config, folder=folder.absolute(), dtype=as_dtype(dtype)
     )
-    return _load(source, tokenizer, device, tensor_parallel_size, timeout_s)
+    return _load(source, tokenizer, device, spread)
 
 
-def _load(
-    source: ModelSource, tokenizer: Tokenizer, device: str | torch.device, size: int, timeout_s: float
-) -> LoadedModel:
-    if size == 1:
+def _load(source: ModelSource, tokenizer: Tokenizer, device: str | torch.device, spread: Spread | None) -> LoadedModel:
+    if spread is None:
         return LoadedModel(source.decoder(device), tokenizer, source.config, source.name)
-    from framework.parallel.ranks import Ranks
-
-    ranks = Ranks.start(source, size, str(device), timeout_s)
+    ranks = spread(source, str(device))
     return LoadedModel(ranks.decoder, tokenizer, source.config, source.name, ranks)
 
 
@@ -151,8 +145,7 @@ def random_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
     seed: int = 0,
-    tensor_parallel_size: int = 1,
-    timeout_s: float = TIMEOUT_S,
+    spread: Spread | None = None,
 ) -> LoadedModel:
     """A model of a known shape with random weights: for speed, not for sense. Needs no download.
 
@@ -161,7 +154,7 @@ def random_model(
     Args:
         shape: a name in `framework.model.shapes.SHAPES`, or a config with a vocabulary of at least 263.
         seed: equal seeds give equal weights on one kind of device, however many ranks there are.
-        tensor_parallel_size, timeout_s: see `load_model`.
+        spread: see `load_model`.
 
     Raises:
         ModelError: no shape of that name.
@@ -172,7 +165,7 @@ def random_model(
     config, name = (SHAPES[shape], shape) if isinstance(shape, str) else (shape, f"random-{shape.family}")
     tokenizer = ByteTokenizer(config.vocab_size, eos_token_ids=())
     source = ModelSource(name=name, kind="random", config=config, dtype=as_dtype(dtype), seed=seed)
-    return _load(source, tokenizer, device, tensor_parallel_size, timeout_s)
+    return _load(source, tokenizer, device, spread)
 
 
 def _draw_random(decoder: Decoder, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""How does text become tokens, and a conversation a prompt?"""
+"""Tokenizers: text and conversations to token ids, and back."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ class Tokenizer(Protocol):
         Raises:
             ModelError: no chat template, or one that refuses these messages.
         """
+
+
+def encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:
+    """Token ids of a text, of chat messages ({"role", "content"} mappings), or of ids already."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if len(prompt) and isinstance(prompt[0], Mapping):
+        return tokenizer.apply_chat([dict(message) for message in prompt])
+    return [int(token) for token in prompt]
 
 
 def load_tokenizer(folder: Path, config: ModelConfig) -> CheckpointTokenizer:

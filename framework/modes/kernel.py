@@ -9,10 +9,11 @@ from statistics import geometric_mean
 from typing import Any
 
 from framework import tracking
+from framework.components import build_component
+from framework.engine.executors.checks import default_device, require_backend
 from framework.interfaces.backend import AttentionBackend
 from framework.kernel.grid import Grid
 from framework.kernel.options import KernelOptions
-from framework.llm import build_component, default_device, require_backend
 from framework.modes.session import provenance
 from framework.options import call_checked, section
 from framework.results.layout import KERNEL, ROOFLINE

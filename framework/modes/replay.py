@@ -10,14 +10,14 @@ from typing import Any
 from framework import tracking
 from framework.components import EngineOptions, build_allocator, build_component
 from framework.engine.engine import Engine
-from framework.engine.executor import Executor
+from framework.engine.executors.base import Executor
+from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import first, opened_trace, pool_blocks
 from framework.modes.session import label, provenance
 from framework.options import call_checked, section
-from framework.replay.executors import ReplayExecutor, constant_step
 from framework.replay.foresight import Foresight
 from framework.replay.items import feed, recorded_items, trace_items
 from framework.replay.options import ReplayOptions

@@ -10,23 +10,19 @@ from typing import Any
 
 from framework import tracking, workload
 from framework.engine.engine import Engine
+from framework.engine.executors.build import require_graphs
+from framework.engine.executors.checks import attention_spec, default_device, require_backend
+from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.request import Request
-from framework.llm import (
-    LLM,
-    EngineOptions,
-    attention_spec,
-    build_component,
-    default_device,
-    encode,
-    require_backend,
-    require_graphs,
-)
+from framework.llm import LLM, EngineOptions, build_component
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
 from framework.model.shard import Shard
+from framework.model.tokenizer import encode
 from framework.modes.session import label, provenance
 from framework.options import call_checked, section
-from framework.replay.recording import RecordingExecutor, write_recording
+from framework.parallel.spread import spread_over
+from framework.replay.recording import write_recording
 from framework.tracking import RunDirectory, Trackers
 from framework.workload import WorkloadRequest
 
@@ -139,8 +135,7 @@ def load_model(config: Mapping[str, Any]) -> LoadedModel:
         dtype=dtype,
         device=device,
         seed=int(config.get("seed", 0)),
-        tensor_parallel_size=options.tensor_parallel_size,
-        timeout_s=options.collective_timeout_s,
+        spread=spread_over(options.tensor_parallel_size, timeout_s=options.collective_timeout_s),
     )
 
 

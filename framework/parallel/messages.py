@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.executor import Step
+from framework.engine.executors.base import Step
 from framework.engine.rows import IntArray, Rows
 from framework.types import BlockCopy, BlockId
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from framework.engine.executor import Executor
+from framework.engine.executors.base import Executor
 from framework.engine.rows import IntArray, Rows
 from framework.errors import FrameworkError, RankError
 from framework.model.dense import dense_logits
@@ -167,7 +167,9 @@ class Worker:
         Args:
             spec: of one rank's heads. num_blocks: as on every rank. max_len: longest sequence, tokens.
         """
-        from framework.llm import build_component, make_executor, require_backend
+        from framework.components import build_component
+        from framework.engine.executors.build import make_executor
+        from framework.engine.executors.checks import require_backend
 
         self._executor = self._rows = None
         made = build_component("backend", backend, {"seed": seed})

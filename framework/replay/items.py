@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from framework.engine.engine import Engine
+from framework.engine.executors.replay import OUTPUT_BASE
 from framework.errors import ConfigError
-from framework.replay.executors import OUTPUT_BASE
 from framework.replay.recording import Recording
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray

@@ -10,23 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from framework.engine.executor import BoolArray, Executor, FloatArray, Step
+from framework.engine.executors.recording import Candidates, RecordingExecutor
 from framework.engine.request import Request
-from framework.engine.rows import IntArray, Rows
 from framework.errors import WorkloadError
 from framework.sampling import Sampling
-from framework.types import BlockCopy, Namespace, TokenArray, as_tokens
+from framework.types import Namespace, TokenArray, as_tokens
 from framework.workload.traces.recorded import FORMAT, VERSION
-
-Candidates = tuple[list[list[int]], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,62 +51,6 @@ class Recording:
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     requests: tuple[RecordedRequest, ...]
-
-
-class RecordingExecutor:
-    """Passes everything on to `inner` and remembers what a beam search was told."""
-
-    def __init__(self, inner: Executor) -> None:
-        self.inner = inner
-        self.tops: dict[int, list[Candidates]] = {}
-        self._step: Step | None = None
-        self._rows: Rows | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def now(self) -> float:
-        """See Executor."""
-        return self.inner.now()
-
-    def wait_until(self, when: float) -> None:
-        """See Executor."""
-        self.inner.wait_until(when)
-
-    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
-        """See Executor."""
-        self.inner.set_table(row, start, ids)
-
-    def clear_table(self, row: int) -> None:
-        """See Executor."""
-        self.inner.clear_table(row)
-
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """See Executor."""
-        self.inner.copy_blocks(copies)
-
-    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
-        """See Executor."""
-        self.inner.fresh(ids)
-
-    def forward(self, step: Step, rows: Rows) -> None:
-        """See Executor."""
-        self._step, self._rows = step, rows
-        self.inner.forward(step, rows)
-
-    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
-        """See Executor."""
-        return self.inner.sample(at, streams, step, rows)
-
-    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
-        """See Executor."""
-        told = self.inner.logprobs(at, tokens, k)
-        assert self._step is not None
-        assert self._rows is not None
-        seq = self._rows.sequences[int(self._step.rows[self._step.sampled][at[0]])]
-        if seq is not None and seq.request.group is not None:
-            self.tops.setdefault(seq.request.number, []).append((told[1].tolist(), told[2].tolist()))
-        return told
 
 
 def write_recording(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from framework.engine.executor import Step
+from framework.engine.executors.base import Step
 from framework.engine.rows import Rows
 from framework.errors import ConfigError
 from framework.model.config import ModelConfig

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.executor import BoolArray, FloatArray, Step
+from framework.engine.executors.base import BoolArray, FloatArray, Step
 from framework.engine.rows import IntArray, Rows
 from framework.types import BlockCopy
 

@@ -32,9 +32,9 @@ from plain_caches import plain_lru
 from framework import registry
 from framework.components import build_allocator
 from framework.engine.engine import Engine
+from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.interfaces.allocator import Allocator
 from framework.replay.cores import count
-from framework.replay.executors import ReplayExecutor, constant_step
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.sampling import Sampling

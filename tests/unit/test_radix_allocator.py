@@ -9,8 +9,8 @@ import pytest
 
 from framework.components import build_allocator
 from framework.engine.engine import Engine
+from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import InvalidArgument, InvariantViolation
-from framework.replay.executors import ReplayExecutor, constant_step
 from framework.sampling import Sampling
 from framework.types import (
     ROOT_NAMESPACE,

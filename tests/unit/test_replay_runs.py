@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from framework.build import run
-from framework.engine.executor import Step
+from framework.engine.executors.base import Step
 from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.model.shapes import SHAPES
 from framework.replay.roofline import DEVICES, Roofline

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from framework.engine.executor import Step
+from framework.engine.executors.base import Step
 from framework.engine.rows import Rows
 from framework.errors import InvalidArgument
 from framework.model import checkpoint

@@ -19,8 +19,8 @@ import pytest
 from framework import trace
 from framework.components import build_allocator
 from framework.engine.engine import Engine
+from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError, WorkloadError
-from framework.replay.executors import ReplayExecutor, constant_step
 from framework.replay.items import feed, trace_items
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay_infinite

@@ -26,6 +26,7 @@ from framework.model.dense import dense_logits
 from framework.model.loading import LoadedModel, load_model
 from framework.modes.dense_check import check_dense
 from framework.parallel.ranks import require_devices
+from framework.parallel.spread import spread_over
 from framework.sampling import Sampling
 
 HEAD = list("A prefix that all prompts share: größer, so that tokens of both ranks occur. ".encode())
@@ -47,7 +48,7 @@ def whole() -> LoadedModel:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[LoadedModel]:
     """The tiny model over two ranks, which serve one LLM after another."""
-    model = load_model("tiny", tensor_parallel_size=2, timeout_s=60)
+    model = load_model("tiny", spread=spread_over(2, timeout_s=60))
     yield model
     model.close()
 
@@ -198,7 +199,7 @@ def test_a_killed_rank_is_one_prompt_error_and_leaves_no_process() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_keeps_the_others_waiting_is_named_and_ended() -> None:
-    model = load_model("tiny", tensor_parallel_size=2, timeout_s=2)
+    model = load_model("tiny", spread=spread_over(2, timeout_s=2))
     assert model.ranks is not None
     llm = make(model, 2)
     os.kill(model.ranks.pids[0], signal.SIGSTOP)
@@ -226,7 +227,7 @@ def test_a_fault_of_rank_0_ends_the_others() -> None:
 
 @pytest.mark.slow
 def test_a_dense_pass_that_rank_0_leaves_ends_the_others() -> None:
-    model = load_model("tiny", tensor_parallel_size=2, timeout_s=60)
+    model = load_model("tiny", spread=spread_over(2, timeout_s=60))
     ranks, layer = model.ranks, model.decoder.layers[1]
     assert ranks is not None
 
@@ -243,7 +244,7 @@ def test_a_dense_pass_that_rank_0_leaves_ends_the_others() -> None:
 
 @pytest.mark.slow
 def test_ranks_may_be_given_more_time_than_the_system_waits_at_once() -> None:
-    model = load_model("tiny", tensor_parallel_size=2, timeout_s=1e15, device="cpu:0")
+    model = load_model("tiny", spread=spread_over(2, timeout_s=1e15), device="cpu:0")
     assert model.ranks is not None
     assert dense_logits(model.decoder, [1, 2, 3]).shape[0] == 3
     blocks = model.ranks.call(
@@ -259,9 +260,10 @@ def test_ctrl_c_while_the_ranks_begin_is_rank_0_s_affair(tmp_path: Path) -> None
     script = tmp_path / "load.py"
     script.write_text(
         "from framework.model.loading import load_model\n"
+        "from framework.parallel.spread import spread_over\n"
         "if __name__ == '__main__':\n"
         "    print('go', flush=True)\n"
-        "    load_model('tiny', tensor_parallel_size=2).close()\n"
+        "    load_model('tiny', spread=spread_over(2)).close()\n"
     )
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -284,7 +286,7 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
     (folder / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(Exception, match="is damaged or no safetensors file"):
-        load_model(folder, tensor_parallel_size=2)
+        load_model(folder, spread=spread_over(2))
     assert multiprocessing.active_children() == []
 
 
@@ -304,7 +306,7 @@ def test_sizes_that_cannot_be_are_refused_before_weights_are_read(tmp_path: Path
     with pytest.raises(InvalidArgument, match=r"num_heads 6 is not a multiple of it.*Would work: 1, 2, 6"):
         make(str(tmp_path), 4)
     with pytest.raises(InvalidArgument, match="tensor_parallel_size 3 does not divide this qwen3 model"):
-        load_model("tiny", tensor_parallel_size=3)
+        load_model("tiny", spread=spread_over(3))
     with pytest.raises(ConfigError, match="loaded over 1 ranks; load it with load_model"):
         make(whole, 2)
 
@@ -312,7 +314,7 @@ def test_sizes_that_cannot_be_are_refused_before_weights_are_read(tmp_path: Path
 def test_too_few_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="tensor_parallel_size=2 needs as many CUDA devices, found 1"):
-        load_model("tiny", tensor_parallel_size=2, device="cuda")
+        load_model("tiny", spread=spread_over(2), device="cuda")
     with pytest.raises(ConfigError, match="a device a rank; found cuda:0"):
         require_devices("cuda:0", 2)
     require_devices("cpu", 64)

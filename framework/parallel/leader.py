@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.executor import BoolArray, Executor, FloatArray, Step
+from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step
 from framework.engine.rows import IntArray, Rows
 from framework.parallel.messages import Outbox
 from framework.parallel.ranks import Ranks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.executor import BoolArray, FloatArray, Step
+from framework.engine.executors.base import BoolArray, FloatArray, Step
 from framework.engine.rows import IntArray, Rows
 from framework.errors import Unsupported
 from framework.types import BlockCopy, TokenArray

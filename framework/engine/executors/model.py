@@ -13,7 +13,7 @@ from torch import Tensor
 
 from framework.engine.books import named
 from framework.engine.compiled import compiled_forward, opaque_attention
-from framework.engine.executor import BoolArray, FloatArray, Step
+from framework.engine.executors.base import BoolArray, FloatArray, Step
 from framework.engine.graphs import DecodeGraphs, Recorder
 from framework.engine.pool import KVPool
 from framework.engine.rows import IntArray, Rows
@@ -68,7 +68,7 @@ class ModelExecutor:
         Attention stays as it is, an opaque operation to the compiler. `decoder` itself stays eager: the dense check
         is not to depend on a compiler.
 
-        Of a model over several ranks, sums are opaque as well: see `framework.parallel.compiled`.
+        Of a model over several ranks, sums are opaque as well: see `framework.engine.opaque_group`.
 
         Raises:
             ConfigError: one rank's part, which has not joined the others.

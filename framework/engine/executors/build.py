@@ -1,0 +1,88 @@
+"""Construction of the executor that computes: backend, KV pool, block tables, and a decoder made fast."""
+
+from __future__ import annotations
+
+from framework.components import EngineOptions
+from framework.engine import graphs
+from framework.engine.books import named
+from framework.engine.executors.model import ModelExecutor
+from framework.engine.opaque_group import opaque_group
+from framework.engine.pool import KVPool
+from framework.engine.tables import BlockTables
+from framework.interfaces.backend import AttentionBackend, AttentionSpec
+from framework.model.decoder import Decoder
+
+
+def make_executor(
+    decoder: Decoder,
+    backend: AttentionBackend,
+    spec: AttentionSpec,
+    *,
+    num_blocks: int,
+    max_len: int,
+    options: EngineOptions,
+    device: str,
+    poison: bool = False,
+) -> ModelExecutor:
+    """Set the backend up, allocate the pool and the tables, and make the decoder fast.
+
+    Args:
+        spec: of the attention that `decoder` holds: one rank's heads where the model is spread over several.
+        max_len: longest sequence, tokens.
+
+    Raises:
+        PluginError, Unsupported: the backend's setup failed.
+        OutOfMemory: the pool does not fit.
+        ConfigError: CUDA graphs or compilation were asked for and cannot be.
+    """
+    try:
+        backend.setup(spec, device)
+    except Exception as error:
+        raise named(backend, "setup", error) from error
+    pool = KVPool(
+        num_blocks=num_blocks,
+        block_size=spec.block_size,
+        num_layers=decoder.config.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=spec.dtype,
+        device=device,
+        layout=spec.layout,
+        poison=poison,
+    )
+    tables = BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
+    sizes, off = graphs.choose(
+        options.cuda_graphs,
+        options.graph_batch_sizes,
+        options.max_batch_requests,
+        backend,
+        device,
+        num_ranks=decoder.shard.size,
+    )
+    executor = ModelExecutor(decoder, backend, pool, tables)
+    if options.compile:
+        if decoder.group is not None:
+            decoder.join(opaque_group(decoder.group))
+        executor.compile()
+    elif options.prepack:
+        decoder.prepack(options.max_batch_requests)
+    executor.graphs_off = off
+    if sizes:
+        executor.capture(graphs.CudaRecorder(device), sizes)
+    return executor
+
+
+def require_graphs(options: EngineOptions, backend: AttentionBackend, device: str) -> None:
+    """Raise where CUDA graphs are asked for and cannot be, before a model is loaded.
+
+    Raises:
+        ConfigError: in one sentence, with what would work.
+    """
+    graphs.choose(
+        options.cuda_graphs,
+        options.graph_batch_sizes,
+        options.max_batch_requests,
+        backend,
+        device,
+        num_ranks=options.tensor_parallel_size,
+    )

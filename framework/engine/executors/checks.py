@@ -1,0 +1,66 @@
+"""What is asked of a device and of an attention backend before a model is loaded."""
+
+from __future__ import annotations
+
+import torch
+
+from framework import registry
+from framework.engine.books import named
+from framework.errors import BackendUnavailable, ConfigError
+from framework.interfaces.backend import AttentionBackend, AttentionSpec
+from framework.model.config import ModelConfig
+
+
+def default_device(device: str | None) -> str:
+    """`device`, or "cuda" where torch sees one, else "cpu".
+
+    Raises:
+        ConfigError: a device torch does not know, or a CUDA device that is not there.
+    """
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, found {device!r}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r} was asked for, but torch {torch.__version__} sees no CUDA device")
+    return device
+
+
+def attention_spec(config: ModelConfig, dtype: str, block_size: int, layout: str) -> AttentionSpec:
+    """What a model asks of a backend."""
+    return AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        block_size=block_size,
+        layout=layout,
+        sliding_window=config.sliding_window,
+    )
+
+
+def require_backend(backend: AttentionBackend, spec: AttentionSpec, device: str) -> None:
+    """Raise unless `backend` can serve `spec` on `device`.
+
+    Raises:
+        BackendUnavailable: all the reasons, and the installed backends that would work.
+    """
+    try:
+        reasons = backend.check(spec, device)
+    except Exception as error:
+        raise named(backend, "check", error) from error
+    if not reasons:
+        return
+    others = []
+    for name in registry.names("backend"):
+        try:
+            other: AttentionBackend = registry.build("backend", name, {}, {})
+        except Exception:
+            continue
+        if not other.check(spec, device):
+            others.append(name)
+    raise BackendUnavailable(
+        f"{type(backend).__name__} cannot run here: {'; '.join(reasons)}. Would work: {', '.join(others) or 'none'}"
+    )
