@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.components import Component as Component
-from framework.components import EngineOptions as EngineOptions
-from framework.components import build_allocator as build_allocator
-from framework.components import build_component as build_component
+from framework.config.sections import EngineOptions as EngineOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.build import make_executor, require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
@@ -24,6 +21,9 @@ from framework.model.loading import LoadedModel, load_model, read_model_config
 from framework.model.shard import Shard
 from framework.model.tokenizer import encode
 from framework.parallel.spread import spread_over
+from framework.registry.components import Component as Component
+from framework.registry.components import build_allocator as build_allocator
+from framework.registry.components import build_component as build_component
 from framework.sampling import Sampling
 from framework.types import Namespace, as_tokens
 
@@ -266,7 +266,7 @@ class LLM:
         if not progress:
             self.engine.run(on_step)
             return
-        from framework.report.progress import request_progress
+        from framework.cli.progress import request_progress
 
         with request_progress(self.engine) as tick:
             self.engine.run(lambda engine: (tick(), on_step and on_step(engine)))

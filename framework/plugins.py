@@ -142,6 +142,6 @@ def _print(found: Sequence[Entry]) -> None:
 
 
 if __name__ == "__main__":
-    from framework.exit import exit_with
+    from framework.cli.exit import exit_with
 
     exit_with(main)

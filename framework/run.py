@@ -1,6 +1,6 @@
 """The command line: `python -m framework.run [OVERRIDES]` and the console script `kvcache-framework`.
 
-The only module that runs Hydra: overrides in, one checked plain dict out, and `framework.build.run` called with it,
+The only module that runs Hydra: overrides in, one checked plain dict out, and `framework.api.run` called with it,
 once a job. Exit status: 0 done, 1 a run failed, 2 the request could not be understood.
 """
 
@@ -38,7 +38,7 @@ _REFUSALS = (*_ASKED_WRONGLY, PluginError)
 
 def main() -> None:
     """The console script: runs `sys.argv` and exits with its status."""
-    from framework.exit import exit_with
+    from framework.cli.exit import exit_with
 
     exit_with(lambda: call(sys.argv[1:]))
 
@@ -48,12 +48,12 @@ def call(arguments: Sequence[str]) -> int:
     outcomes: list[Outcome] = []
     try:
         if _asks(arguments, "--help", "-h"):
-            from framework.config.help import help_text
+            from framework.config.hydra.help import help_text
 
             print(help_text(), end="")  # noqa: T201
             return 0
         if _asks(arguments, "--version"):
-            from framework.config.help import version_text
+            from framework.config.hydra.help import version_text
 
             print(version_text())  # noqa: T201
             return 0
@@ -74,12 +74,12 @@ def call(arguments: Sequence[str]) -> int:
 
 
 def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> DictConfig:
-    """The checked configuration of these overrides, in either spelling, for notebooks: see `framework.config.compose`.
+    """The checked configuration of these overrides, in either spelling: what notebooks call.
 
     Raises:
         FrameworkError: an override, value or component that cannot be run.
     """
-    from framework.config import compose as composing
+    from framework.config.hydra import compose as composing
 
     return composing.compose(overrides, config_dir=config_dir)
 
@@ -88,7 +88,7 @@ def job(config: DictConfig) -> Outcome:
     """One run: the task that Hydra calls, in this process or in a launcher's worker. A failure is an outcome."""
     from hydra.core.hydra_config import HydraConfig
 
-    from framework.config.multirun import job_directory
+    from framework.config.hydra.multirun import job_directory
     from framework.sweep.job import Outcome, fail, is_disk_failure
 
     hydra = HydraConfig.get()
@@ -127,15 +127,16 @@ def job(config: DictConfig) -> Outcome:
 
 def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) -> dict[str, Any]:
     """The settings of one run, checked; a sweep's job is marked as begun."""
-    from framework import components, registry
-    from framework.config.compose import checked
+    from framework import registry
+    from framework.config.check import without_effect
+    from framework.config.hydra.compose import checked
     from framework.sweep.job import begin, config_hash
 
     if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
     settings = checked(config)
     if sweep is None:
-        for sentence in (*registry.clashes(settings), *components.without_effect(settings)):
+        for sentence in (*registry.clashes(settings), *without_effect(settings)):
             _complain(sentence)
     else:
         begin(Path(directory), list(hydra.overrides.task), config_hash(settings))
@@ -147,7 +148,7 @@ def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) 
 
 def _run_job(settings: dict[str, Any], directory: str, sweep: str | None) -> str:
     """Run, and say what went wrong though the run ended; empty when all is well."""
-    from framework.build import run
+    from framework.api import run
     from framework.results.reading import what_went_wrong
 
     result = run(settings)
@@ -175,7 +176,7 @@ def _is_sweep(hydra: Any) -> bool:
 def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     from hydra._internal.utils import get_args_parser
 
-    from framework.config import compose, folder, overrides
+    from framework.config.hydra import compose, folder, overrides
 
     parser = get_args_parser()
     parser.error = _refuse_option(parser)  # type: ignore[method-assign]
@@ -185,7 +186,7 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     args.overrides = overrides.normalise(args.overrides, groups, lambda word: Path(word).exists())
     name = args.config_name or compose.CONFIG_NAME
     if args.shell_completion:
-        from framework.config.completion import complete
+        from framework.config.hydra.completion import complete
 
         path = compose.search_path(conf, args.config_dir)
         print(complete("".join(arguments[-1:]), groups, path))  # noqa: T201
@@ -204,7 +205,7 @@ def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Pa
     """`--cfg`, `--info` and `--hydra-help` are Hydra's own, over our search path; the config is checked first."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from framework.config import compose
+    from framework.config.hydra import compose
 
     path = compose.search_path(conf, args.config_dir)
     if args.cfg:
@@ -225,8 +226,8 @@ def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    from framework.config.multirun import multirun
-    from framework.config.sentences import HYDRA_ERRORS, as_config_error
+    from framework.config.hydra.multirun import multirun
+    from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
 
     try:
         mode = RunMode.MULTIRUN if args.multirun else hydra.get_mode(name, args.overrides) or RunMode.RUN
@@ -282,7 +283,7 @@ def _asks(arguments: Sequence[str], *flags: str) -> bool:
 
 def _refuse_option(parser: argparse.ArgumentParser) -> Any:
     def refuse(message: str) -> None:
-        from framework.parameters import did_you_mean
+        from framework.registry.signatures import did_you_mean
 
         offered = [option for action in parser._actions for option in action.option_strings]
         words = [word for word in message.split() if word.startswith("-")]

@@ -118,9 +118,9 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from framework.config.compose import create_hydra, search_path
-    from framework.config.folder import conf_folder, groups_of
-    from framework.config.overrides import normalise
+    from framework.config.hydra.compose import create_hydra, search_path
+    from framework.config.hydra.folder import conf_folder, groups_of
+    from framework.config.hydra.overrides import normalise
 
     folder = conf_folder()
     words = normalise(overrides, groups_of(folder), lambda word: Path(word).exists())
@@ -182,8 +182,8 @@ def _one(optuna: Any, study: Any, plan: Search, say: Callable[[str], None]) -> N
 
 def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
     """(metric, "") of one trial, run or read; (None, reason) where it failed."""
-    from framework.build import run
-    from framework.config.compose import checked, compose
+    from framework.api import run
+    from framework.config.hydra.compose import checked, compose
 
     directory = plan.folder.absolute() / folder_name(words)
     try:
@@ -321,6 +321,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    from framework.exit import exit_with
+    from framework.cli.exit import exit_with
 
     exit_with(main)

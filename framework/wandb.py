@@ -134,6 +134,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from framework.exit import exit_with
+    from framework.cli.exit import exit_with
 
     exit_with(main)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.shared import CONVERSATION, parse, publish, save, table, trace_path, write_provenance, write_rows
-from framework.components import build_component
+from framework.registry.components import build_component
 from framework.replay.optimum import replay_optimum
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import CacheOnlyResult, replay, replay_infinite

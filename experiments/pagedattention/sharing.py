@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from framework.components import build_allocator
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 
 MAX_LEN = 8192

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from experiments.shared import AGENT_TEXT, AGENTIC, CONVERSATION, digest, kept, trace_path
 from framework import registry
-from framework.components import build_component
+from framework.registry.components import build_component
 from framework.replay import optimum, paths, reference
 from framework.replay.optimum import replay_optimum
 from framework.replay.paths import RequestPaths, build_paths

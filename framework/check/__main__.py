@@ -88,6 +88,6 @@ def _best_device() -> str:
 
 
 if __name__ == "__main__":
-    from framework.exit import exit_with
+    from framework.cli.exit import exit_with
 
     exit_with(main)

@@ -13,7 +13,7 @@ from typing import Any
 
 from framework import registry
 from framework.errors import ConfigError, FrameworkError, PluginError, PluginImportError, UnknownPlugin
-from framework.parameters import did_you_mean, listing, signature
+from framework.registry.signatures import did_you_mean, listing, signature
 
 _GIVEN_BY_KIT = ("num_blocks", "block_size", "max_model_len", "hash", "eviction")
 _FIXED: Mapping[str, Any] = {"seed": 0, "device": "cpu"}

@@ -1,1 +1,1 @@
-"""Hydra's side of the command line. Imported by `framework.run` alone; everything else takes plain dicts."""
+"""The configuration: every section's type with its bounds, the check of a plain dict, and Hydra's side."""

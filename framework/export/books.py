@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterable, Sequence
 
-from framework.components import Component, build_component
 from framework.errors import InvalidArgument, OutOfBlocks, PluginError, Unsupported
 from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.registry.components import Component, build_component
 from framework.types import BlockHash, BlockId
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from framework.components import Component
 from framework.errors import InvalidArgument, Unsupported
 from framework.export.books import Books, build_policy
+from framework.registry.components import Component
 
 
 def as_libcachesim(

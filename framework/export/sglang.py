@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from framework.components import Component
 from framework.errors import InvalidArgument
 from framework.export.books import Books, build_policy
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
+from framework.registry.components import Component
 from framework.types import BlockHash, BlockId
 
 INTERFACE = "sglang 0.5.23, sglang/srt/mem_cache/evict_policy.py and radix_cache.py"

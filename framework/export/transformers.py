@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.components import Component, build_component
 from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch, LayerKV
+from framework.registry.components import Component, build_component
 
 if TYPE_CHECKING:
     import torch

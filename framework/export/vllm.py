@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from framework.components import Component
 from framework.errors import InvalidArgument, Unsupported
 from framework.export.books import Books, build_policy
+from framework.registry.components import Component
 
 INTERFACE = "vllm 0.33.0, vllm/v1/kv_offload/cpu/policies/base.py"
 """Where the signatures below were taken from."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from framework.interfaces.backend import AttentionBackend, Batch, LayerKV
+from framework.kernel.cells import Cell
 from framework.kernel.floors import work_of
-from framework.kernel.options import Cell
 from framework.testing.attention_cases import Case, Problem, torch_dtype
 from framework.testing.attention_runs import Verdict, judge
 

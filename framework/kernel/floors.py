@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from framework.kernel.options import Cell
+from framework.kernel.cells import Cell
 from framework.replay.roofline import DEVICES
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}

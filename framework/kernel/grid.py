@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from framework.config.sections import KernelOptions
 from framework.errors import ConfigError
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, CompiledKernel
 from framework.kernel import bench as benches
 from framework.kernel.bench import Bench
 from framework.kernel.ceilings import Ceilings, measure
+from framework.kernel.cells import Cell, cells
 from framework.kernel.floors import Work, arch_of, floor_s, work_of
 from framework.kernel.gate import Gate, gate
-from framework.kernel.options import Cell, KernelOptions, cells
 from framework.kernel.timing import Call, Times, time_on_cpu, time_on_cuda
 
 Row = dict[str, Any]

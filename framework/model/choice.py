@@ -9,7 +9,7 @@ from framework.errors import ConfigError
 from framework.model.config import ModelConfig
 from framework.model.loading import LoadedModel, Spread, load_model, random_model, read_model_config
 from framework.model.shapes import SHAPES
-from framework.options import call_checked
+from framework.registry.options import call_checked
 
 MODELS = ("tiny", "checkpoint", "random")
 

@@ -6,14 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from framework.components import build_component
+from framework.config.sections import ReplayOptions
 from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.modes.replay_input import first, opened_trace, pool_blocks
-from framework.options import section
+from framework.registry.components import build_component
+from framework.registry.options import section
 from framework.replay.cores import count
 from framework.replay.optimum import replay_optimum
-from framework.replay.options import ReplayOptions
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import CacheOnlyResult
 

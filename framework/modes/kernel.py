@@ -9,13 +9,14 @@ from statistics import geometric_mean
 from typing import Any
 
 from framework import tracking
-from framework.components import build_component
+from framework.config.sections import KernelOptions
 from framework.engine.executors.checks import default_device, require_backend
 from framework.interfaces.backend import AttentionBackend
+from framework.kernel.cells import for_device
 from framework.kernel.grid import Grid
-from framework.kernel.options import KernelOptions
 from framework.modes.session import provenance
-from framework.options import call_checked, section
+from framework.registry.components import build_component
+from framework.registry.options import call_checked, section
 from framework.results.layout import KERNEL, ROOFLINE
 from framework.tracking import RunDirectory, RunLabel, Trackers
 
@@ -32,7 +33,7 @@ def kernel(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = section(config, "run")
     options = call_checked("kernel", KernelOptions, section(config, "kernel"))
     device, cache = default_device(config.get("device")), section(config, "cache")
-    options = options.for_device(device, int(cache.get("block_size") or 16))
+    options = for_device(options, device, int(cache.get("block_size") or 16))
     name = str((config.get("backend") or {}).get("name", "torch"))
     with RunDirectory(Path(settings["dir"]), overwrite=bool(settings.get("overwrite", True))) as run:
         tracker = section(config, "tracker")

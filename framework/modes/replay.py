@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from framework import tracking
-from framework.components import EngineOptions, build_allocator, build_component
+from framework.config.sections import EngineOptions, ReplayOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, constant_step
@@ -17,10 +17,10 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import first, opened_trace, pool_blocks
 from framework.modes.session import label, provenance
-from framework.options import call_checked, section
+from framework.registry.components import build_allocator, build_component
+from framework.registry.options import call_checked, section
 from framework.replay.foresight import Foresight
 from framework.replay.items import feed, recorded_items, trace_items
-from framework.replay.options import ReplayOptions
 from framework.replay.recording import Recording, read_recording
 from framework.replay.roofline import Roofline
 from framework.tracking import RunDirectory, Trackers

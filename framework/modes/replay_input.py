@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from framework.config.sections import ReplayOptions
 from framework.errors import ConfigError
-from framework.options import call_checked, section
+from framework.registry.options import call_checked, section
 from framework.replay.curves import capacity_blocks
-from framework.replay.options import ReplayOptions
 from framework.replay.roofline import Roofline
 from framework.workload.traces import Trace, TraceRequest, open_trace
 

@@ -20,8 +20,8 @@ from framework.model.loading import LoadedModel
 from framework.model.shard import Shard
 from framework.model.tokenizer import encode
 from framework.modes.session import label, provenance
-from framework.options import call_checked, section
 from framework.parallel.spread import spread_over
+from framework.registry.options import call_checked, section
 from framework.replay.recording import write_recording
 from framework.tracking import RunDirectory, Trackers
 from framework.workload import WorkloadRequest

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework import tracking
-from framework.options import section
+from framework.registry.options import section
 from framework.tracking import RunLabel
 
 _KINDS = ("allocator", "eviction", "hash", "backend")

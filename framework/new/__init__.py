@@ -11,9 +11,9 @@ from pathlib import Path
 from string import Template
 
 from framework import registry
-from framework.contract import SINCE
 from framework.errors import ConfigError
 from framework.interfaces import CONTRACT
+from framework.registry.contract import SINCE
 
 
 def create(name: str, kind: str, folder: str | Path = ".") -> Path:

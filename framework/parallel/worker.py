@@ -27,8 +27,9 @@ from framework.parallel.group import Group
 from framework.parallel.messages import Op, Order, orders, packed
 
 if TYPE_CHECKING:
-    from framework.components import Component, EngineOptions
+    from framework.config.sections import EngineOptions
     from framework.interfaces.backend import AttentionSpec
+    from framework.registry.components import Component
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +168,9 @@ class Worker:
         Args:
             spec: of one rank's heads. num_blocks: as on every rank. max_len: longest sequence, tokens.
         """
-        from framework.components import build_component
         from framework.engine.executors.build import make_executor
         from framework.engine.executors.checks import require_backend
+        from framework.registry.components import build_component
 
         self._executor = self._rows = None
         made = build_component("backend", backend, {"seed": seed})

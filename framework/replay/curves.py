@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.components import build_component
 from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
+from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
 from framework.replay.stack import reuse_distances

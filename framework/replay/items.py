@@ -33,7 +33,7 @@ def feed(engine: Engine, items: Iterable[ReplayItem], *, progress: bool = False)
 
     Streaming: no more than the requests in flight are in memory.
     """
-    from framework.report.progress import replay_progress
+    from framework.cli.progress import replay_progress
 
     source = iter(items)
     pending = next(source, None)

@@ -43,6 +43,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    from framework.exit import exit_with
+    from framework.cli.exit import exit_with
 
     exit_with(main)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
-from framework.parameters import did_you_mean, listing
+from framework.registry.signatures import did_you_mean, listing
 from framework.report.compare import FEW_PAIRS, Difference, Mean, holm, mean_of, paired_bootstrap
 from framework.results.records import RunRow, Value
 

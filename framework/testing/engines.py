@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from framework import registry
-from framework.components import Component, build_allocator
 from framework.engine.engine import Engine
 from framework.engine.request import Request
+from framework.registry.components import Component, build_allocator
 from framework.sampling import Sampling
 from framework.testing.fake_executor import FakeExecutor, FakeModel, log_softmax
 

@@ -38,7 +38,7 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> list[Tracker]:
     Raises:
         ConfigError: no such tracker, or an option it does not have or allow.
     """
-    from framework.options import call_checked
+    from framework.registry.options import call_checked
 
     if name == "none":
         if options:

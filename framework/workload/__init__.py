@@ -49,7 +49,7 @@ def stream(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -
     """As `build`, one request at a time where the workload can be drawn so. Options are checked at once."""
     if name not in _WORKLOADS:
         raise ConfigError(f"no workload named {name!r}; there are: {', '.join(_WORKLOADS)}")
-    from framework.options import call_checked
+    from framework.registry.options import call_checked
 
     generate: Callable[..., Iterable[WorkloadRequest]] = getattr(import_module(_WORKLOADS[name]), name)
     return iter(call_checked(f"workload.{name}", generate, {**(options or {}), "seed": seed}))

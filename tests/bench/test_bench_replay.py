@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "property"))
 from plain_caches import plain_lru
 
 from framework import registry
-from framework.components import build_allocator
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.interfaces.allocator import Allocator
+from framework.registry.components import build_allocator
 from framework.replay.cores import count
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay

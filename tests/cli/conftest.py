@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from framework import build
+from framework import api
 from framework.run import call
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Every configuration that `framework.build.run` was called with; nothing is served."""
+    """Every configuration that `framework.api.run` was called with; nothing is served."""
     seen: list[dict[str, Any]] = []
 
     def record(config: dict[str, Any]) -> dict[str, Any]:
         seen.append(config)
         return {"status": "ok"}
 
-    monkeypatch.setattr(build, "run", record)
+    monkeypatch.setattr(api, "run", record)
     return seen
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from framework import __version__, interfaces, registry
-from framework.contract import SINCE, judge, reason_against
 from framework.errors import ContractMismatch
+from framework.registry.contract import SINCE, judge, reason_against
 
 HISTORY = {1: "0.1.0", 2: "1.0.0", 3: "2.0.0"}
 

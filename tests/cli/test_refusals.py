@@ -116,7 +116,7 @@ def test_a_crash_in_a_run_is_one_sentence_and_status_1(command: Any, monkeypatch
     def crash(config: Any) -> Any:
         raise KeyError("lost\nits head")
 
-    monkeypatch.setattr("framework.build.run", crash)
+    monkeypatch.setattr("framework.api.run", crash)
     status, _, err = command("backend=gather")
     assert status == 1
     assert err.count("\n") == 1, err
@@ -127,7 +127,7 @@ def test_a_crash_in_a_run_is_one_sentence_and_status_1(command: Any, monkeypatch
 def test_a_run_that_went_wrong_says_so_in_its_status(
     result: Any, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.build.run", lambda config: result)
+    monkeypatch.setattr("framework.api.run", lambda config: result)
     status, _, err = command("backend=gather")
     assert (status, err.count("\n")) == (1, 1), err
 

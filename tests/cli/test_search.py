@@ -84,16 +84,16 @@ def test_a_search_in_two_calls_asks_what_one_call_asks(place: Path) -> None:
 
 
 def test_a_trial_that_fails_is_told_and_counted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework import build
+    from framework import api
 
-    real = build.run
+    real = api.run
 
     def flaky(config: dict[str, Any]) -> dict[str, Any]:
         if config["eviction"]["name"] == "fifo":
             raise KeyError("lost")
         return real(config)
 
-    monkeypatch.setattr(build, "run", flaky)
+    monkeypatch.setattr(api, "run", flaky)
     best = search(plan(6))
     assert best.num_trials == 6
     assert 0 < best.num_failed < 6
@@ -106,16 +106,16 @@ def test_a_trial_that_fails_is_told_and_counted(place: Path, monkeypatch: pytest
 def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_history(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from framework import build
+    from framework import api
 
-    real = build.run
+    real = api.run
 
     def flaky(config: dict[str, Any]) -> dict[str, Any]:
         if config["eviction"]["name"] == "fifo":
             raise KeyError("lost")
         return real(config)
 
-    monkeypatch.setattr(build, "run", flaky)
+    monkeypatch.setattr(api, "run", flaky)
     words = ["y", *FIXED, *VARIED, "--trials", "10", "--metric", "evictions", "--minimize"]
     assert main(words) == 0
     assert main(words) == 0, "a search that is done is told again"

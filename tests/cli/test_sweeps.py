@@ -178,9 +178,9 @@ def test_a_dead_process_s_lock_in_a_job_s_folder_is_taken_over(trace: Path, comm
 def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
     trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from framework import build
+    from framework import api
 
-    real = build.run
+    real = api.run
 
     def flaky(config: dict[str, Any]) -> dict[str, Any]:
         if config["eviction"]["name"] == "fifo":
@@ -189,7 +189,7 @@ def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
 
     words = ("-m", *COMMON, "run.sweep=s", "eviction=lru,fifo,lfu")
     with monkeypatch.context() as patch:
-        patch.setattr(build, "run", flaky)
+        patch.setattr(api, "run", flaky)
         status, out, err = command(*words)
     assert status == 1
     assert "1 of 3 jobs failed" in err
@@ -210,16 +210,16 @@ def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
 def test_a_backend_that_cannot_run_here_is_a_row_of_its_own_and_no_failure(
     trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from framework import build
+    from framework import api
 
-    real = build.run
+    real = api.run
 
     def picky(config: dict[str, Any]) -> dict[str, Any]:
         if config["seed"] == 1:
             raise BackendUnavailable("needs a GPU")
         return real(config)
 
-    monkeypatch.setattr(build, "run", picky)
+    monkeypatch.setattr(api, "run", picky)
     status, out, _ = command("-m", *COMMON, "run.sweep=s", "seed=0,1")
     assert (status, "2 runs (1 ok, 1 unavailable)" in out) == (0, True), out
     assert command("-m", *COMMON, "run.sweep=t", "run.report=false", "seed=1")[0] == 1, "nothing could run"
@@ -228,7 +228,7 @@ def test_a_backend_that_cannot_run_here_is_a_row_of_its_own_and_no_failure(
 def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
     trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from framework import build
+    from framework import api
 
     ran: list[int] = []
 
@@ -236,7 +236,7 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
         ran.append(config["seed"])
         raise RunDirectoryError(28, "no space left on device")
 
-    monkeypatch.setattr(build, "run", full)
+    monkeypatch.setattr(api, "run", full)
     words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "seed=0,1,2,3,4,5")
     status, _, err = command(*words)
     assert (status, ran) == (1, [0, 1, 2]), err
@@ -362,15 +362,15 @@ def test_the_cache_only_mode_loads_no_torch(trace: Path, elsewhere: Path) -> Non
 def test_an_interrupted_sweep_reports_what_it_has(
     trace: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from framework import build
+    from framework import api
 
-    real = build.run
+    real = api.run
 
     def interrupted(config: dict[str, Any]) -> dict[str, Any]:
         if config["seed"] == 2:
             raise KeyboardInterrupt
         return real(config)
 
-    monkeypatch.setattr(build, "run", interrupted)
+    monkeypatch.setattr(api, "run", interrupted)
     assert call(["-m", *COMMON, "run.sweep=s", "seed=0,1,2,3"]) == 130
     assert "(2 ok, 1 unfinished)" in capsys.readouterr().out

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from framework import contract, registry
+from framework import registry
 from framework.check.__main__ import _parser as check_parser
 from framework.interfaces import CONTRACT
+from framework.registry import contract
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from framework.build import run
+from framework.api import run
 from framework.errors import BackendUnavailable
 from framework.interfaces.backend import AttentionSpec, Capabilities
 from framework.llm import LLM

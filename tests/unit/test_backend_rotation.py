@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from framework import LLM, Sampling
-from framework.components import EngineOptions
+from framework.config.sections import EngineOptions
 from framework.interfaces.backend import Capabilities
 from framework_builtin.backend.torch import TorchBackend
 

@@ -7,10 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from framework.components import build_allocator
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import InvalidArgument, InvariantViolation
+from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.types import (
     ROOT_NAMESPACE,

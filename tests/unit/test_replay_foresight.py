@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from replay_helpers import random_requests, workload
 
-from framework.components import build_allocator
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
+from framework.registry.components import build_allocator
 from framework.replay.foresight import Foresight, _following
 from framework.replay.items import feed, trace_items
 from framework.replay.optimum import replay_optimum

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.build import run
+from framework.api import run
 from framework.engine.executors.base import Step
 from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.model.shapes import SHAPES

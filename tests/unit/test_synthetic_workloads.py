@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from framework import trace
-from framework.components import build_allocator
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError, WorkloadError
+from framework.registry.components import build_allocator
 from framework.replay.items import feed, trace_items
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay_infinite

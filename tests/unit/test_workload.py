@@ -134,7 +134,7 @@ def test_a_setting_out_of_range_is_named_with_what_is_allowed(name: str, options
 def test_every_workload_has_its_yaml_and_both_say_the_same(repository: Path) -> None:
     import yaml
 
-    from framework.parameters import signature
+    from framework.registry.signatures import signature
 
     for name in workload.names():
         options = yaml.safe_load((repository / "conf" / "workload" / f"{name}.yaml").read_text())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from framework.components import EngineOptions
+from framework.config.sections import EngineOptions
 from framework.engine import graphs
 from framework.engine.books import named
 from framework.engine.executors.model import ModelExecutor

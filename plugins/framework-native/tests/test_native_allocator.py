@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from framework.build import run
+from framework.api import run
 from framework.errors import FrameworkError, InvariantViolation, UnknownRequest
 from framework.interfaces.hash import DigestScheme
 from framework.testing import allocator_checks

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from framework.build import run
+from framework.api import run
+from framework.config.sections import KernelOptions
 from framework.errors import BackendUnavailable, ConfigError
 from framework.figures.roofline import roofline
 from framework.files.jsonl import read_jsonl
@@ -18,8 +19,8 @@ from framework.kernel import gate as gates
 from framework.kernel import grid as grids
 from framework.kernel.bench import build, judge_timed, num_pools
 from framework.kernel.ceilings import Ceilings
+from framework.kernel.cells import Cell, cells, for_device
 from framework.kernel.floors import floor_s, work_of
-from framework.kernel.options import Cell, KernelOptions, cells
 from framework.kernel.timing import time_on_cpu
 from framework.report.kernel import print_kernel
 from framework_builtin.backend.gather import GatherBackend
@@ -180,7 +181,7 @@ def test_the_floors_of_the_note_on_kernels_come_out() -> None:
 
 
 def test_ragged_contexts_span_ten_to_one_and_are_mixed() -> None:
-    options = KernelOptions(batch=(8,), context=(1000,), prefill=()).for_device("cpu", 16)
+    options = for_device(KernelOptions(batch=(8,), context=(1000,), prefill=()), "cpu", 16)
     uniform, ragged = cells(options, "NHD")
     assert uniform.contexts == (1000,) * 8
     assert (min(ragged.contexts), max(ragged.contexts), len(ragged.contexts)) == (100, 1000, 8)

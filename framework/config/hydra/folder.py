@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from framework import registry
-from framework.config.overrides import Groups
+from framework.config.hydra.overrides import Groups
 from framework.errors import ConfigError
 
 FILES = {"model": "checkpoint", "workload": "prompts"}
@@ -19,7 +19,7 @@ def conf_folder() -> Path:
     Raises:
         ConfigError: neither is there.
     """
-    package = Path(__file__).resolve().parent.parent
+    package = Path(__file__).resolve().parents[2]
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
             return folder

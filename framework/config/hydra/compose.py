@@ -16,11 +16,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from framework import registry, settings
-from framework.config import source
-from framework.config.folder import conf_folder, groups_of
-from framework.config.overrides import normalise
-from framework.config.sentences import HYDRA_ERRORS, as_config_error
+from framework import registry
+from framework.config.check import check
+from framework.config.hydra import source
+from framework.config.hydra.folder import conf_folder, groups_of
+from framework.config.hydra.overrides import normalise
+from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
 from framework.errors import ConfigError
 
 CONFIG_NAME = "config"
@@ -103,13 +104,13 @@ def search_path(
 
 
 def checked(config: DictConfig, *, missing_allowed: bool = False) -> dict[str, Any]:
-    """A composed configuration as a resolved, checked plain dict: what `framework.build.run` takes.
+    """A composed configuration as a resolved, checked plain dict: what `framework.api.run` takes.
 
     Args:
         missing_allowed: leave out keys that have no value yet, to show a configuration that cannot be run.
 
     Raises:
-        ConfigError and what `settings.check` raises.
+        ConfigError and what `config.check.check` raises.
     """
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=not missing_allowed)
@@ -122,4 +123,4 @@ def checked(config: DictConfig, *, missing_allowed: bool = False) -> dict[str, A
     for group in (*registry.kinds(), "model", "workload", "tracker"):
         if plain.get(group) is None:
             raise ConfigError(f"{group} has no choice; set {group}=NAME")
-    return settings.check({str(key): value for key, value in plain.items()})
+    return check({str(key): value for key, value in plain.items()})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from framework.errors import ConfigError
-from framework.parameters import convert, did_you_mean, listing, signature
+from framework.registry.signatures import convert, did_you_mean, listing, signature
 
 T = TypeVar("T")
 

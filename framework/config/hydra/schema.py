@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from framework import registry
 from framework.errors import PluginError
-from framework.parameters import Parameter
+from framework.registry.signatures import Parameter
 
 
 def options_schema(kind: str, name: str) -> Any:

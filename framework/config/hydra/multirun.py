@@ -22,9 +22,9 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from framework import registry
-from framework.config.compose import checked
+from framework.cli.progress import sweep_progress
+from framework.config.hydra.compose import checked
 from framework.errors import FrameworkError
-from framework.report.progress import sweep_progress
 from framework.sweep.job import Outcome, config_hash, folder_name, is_done
 
 Task = Callable[[DictConfig], Outcome]

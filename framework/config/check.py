@@ -1,86 +1,20 @@
 """Is this configuration one that can be run? Plain dicts in and out; knows no Hydra.
 
-The keys and types of the shared sections are the dataclasses below; their values live in conf/config.yaml.
+The keys and types of the sections are those of config/sections.py; their values live in conf/config.yaml.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import fields
+from typing import Any
 
 from framework import registry
-from framework.components import EngineOptions
+from framework.config.sections import SECTIONS, EngineOptions, Root
 from framework.errors import ConfigError
-from framework.kernel.options import KernelOptions
-from framework.parameters import convert, did_you_mean, listing, signature
-from framework.replay.options import ReplayOptions
+from framework.registry.signatures import convert, did_you_mean, listing, signature
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
-    """The pool that all components share: sizes in blocks and tokens, dtypes by torch's names."""
-
-    num_blocks: int | None
-    block_size: int
-    memory_fraction: float | None
-    dtype: str | None
-    layout: Literal["NHD", "HND"]
-    poison: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Where a run writes, and what."""
-
-    name: str | None
-    group: str | None
-    dir: str
-    sweep: str
-    overwrite: bool
-    progress: bool
-    events: bool
-    record: bool
-    report: bool
-    stop_after_io_failures: int
-    log_every: int
-    stall_timeout_s: float | None
-    timeout_s: float | None
-    check_requests: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
-    """Every top-level key. Components are nodes of a `name` and options; the last five are checked by their owners."""
-
-    mode: Literal["serve", "replay", "kernel"]
-    executor: Literal["model", "none", "roofline", "cache_only"] | None
-    seed: int
-    device: str | None
-    cache: Cache
-    engine: EngineOptions
-    replay: ReplayOptions
-    kernel: KernelOptions
-    run: Run
-    allocator: Mapping[str, Any]
-    eviction: Mapping[str, Any]
-    hash: Mapping[str, Any]
-    backend: Mapping[str, Any]
-    model: Mapping[str, Any]
-    workload: Mapping[str, Any]
-    tracker: Mapping[str, Any]
-    experiment: Any
-    sweep: Any
-
-
-SECTIONS: Mapping[str, type] = {
-    "cache": Cache,
-    "engine": EngineOptions,
-    "replay": ReplayOptions,
-    "kernel": KernelOptions,
-    "run": Run,
-}
 _EXECUTORS: Mapping[str, tuple[str, ...]] = {"serve": ("model",), "kernel": ()}
 """Replay names its own when it refuses one."""
 _LOWEST = {
@@ -175,3 +109,22 @@ def _value(key: str, value: Any, annotation: Any) -> Any:
     if key == "cache.memory_fraction" and converted is not None and not 0 < converted <= 1:
         raise ConfigError(f"{key} must be above 0 and at most 1, found {converted}")
     return converted
+
+
+_OF_A_MODEL = (
+    "compile", "cuda_graphs", "graph_batch_sizes", "prepack", "tensor_parallel_size", "collective_timeout_s",
+)  # fmt: skip
+
+
+def without_effect(config: Mapping[str, Any]) -> list[str]:
+    """Of a configuration: one sentence on the engine settings, other than their defaults, that its mode never reads."""
+    mode, executor = config.get("mode", "serve"), config.get("executor")
+    if mode == "serve":
+        return []
+    place = f"mode={mode}" + (f" executor={executor}" if executor == "cache_only" else "")
+    unread = _OF_A_MODEL if place == "mode=replay" else tuple(field.name for field in fields(EngineOptions))
+    engine, defaults = config.get("engine") or {}, EngineOptions()
+    found = [
+        f"engine.{name}={engine[name]}" for name in unread if name in engine and engine[name] != getattr(defaults, name)
+    ]
+    return [f"no effect in {place}: {', '.join(found)}"] if found else []

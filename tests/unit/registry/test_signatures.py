@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NewType, Optional, Union
 import pytest
 
 from framework.errors import ConfigError, PluginError
-from framework.parameters import MISSING, convert, did_you_mean, signature
+from framework.registry.signatures import MISSING, convert, did_you_mean, signature
 
 
 class Colour(enum.Enum):

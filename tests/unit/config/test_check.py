@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from framework import registry, settings
-from framework.components import without_effect
+from framework import registry
+from framework.config import check as settings
+from framework.config import sections
+from framework.config.check import without_effect
 from framework.errors import ConfigError, FrameworkError
 
 
@@ -20,14 +22,14 @@ def written(repository: Path) -> Any:
 
 
 def test_every_section_has_the_keys_of_its_type(written: Any) -> None:
-    for name, section in settings.SECTIONS.items():
+    for name, section in sections.SECTIONS.items():
         assert list(written[name]) == [field.name for field in fields(section)], name
 
 
 @pytest.mark.parametrize("name", ["engine", "replay", "kernel"])
 def test_the_command_line_and_python_share_their_defaults(written: Any, name: str) -> None:
     given = settings.check({name: written[name]})[name]
-    for field in fields(settings.SECTIONS[name]):
+    for field in fields(sections.SECTIONS[name]):
         value = tuple(given[field.name]) if type(given[field.name]) is list else given[field.name]
         assert value == field.default, f"{name}.{field.name}"
 
@@ -36,7 +38,7 @@ def test_every_top_level_key_and_group_is_known(written: Any) -> None:
     groups = [next(iter(entry)) for entry in written["defaults"] if isinstance(entry, dict)]
     named = {key for key in written if key not in ("defaults", "hydra")}
     named |= {group for group in groups if not group.startswith("override")}
-    assert named == {field.name for field in fields(settings.Root)}
+    assert named == {field.name for field in fields(sections.Root)}
 
 
 def test_the_order_of_the_defaults_lets_an_experiment_win(written: Any) -> None:
@@ -48,7 +50,7 @@ def test_the_order_of_the_defaults_lets_an_experiment_win(written: Any) -> None:
 def test_shared_names_are_keys_of_the_configuration() -> None:
     for name, key in registry.SHARED.items():
         section, _, leaf = key.rpartition(".")
-        owner = settings.SECTIONS[section] if section else settings.Root
+        owner = sections.SECTIONS[section] if section else sections.Root
         assert leaf in {field.name for field in fields(owner)}, (name, key)
 
 

@@ -12,10 +12,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from framework.config.compose import CONFIG_NAME, create_hydra
-from framework.config.overrides import Groups, normalise
+from framework.config.hydra.compose import CONFIG_NAME, create_hydra
+from framework.config.hydra.overrides import Groups, normalise
 from framework.errors import ConfigError, FrameworkError
-from framework.parameters import did_you_mean
+from framework.registry.signatures import did_you_mean
 
 _COMMAND = re.compile(r"^\s*(?:\S*python[\d.]*\s+-m\s+framework\.run|\S+)(?:\s+|$)")
 _FLAGS = ("--cfg", "--config-dir", "--help", "--hydra-help", "--info", "--multirun", "--resolve", "--version")

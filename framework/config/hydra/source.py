@@ -14,7 +14,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from framework import registry
-from framework.config.schema import options_schema
+from framework.config.hydra.schema import options_schema
 from framework.errors import FrameworkError
 
 SCHEME = "plugins"

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from framework import registry
 from framework.errors import ConfigError, FrameworkError
-from framework.parameters import did_you_mean, listing
+from framework.registry.signatures import did_you_mean, listing
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 """What Hydra raises for overrides it refuses; a choice that is no name is a plain ValueError."""
@@ -90,7 +90,7 @@ def _unknown_key(key: str, overrides: Sequence[str], path: ConfigSearchPath) -> 
 
 def known_keys(overrides: Sequence[str], path: ConfigSearchPath) -> list[str]:
     """Every key that can be set under the group choices among `overrides`, or under the defaults."""
-    from framework.config.compose import compose_normal
+    from framework.config.hydra.compose import compose_normal
 
     choices = [override for override in overrides if re.match(r"^\w+=[\w.:-]+$", override)]
     groups = [override for override in choices if override.split("=")[0] in _group_names()]
@@ -103,7 +103,7 @@ def known_keys(overrides: Sequence[str], path: ConfigSearchPath) -> list[str]:
 
 
 def _group_names() -> frozenset[str]:
-    from framework.config.folder import conf_folder, default_choices
+    from framework.config.hydra.folder import conf_folder, default_choices
 
     return frozenset(default_choices(conf_folder()))
 

@@ -1,4 +1,4 @@
-"""The `kernel` section of a configuration, and the grid of cells that it spans."""
+"""The grid of cells that the `kernel` section spans."""
 
 from __future__ import annotations
 
@@ -7,63 +7,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from framework.config.sections import KernelOptions, Lengths
 from framework.errors import ConfigError
 from framework.interfaces.backend import AttentionSpec
 from framework.replay.roofline import DEVICES
 
-Lengths = Literal["uniform", "ragged"]
 _RAGGED = 10
 """The longest row of a ragged batch is so many times the shortest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelOptions:
-    """What the `kernel` section of a configuration may say. Lists span the grid; null takes the device's own.
+def for_device(options: KernelOptions, device: str, block_size: int) -> KernelOptions:
+    """The options with every null replaced by what suits the device.
 
-    Attributes:
-        batch, context: decode: rows, and the longest row's context in tokens.
-        prefill: causal prefill of one prompt of so many tokens, each a cell; an empty list for none.
-        lengths: of a decode batch: "uniform", or "ragged" from a tenth of the context up.
-        heads: "query/kv/dim", such as "32/8/128".
-        block_size: tokens; null: cache.block_size.
-        dtype, kv_dtype: of queries and of the pool, torch's names; a null KV dtype is that of the queries.
-        budget_s: timing of one cell, seconds, about.
-        max_bytes: cells whose buffers would be larger are reported and left out.
-        target: the chip of the modelled floor, a name in framework.replay.roofline.DEVICES.
+    Raises:
+        ConfigError: a number below 1, or a target that is not known.
     """
-
-    batch: tuple[int, ...] | None = None
-    context: tuple[int, ...] | None = None
-    prefill: tuple[int, ...] | None = None
-    lengths: tuple[Lengths, ...] = ("uniform", "ragged")
-    heads: tuple[str, ...] | None = None
-    block_size: tuple[int, ...] | None = None
-    dtype: tuple[str, ...] | None = None
-    kv_dtype: tuple[str | None, ...] = (None,)
-    budget_s: float = 1.0
-    max_bytes: int | None = None
-    target: str = "h200"
-
-    def for_device(self, device: str, block_size: int) -> KernelOptions:
-        """With every null replaced by what suits the device.
-
-        Raises:
-            ConfigError: a number below 1, or a target that is not known.
-        """
-        own = _CPU if device == "cpu" else _CUDA
-        changes: dict[str, Any] = {name: value for name, value in own.items() if getattr(self, name) is None}
-        if self.block_size is None:
-            changes["block_size"] = (block_size,)
-        filled = replace(self, **changes)
-        for name in ("batch", "context", "prefill", "block_size"):
-            for value in getattr(filled, name):
-                if value < 1:
-                    raise ConfigError(f"kernel.{name} must be at least 1, found {value}")
-        if filled.budget_s <= 0:
-            raise ConfigError(f"kernel.budget_s must be above 0, found {filled.budget_s}")
-        if filled.target not in DEVICES:
-            raise ConfigError(f"kernel.target {filled.target!r} is unknown; known: {', '.join(DEVICES)}")
-        return filled
+    own = _CPU if device == "cpu" else _CUDA
+    changes: dict[str, Any] = {name: value for name, value in own.items() if getattr(options, name) is None}
+    if options.block_size is None:
+        changes["block_size"] = (block_size,)
+    filled = replace(options, **changes)
+    for name in ("batch", "context", "prefill", "block_size"):
+        for value in getattr(filled, name):
+            if value < 1:
+                raise ConfigError(f"kernel.{name} must be at least 1, found {value}")
+    if filled.budget_s <= 0:
+        raise ConfigError(f"kernel.budget_s must be above 0, found {filled.budget_s}")
+    if filled.target not in DEVICES:
+        raise ConfigError(f"kernel.target {filled.target!r} is unknown; known: {', '.join(DEVICES)}")
+    return filled
 
 
 _CPU = {

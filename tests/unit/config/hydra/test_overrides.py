@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.config.overrides import Groups, normalise, quote, split_choices, unquote
+from framework.config.hydra.overrides import Groups, normalise, quote, split_choices, unquote
 
 GROUPS = Groups(
     names=frozenset({"allocator", "model", "workload", "experiment", "tracker"}),

@@ -1,0 +1,1 @@
+"""What every command shares: exit status, how a command ends, progress on standard error."""

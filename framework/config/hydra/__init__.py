@@ -1,0 +1,1 @@
+"""Composition of configurations with Hydra. No other room imports Hydra or OmegaConf."""

@@ -1,0 +1,56 @@
+"""From a name, a mapping or a class to an object: what serve, replay and tests build alike. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.errors import ConfigError
+from framework.interfaces.allocator import Allocator
+from framework.registry.construction import build
+from framework.registry.signatures import signature
+
+Component = str | Mapping[str, Any] | type | object
+
+
+def build_component(kind: str, component: Component, shared: Mapping[str, Any]) -> Any:
+    """A name, a mapping with a name, or a class becomes an object; an object stays itself."""
+    if isinstance(component, str):
+        return build(kind, component, {}, shared)
+    if isinstance(component, Mapping):
+        options = {key: value for key, value in component.items() if key != "name"}
+        return build(kind, str(component["name"]), options, shared)
+    if isinstance(component, type):
+        return construct(component, shared)
+    return component
+
+
+def construct(cls: type, shared: Mapping[str, Any]) -> Any:
+    """A class of your own, made with the shared values that its constructor names."""
+    named = signature(cls).names()
+    return cls(**{key: value for key, value in shared.items() if key in named})
+
+
+def build_allocator(
+    allocator: Component,
+    eviction: Component,
+    hash: Component,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int,
+    seed: int = 0,
+) -> Allocator:
+    """The allocator with its policy and hash scheme; what serve and replay share."""
+    if block_size < 1:
+        raise ConfigError(f"cache.block_size must be at least 1, found {block_size}")
+    shared: dict[str, Any] = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "seed": seed,
+    }
+    shared["eviction"] = build_component("eviction", eviction, shared)
+    shared["hash"] = build_component("hash", hash, shared)
+    built: Allocator = build_component("allocator", allocator, shared)
+    return built

@@ -1,0 +1,95 @@
+"""From a plugin's class and a user's options to an object; the options are checked first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.errors import ConfigError, FrameworkError, PluginError
+from framework.registry.kinds import SHARED
+from framework.registry.lookup import load
+from framework.registry.signatures import Parameter, Signature, convert, did_you_mean, listing, signature
+
+
+def parameters(cls: type) -> tuple[Parameter, ...]:
+    """The constructor's keywords with resolved types and defaults, shared ones included."""
+    return signature(cls).parameters
+
+
+def own_options(cls: type) -> Signature:
+    """What a user may set of this class: its keywords without the shared ones."""
+    whole = signature(cls)
+    own = tuple(parameter for parameter in whole.parameters if parameter.name not in SHARED)
+    return Signature(own, whole.open)
+
+
+def check_options(kind: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as the constructor wants them, with nothing built.
+
+    Raises:
+        ConfigError: an unknown key, a missing value, a wrong type, a choice outside a Literal, a shared name.
+        UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: see `load`.
+    """
+    return checked_options(kind, name, options, own_options(load(kind, name)))
+
+
+def checked_options(kind: str, name: str, options: Mapping[str, Any], offered: Signature) -> dict[str, Any]:
+    """`check_options` for a constructor that takes what is `offered`; `name` is for the message."""
+    known = {parameter.name: parameter for parameter in offered.parameters}
+    checked: dict[str, Any] = {}
+    for key, value in options.items():
+        if key in known:
+            checked[key] = convert(value, known[key].annotation, f"{kind}.{key}")
+        elif key in SHARED:
+            raise ConfigError(f"{kind}.{key} is shared by all components; set {SHARED[key]} instead")
+        elif offered.open:
+            checked[key] = value
+        else:
+            raise ConfigError(
+                f"{kind} {name!r} has no option {key!r}; its options: {listing(known)}{did_you_mean(key, known)}"
+            )
+    for parameter in offered.parameters:
+        if parameter.required and parameter.name not in checked:
+            raise ConfigError(f"{kind} {name!r} needs a value for {parameter.name!r}; set {kind}.{parameter.name}=...")
+    return checked
+
+
+def build(
+    kind: str, name: str, options: Mapping[str, Any] | None = None, shared: Mapping[str, Any] | None = None
+) -> Any:
+    """One component: the class behind `name`, made from its checked options and the shared values it names.
+
+    Args:
+        options: the component's own keywords; a key of `shared` is refused here.
+        shared: values for all components; those that the constructor names by keyword are passed, the rest ignored.
+
+    Raises:
+        ConfigError: see `check_options`.
+        UnknownPlugin, DuplicatePlugin, PluginImportError: see `load`.
+        PluginError: the constructor raised, or names a shared value that is not given here.
+    """
+    shared = shared or {}
+    cls = load(kind, name)
+    whole = signature(cls)
+    own = tuple(parameter for parameter in whole.parameters if parameter.name not in shared)
+    required_shared = [parameter.name for parameter in own if parameter.required and parameter.name in SHARED]
+    lacking = [key for key in required_shared if key not in (options or {})]
+    if lacking:
+        raise PluginError(f"{kind} {name!r} asks for {listing(lacking)}, which a {kind} is not given here")
+    arguments = checked_options(kind, name, options or {}, Signature(own, whole.open))
+    given = set(whole.names())
+    arguments.update((key, value) for key, value in shared.items() if key in given)
+    try:
+        return cls(**arguments)
+    except FrameworkError as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (f"{kind} {name!r}: {error.args[0]}", *error.args[1:])
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{kind} {name!r}: its constructor raised {type(error).__name__}: {_first_line(str(error))}"
+        ) from error
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -1,0 +1,58 @@
+"""From a plugin's name to its class. The only place that imports plugins."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from framework.errors import ContractMismatch, PluginError, PluginImportError
+from framework.registry import contract
+from framework.registry.entry_points import Plugin, find
+from framework.registry.kinds import interface_of
+
+
+def load(kind: str, name: str) -> type:
+    """The class behind a name; imports its module.
+
+    Raises:
+        UnknownPlugin, DuplicatePlugin: see `find`.
+        ContractMismatch: it was made for another version of the plugin contract; its module is not imported.
+        PluginImportError: the module does not import, or has no such class.
+        PluginError: what it names is no implementation of the kind's interface.
+    """
+    plugin = find(kind, name)
+    reason = contract.reason_against(plugin.distribution)
+    if reason:
+        raise ContractMismatch(
+            f"{_title(plugin)} cannot be used: {reason}; install a version of {plugin.distribution} made for this one"
+        )
+    module, _, attribute = plugin.value.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
+        raise PluginImportError(
+            f"{_title(plugin)} cannot be imported from {plugin.value}: "
+            f"{type(error).__name__}: {_first_line(str(error))}; reinstall or uninstall {plugin.distribution}"
+        ) from error
+    return _checked(plugin, found)
+
+
+def _checked(plugin: Plugin, found: Any) -> type:
+    interface = interface_of(plugin.kind)
+    if not (isinstance(found, type) and issubclass(found, interface)):
+        raise PluginError(f"{_title(plugin)}: {plugin.value} is not a subclass of {interface.__name__}")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise PluginError(f"{_title(plugin)}: {plugin.value} does not implement {missing}")
+    return found
+
+
+def _title(plugin: Plugin) -> str:
+    return f"{plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version})"
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
