@@ -62,7 +62,7 @@ def measured(path: Path, mode: str, count: int) -> dict[str, Any]:
         "requests": count,
         "block_references": result["prompt_blocks"],
         "hit_blocks": result["hit_blocks"],
-        "evictions": result["evictions"],
+        "evictions": result["num_evictions"],
         "output_tokens": result.get("output_tokens", ""),
         "cpu_s": usage.ru_utime + usage.ru_stime,
         "peak_bytes": usage.ru_maxrss * 1024,

@@ -91,7 +91,7 @@ def full_replay(
     summary = engine.metrics.summary(engine.scheduler, engine.allocator)
     virtual = config.get("executor") == "roofline"
     summary["clock"] = "virtual" if virtual else "steps" if recording else f"{options.step_s} s a step"
-    summary["evictions"], summary["num_blocks"] = summary["num_evictions"], engine.allocator.num_blocks
+    summary["num_blocks"] = engine.allocator.num_blocks
     summary["goodput_requests_per_s"] = engine.metrics.goodput(options.slo_ttft_s, options.slo_tpot_s)
     summary["num_skipped_lines"] = trace.num_skipped if trace is not None else 0
     return summary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing
 from framework.report.compare import FEW_PAIRS, Difference, Mean, holm, mean_of, paired_bootstrap
+from framework.results.catalogue import canonical, higher_is_better
 from framework.results.records import RunRow, Value
 
 if TYPE_CHECKING:
@@ -23,15 +23,10 @@ _PREFERRED = (
     "bandwidth_bytes_per_s", "time_us", "time_s", "ttft_s_p95", "utilisation", "hit_rate_blocks",
 )  # fmt: skip
 _COMPANIONS = (
-    "hit_rate", "output_tokens_per_s", "ttft_s_p95", "tpot_s_p95", "utilisation", "evictions", "num_evictions",
+    "hit_rate", "output_tokens_per_s", "ttft_s_p95", "tpot_s_p95", "utilisation", "num_evictions",
     "num_preemptions", "gap_to_optimum",
 )  # fmt: skip
-_LOWER = re.compile(
-    r"(_s|_us|_ms|_ns|_bytes)(_p\d+|_min|_median|_mean)?$|^(num_)?(evictions|preemptions|failed|rejected|cancelled|"
-    r"collisions|copied)|waste|error|gap|recomputed|overhead|mismatch|perplexity|loss"
-)
 _DEFAULTS = {"allocator": "prefix_cow", "eviction": "lru", "hash": "sha256", "backend": "torch"}
-_WALL = re.compile(r"(_s|_us|_ms|_ns)(_p\d+|_min|_median|_mean)?$|_per_s$|_overhead$")
 
 Key = tuple[Value, ...]
 
@@ -113,7 +108,7 @@ class Study:
         """Of the ranked metric."""
         if self.trials is not None and self.metric == self.trials.metric:
             return self.trials.maximize
-        return higher_is_better(self.metric)
+        return higher_is_better(self.metric) is not False
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -212,6 +207,7 @@ class Study:
 
     def _chosen_metric(self, asked: str | None) -> str:
         if asked is not None:
+            asked = canonical(asked)
             if asked not in self.metrics:
                 hint = did_you_mean(asked, self.metrics)
                 raise ConfigError(f"no run has the metric {asked!r}; there are {listing(self.metrics)}{hint}")
@@ -260,16 +256,6 @@ def metrics_of(rows: Sequence[RunRow]) -> list[str]:
             if _is_number(value) and key not in (SEED, "num_blocks", "block_size"):
                 metrics[key] = None
     return list(metrics)
-
-
-def higher_is_better(metric: str) -> bool:
-    """By its name: times, bytes, waste and counts of trouble are better low; rates and shares high."""
-    return metric.endswith("_per_s") or not _LOWER.search(metric)
-
-
-def is_measured_time(metric: str) -> bool:
-    """Whether two runs of the same configuration may differ in it: seconds, rates and shares of wall time."""
-    return bool(_WALL.search(metric))
 
 
 def label(keys: Sequence[str], values: Sequence[Value]) -> str:

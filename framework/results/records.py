@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, RunDirectoryError
+from framework.results.catalogue import canonical
 from framework.results.layout import CONFIG, FAILURE, JOB, METRICS, PROVENANCE, RESULT
 from framework.results.reading import read_json, read_result, what_went_wrong
 
@@ -76,7 +77,7 @@ def _run_folders(root: Path) -> Iterator[Path]:
 def _row(path: Path, root: Path) -> RunRow:
     failure = read_json(path / FAILURE) or {}
     try:
-        result: Mapping[str, Any] = read_result(path)
+        result: Mapping[str, Any] = {canonical(key): value for key, value in read_result(path).items()}
         reason = what_went_wrong(result)
         status = str(failure.get("status", "failed")) if reason else "ok"
         reason = reason and str(failure.get("reason", reason))

@@ -116,7 +116,7 @@ def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_h
         return real(config)
 
     monkeypatch.setattr(api, "run", flaky)
-    words = ["y", *FIXED, *VARIED, "--trials", "10", "--metric", "evictions", "--minimize"]
+    words = ["y", *FIXED, *VARIED, "--trials", "10", "--metric", "num_evictions", "--minimize"]
     assert main(words) == 0
     assert main(words) == 0, "a search that is done is told again"
     out = capsys.readouterr().out
@@ -128,15 +128,18 @@ def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_h
     assert found.best is not None
     assert found.best.value == min(good), "smaller was asked for"
     assert [value for _, value in found.best_so_far()] == sorted({*map(float, _running_minimum(good))}, reverse=True)
-    said = f"Best of 10 trials, {10 - len(good)} failed: evictions {min(good):g} with {' '.join(found.best.overrides)}"
+    said = (
+        f"Best of 10 trials, {10 - len(good)} failed: num_evictions {min(good):g} with {' '.join(found.best.overrides)}"
+    )
     assert said in " ".join(out.split()), out
     page = Path("sweeps/y/report.html").read_text()
-    for part in (said, "History of the search", "evictions over what varied", "ranked by evictions, lower is better"):
+    ranked = "ranked by num_evictions, lower is better"
+    for part in (said, "History of the search", "num_evictions over what varied", ranked):
         assert part in page, part
     rows = list(csv.DictReader(Path("sweeps/y/settings.csv").read_text().splitlines()))
-    assert [float(row["evictions"]) for row in rows] == sorted(float(row["evictions"]) for row in rows)
-    assert float(rows[0]["evictions"]) == min(good)
-    assert [int(row["rank"]) for row in rows].count(1) == [float(row["evictions"]) for row in rows].count(min(good))
+    assert [float(row["num_evictions"]) for row in rows] == sorted(float(row["num_evictions"]) for row in rows)
+    assert float(rows[0]["num_evictions"]) == min(good)
+    assert [int(row["rank"]) for row in rows].count(1) == [float(row["num_evictions"]) for row in rows].count(min(good))
 
 
 def _running_minimum(values: list[float]) -> list[float]:

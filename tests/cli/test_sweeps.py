@@ -20,7 +20,7 @@ import pytest
 
 from framework import registry
 from framework.errors import BackendUnavailable, RunDirectoryError
-from framework.report.study import is_measured_time
+from framework.results.catalogue import is_wall_time
 from framework.run import call
 from framework.workload.traces import TraceRequest, write_trace
 
@@ -86,10 +86,10 @@ def contents(sweep: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for folder in finished(sweep):
         result = json.loads((folder / "result.json").read_text())
-        found[folder.name] = {key: value for key, value in result.items() if not is_measured_time(key)}
+        found[folder.name] = {key: value for key, value in result.items() if not is_wall_time(key)}
     for name in ("runs.csv", "settings.csv"):
         rows = list(csv.reader((sweep / name).read_text().splitlines()))
-        kept = [i for i, column in enumerate(rows[0]) if not is_measured_time(column.removesuffix("_ci95"))]
+        kept = [i for i, column in enumerate(rows[0]) if not is_wall_time(column.removesuffix("_ci95"))]
         found[name] = [[row[i] for i in kept] for row in rows]
     found["report.tex"] = (sweep / "report.tex").read_text()
     return found

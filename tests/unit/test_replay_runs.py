@@ -15,7 +15,7 @@ from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.model.shapes import SHAPES
 from framework.replay.roofline import DEVICES, Roofline
 
-REQUIRED = ("hit_blocks", "prompt_blocks", "hit_tokens", "prompt_tokens", "evictions", "num_requests")
+REQUIRED = ("hit_blocks", "prompt_blocks", "hit_tokens", "prompt_tokens", "num_evictions", "num_requests")
 
 
 def mooncake(count: int = 8, **changes: Any) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def test_every_executor_writes_the_same_integers(tmp_path: Path, executor: str) 
     result = replayed(tmp_path, written(tmp_path, mooncake()), executor)
     assert {name: type(result[name]) for name in REQUIRED} == dict.fromkeys(REQUIRED, int), result
     assert (result["num_requests"], result["prompt_blocks"], result["hit_blocks"]) == (8, 24, 12), result
-    assert (result["prompt_tokens"], result["hit_tokens"], result["evictions"]) == (8 * 1064, 12 * 512, 0), result
+    assert (result["prompt_tokens"], result["hit_tokens"], result["num_evictions"]) == (8 * 1064, 12 * 512, 0), result
 
 
 def test_a_trace_of_lengths_is_replayed_and_shares_nothing(tmp_path: Path) -> None:

@@ -32,10 +32,11 @@ def _line(text: str, title: str) -> str:
 def test_the_table_shows_what_people_look_for() -> None:
     text = _printed(RESULT)
     for title, value in {
-        "finished": "46 of 48", "others": "1, 0, 1", "dense check": "8 of 8 equal, 2 ties", "output tokens/s": "334",
+        "finished": "46 of 48", "rejected": "1", "failed": "1", "differ from dense": "0 of 8", "dense ties": "2",
+        "output tokens/s": "334",
         "first token": "500 ms", "each next token": "23.1 us     0 s   250 s", "hit rate": "64.4 %",
-        "by blocks": "61.2 %", "prompt tokens hit": "9,032 of 14,033", "utilisation": "95.1 %",
-        "internal waste": "4.9 %", "reserved waste": "0.0 %", "external waste": "-", "cached, idle": "21.0 %",
+        "hit rate by blocks": "61.2 %", "prompt tokens hit": "9,032 of 14,033", "utilisation": "95.1 %",
+        "internal waste": "4.9 %", "reserved waste": "0.0 %", "cached, idle": "21.0 %",
         "forks": "22", "block copies": "17", "evictions": "3", "preemptions": "5", "time ": "3.45 s",
     }.items():  # fmt: skip
         assert value in _line(text, title), text
@@ -45,11 +46,33 @@ def test_the_table_shows_what_people_look_for() -> None:
     assert "wall clock" not in text
 
 
-def test_unknown_keys_are_shown_as_they_are() -> None:
+def test_what_nobody_declared_or_does_not_apply_is_no_row() -> None:
     text = _printed(RESULT)
-    assert _line(text, "my_own_count").split() == ["my_own_count", "1234"]
-    assert "my_[red]list" in text, "a key is text, not markup"
-    assert _line(text, "my_flag").split() == ["my_flag", "yes"]
+    assert "also in result.json: my_own_count, my_[red]list, my_flag" in text, "a key is text, not markup"
+    assert "external waste" not in text, "it had no denominator"
+    assert "cancelled" not in text, "none was"
+    assert "graph" not in _printed({**RESULT, "cuda_graphs": False, "cuda_graphs_off": "device cpu", "eager_steps": 5})
+    assert "graph" in _printed({**RESULT, "device": "cuda:0", "cuda_graphs": True, "graph_steps": 5})
+
+
+def test_a_cache_only_run_leads_with_its_hit_rate_and_the_gap_to_the_optimum() -> None:
+    result = {
+        "status": "ok", "mode": "replay", "executor": "cache_only", "eviction": "lru", "workload": "trace", "seed": 0,
+        "num_blocks": 10_000, "block_size": 512, "num_requests": 12_031, "hit_rate": 0.2, "gap_to_optimum": 0.3248,
+        "optimum_hit_blocks": 84_953, "prompt_blocks": 288_500, "num_evictions": 9, "replay_core": "python",
+    }  # fmt: skip
+    lines = _printed(result).splitlines()
+    assert lines[0] == "replay cache_only: trace lru"
+    assert [line.split("  ")[1].strip() for line in lines if "%" in line] == ["hit rate", "gap to the optimum"], lines
+    assert _line(_printed(result), "requests").strip() == "requests", "the heading"
+    assert not [line for line in lines if " - of " in line or "other" in line or "peak" in line], lines
+
+
+def test_a_recorded_replay_counts_steps_not_seconds() -> None:
+    text = _printed({**RESULT, "clock": "steps", "wall_s": 25.0, "replay_s": 0.5})
+    assert "25 steps" in _line(text, "time")
+    assert "334" in _line(text, "output tokens/step")
+    assert "500 ms" in _line(text, "replayed in")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
@@ -63,9 +86,9 @@ def test_a_file_gets_no_colour_codes() -> None:
     assert "\x1b" not in _printed(RESULT)
 
 
-def test_a_mismatch_is_told() -> None:
-    assert "3 of 8 differ" in _printed({**RESULT, "dense_mismatches": 3})
-    assert "not checked" in _printed({"dense_checked": None})
+def test_a_mismatch_with_the_dense_model_is_shown() -> None:
+    assert "3 of 8" in _line(_printed({**RESULT, "dense_mismatches": 3}), "differ from dense")
+    assert _printed({"dense_checked": None}).strip() == ""
 
 
 def test_a_failed_run_and_an_empty_one_are_printed_too() -> None:

@@ -18,7 +18,7 @@ from framework.errors import ConfigError
 from framework.report.__main__ import main
 from framework.report.compare import holm, mean_of, paired_bootstrap
 from framework.report.curves import curves, throughput_latency
-from framework.report.study import Study, higher_is_better, is_measured_time
+from framework.report.study import Study
 from framework.report.tables import escape_latex, latex, print_study, runs_csv, settings_csv
 from framework.report.write import write_report
 from framework.results.records import collect
@@ -174,20 +174,6 @@ def test_holm_s_adjustment_by_hand() -> None:
 def test_a_single_run_has_no_interval() -> None:
     assert mean_of([3.0]).half_width is None
     assert mean_of([1.0, 3.0]).half_width == pytest.approx(12.706)
-
-
-@pytest.mark.parametrize(
-    ("metric", "higher", "timed"),
-    [
-        ("hit_rate", True, False), ("output_tokens_per_s", True, True), ("ttft_s_p95", False, True),
-        ("waste_internal", False, False), ("num_evictions", False, False), ("evictions", False, False),
-        ("replay_s", False, True), ("utilisation", True, False), ("gap_to_optimum", False, False),
-    ],
-)  # fmt: skip
-def test_a_metric_s_name_says_which_way_is_better_and_whether_a_clock_made_it(
-    metric: str, higher: bool, timed: bool
-) -> None:
-    assert (higher_is_better(metric), is_measured_time(metric)) == (higher, timed)
 
 
 def test_the_csv_files_hold_every_run_and_setting_unrounded(sweep: Path) -> None:

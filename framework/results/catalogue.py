@@ -1,0 +1,289 @@
+"""Every key of `result.json`, declared once: unit, better direction, section, title and definition.
+
+To add a result, add one `Metric` here; the table a run ends with, reports, W&B and docs/results.md show it, and a test
+fails on a key that is not declared. A plugin's own facts need no line: they carry its kind as a prefix, see `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from framework.results.metric import Better, Metric
+
+SECTIONS = (
+    "run", "prefix cache", "optimum", "requests", "speed", "latency", "memory", "scheduling", "execution", "kernel",
+    "plugins",
+)  # fmt: skip
+"""In the order of docs/results.md and of the table a run ends with."""
+
+FAMILIES: Mapping[str, str] = {
+    kind: f"what the chosen {kind} reports of itself through `facts()`"
+    for kind in ("allocator", "eviction", "hash", "backend", "model", "workload")
+}
+"""Prefix (before an underscore) -> what keys so begun hold; they stand in the section "plugins"."""
+
+
+def _on_cuda(result: Mapping[str, Any]) -> bool:
+    return str(result.get("device", "")).startswith("cuda")
+
+
+def _with_graphs(result: Mapping[str, Any]) -> bool:
+    return bool(result.get("cuda_graphs"))
+
+
+def _several_ranks(result: Mapping[str, Any]) -> bool:
+    return result.get("tensor_parallel_size") not in (None, 1)
+
+
+def _dense_checked(result: Mapping[str, Any]) -> bool:
+    return bool(result.get("dense_checked"))
+
+
+def _text(section: str, key: str, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(key=key, unit="text", better="", section=section, title=title, definition=definition, **more)
+
+
+def _run(key: str, unit: str, title: str, definition: str) -> Metric:
+    return Metric(key=key, unit=unit, better="", section="run", title=title, definition=definition)
+
+
+def _cache(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(key=key, unit=unit, better=better, section="prefix cache", title=title, definition=definition, **more)
+
+
+def _optimum(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(key=key, unit=unit, better=better, section="optimum", title=title, definition=definition, **more)
+
+
+def _requests(key: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(
+        key=key, unit="requests", better=better, section="requests", title=title, definition=definition, **more
+    )
+
+
+def _speed(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(
+        key=key, unit=unit, better=better, section="speed", title=title, definition=definition,
+        **{"wall": True, "clocked": True, **more},
+    )  # fmt: skip
+
+
+def _memory(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(key=key, unit=unit, better=better, section="memory", title=title, definition=definition, **more)
+
+
+def _scheduling(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(key=key, unit=unit, better=better, section="scheduling", title=title, definition=definition, **more)
+
+
+def _execution(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(key=key, unit=unit, better=better, section="execution", title=title, definition=definition, **more)
+
+
+def _kernel(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(key=key, unit=unit, better=better, section="kernel", title=title, definition=definition, **more)
+
+
+def _percentiles(name: str, title: str, definition: str, note: str) -> Iterator[Metric]:
+    for percent in (50, 95, 99):
+        yield Metric(
+            key=f"{name}_s_p{percent}",
+            unit="s",
+            better="lower",
+            section="latency",
+            title=title if percent == 50 else f"{title}, p{percent}",
+            definition=f"{definition}, {percent}th percentile over finished requests.",
+            note=note,
+            row="" if percent == 50 else f"{name}_s_p50",
+            wall=True,
+            clocked=True,
+        )
+
+
+_DECLARED: tuple[Metric, ...] = (
+    _text("run", "status", "status", "`ok`, `failed`, `unavailable` or `interrupted`."),
+    _text("run", "mode", "mode", "`serve`, `replay` or `kernel`."),
+    _text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/cli.md."),
+    _text("run", "clock", "clock", "What times are counted on: `wall`, `virtual`, or the length of a step."),
+    _text("run", "model", "model", "Name of the model."),
+    _text("run", "workload", "workload", "Name of the workload."),
+    _text("run", "allocator", "allocator", "Name of the allocator."),
+    _text("run", "eviction", "eviction", "Name of the eviction policy."),
+    _text("run", "hash", "hash", "Name of the hash scheme."),
+    _text("run", "backend", "backend", "Name of the attention backend."),
+    _text("run", "device", "device", "Where the model or kernel ran, as torch names it."),
+    _text("run", "dtype", "dtype", "Data type of K and V in the pool."),
+    _run("seed", "number", "seed", "The run's seed."),
+    _run("num_blocks", "blocks", "blocks", "Blocks in the pool, the null block excepted."),
+    _run("block_size", "tokens", "block size", "Tokens in a block."),
+    _run("tensor_parallel_size", "ranks", "ranks", "Ranks that the model is divided over."),
+    _text("run", "first_failure", "first failure", "Why the first failed request failed."),
+    Metric(key="reasons", unit="list", better="", section="run", title="reasons", definition="Why the run failed."),
+    # Prefix cache
+    _cache("hit_rate", "share", "higher", "hit rate",
+           "Prompt tokens served from the cache over prompt tokens, over the whole run; each request counted once, at "
+           "its first admission; no warm-up left out.", note="of prompt tokens"),
+    _cache("hit_rate_blocks", "share", "higher", "hit rate by blocks", "Prompt blocks hit over prompt blocks."),
+    _cache("hit_rate_request_mean", "share", "higher", "hit rate by request",
+           "Mean over requests of each one's hit tokens over prompt tokens."),
+    _cache("hit_tokens", "tokens", "higher", "prompt tokens hit", "Prompt tokens served from the cache.",
+           of="prompt_tokens"),
+    _cache("prompt_tokens", "tokens", "", "prompt tokens", "Prompt tokens of all admitted requests."),
+    _cache("hit_blocks", "blocks", "higher", "prompt blocks hit", "Prompt blocks served from the cache.",
+           of="prompt_blocks"),
+    _cache("prompt_blocks", "blocks", "", "prompt blocks",
+           "Blocks of all admitted prompts, a partial last one included: the block references of a replay."),
+    _cache("num_evictions", "blocks", "lower", "evictions", "Cached blocks whose content was given up.",
+           aliases=("evictions",)),
+    _cache("admitted_blocks", "blocks", "", "blocks admitted", "Blocks whose content entered the cache."),
+    _cache("num_collisions", "blocks", "lower", "hash collisions",
+           "Hits refused because a block of equal hash held other tokens.", hide_zero=True),
+    # Optimum
+    _optimum("gap_to_optimum", "share", "lower", "gap to the optimum",
+             "(The policy's misses - the optimum's) / the optimum's misses, in blocks; 0 is optimal.",
+             note="more misses"),
+    _optimum("optimum_hit_blocks", "blocks", "", "hits of the optimum",
+             "Prompt blocks that the offline optimum of this capacity hits.", of="prompt_blocks"),
+    _text("optimum", "optimum_rules", "optimum's rules", "Rules that the optimum was bound by."),
+    _optimum("infinite_hit_blocks", "blocks", "", "hits without evictions",
+             "Prompt blocks that a cache that never evicts hits.", of="prompt_blocks"),
+    _optimum("unique_blocks", "blocks", "", "distinct blocks", "Distinct blocks of the trace: its working set."),
+    # Requests
+    _requests("num_finished", "higher", "finished", "Requests that ended with all their tokens.", of="num_requests"),
+    _requests("num_requests", "", "requests", "Requests submitted."),
+    _requests("num_rejected", "lower", "rejected", "Requests that could never be served.", hide_zero=True),
+    _requests("num_cancelled", "lower", "cancelled", "Requests cancelled by their owner.", hide_zero=True),
+    _requests("num_failed", "lower", "failed", "Requests that ended with an error; any makes the run a failure.",
+              hide_zero=True),
+    _requests("num_skipped_lines", "lower", "lines skipped", "Lines of the trace left out by `on_error=skip`.",
+              hide_zero=True),
+    _requests("dense_mismatches", "lower", "differ from dense", "Checked requests whose tokens differ from the plain "
+              "dense model's; any makes the run a failure.", of="dense_checked", when=_dense_checked),
+    _requests("dense_checked", "", "checked", "Greedy requests decoded again without a cache."),
+    Metric(key="dense_ties", unit="tokens", better="", section="requests", title="dense ties", hide_zero=True,
+           definition="Tokens whose two likeliest logits are too close for a verdict."),
+    # Speed
+    _speed("wall_s", "s", "lower", "time", "From the first arrival to the last end, on the run's clock.",
+           note="{clock}, arrival to end"),
+    _speed("output_tokens_per_s", "tokens/s", "higher", "output tokens/s", "Generated tokens over `wall_s`."),
+    _speed("total_tokens_per_s", "tokens/s", "higher", "all tokens/s", "Computed and generated tokens over `wall_s`."),
+    _speed("requests_per_s", "requests/s", "higher", "requests/s", "Finished requests over `wall_s`."),
+    _speed("goodput_requests_per_s", "requests/s", "higher", "goodput, requests/s",
+           "Finished requests that met both objectives (replay.slo_ttft_s, replay.slo_tpot_s) over `wall_s`."),
+    _speed("engine_overhead", "share", "lower", "engine overhead", "Step time outside the model over step time.",
+           note="of step time", clocked=False),
+    _speed("schedule_s", "s", "lower", "scheduling", "Time in the scheduler, summed over steps."),
+    _speed("forward_s", "s", "lower", "model", "Time in the model, summed over steps."),
+    _speed("sample_s", "s", "lower", "sampling", "Time in sampling and bookkeeping, summed over steps."),
+    Metric(key="num_steps", unit="steps", better="", section="speed", title="steps", definition="Engine steps."),
+    _speed("replay_s", "s", "lower", "replayed in", "Wall time of the whole replay, reading the trace included.",
+           clocked=False),
+    _speed("count_s", "s", "lower", "counted in", "Wall time of counting hits, reading the trace excepted.",
+           clocked=False),
+    _text("speed", "replay_core", "replay core", "Which core counted: see docs/traces.md."),
+    # Latency
+    *_percentiles("ttft", "first token", "From arrival to the first generated token", "{clock}, from arrival"),
+    *_percentiles("tpot", "each next token", "Time between the first and last token over the tokens after the first",
+                  "{clock}"),
+    *_percentiles("latency", "whole request", "From arrival to the last token", "{clock}"),
+    # Memory
+    _memory("utilisation", "share", "higher", "utilisation",
+            "Slots holding live K and V over slots reserved, weighted by time.", note="live / reserved slots"),
+    _memory("waste_internal", "share", "lower", "internal waste",
+            "Slots past the end in a last written block, over slots reserved.", note="tails of blocks"),
+    _memory("waste_reserved", "share", "lower", "reserved waste",
+            "Slots promised and not yet written, over slots reserved.", note="not yet written"),
+    _memory("waste_external", "share", "lower", "external waste",
+            "Slots free but in no run that a request could get, over the pool.", note="free but unusable"),
+    _memory("cached_idle", "share", "", "cached, idle",
+            "Slots findable and used by nobody, over the pool: not waste, but a cache.", note="of the pool"),
+    _memory("pool_used", "share", "", "pool in use", "Slots reserved over the pool."),
+    _memory("peak_used_blocks", "blocks", "lower", "peak blocks in use", "Most blocks in use after any step.",
+            of="num_blocks"),
+    _memory("kv_bytes", "bytes", "", "K and V", "The pool's tensors, the null block included, over all ranks; with "
+            "fewer kv heads than ranks the sum holds copies.", note="the pool's tensors"),
+    _memory("kv_bytes_per_rank", "bytes", "", "K and V on each rank", "The pool's tensors on one rank.",
+            when=_several_ranks),
+    # Scheduling
+    _scheduling("output_tokens", "tokens", "", "output tokens", "Generated tokens."),
+    _scheduling("scheduled_tokens", "tokens", "", "scheduled tokens", "Tokens computed, of prefill and decode.",
+                note="prefill and decode"),
+    _scheduling("num_forks", "sequences", "", "forks", "Sequences forked, of samples and beams.", hide_zero=True),
+    _scheduling("num_copied_blocks", "blocks", "lower", "block copies", "Blocks copied before a write to shared ones.",
+                hide_zero=True),
+    _scheduling("num_preemptions", "requests", "lower", "preemptions", "Times a running request lost its blocks."),
+    _scheduling("recomputed_tokens", "tokens", "lower", "tokens recomputed", "Tokens computed again after preemption.",
+                hide_zero=True, note="after preemption"),
+    _scheduling("spared_tokens", "tokens", "", "tokens spared", "Tokens of preempted requests that others had cached "
+                "meanwhile; no merit of the cache, so no hits.", hide_zero=True, note="cached by others meanwhile"),
+    _scheduling("peak_running", "sequences", "", "most at once", "Most sequences in one step.", note="sequences"),
+    # Execution
+    _execution("cuda_graphs", "flag", "", "CUDA graphs", "Whether decode steps were replayed from CUDA graphs.",
+               when=_on_cuda),
+    _text("execution", "cuda_graphs_off", "no graphs because", "Why CUDA graphs were off.", when=_on_cuda),
+    _execution("graph_batch_sizes", "list", "", "batch sizes captured", "Batch sizes of the captured graphs.",
+               when=_with_graphs),
+    _execution("graph_steps", "steps", "", "steps from a graph", "Decode steps replayed from a graph.",
+               when=_with_graphs),
+    _execution("graph_padded_rows", "sequences", "lower", "padded rows", "Rows that filled graphs up.",
+               when=_with_graphs),
+    _execution("graph_capture_s", "s", "lower", "capture", "Time to capture the graphs.", when=_with_graphs,
+               wall=True),
+    _execution("eager_steps", "steps", "", "eager steps", "Steps run without a graph.", when=_on_cuda),
+    # Kernel
+    _kernel("num_cells", "cells", "", "cells", "Points of the grid: shape, batch, context and kind of work."),
+    _kernel("cells", "table", "", "cells by status", "How many cells ended how."),
+    _kernel("ceilings", "table", "", "ceilings", "Bytes/s and FLOP/s of this device, measured in this run."),
+    _kernel("share_of_ceiling_max", "share", "higher", "best share of its ceiling", "Of all cells, the largest "
+            "achieved share of what the ceilings allow.", wall=True),
+    _kernel("share_of_ceiling_min", "share", "higher", "worst share of its ceiling", "Of all cells, the smallest.",
+            wall=True),
+    _kernel("time_s", "s", "lower", "time", "Geometric mean over cells of the median time of one call.", wall=True),
+    _kernel("bandwidth_bytes_per_s", "bytes/s", "higher", "bandwidth", "Geometric mean over cells of the least bytes "
+            "needed over the time.", wall=True),
+    _kernel("screen", "table", "", "compiled ahead of time", "Registers, spills and instructions of each compiled "
+            "kernel."),
+    _text("kernel", "device_model", "device model", "The accelerator or processor."),
+    _kernel("num_threads", "threads", "", "threads", "Threads of torch."),
+    _text("kernel", "torch", "torch", "Version of torch."),
+    _text("kernel", "triton", "triton", "Version of triton."),
+    _text("kernel", "date", "date", "When the run began, UTC."),
+)  # fmt: skip
+
+CATALOGUE: Mapping[str, Metric] = {metric.key: metric for metric in _DECLARED}
+_ALIASES = {alias: metric.key for metric in _DECLARED for alias in metric.aliases}
+
+
+def find(key: str) -> Metric | None:
+    """The declaration of a result key, of an earlier name of one, or of a plugin's own fact; else None."""
+    if (metric := CATALOGUE.get(_ALIASES.get(key, key))) is not None:
+        return metric
+    kind, _, rest = key.partition("_")
+    if kind not in FAMILIES or not rest:
+        return None
+    title = f"{kind} {rest.replace('_', ' ')}"
+    return Metric(key=key, unit="plain", better="", section="plugins", title=title, definition=FAMILIES[kind])
+
+
+def canonical(key: str) -> str:
+    """The key of today for one that an earlier version wrote."""
+    return _ALIASES.get(key, key)
+
+
+def title(key: str) -> str:
+    """How tables and plots name a key; the key itself where nobody declared it."""
+    metric = find(key)
+    return key if metric is None else metric.title
+
+
+def higher_is_better(key: str) -> bool | None:
+    """The better direction; None where neither is, or nobody declared it."""
+    metric = find(key)
+    return None if metric is None or not metric.better else metric.better == "higher"
+
+
+def is_wall_time(key: str) -> bool:
+    """Whether two runs of one command differ in it because it measures wall time."""
+    metric = find(key)
+    return metric is not None and metric.wall

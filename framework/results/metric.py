@@ -1,0 +1,133 @@
+"""The declaration of one result key, and how its value is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Better = Literal["higher", "lower", ""]
+
+_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_LONGEST_INT = 10**18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One key of `result.json`, declared once in `framework.results.catalogue`.
+
+    Attributes:
+        key: snake_case; ends in its unit where it has one.
+        unit: `share` (0 to 1, written in percent), `s`, `bytes`, `tokens/s` and other rates a second, a thing that is
+            counted (`blocks`, `tokens`, `requests`, `steps`, `sequences`), or `text`, `flag`, `list`, `table`.
+        better: which direction is better; empty where neither is.
+        section: heading that it stands under; one of `catalogue.SECTIONS`.
+        title: how tables name it.
+        definition: what is counted, over what, from when to when. One sentence for docs/results.md and W&B.
+        note: the few words beside the value in the table of a run.
+        of: key of the whole that this is a part of; printed as `part of whole` where both are there.
+        row: key of the metric on whose line of the table this one stands.
+        when: whether the table of a run with this result shows the metric at all; None for always.
+        hide_zero: whether the table of a run leaves out a 0.
+        wall: whether two runs of one command differ in it, because it measures wall time.
+        clocked: whether it is counted on the run's clock, which may be wall, virtual or steps.
+        aliases: keys that earlier versions wrote; read as this one.
+    """
+
+    key: str
+    unit: str
+    better: Better
+    section: str
+    title: str
+    definition: str
+    note: str = ""
+    of: str = ""
+    row: str = ""
+    when: Callable[[Mapping[str, Any]], bool] | None = None
+    hide_zero: bool = False
+    wall: bool = False
+    clocked: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def numeric(self) -> bool:
+        """Whether its values can be ranked and averaged."""
+        return self.unit not in ("text", "flag", "list", "table")
+
+    def named(self, clock: str = "") -> str:
+        """The title; rates of a run whose clock counts steps are rates a step."""
+        return self.title.replace("/s", "/step") if clock == "steps" and self.clocked else self.title
+
+    def text(self, value: Any, *, clock: str = "") -> str:
+        """A value with its unit, as tables show it. A clock of "steps" counts steps where others count seconds."""
+        if clock == "steps" and self.clocked and is_number(value):
+            return f"{value:,.3g}" if self.unit != "s" else f"{value:,.3g} steps"
+        return _FORMATS.get(self.unit, plain)(value)
+
+
+def is_number(value: Any) -> bool:
+    """A finite int or float that tables and plots can hold; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < _LONGEST_INT if isinstance(value, int) else math.isfinite(value)
+
+
+def plain(value: Any) -> str:
+    """Any JSON value in words."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if is_number(value) else "an integer beyond 10^18"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(plain(item) for item in value) or "none"
+    return str(value)
+
+
+def _numeric(write: Callable[[float], str]) -> Callable[[Any], str]:
+    return lambda value: write(value) if is_number(value) else plain(value)
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _seconds(value: float) -> str:
+    size = abs(value)
+    if size >= 100 or value == 0:
+        return f"{value:,.0f} s"
+    if size >= 1:
+        return f"{value:.2f} s"
+    return f"{1e3 * value:.3g} ms" if size >= 1e-3 else f"{1e6 * value:.3g} us"
+
+
+def _bytes(value: float) -> str:
+    unit, size = next(((unit, size) for unit, size in _BYTES if value >= size), ("B", 1))
+    return f"{value / size:.3g} {unit}"
+
+
+def _decimal(value: float) -> str:
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+_FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "share": _numeric(_share),
+    "s": _numeric(_seconds),
+    "bytes": _numeric(_bytes),
+    "tokens/s": _numeric(_rate),
+    "requests/s": _numeric(_rate),
+    "bytes/s": _numeric(lambda value: f"{_decimal(value)}B/s"),
+}

@@ -1,0 +1,152 @@
+"""Every key that a run writes is declared, means the same in every mode, and is documented."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.api import run
+from framework.results.catalogue import CATALOGUE, SECTIONS, canonical, find, higher_is_better, is_wall_time
+from framework.results.document import with_definitions
+from framework.results.metric import is_number
+
+SERVE: dict[str, Any] = {
+    "mode": "serve",
+    "model": {"name": "tiny"},
+    "workload": {"name": "chat", "num_requests": 2},
+    "backend": {"name": "torch"},
+    "cache": {"num_blocks": 64},
+}
+
+
+def replay(path: Path, executor: str) -> dict[str, Any]:
+    workload = {"name": "trace", "path": str(path)}
+    cache = {"num_blocks": 8, "block_size": 512}
+    return {"mode": "replay", "executor": executor, "workload": workload, "cache": cache}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each mode and executor writes, by name, from the smallest run of it."""
+    folder = tmp_path_factory.mktemp("runs")
+    trace = folder / "trace.jsonl"
+    rows = [
+        {"timestamp": 1000 * i, "input_length": 1500, "output_length": 3, "hash_ids": [1, 2, 3 + i]} for i in range(4)
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    quick = {
+        "budget_s": 0.01,
+        "batch": [1],
+        "context": [16],
+        "prefill": [],
+        "lengths": ["uniform"],
+        "heads": ["2/1/16"],
+    }
+    configs = {
+        "serve": {**SERVE, "run": {"record": True}},
+        "none": replay(trace, "none"),
+        "roofline": replay(trace, "roofline"),
+        "cache_only": replay(trace, "cache_only"),
+        "recording": {
+            "mode": "replay",
+            "executor": "none",
+            "workload": {"name": "recording", "path": str(folder / "serve" / "recording.jsonl")},
+            "cache": {"num_blocks": 64},
+        },
+        "kernel": {
+            "mode": "kernel",
+            "backend": {"name": "torch"},
+            "cache": {"block_size": 16},
+            "kernel": {**quick, "heads": ["2/1/16"]},
+        },
+    }
+    found = {}
+    for name, config in configs.items():
+        settings = {"dir": str(folder / name), "progress": False, **config.get("run", {})}
+        run({**config, "run": settings})
+        found[name] = json.loads((folder / name / "result.json").read_text())
+    return found
+
+
+def test_every_key_that_a_mode_writes_is_declared(results: dict[str, dict[str, Any]]) -> None:
+    for name, result in results.items():
+        unknown = [key for key in result if find(key) is None]
+        assert not unknown, f"{name} writes {unknown}: add a Metric to framework/results/catalogue.py"
+        assert not [key for key in result if canonical(key) != key], f"{name} writes a key of an earlier version"
+
+
+def test_a_value_fits_its_declared_unit(results: dict[str, dict[str, Any]]) -> None:
+    for name, result in results.items():
+        for key, value in result.items():
+            metric = find(key)
+            assert metric is not None
+            if metric.section == "plugins" or value is None:
+                continue
+            assert is_number(value) == metric.numeric, (name, key, value, metric.unit)
+            assert metric.text(value), (name, key)
+
+
+def test_all_modes_of_a_replay_share_what_a_serve_run_says_of_its_prefix_cache(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    keys = ("hit_rate", "hit_rate_blocks", "hit_tokens", "prompt_tokens", "hit_blocks", "prompt_blocks",
+            "num_evictions", "num_requests", "num_blocks", "block_size", "seed", "eviction", "workload")  # fmt: skip
+    for name in ("serve", "none", "roofline", "cache_only", "recording"):
+        assert not [key for key in keys if key not in results[name]], name
+
+
+def test_declarations_are_whole_sentences_with_known_sections_and_partners() -> None:
+    for metric in CATALOGUE.values():
+        assert metric.section in SECTIONS, metric
+        assert metric.definition.endswith("."), metric
+        assert metric.title, metric
+        for other in (metric.of, metric.row):
+            assert not other or other in CATALOGUE, metric
+        assert not set(metric.aliases) & set(CATALOGUE), metric
+        if metric.key.endswith(("_s", "_s_p50", "_s_p95", "_s_p99")) and not metric.key.endswith("_per_s"):
+            assert metric.unit == "s", metric
+
+
+@pytest.mark.parametrize(
+    ("key", "higher", "wall"),
+    [
+        ("hit_rate", True, False), ("output_tokens_per_s", True, True), ("ttft_s_p95", False, True),
+        ("waste_internal", False, False), ("num_evictions", False, False), ("evictions", False, False),
+        ("replay_s", False, True), ("utilisation", True, False), ("gap_to_optimum", False, False),
+        ("cached_idle", None, False), ("backend_decode", None, False), ("nobody_declared_me", None, False),
+    ],
+)  # fmt: skip
+def test_the_catalogue_says_which_way_is_better_and_whether_wall_time_is_in_it(
+    key: str, higher: bool | None, wall: bool
+) -> None:
+    assert (higher_is_better(key), is_wall_time(key)) == (higher, wall)
+
+
+def test_docs_results_lists_the_catalogue(repository: Path) -> None:
+    path = repository / "docs" / "results.md"
+    page = path.read_text(encoding="utf-8")
+    assert with_definitions(page) == page, (
+        f"renew it: python -c 'from pathlib import Path; from framework.results.document import with_definitions; "
+        f'p = Path("{path}"); p.write_text(with_definitions(p.read_text()))\''
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "clock", "text"),
+    [
+        ("hit_rate", 0.58833, "wall", "58.8 %"),
+        ("ttft_s_p50", 0.0321, "wall", "32.1 ms"),
+        ("ttft_s_p50", 25.0, "steps", "25 steps"),
+        ("replay_s", 25.0, "steps", "25.00 s"),
+        ("kv_bytes", 2_105_344, "wall", "2.01 MiB"),
+        ("num_evictions", 266650, "wall", "266,650"),
+        ("bandwidth_bytes_per_s", 3.03e9, "wall", "3.03 GB/s"),
+        ("num_evictions", 10**401, "wall", "an integer beyond 10^18"),
+        ("hit_rate", "lots", "wall", "lots"),
+    ],
+)
+def test_values_are_written_with_their_unit(key: str, value: Any, clock: str, text: str) -> None:
+    assert CATALOGUE[key].text(value, clock=clock) == text
