@@ -148,6 +148,7 @@ def _setting(result: Result) -> str:
         parts.append(f"{result['num_blocks']:,} blocks of {result['block_size']:,} tokens")
     if result.get("seed") is not None:
         parts.append(f"seed {result['seed']}")
-    if is_number(ranks := result.get("tensor_parallel_size")) and ranks > 1:
+    ranks = result.get("tensor_parallel_size")
+    if isinstance(ranks, int) and ranks > 1:
         parts.append(f"{ranks} ranks")
     return ", ".join(parts)
