@@ -10,9 +10,9 @@ import numpy as np
 
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.engine.engine import Engine
+from framework.engine.executors.base import Executor
 from framework.engine.executors.build import make_executor, require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
-from framework.engine.executors.model import ModelExecutor
 from framework.engine.pool import KVPool, num_blocks_for
 from framework.engine.request import Request
 from framework.errors import ConfigError, InvalidArgument
@@ -28,7 +28,7 @@ from framework.sampling import Sampling
 from framework.types import Namespace, as_tokens
 
 if TYPE_CHECKING:
-    from framework.parallel.leader import LeaderExecutor
+    pass
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -118,7 +118,6 @@ class LLM:
             seed=seed,
         )
         self.executor = self._make_executor(backend, options, max_len, poison)
-        self.pool: KVPool = self.executor.pool
         self.engine = Engine(
             self.allocator,
             self.executor,
@@ -152,23 +151,24 @@ class LLM:
         spread = spread_over(size, timeout_s=options.collective_timeout_s)
         return load_model(model, dtype=dtype, device=self.device, spread=spread)
 
-    def _make_executor(
-        self, backend: Component, options: EngineOptions, max_len: int, poison: bool
-    ) -> ModelExecutor | LeaderExecutor:
+    def _make_executor(self, backend: Component, options: EngineOptions, max_len: int, poison: bool) -> Executor:
         """This process's executor, which leads those of the other ranks if there are any."""
         facts: dict[str, Any] = {
             "num_blocks": self.num_blocks, "max_len": max_len, "options": options, "poison": poison,
         }  # fmt: skip
         ranks, decoder = self.model.ranks, self.model.decoder
         if ranks is None:
-            return make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
+            executor = make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
+            self.pool: KVPool = executor.pool
+            return executor
         ranks.post("serve", backend=backend, spec=self.spec, seed=self.seed, **facts)
         with ranks.in_step():
-            inner = make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
+            executor = make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
+            self.pool = executor.pool
             ranks.answers()
         from framework.parallel.leader import LeaderExecutor
 
-        return LeaderExecutor(inner, ranks)
+        return LeaderExecutor(executor, ranks)
 
     @property
     def tensor_parallel_size(self) -> int:

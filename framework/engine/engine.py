@@ -166,6 +166,7 @@ class Engine:
         start = executor.now()
         self._let_in(start)
         scheduler.step_number += 1
+        executor.begin_step(scheduler.step_number)
         self.allocator.advance(float(scheduler.step_number))
         if self.preempt_every and scheduler.step_number % self.preempt_every == 0:
             self._inject_preemption()

@@ -1,4 +1,4 @@
-"""Block tables that live on the device, and learn of changes instead of being sent again."""
+"""Block tables on the device, kept equal to a host copy by sending what changed."""
 
 from __future__ import annotations
 
@@ -71,6 +71,13 @@ class BlockTables:
         self._host[row, :used] = 0
         self._used[row] = 0
         self._touch(row, 0, used)
+
+    def reset(self) -> None:
+        """No row has blocks, on the host and on the device, whatever an interrupted step left half done."""
+        for array in (self._host, self._sent, self._used, self._high):
+            array[:] = 0
+        self._low[:] = self.max_blocks
+        self._device.zero_()
 
     @property
     def on_device(self) -> Tensor:

@@ -138,8 +138,6 @@ def build_engine(
         seed=seed,
         log=log,
     )
-    if recording is not None:
-        executor.clock = lambda: float(engine.scheduler.step_number)  # type: ignore[attr-defined]
     return engine, policy
 
 
@@ -152,7 +150,7 @@ def _executor(
     if recording is not None:
         outputs = {(r.number, i): tokens for r in recording.requests for i, tokens in enumerate(r.outputs)}
         tops = {(r.number, i): top for r in recording.requests for i, top in enumerate(r.tops)}
-        return ReplayExecutor(constant_step(0.0), outputs=outputs, tops=tops)
+        return ReplayExecutor(constant_step(0.0), outputs=outputs, tops=tops, step_clock=True)
     if config.get("executor") == "roofline":
         return ReplayExecutor(
             Roofline(

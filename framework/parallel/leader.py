@@ -1,4 +1,4 @@
-"""Rank 0's executor: it does its own part of the work and tells the other ranks to do theirs."""
+"""Rank 0's executor: does its own part of the work and sends the other ranks theirs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,28 @@ class LeaderExecutor:
         self._outbox = Outbox()
         self._turn = ranks.take_turn()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def begin_step(self, number: int) -> None:
+        """See Executor."""
+        self.inner.begin_step(number)
+
+    def restart_clock(self) -> None:
+        """See Executor."""
+        self.inner.restart_clock()
+
+    def summary(self) -> dict[str, Any]:
+        """See Executor."""
+        return self.inner.summary()
+
+    def reset(self) -> None:
+        """See Executor.
+
+        Raises:
+            RankError: the interrupted step left the other ranks in the middle of it, which ended them.
+        """
+        self.ranks.require_turn(self._turn)
+        self._outbox = Outbox()
+        self._outbox.reset()
+        self.inner.reset()
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others: the calls of its executor, in order, as one array of int64 words."""
+"""Messages from rank 0 to the others: the calls of its executor, in order, as one array of int64 words."""
 
 # Shapes: B rows of a step  S sampled rows  T packed tokens
 
@@ -29,6 +29,7 @@ class Op(IntEnum):
     DENSE = 6
     CALL = 7
     STOP = 8
+    RESET = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,10 @@ class Outbox:
     def dense(self, tokens: npt.ArrayLike) -> None:
         """A pass over one sequence's tokens (T,) without any cache."""
         self._add(Op.DENSE, (), tokens)
+
+    def reset(self) -> None:
+        """See Executor.reset."""
+        self._add(Op.RESET, ())
 
     def call(self) -> None:
         """The rest comes through each rank's pipe."""

@@ -129,7 +129,9 @@ class Worker:
     def _execute(self, order: Order) -> None:
         executor, ids = self._executor, order.ids
         assert executor is not None, f"{order.op.name} before `serve`"
-        if order.op is Op.CLEAR_TABLE:
+        if order.op is Op.RESET:
+            executor.reset()
+        elif order.op is Op.CLEAR_TABLE:
             executor.clear_table(order.numbers[0])
         elif order.op is Op.COPY_BLOCKS:
             executor.copy_blocks(order.copies)

@@ -7,6 +7,7 @@ never written changes what comes out. The same numbers come from `FakeModel` as 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +111,22 @@ class FakeExecutor:
         self.num_tokens = self.num_fresh = 0
         self._before = before_forward
         self._logits: list[DoubleArray] = []
+
+    def begin_step(self, number: int) -> None:
+        """See Executor."""
+
+    def restart_clock(self) -> None:
+        """See Executor."""
+        self.time = 0.0
+
+    def reset(self) -> None:
+        """See Executor."""
+        self.tables.clear()
+        self._logits = []
+
+    def summary(self) -> dict[str, Any]:
+        """See Executor: nothing worth a line."""
+        return {}
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""

@@ -1,10 +1,10 @@
-"""What stands behind the scheduler: a transformer, a trace, or a roofline."""
+"""The interface of all executors, and the step that they are given."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,10 @@ class Step:
 
 
 class Executor(Protocol):
-    """Does a step's work. Tables and copies are told to it as they change; it never sees the allocator."""
+    """Does a step's work. Tables and copies are sent to it as they change; it never sees the allocator."""
+
+    def begin_step(self, number: int) -> None:
+        """Step `number` begins, counted from 1; what is set, copied and computed from here on belongs to it."""
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """From logical index `start` on, `row`'s block table is `ids`."""
@@ -71,3 +74,16 @@ class Executor(Protocol):
 
     def wait_until(self, when: float) -> None:
         """Let the clock pass to `when`: sleep, or jump."""
+
+    def restart_clock(self) -> None:
+        """The clock starts again at 0: what came before is no part of a run."""
+
+    def reset(self) -> None:
+        """Forget all tables and all that belongs to requests, whatever an interrupted step left behind.
+
+        Raises:
+            FrameworkError: it cannot go on at all.
+        """
+
+    def summary(self) -> dict[str, Any]:
+        """How steps were run, for a run's result; may be empty."""

@@ -103,12 +103,21 @@ class ModelExecutor:
         return time.perf_counter() - self._start
 
     def restart_clock(self) -> None:
-        """The clock starts again at 0: what loading took is no part of a run."""
+        """See Executor: what loading took is no part of a run."""
         self._start = time.perf_counter()
 
     def wait_until(self, when: float) -> None:
         """Sleep."""
         time.sleep(max(0.0, when - self.now()))
+
+    def begin_step(self, number: int) -> None:
+        """See Executor. Steps need no number here."""
+
+    def reset(self) -> None:
+        """See Executor. The pool keeps its bytes, which no table names any more."""
+        self.tables.reset()
+        self._batch = self._rope = None
+        self._logits = torch.empty(0)
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""

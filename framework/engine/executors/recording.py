@@ -16,7 +16,7 @@ Candidates = tuple[list[list[int]], list[list[float]]]
 
 
 class RecordingExecutor:
-    """Passes everything on to `inner` and remembers what a beam search was told."""
+    """Passes everything on to `inner`; `tops` has the candidates of each beam search step, by request number."""
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
@@ -24,8 +24,22 @@ class RecordingExecutor:
         self._step: Step | None = None
         self._rows: Rows | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def begin_step(self, number: int) -> None:
+        """See Executor."""
+        self.inner.begin_step(number)
+
+    def restart_clock(self) -> None:
+        """See Executor."""
+        self.inner.restart_clock()
+
+    def summary(self) -> dict[str, Any]:
+        """See Executor."""
+        return self.inner.summary()
+
+    def reset(self) -> None:
+        """See Executor. What was kept stays: it belongs to requests by number."""
+        self._step = self._rows = None
+        self.inner.reset()
 
     def now(self) -> float:
         """See Executor."""
@@ -62,10 +76,10 @@ class RecordingExecutor:
 
     def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
         """See Executor."""
-        told = self.inner.logprobs(at, tokens, k)
+        found = self.inner.logprobs(at, tokens, k)
         assert self._step is not None
         assert self._rows is not None
         seq = self._rows.sequences[int(self._step.rows[self._step.sampled][at[0]])]
         if seq is not None and seq.request.group is not None:
-            self.tops.setdefault(seq.request.number, []).append((told[1].tolist(), told[2].tolist()))
-        return told
+            self.tops.setdefault(seq.request.number, []).append((found[1].tolist(), found[2].tolist()))
+        return found

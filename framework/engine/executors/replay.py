@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +33,8 @@ class ReplayExecutor:
             tokens that no prompt and no other request has. May grow while the replay runs; an entry is taken out
             with its last token.
         tops: (request number, call) -> recorded candidates of a beam search; see `recording`.
-
-    Attributes:
-        clock: replaces the virtual clock; for recordings, whose arrivals are step numbers.
+        step_clock: the clock is the number of the step that began last, instead of virtual seconds; for recordings,
+            whose arrivals are step numbers.
     """
 
     def __init__(
@@ -43,22 +43,40 @@ class ReplayExecutor:
         *,
         outputs: MutableMapping[tuple[int, int], TokenArray] | None = None,
         tops: Mapping[tuple[int, int], tuple[list[list[int]], list[list[float]]]] | None = None,
+        step_clock: bool = False,
     ) -> None:
         self._step_time, self._outputs, self._tops = step_time, {} if outputs is None else outputs, tops or {}
-        self.clock: Callable[[], float] | None = None
-        self._now = 0.0
+        self._step_clock, self._now = step_clock, 0.0
         self._beam_calls: dict[int, int] = {}
         self._where: IntArray = np.empty(0, dtype=np.int64)
         self._rows: Rows | None = None
         self.copied_blocks = 0
 
+    def begin_step(self, number: int) -> None:
+        """See Executor."""
+        if self._step_clock:
+            self._now = float(number)
+
     def now(self) -> float:
-        """Virtual seconds, or what the given clock says."""
-        return self._now if self.clock is None else self.clock()
+        """Virtual seconds, or the number of the step."""
+        return self._now
 
     def wait_until(self, when: float) -> None:
-        """Jump."""
-        self._now = max(self._now, when)
+        """Jump; a clock of steps goes on by steps alone."""
+        if not self._step_clock:
+            self._now = max(self._now, when)
+
+    def restart_clock(self) -> None:
+        """See Executor."""
+        self._now = 0.0
+
+    def reset(self) -> None:
+        """See Executor. It holds no tables."""
+        self._beam_calls.clear()
+
+    def summary(self) -> dict[str, Any]:
+        """See Executor: nothing was computed."""
+        return {}
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """See Executor. There is no pool."""
@@ -76,7 +94,8 @@ class ReplayExecutor:
     def forward(self, step: Step, rows: Rows) -> None:
         """See Executor: only time passes."""
         self._where, self._rows = step.rows[step.sampled], rows
-        self._now += self._step_time(step, rows)
+        if not self._step_clock:
+            self._now += self._step_time(step, rows)
 
     def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
         """See Executor. Token = OUTPUT_BASE + a number of the request and sample: equal within one sequence."""
