@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any, NewType
 
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import InvalidTokens
+from framework.errors import InvalidArgument, InvalidTokens
 
 BlockId = NewType("BlockId", int)
 """A physical block, 1 to num_blocks. Block 0 is the null block: never handed out, never written."""
@@ -82,8 +83,49 @@ ROOT_NAMESPACE = Namespace()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What a client foretells of its conversation. Advice: it may be wrong, and a policy must survive lies.
+
+    Attributes:
+        continues: probability, 0 to 1, that a later prompt extends this one; None when nothing is said.
+        returns_s: expected seconds from this request's arrival to that later prompt's; None when nothing is said.
+
+    Raises:
+        InvalidArgument: a probability outside 0 to 1, a time below 0, or neither a number nor None.
+    """
+
+    continues: float | None = None
+    returns_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in (("continues", 1.0), ("returns_s", inf)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most or value == inf:
+                wanted = "a probability from 0 to 1" if most == 1 else "finite seconds, at least 0"
+                raise InvalidArgument(f"hint.{name} must be {wanted}, found {value!r}")
+
+    @classmethod
+    def of(cls, value: Any) -> Hint | None:
+        """A hint from what a file or a client may write: None, a Hint, a probability to continue, or a mapping.
+
+        Raises:
+            InvalidArgument: anything else, an unknown key, or a value outside its bounds.
+        """
+        if value is None or isinstance(value, Hint):
+            return value
+        if isinstance(value, Mapping):
+            unknown = sorted(str(key) for key in set(value) - {"continues", "returns_s"})
+            if unknown:
+                raise InvalidArgument(f"a hint has continues and returns_s, found {', '.join(unknown)}")
+            return cls(**value)
+        return cls(continues=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestInfo:
-    """What an allocator and a policy may know of a request.
+    """What an allocator and a policy may know of a request. What is unknown is None.
 
     Attributes:
         id: names the table in every later call.
@@ -91,6 +133,12 @@ class RequestInfo:
         namespace: only requests of one namespace share blocks.
         priority: larger is more important.
         tenant: for policies that share a cache fairly.
+        session: conversation or agent it belongs to.
+        category: kind of request, such as chat, code or a tool call.
+        hint: what the client foretells.
+        turn: how many earlier requests' prompts it extends, where the workload says; else it is inferred.
+        arrival: when it arrived, on the engine's logical clock: virtual seconds in a replay, steps in a serve run.
+        prompt_tokens: length of its prompt; a preempted request comes back with more tokens than that.
     """
 
     id: RequestId
@@ -98,6 +146,38 @@ class RequestInfo:
     namespace: Namespace = ROOT_NAMESPACE
     priority: int = 0
     tenant: str = ""
+    session: str | None = None
+    category: str | None = None
+    hint: Hint | None = None
+    turn: int | None = None
+    arrival: float | None = None
+    prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """What a policy may read of the request that last used a block. What is unknown is None.
+
+    Attributes:
+        turn: how many earlier requests' prompts its prompt extends: given, or inferred from the prompts seen.
+        prompt_tokens: length of its prompt.
+        new_blocks: blocks of its prompt that were not found in the cache when it was admitted.
+        arrival, session, category, hint: see RequestInfo.
+        tenant: who sent it.
+    """
+
+    turn: int | None = None
+    prompt_tokens: int | None = None
+    new_blocks: int | None = None
+    arrival: float | None = None
+    session: str | None = None
+    category: str | None = None
+    tenant: str | None = None
+    hint: Hint | None = None
+
+
+UNKNOWN_REQUEST = RequestFacts()
+"""A request of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

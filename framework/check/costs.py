@@ -21,7 +21,7 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.types import BlockHash, BlockId, Namespace, RequestId, RequestInfo, as_tokens
+from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, Namespace, RequestId, RequestInfo, as_tokens
 
 Numbers = dict[str, float]
 
@@ -129,6 +129,7 @@ def _eviction(make: Callable[[], EvictionPolicy], num_blocks: int = 1024, group:
     columns: dict[str, list[Any]] = {name: [0] * (num_blocks + 1) for name in BlockView.__dataclass_fields__}
     columns["key"] = [BlockHash(b"%d" % block) for block in range(num_blocks + 1)]
     columns["next_use"] = [math.inf] * (num_blocks + 1)
+    columns["last_request"] = [UNKNOWN_REQUEST] * (num_blocks + 1)
     policy.attach(BlockView(**columns))
     requests = [  # tuples, as the allocators hand them: a policy that changes its lists fails here
         tuple(BlockId(block) for block in range(first + group - 1, first - 1, -1))

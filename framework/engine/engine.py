@@ -19,7 +19,7 @@ from framework.engine.scheduler import Log, Scheduler
 from framework.errors import FrameworkError, InvariantViolation
 from framework.interfaces.allocator import Allocator
 from framework.sampling import Sampling
-from framework.types import ROOT_NAMESPACE, Namespace, RequestId, as_tokens
+from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
 
 
 class Engine:
@@ -30,6 +30,8 @@ class Engine:
         eos_token_ids: end a sequence unless its sampling ignores them.
         seed: of the run; requests without a seed of their own derive one from it and their number.
         preempt_every: fault injection: preempt the newest row every so many steps; 0 never.
+        virtual_clock: the executor's clock is virtual, the same in every run: policies see arrivals in its seconds.
+            Else they see the step a request arrived at, so that what they do can be repeated.
         log: receives scheduling and cache events as (event, **facts); None for none.
         vocab_size: prompts with larger ids are rejected; None accepts all.
     """
@@ -47,9 +49,10 @@ class Engine:
         seed: int = 0,
         preempt_every: int = 0,
         vocab_size: int | None = None,
+        virtual_clock: bool = False,
         log: Log | None = None,
     ) -> None:
-        self.allocator, self.executor = allocator, executor
+        self.allocator, self.executor, self._virtual_clock = allocator, executor, virtual_clock
         self.scheduler = Scheduler(
             allocator,
             executor,
@@ -86,6 +89,10 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         key: str = "",
+        session: str | None = None,
+        category: str | None = None,
+        hint: Hint | None = None,
+        turn: int | None = None,
     ) -> Request:
         """Queue one prompt (token ids). A request that can never be served comes back rejected, with the reason."""
         number = self._num_submitted
@@ -99,6 +106,10 @@ class Engine:
             priority=priority,
             tenant=tenant,
             key=key,
+            session=session,
+            category=category,
+            hint=hint,
+            turn=turn,
             seed=derived_seed(self.seed, number) if sampling.seed is None else sampling.seed,
         )
         self.metrics.submitted(request)
@@ -198,6 +209,7 @@ class Engine:
             if request.status.ended:
                 continue
             request.arrival_step = self.scheduler.step_number
+            request.arrival = request.arrival_s if self._virtual_clock else float(request.arrival_step)
             # Numbered on arrival, so that a trace fed as it goes and one queued at once count alike.
             request.sequences[0].id = self.life.take_id()
             if request.group is not None:

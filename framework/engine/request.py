@@ -10,7 +10,7 @@ import numpy as np
 
 from framework.errors import FrameworkError
 from framework.sampling import Sampling
-from framework.types import ROOT_NAMESPACE, Namespace, RequestId, RequestInfo, TokenArray
+from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, RequestInfo, TokenArray
 
 if TYPE_CHECKING:
     from framework.engine.beam import BeamGroup
@@ -63,6 +63,8 @@ class Request:
 
     Attributes:
         number: counts submissions; never reused.
+        session, category, hint, turn: what the client says of it, see RequestInfo; None when it does not.
+        arrival: when it arrived, on the logical clock that policies see; None until then.
         num_cached_tokens: prompt tokens served from the cache when first admitted.
         arrival_step: steps begun before it was let in; None until then.
         num_recomputed_tokens: tokens computed again after preemptions.
@@ -80,6 +82,10 @@ class Request:
     priority: int = 0
     tenant: str = ""
     key: str = ""
+    session: str | None = None
+    category: str | None = None
+    hint: Hint | None = None
+    turn: int | None = None
     seed: int = 0
     status: Status = Status.WAITING
     reason: str = ""
@@ -88,6 +94,7 @@ class Request:
     num_spared_tokens: int = 0
     num_preemptions: int = 0
     arrival_step: int | None = None
+    arrival: float | None = None
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
@@ -137,18 +144,27 @@ class Sequence:
     done: bool = False
     cumulative_logprob: float = 0.0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    _info: RequestInfo | None = None
 
     @property
     def info(self) -> RequestInfo:
-        """What the allocator may know of it."""
-        request = self.request
-        return RequestInfo(
-            id=self.id,
-            max_total_tokens=request.max_total_tokens,
-            namespace=request.namespace,
-            priority=request.priority,
-            tenant=request.tenant,
-        )
+        """What the allocator may know of it. Made once it has its id."""
+        if self._info is None or self._info.id != self.id:
+            request = self.request
+            self._info = RequestInfo(
+                id=self.id,
+                max_total_tokens=request.max_total_tokens,
+                namespace=request.namespace,
+                priority=request.priority,
+                tenant=request.tenant,
+                session=request.session,
+                category=request.category,
+                hint=request.hint,
+                turn=request.turn,
+                arrival=request.arrival,
+                prompt_tokens=len(request.prompt),
+            )
+        return self._info
 
     @property
     def generated(self) -> list[int]:

@@ -99,7 +99,7 @@ class ScoreStrategy:
 class _OneNode(BlockView):
     """A view of which block 1 is the node at hand."""
 
-    capacity: int
+    capacity: int = 0
 
     @property
     def num_blocks(self) -> int:

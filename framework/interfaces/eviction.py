@@ -9,7 +9,26 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from framework.errors import NoCandidate, PluginError
-from framework.types import BlockHash, BlockId
+from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, RequestFacts
+
+
+class ConstantColumn(Sequence[Any]):
+    """A column that has the same value for every block. `length` 0: one that was never filled."""
+
+    __slots__ = ("_length", "_value")
+
+    def __init__(self, value: Any, length: int = 0) -> None:
+        self._value, self._length = value, length
+
+    def __getitem__(self, block: Any) -> Any:
+        return self._value
+
+    def __len__(self) -> int:
+        return self._length
+
+
+_NOT_KNOWN = ConstantColumn(None)
+_NO_REQUEST = ConstantColumn(UNKNOWN_REQUEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +50,12 @@ class BlockView:
         next_use: the number, from 1 in order of arrival, of the next request for it; replay of a trace only, else
             infinity. What makes Belady a policy.
         key: the content's name: equal contents have equal keys, also across evictions. For ghost lists.
+        parent: the block published directly above it, 0 when that is the root or gone. None where nobody knows.
+        partial: whether it holds fewer tokens than a block has: a prompt's last block, which later prompts rarely
+            share. None where nobody knows.
+        last_request: the request that was the last to publish or to release it. While `pin` and `hit` run it is still
+            the one before, so that a policy sees what came of it. Kept for policies with `needs_requests`, else
+            nothing is known of it.
     """
 
     depth: Sequence[int]
@@ -43,6 +68,9 @@ class BlockView:
     children: Sequence[int]
     next_use: Sequence[float]
     key: Sequence[BlockHash | None]
+    parent: Sequence[int | None] = _NOT_KNOWN
+    partial: Sequence[bool | None] = _NOT_KNOWN
+    last_request: Sequence[RequestFacts] = _NO_REQUEST
 
     @property
     def num_blocks(self) -> int:
@@ -68,6 +96,9 @@ class EvictionPolicy(ABC):
 
     needs_future: ClassVar[bool] = False
     """True when the policy reads `blocks.next_use`, so that a replay makes the extra pass that fills it."""
+
+    needs_requests: ClassVar[bool] = False
+    """True when the policy reads `blocks.last_request`, which is not kept otherwise: who does not ask does not pay."""
 
     bypass: ClassVar[bool] = False
     """True when the policy may decline new content: in a cache-only replay the blocks of the request at hand are
@@ -173,6 +204,18 @@ class Block:
     @property
     def key(self) -> BlockHash | None:
         return self._view.key[self.id]
+
+    @property
+    def parent(self) -> int | None:
+        return self._view.parent[self.id]
+
+    @property
+    def partial(self) -> bool | None:
+        return self._view.partial[self.id]
+
+    @property
+    def last_request(self) -> RequestFacts:
+        return self._view.last_request[self.id]
 
 
 class ScoredPolicy(EvictionPolicy):

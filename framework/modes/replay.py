@@ -136,6 +136,7 @@ def build_engine(
         preempt_every=engine_options.preempt_every,
         eos_token_ids=recording.eos_token_ids if recording else (),
         seed=seed,
+        virtual_clock=True,
         log=log,
     )
     return engine, policy

@@ -24,6 +24,7 @@ from framework.interfaces.hash import HashScheme
 from framework.paged.cache import BlockCache
 from framework.paged.guard import GuardedPolicy
 from framework.paged.index import HashIndex, TrieIndex
+from framework.paged.last_requests import LastRequests
 from framework.paged.naming import Naming
 from framework.paged.pool import BlockPool
 from framework.paged.table import Table, TableChanges, count_of
@@ -78,7 +79,8 @@ class PagedAllocator(Allocator):
         self.pool = BlockPool(num_blocks, block_size)
         index = HashIndex(self.pool) if hash.collision_resistant else TrieIndex(self.pool)
         policy = GuardedPolicy(eviction)
-        policy.attach(self.pool.view())
+        self._requests = LastRequests(num_blocks + 1) if policy.needs_requests else None
+        policy.attach(self.pool.view(self._requests))
         overridden = type(self).choose_free is not PagedAllocator.choose_free
         self.cache = BlockCache(self.pool, index, policy, leaf_only, self.choose_free if overridden else None)
         self.naming = Naming(hash, block_size)
@@ -164,6 +166,8 @@ class PagedAllocator(Allocator):
             table.held = bytearray(tokens)
             table.published = len(hit.blocks)
         table.committed = hit.num_tokens
+        if self._requests is not None:
+            table.facts = self._requests.admitted(request, len(tokens), names, len(hit.blocks), self.block_size)
         self._tables[request.id] = table
         self._hit_tokens += hit.num_tokens
         self._prompt_tokens += len(tokens)
@@ -276,6 +280,8 @@ class PagedAllocator(Allocator):
             )
         keys = names[first:full] + more if known else more
         self.pool.access += 1
+        if self._requests is not None:
+            self._requests.used(table.blocks[first:full], table.facts)
         publish: Callable[..., tuple[int, int]] = self.cache.publish
         if len(keys) == 1:
             publish = self.cache.publish_one
@@ -319,6 +325,8 @@ class PagedAllocator(Allocator):
         table = parent.child(child, blocks, self._tenant(child.tenant), num_tokens, num_tokens // self.block_size, kept)
         if kept:
             parent.shared = table.shared = True
+        if self._requests is not None:
+            table.facts = self._requests.forked(parent.facts, child)
         return table
 
     def truncate(self, request: RequestId, num_tokens: int) -> None:
@@ -345,6 +353,8 @@ class PagedAllocator(Allocator):
         del self._tables[request]
         self.pool.access += 1
         self._version += 1
+        if self._requests is not None:
+            self._requests.used(table.blocks, table.facts)
         self.cache.drop(table.blocks[::-1], len(table.blocks) - table.published)
 
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:

@@ -20,6 +20,7 @@ class GuardedPolicy:
 
     Attributes:
         hears_admit, hears_hit: whether the policy overrides that callback; calling one that it inherits does nothing.
+        needs_requests: whether the policy reads the last request of blocks.
         in_bulk: whether the policy names many victims by a method of its own, and `victims` may be called.
     """
 
@@ -30,6 +31,7 @@ class GuardedPolicy:
         self._evicted = policy.evicted
         self.hears_admit = getattr(policy.admit, "__func__", None) is not EvictionPolicy.admit
         self.hears_hit = getattr(policy.hit, "__func__", None) is not EvictionPolicy.hit
+        self.needs_requests = bool(policy.needs_requests)
         self.in_bulk = names_in_bulk(policy)
 
     def fault(self, method: str, rule: str) -> PluginError:

@@ -96,7 +96,7 @@ class HashIndex(PrefixIndex):
         self._parents: list[BlockHash | None] = [None] * (pool.num_blocks + 1)
         self._orphans: dict[BlockHash, int] = {}
         self._counting = False
-        pool.count_children = self._count
+        pool.count_children, pool.parent_of = self._count, self.parent
 
     def _count(self, children: array[int]) -> None:
         """Count the children of all contents, and keep the counts from here on."""
@@ -268,6 +268,7 @@ class TrieIndex(PrefixIndex):
         self._nodes: dict[tuple[int, BlockHash], int] = {}
         self._node = array("i", bytes(4 * (pool.num_blocks + 1)))  # of a published block
         self._reset_columns()
+        pool.parent_of = self.parent
 
     def _reset_columns(self) -> None:
         self._unused: list[int] = []

@@ -12,7 +12,8 @@ from typing import Any, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from framework.interfaces.eviction import BlockView
+from framework.interfaces.eviction import BlockView, ConstantColumn
+from framework.paged.last_requests import LastRequests
 from framework.types import BlockHash
 
 _MANY = 16  # blocks from which on NumPy's overhead a call is less than a loop's
@@ -34,6 +35,7 @@ class BlockPool:
         access: allocator calls that touched blocks so far: the clock of `admitted` and `last_access`.
         least_priority: no published block has a lower one.
         count_children: fills the column `children` when it is first read: an index's, which then keeps it. None: zeros.
+        parent_of: the block published directly above one, as the index knows it.
         varied: whether any block ever had a priority or tenant but 0; those columns are not written before.
         The other columns are those of BlockView.
     """
@@ -60,6 +62,7 @@ class BlockPool:
         self.varied = False
         self._knows_next_use = False
         self.count_children: Callable[[array[int]], None] | None = None
+        self.parent_of: Callable[[int], int] = lambda block: 0
 
     @cached_property
     def children(self) -> array[int]:
@@ -74,8 +77,9 @@ class BlockPool:
         """Blocks that no request uses and that a lookup can find."""
         return self.num_blocks - len(self.free) - self.used
 
-    def view(self) -> BlockView:
-        """Read-only live columns for an eviction policy."""
+    def view(self, requests: LastRequests | None = None) -> BlockView:
+        """Read-only live columns for an eviction policy; `requests` where it asks for the last requests."""
+        facts: dict[str, Any] = {} if requests is None else {"last_request": _Column(requests.column)}
         return _View(
             self,
             depth=_read_only(self.depth),
@@ -87,6 +91,9 @@ class BlockPool:
             tenant=_read_only(self.tenant),
             next_use=_read_only(self.next_use),
             key=_Column(self.key),
+            parent=_Parents(self),
+            partial=ConstantColumn(value=False, length=self.num_blocks + 1),  # only full blocks are published
+            **facts,
         )
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -259,6 +266,27 @@ class _Column(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+class _Parents(Sequence[Any]):
+    """The block published directly above each, looked up when asked for."""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self._pool.parent_of(block) for block in range(*index.indices(len(self)))]
+        return self._pool.parent_of(index)
+
+    def __len__(self) -> int:
+        return self._pool.num_blocks + 1
 
 
 class _PrefixTokens(_Column):

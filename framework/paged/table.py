@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from framework.errors import InvalidArgument
-from framework.types import BlockHash, RequestInfo, TableChange
+from framework.types import UNKNOWN_REQUEST, BlockHash, RequestInfo, TableChange
 
 
 class Table:
@@ -21,11 +21,13 @@ class Table:
         names: chained hashes of the leading full blocks as far as they are known; a prompt's are from the start.
         held: the known tokens as int32 bytes: the prompt, and what was committed since. Empty without prefix sharing.
         closed: nothing more is published: a collision, or a reset, cut the chain.
+        facts: what a policy may read of the request; unknown unless it asks.
         shared: a block from the committed length on may be shared; `extend` looks.
     """
 
     __slots__ = (
-        "anchor", "blocks", "closed", "committed", "held", "names", "published", "request", "root", "shared", "tenant",
+        "anchor", "blocks", "closed", "committed", "facts", "held", "names", "published", "request", "root", "shared",
+        "tenant",
     )  # fmt: skip
 
     def __init__(self, request: RequestInfo, blocks: array[int], root: BlockHash, anchor: int, tenant: int) -> None:
@@ -40,6 +42,7 @@ class Table:
         self.held = bytearray()
         self.closed = False
         self.shared = False
+        self.facts = UNKNOWN_REQUEST
 
     def compare(self, start: int, data: bytes) -> None:
         """Refuse tokens that differ from those known. `data` are the tokens from position `start` on.

@@ -12,7 +12,7 @@ from framework.engine.executors.replay import OUTPUT_BASE
 from framework.errors import ConfigError
 from framework.replay.recording import Recording
 from framework.sampling import Sampling
-from framework.types import Namespace, TokenArray
+from framework.types import Hint, Namespace, TokenArray
 from framework.workload.traces import TraceRequest
 
 
@@ -26,6 +26,10 @@ class ReplayItem:
     namespace: Namespace
     tenant: str = ""
     priority: int = 0
+    session: str | None = None
+    category: str | None = None
+    hint: Hint | None = None
+    turn: int | None = None
 
 
 def feed(engine: Engine, items: Iterable[ReplayItem], *, progress: bool = False) -> Iterator[None]:
@@ -48,6 +52,10 @@ def feed(engine: Engine, items: Iterable[ReplayItem], *, progress: bool = False)
                     namespace=pending.namespace,
                     tenant=pending.tenant,
                     priority=pending.priority,
+                    session=pending.session,
+                    category=pending.category,
+                    hint=pending.hint,
+                    turn=pending.turn,
                 )
                 pending = next(source, None)
             engine.step()
@@ -85,6 +93,10 @@ def trace_items(
             arrival_s=request.arrival_s / speed,
             namespace=Namespace(salt=request.scope),
             tenant=request.tenant,
+            session=request.session or None,
+            category=request.category,
+            hint=request.hint,
+            turn=request.turn,
         )
 
 
@@ -98,6 +110,10 @@ def recorded_items(recording: Recording) -> Iterator[ReplayItem]:
             namespace=request.namespace,
             tenant=request.tenant,
             priority=request.priority,
+            session=request.session,
+            category=request.category,
+            hint=request.hint,
+            turn=request.turn,
         )
 
 

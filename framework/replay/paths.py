@@ -12,9 +12,36 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import WorkloadError
+from framework.types import Hint, RequestFacts
 from framework.workload.traces.record import TraceRequest
 
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRequests:
+    """What a trace says of its requests beside their blocks: one list a fact, R long, None where it says nothing."""
+
+    arrival: list[float | None]
+    session: list[str | None]
+    category: list[str | None]
+    tenant: list[str | None]
+    turn: list[int | None]
+    hint: list[Hint | None]
+
+    @classmethod
+    def empty(cls) -> KnownRequests:
+        """For no request yet."""
+        return cls([], [], [], [], [], [])
+
+    def add(self, request: TraceRequest) -> None:
+        """One more request."""
+        self.arrival.append(request.arrival_s)
+        self.session.append(request.session or None)
+        self.category.append(request.category)
+        self.tenant.append(request.tenant or None)
+        self.turn.append(request.turn)
+        self.hint.append(request.hint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +56,7 @@ class RequestPaths:
         input_tokens: (R,) int64.
         tenants: (R,) int32, small numbers in order of first appearance.
         block_tokens: tokens a block.
+        known: what else the trace says of each request; None when it was not kept.
     """
 
     nodes: npt.NDArray[np.int32]
@@ -38,6 +66,7 @@ class RequestPaths:
     input_tokens: Ints
     tenants: npt.NDArray[np.int32]
     block_tokens: int
+    known: KnownRequests | None = None
 
     @property
     def num_requests(self) -> int:
@@ -71,6 +100,50 @@ class RequestPaths:
         _, first = np.unique(self.nodes, return_index=True)
         filled = (self.depths.astype(np.int64) + 1) * self.block_tokens
         return np.minimum(filled, self.input_tokens[self.requests[first]])
+
+    @cached_property
+    def node_partial(self) -> npt.NDArray[np.bool_]:
+        """(N,) whether a node holds fewer tokens than a block has: a prompt's tail."""
+        return self.node_tokens < (self.depths.astype(np.int64) + 1) * self.block_tokens
+
+    @cached_property
+    def full_blocks(self) -> Ints:
+        """(R,) leading blocks of each request that its prompt fills to the last token."""
+        return np.minimum(np.diff(self.starts), self.input_tokens // self.block_tokens)
+
+    @cached_property
+    def turns(self) -> npt.NDArray[np.int32]:
+        """(R,) how many earlier requests' prompts each prompt extends, those of equal full blocks counted once.
+
+        As an allocator infers it from the names of the blocks it has seen; see paged.last_requests.PromptEnds.
+        """
+        ends = np.zeros(self.num_nodes, dtype=np.int32)
+        result = np.zeros(self.num_requests, dtype=np.int32)
+        for request, (start, count) in enumerate(zip(self.starts.tolist(), self.full_blocks.tolist(), strict=False)):
+            if count:
+                path = self.nodes[start : start + count]
+                result[request] = ends[path[:-1]].sum()
+                ends[path[-1]] = 1
+        return result
+
+    def request_facts(self, request: int, hit_blocks: int) -> RequestFacts:
+        """What a policy may read of a request that found `hit_blocks` of its blocks in the cache."""
+        known, turn = self.known, int(self.turns[request])
+        prompt = int(self.input_tokens[request])
+        new = int(self.starts[request + 1] - self.starts[request]) - hit_blocks
+        if known is None:
+            return RequestFacts(turn=turn, prompt_tokens=prompt, new_blocks=new)
+        given = known.turn[request]
+        return RequestFacts(
+            turn=turn if given is None else given,
+            prompt_tokens=prompt,
+            new_blocks=new,
+            arrival=known.arrival[request],
+            session=known.session[request],
+            category=known.category[request],
+            tenant=known.tenant[request],
+            hint=known.hint[request],
+        )
 
     @cached_property
     def infinite_hits(self) -> Ints:
@@ -142,6 +215,7 @@ def build_paths(requests: Iterable[TraceRequest], *, full_blocks_only: bool = Fa
     tenants: dict[str, int] = {}
     tenant_of: list[int] = []
     sizes: set[int] = set()
+    known = KnownRequests.empty()
     for request in requests:
         if request.block_ids is None:
             raise WorkloadError("this trace has lengths only; a cache needs block ids or tokens")
@@ -152,6 +226,7 @@ def build_paths(requests: Iterable[TraceRequest], *, full_blocks_only: bool = Fa
         paths.append(np.array(interner.path(request.scope, ids.tolist()), dtype=np.int32))
         arrivals.append(request.arrival_s)
         lengths.append(request.input_tokens)
+        known.add(request)
         tenant_of.append(tenants.setdefault(request.tenant or request.scope, len(tenants)))
     if len(sizes) != 1:
         raise WorkloadError(f"a trace has blocks of one size, found {sorted(sizes) or 'no request'}")
@@ -163,6 +238,7 @@ def build_paths(requests: Iterable[TraceRequest], *, full_blocks_only: bool = Fa
         input_tokens=np.array(lengths, dtype=np.int64),
         tenants=np.array(tenant_of, dtype=np.int32),
         block_tokens=sizes.pop(),
+        known=known,
     )
 
 

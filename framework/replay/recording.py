@@ -3,7 +3,8 @@
 File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_token_ids": [...], "max_model_len": ...}`,
 then one object a request, in order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of
 Sampling), `seed`, `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the
-ids and log-probabilities of the candidates at each of its steps). A reader refuses a version it does not know.
+ids and log-probabilities of the candidates at each of its steps), and where known `session`, `category`, `hint` and
+`turn`. A reader refuses a version it does not know.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from framework.engine.executors.recording import Candidates, RecordingExecutor
 from framework.engine.request import Request
 from framework.errors import WorkloadError
 from framework.sampling import Sampling
-from framework.types import Namespace, TokenArray, as_tokens
+from framework.types import Hint, Namespace, TokenArray, as_tokens
 from framework.workload.traces.recorded import FORMAT, VERSION
 
 
@@ -34,6 +35,10 @@ class RecordedRequest:
     seed: int
     priority: int = 0
     tenant: str = ""
+    session: str | None = None
+    category: str | None = None
+    hint: Hint | None = None
+    turn: int | None = None
     namespace: Namespace = field(default_factory=Namespace)
     outputs: tuple[TokenArray, ...] = ()
     tops: tuple[Candidates, ...] = ()
@@ -84,6 +89,10 @@ def _row(request: Request, tops: list[Candidates]) -> dict[str, Any]:
         "seed": request.seed,
         "priority": request.priority,
         "tenant": request.tenant,
+        "session": request.session,
+        "category": request.category,
+        "hint": None if request.hint is None else dataclasses.asdict(request.hint),
+        "turn": request.turn,
         "namespace": dataclasses.asdict(request.namespace),
         "outputs": [completion.tokens for completion in request.completions] if not tops else [],
         "tops": tops,
@@ -133,6 +142,10 @@ def _request(row: dict[str, Any]) -> RecordedRequest:
         seed=row["seed"],
         priority=row["priority"],
         tenant=row["tenant"],
+        session=row.get("session"),
+        category=row.get("category"),
+        hint=Hint.of(row.get("hint")),
+        turn=row.get("turn"),
         namespace=Namespace(**row["namespace"]),
         outputs=tuple(as_tokens(tokens) for tokens in row["outputs"]),
         tops=tuple((ids, values) for ids, values in row["tops"]),

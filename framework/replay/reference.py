@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import InvalidArgument, PluginError
-from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
 from framework.paged.guard import names_in_bulk
+from framework.paged.last_requests import LastRequests
 from framework.replay.paths import RequestPaths
-from framework.types import BlockHash, BlockId
+from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ def replay(
 class _View(BlockView):
     """A view whose columns may have spare rows beyond the capacity."""
 
-    capacity: int
+    capacity: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -152,6 +153,7 @@ class _Replay:
         self.in_bulk = names_in_bulk(policy) and not (leaf_first or bypass or on_evict is not None)
         longest = int(np.diff(paths.starts).max(initial=0))
         rows = min(num_blocks + (longest if bypass else 0), paths.num_nodes) + 1
+        self.facts = UNKNOWN_REQUEST
         self.block_of = [0] * paths.num_nodes
         self.node_of = [-1] * rows
         self.parents = paths.parents.tolist()
@@ -162,23 +164,32 @@ class _Replay:
         self.depth, self.admitted, self.last_access, self.hits = ([0] * rows for _ in range(4))
         self.tenant = [0] * rows if paths.tenants.any() else []
         self.next_use = [float("inf")] * rows if policy.needs_future else []
+        self.requests = LastRequests(rows) if policy.needs_requests else None
         policy.attach(self._view(rows))
 
     def _view(self, rows: int) -> BlockView:
         paths = self.paths  # its node_tokens are worked out for those who ask
+        facts: dict[str, Any] = {} if self.requests is None else {"last_request": self.requests.column}
         return _View(
             depth=self.depth,
             num_tokens=_ByNode(self.node_of, lambda node: int(paths.node_tokens[node])),
             admitted=self.admitted,
             last_access=self.last_access,
             hits=self.hits,
-            priority=_Constant(0, rows),
-            tenant=self.tenant or _Constant(0, rows),
+            priority=ConstantColumn(0, rows),
+            tenant=self.tenant or ConstantColumn(0, rows),
             children=_ByNode(self.node_of, self.children.__getitem__),
-            next_use=self.next_use or _Constant(float("inf"), rows),
+            next_use=self.next_use or ConstantColumn(float("inf"), rows),
             key=_ByNode(self.node_of, _name),
+            parent=_ByNode(self.node_of, self._resident_parent),
+            partial=_ByNode(self.node_of, lambda node: bool(paths.node_partial[node])),
             capacity=self.num_blocks,
+            **facts,
         )
+
+    def _resident_parent(self, node: int) -> int:
+        above = self.parents[node]
+        return self.block_of[above] if above >= 0 else 0
 
     def run(self) -> CacheOnlyResult:
         block_of, last_access, hits = self.block_of, self.last_access, self.hits
@@ -191,6 +202,8 @@ class _Replay:
             blocks: list[Any] = [block_of[node] for node in path]
             num_hits = blocks.index(0) if 0 in blocks else len(blocks)
             request_hits.append(num_hits)
+            if self.requests is not None:
+                self.facts = self.paths.request_facts(request, num_hits)
             found = [block for block in blocks if block] if num_hits < len(blocks) else blocks
             if found:
                 touched = found[::-1]
@@ -212,6 +225,8 @@ class _Replay:
                 first = bounds[request]
                 for node, future in zip(path, futures[first : bounds[request + 1]], strict=True):
                     next_use[block_of[node]] = future
+            if self.requests is not None:
+                self.requests.used(blocks, self.facts)
             if blocks:
                 release(blocks[::-1], count)
             if self.bypass:
@@ -253,6 +268,8 @@ class _Replay:
                 tenant = int(self.paths.tenants[request])
                 for block in fresh:
                     self.tenant[block] = tenant
+            if self.requests is not None:
+                self.requests.used(fresh, self.facts)
             self.policy.admit(fresh[::-1], count)
 
     def _evict(self, request: int, needed: int) -> None:
@@ -329,16 +346,3 @@ class _Replay:
     def _blame(self, block: Any, request: int) -> str:
         name = type(self.policy).__name__
         return f"{name}.victim named {block!r} at request {request}, which is no candidate (free, in use or unknown)"
-
-
-class _Constant(Sequence[Any]):
-    """A column that says the same of every block."""
-
-    def __init__(self, value: float, length: int) -> None:
-        self._value, self._length = value, length
-
-    def __getitem__(self, block: Any) -> Any:
-        return self._value
-
-    def __len__(self) -> int:
-        return self._length

@@ -16,7 +16,7 @@ from framework.errors import NoCandidate
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.testing.driver import Violation
 from framework.testing.histories import fail_shortest
-from framework.types import BlockHash, BlockId
+from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, Hint, RequestFacts
 
 Make = Callable[[], EvictionPolicy]
 Step = tuple[str, int, int]
@@ -48,11 +48,13 @@ class Cache:
         }
         self.columns["next_use"] = Column([float("inf")] * (num_blocks + 1))
         self.columns["key"] = Column([None] * (num_blocks + 1))
+        self.columns["last_request"] = Column([UNKNOWN_REQUEST] * (num_blocks + 1))
         self.free = [BlockId(block) for block in range(num_blocks, 0, -1)]
         self.holder: dict[Path, BlockId] = {}
         self.path: dict[BlockId, Path] = {}
         self.users: dict[BlockId, int] = {}
         self.running: list[list[BlockId]] = []
+        self.requests: list[RequestFacts] = []  # of those running
         self.evictions: list[BlockId] = []
         self.history: list[str] = []
         policy.attach(BlockView(**self.columns))
@@ -129,6 +131,9 @@ class Cache:
         parent = self.holder.get(path[:-1])
         if parent is not None:
             self.columns["children"][parent] -= 1
+        for other, below in self.holder.items():
+            if other[:-1] == path:
+                self.columns["parent"][below] = 0
         self.history.append(f"evicted({block}, now={self.now})")
         try:
             self.policy.evicted(block, self.now)
@@ -154,23 +159,39 @@ class Cache:
         self.tell("hit", held[:hole][::-1])
         while len(path) - len(held) > len(self.free):
             self.evict()
-        new = [self._publish(prefix, priority) for prefix in prefixes if prefix not in self.holder]
+        facts = self._facts_of(path, hole)
+        new = [self._publish(prefix, priority, facts) for prefix in prefixes if prefix not in self.holder]
         self.tell("admit", new[::-1])
+        self.requests.append(facts)
         self.running.append([self.holder[prefix] for prefix in prefixes])
         return True
 
-    def _publish(self, path: Path, priority: int) -> BlockId:
+    def _facts_of(self, path: Path, found: int) -> RequestFacts:
+        """What a server may know of a request; of every fourth nothing, as behind an allocator that keeps no facts."""
+        if self.access % 4 == 0:
+            return UNKNOWN_REQUEST
+        hint = (None, Hint(continues=0.5), Hint(continues=0.0, returns_s=3.0))[self.access % 3]
+        return RequestFacts(
+            turn=len(path) - 1, prompt_tokens=16 * len(path), new_blocks=len(path) - found, arrival=float(self.access),
+            session=f"s{path[0]}", category=(None, "chat")[path[0] % 2], hint=hint,
+        )  # fmt: skip
+
+    def _publish(self, path: Path, priority: int, request: RequestFacts) -> BlockId:
         block = self.free.pop()
         self.holder[path], self.path[block], self.users[block] = block, path, 1
         orphans = sum(1 for other in self.holder if other[:-1] == path)
         facts = {"depth": len(path) - 1, "num_tokens": 16 * len(path), "admitted": self.access, "hits": 0,
                  "last_access": self.access, "priority": priority, "tenant": path[0] % 2, "children": orphans,
-                 "key": BlockHash(repr(path).encode())}  # fmt: skip
+                 "key": BlockHash(repr(path).encode()), "partial": path[-1] == 1,
+                 "parent": self.holder.get(path[:-1], 0), "last_request": request}  # fmt: skip
         for name, value in facts.items():
             self.columns[name][block] = value
         parent = self.holder.get(path[:-1])
         if parent is not None:
             self.columns["children"][parent] += 1
+        for other, below in self.holder.items():
+            if other[:-1] == path:
+                self.columns["parent"][below] = block
         return block
 
     def end(self, pick: int) -> None:
@@ -178,8 +199,10 @@ class Cache:
         if not self.running:
             return
         self.access += 1
-        released = []
-        for block in self.running.pop(pick % len(self.running))[::-1]:
+        released, number = [], pick % len(self.running)
+        facts = self.requests.pop(number)
+        for block in self.running.pop(number)[::-1]:
+            self.columns["last_request"][block] = facts
             self.users[block] -= 1
             if not self.users[block]:
                 self.columns["last_access"][block] = self.access
@@ -274,7 +297,7 @@ def check_dropped_blocks_are_forgotten(make: Make) -> None:
     cache.end(0)
     for block in list(cache.path):
         cache.drop(block)
-    cache.running, cache.free = [], [BlockId(block) for block in range(6, 0, -1)]
+    cache.running, cache.requests, cache.free = [], [], [BlockId(block) for block in range(6, 0, -1)]
     cache.nobody()
     cache.begin((2, 0, 0))
     cache.end(0)
@@ -350,6 +373,7 @@ def _work(policy: EvictionPolicy, num_blocks: int, rounds: int = 64) -> float:
     """Python calls, fact reads and id comparisons a step, when one block is evicted, reused and released at a time."""
     columns = {name: Column([0] * (num_blocks + 1)) for name in BlockView.__dataclass_fields__}
     columns["key"] = Column([b"%d" % block for block in range(num_blocks + 1)])
+    columns["last_request"] = Column([UNKNOWN_REQUEST] * (num_blocks + 1))
     policy.attach(BlockView(**columns))
     ids: list[Any] = [CountedId(block) for block in range(num_blocks + 1)]
     for block in range(1, num_blocks + 1):

@@ -10,7 +10,7 @@ from framework import registry
 from framework.interfaces.eviction import BlockView
 from framework.sampling import Sampling
 from framework.testing.engines import fake_engine, prompts
-from framework.types import BlockId, Namespace
+from framework.types import UNKNOWN_REQUEST, BlockId, Namespace
 
 BLOCKS, GROUP, TOKENS = 4096, 16, 16
 
@@ -19,6 +19,7 @@ def view():
     """Facts of `BLOCKS` blocks in requests of `GROUP`."""
     columns = {name: [0] * (BLOCKS + 1) for name in BlockView.__dataclass_fields__}
     columns["key"] = [b"%d" % block for block in range(BLOCKS + 1)]
+    columns["last_request"] = [UNKNOWN_REQUEST] * (BLOCKS + 1)
     columns["next_use"] = [float(block * 7 % 1009) for block in range(BLOCKS + 1)]
     for block in range(1, BLOCKS + 1):
         columns["depth"][block] = (block - 1) % GROUP

@@ -27,7 +27,17 @@ from framework.errors import (
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.types import BlockCopy, BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
+from framework.types import (
+    UNKNOWN_REQUEST,
+    BlockCopy,
+    BlockHash,
+    BlockId,
+    Namespace,
+    RequestId,
+    RequestInfo,
+    TableChange,
+    TokenArray,
+)
 
 Content = tuple[Namespace, tuple[int, ...]]
 """What a full block means: its namespace and every token from the root to the block's end."""
@@ -63,9 +73,16 @@ class SlowAllocator(Allocator):
         columns: dict[str, list[Any]] = {
             column: [0] * (num_blocks + 1)
             for column in BlockView.__dataclass_fields__
-            if column not in ("key", "next_use")
+            if column not in ("key", "next_use", "partial", "last_request")
         }
-        self.view = BlockView(**columns, next_use=[float("inf")] * (num_blocks + 1), key=[None] * (num_blocks + 1))
+        self.last_request = [UNKNOWN_REQUEST] * (num_blocks + 1)
+        self.view = BlockView(
+            **columns,
+            next_use=[float("inf")] * (num_blocks + 1),
+            key=[None] * (num_blocks + 1),
+            partial=[False] * (num_blocks + 1),
+            last_request=self.last_request,
+        )
         self.columns = columns
         eviction.attach(self.view)
 

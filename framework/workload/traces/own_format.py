@@ -78,7 +78,7 @@ def own(record: dict[str, Any], block_tokens: int) -> TraceRequest:
     )
 
 
-def _forks(record: dict[str, Any]) -> dict[str, int]:
+def _forks(record: dict[str, Any]) -> dict[str, Any]:
     forks: dict[str, int] = {key: integer(record, key, 1, _MAX_FORKS) for key in ("n", "beam_width") if key in record}
     if min(forks.get("n", 1), forks.get("beam_width", 1)) > 1:
         raise FieldError("n", f"expected 1 beside a beam_width of {forks['beam_width']}, found {forks['n']}")

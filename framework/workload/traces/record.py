@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.types import TokenArray
+from framework.types import Hint, TokenArray
 
 BlockIdArray = npt.NDArray[np.int64]
 """(n,) int64 names of a prompt's blocks, in order. What a name means is up to the trace: see `TraceRequest`."""
@@ -37,6 +37,9 @@ class TraceRequest:
         scope: block ids of different scopes name different content.
         session: conversation or agent it belongs to; "" when unknown.
         tenant: who sent it; "" when unknown.
+        turn: how many earlier requests' prompts it extends; None when unknown.
+        category: kind of request; None when unknown.
+        hint: what the client foretells; None when it does not.
         tokens, output: (input_tokens,) and (output_tokens,) int32 token ids in token-level traces, else None.
         n, beam_width: samples drawn and beams searched, 1 for neither; each generates `output_tokens`.
     """
@@ -49,6 +52,9 @@ class TraceRequest:
     scope: str = ""
     session: str = ""
     tenant: str = ""
+    turn: int | None = None
+    category: str | None = None
+    hint: Hint | None = None
     tokens: TokenArray | None = None
     output: TokenArray | None = None
     n: int = 1

@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from framework.errors import InvalidArgument, InvariantViolation
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
-from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.guard import GuardedHash, GuardedPolicy
+from framework.paged.last_requests import LastRequests
 from framework.paged.pool import num_tokens_of
 from framework.paged.table import count_of
-from framework.types import BlockHash, Namespace, RequestId, RequestInfo, TableChange, TokenArray
+from framework.types import Namespace, RequestFacts, RequestId, RequestInfo, TableChange, TokenArray
 from framework_native._core import Core
 from framework_native.books import faults
 from framework_native.replay import replay_references
@@ -65,6 +66,9 @@ class NativeAllocator(Allocator):
         policy = None if lru else GuardedPolicy(eviction)
         marks: Any = self._columns["candidate"]
         candidates = memoryview(marks).toreadonly()
+        self._requests = LastRequests(num_blocks + 1) if not lru and eviction.needs_requests else None
+        self._facts: dict[RequestId, RequestFacts] = {}
+        self._entered: dict[RequestId, int] = {}  # leading blocks whose last request is noted
         if not lru:
             eviction.attach(self.view())
         self._core.bind(GuardedHash(hash, self.block_size), policy, candidates)
@@ -81,17 +85,34 @@ class NativeAllocator(Allocator):
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
         self._core.allocate(request, tokens, hit)
+        if self._requests is not None:
+            found, size = len(hit.blocks), self.block_size
+            facts = self._requests.admitted(request, len(tokens), self._core.names(request.id), found, size)
+            self._facts[request.id], self._entered[request.id] = facts, found
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         change: TableChange = self._core.extend(request, num_tokens)
         return change
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        if self._requests is not None and request in self._facts:
+            self._enter(self._requests, request, len(tokens) // self.block_size)
         change: TableChange = self._core.commit(request, tokens)
         return change
 
+    def _enter(self, requests: LastRequests, request: RequestId, full: int) -> None:
+        """Note the request as the last one of the blocks that it is about to publish."""
+        first, key = self._entered[request], self._core.key
+        if full > first:
+            filled = self._core.table(request)[first:full].tolist()
+            requests.used([block for block in filled if key(block) is None], self._facts[request])
+            self._entered[request] = full
+
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         change: TableChange = self._core.fork(parent, child, num_tokens)
+        if self._requests is not None:
+            self._facts[child.id] = self._requests.forked(self._facts[parent], child)
+            self._entered[child.id] = min(self._entered[parent], num_tokens // self.block_size)
         return change
 
     def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
@@ -113,6 +134,9 @@ class NativeAllocator(Allocator):
         self._core.truncate(request, num_tokens)
 
     def free(self, request: RequestId) -> None:
+        if self._requests is not None and request in self._facts:
+            self._requests.used(self._core.table(request).tolist(), self._facts.pop(request))
+            del self._entered[request]
         self._core.free(request)
 
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:
@@ -140,7 +164,15 @@ class NativeAllocator(Allocator):
         """Read-only live columns for an eviction policy."""
         columns = {name: memoryview(values).toreadonly() for name, values in self._columns.items()}
         facts = {name: columns[name] for name in BlockView.__dataclass_fields__ if name in columns}
-        return BlockView(**facts, num_tokens=num_tokens_of(columns["depth"], self.block_size), key=_Keys(self._core))
+        if self._requests is not None:
+            facts["last_request"] = self._requests.column
+        return BlockView(
+            **facts,
+            num_tokens=num_tokens_of(columns["depth"], self.block_size),
+            key=_ByBlock(self._core.key, self.num_blocks),
+            parent=_ByBlock(self._core.parent, self.num_blocks),
+            partial=ConstantColumn(value=False, length=self.num_blocks + 1),
+        )
 
 
 class NativeCowAllocator(NativeAllocator):
@@ -149,22 +181,21 @@ class NativeCowAllocator(NativeAllocator):
     share_tails = True
 
 
-class _Keys(Sequence[Any]):
-    """Names of the published blocks, None for the others."""
+class _ByBlock(Sequence[Any]):
+    """A column that the core is asked for, block by block."""
 
-    __slots__ = ("_core",)
+    __slots__ = ("_fact", "_num_blocks")
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, fact: Callable[[int], Any], num_blocks: int) -> None:
+        self._fact, self._num_blocks = fact, num_blocks
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self._core.key(block) for block in range(*index.indices(len(self)))]
-        name: BlockHash | None = self._core.key(index)
-        return name
+            return [self._fact(block) for block in range(*index.indices(len(self)))]
+        return self._fact(index)
 
     def __len__(self) -> int:
-        return int(self._core.stats()[0]) + 1
+        return self._num_blocks + 1
 
 
 def _is_builtin(plugin: object, module: str, name: str) -> bool:

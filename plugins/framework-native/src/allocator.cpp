@@ -519,6 +519,12 @@ nb::tuple Core::stats() const {
                           hit_tokens_, prompt_tokens_, cache_->evictions, copied_blocks_, index_->collisions);
 }
 
+nb::list Core::names_held(nb::handle request) {
+    nb::list out;
+    for (const Name &name : find(request).names) out.append(bytes_of(name));
+    return out;
+}
+
 nb::object Core::key(int32_t block) const {
     if (block < 0) block += static_cast<int32_t>(pool_->size());
     if (block < 0 || block > pool_->num_blocks) throw nb::index_error("block outside the pool");

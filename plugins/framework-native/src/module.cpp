@@ -133,6 +133,8 @@ void bind_core(nb::module_ &module) {
         .def("reset", &Core::reset)
         .def("stats", &Core::stats)
         .def("key", &Core::key)
+        .def("parent", &Core::parent)
+        .def("names", &Core::names_held, nb::arg().none())
         .def("books", &Core::books);
 
     module.def("sha256_name", &sha256_name, "SHA-256 name of one block, as the framework's sha256 scheme makes it.");

@@ -1,0 +1,199 @@
+"""What a policy may read of the requests behind its blocks, in every mode that drives one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from paged_helpers import NS, info, tokens
+
+from framework.engine.engine import Engine
+from framework.errors import InvalidArgument
+from framework.interfaces.eviction import Block, BlockView, EvictionPolicy
+from framework.paged.last_requests import PromptEnds
+from framework.replay.paths import build_paths
+from framework.replay.reference import replay
+from framework.sampling import Sampling
+from framework.testing.fake_executor import FakeExecutor
+from framework.types import UNKNOWN_REQUEST, Hint, RequestFacts
+from framework.workload.traces import TraceRequest
+from framework_builtin.allocator.prefix import PrefixAllocator
+from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework_builtin.allocator.radix import RadixAllocator
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.hash.sha256 import Sha256
+
+
+class Watching(Lru):
+    """LRU that writes down what it could read at each call."""
+
+    needs_requests = True
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, list[tuple[int, int, RequestFacts]]]] = []
+
+    def _note(self, call, blocks):
+        view = self.blocks
+        self.seen.append((call, [(view.depth[b], view.parent[b], view.last_request[b]) for b in blocks]))
+
+    def admit(self, blocks, now):
+        self._note("admit", blocks)
+        super().admit(blocks, now)
+
+    def hit(self, blocks, now):
+        self._note("hit", blocks)
+        super().hit(blocks, now)
+
+    def release(self, blocks, now):
+        self._note("release", blocks)
+        super().release(blocks, now)
+
+    def turns(self, call):
+        return [facts[0][2].turn for name, facts in self.seen if name == call]
+
+
+def allocators():
+    kinds = [PrefixAllocator, PrefixCowAllocator, RadixAllocator]
+    try:
+        from framework_native.allocator import NativeAllocator, NativeCowAllocator
+
+        kinds += [NativeAllocator, NativeCowAllocator]
+    except ImportError:
+        pass
+    return kinds
+
+
+def serve(allocator, number, prompt, **facts):
+    request, ids = info(number, NS, **facts), tokens(*prompt)
+    allocator.allocate(request, ids, allocator.lookup(ids, NS))
+    allocator.commit(request.id, ids)
+    allocator.free(request.id)
+
+
+@pytest.mark.parametrize("kind", allocators())
+def test_a_policy_sees_the_request_that_last_used_a_block(kind):
+    policy = Watching()
+    allocator = kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy)
+    hint = Hint(continues=0.5, returns_s=9.0)
+    serve(allocator, 1, [1, 1, 2, 2, 3], session="a", category="chat", tenant="t", hint=hint, arrival=1.0)
+    serve(allocator, 2, [1, 1, 2, 2, 4, 4], session="a", arrival=2.0)
+    first = RequestFacts(turn=0, prompt_tokens=5, new_blocks=3, arrival=1.0, session="a", category="chat", tenant="t",
+                         hint=hint)  # fmt: skip
+    second = RequestFacts(turn=1, prompt_tokens=6, new_blocks=1, arrival=2.0, session="a")
+    assert [call for call, _ in policy.seen] == ["admit", "release", "hit", "admit", "release"]
+    assert [facts for _, _, facts in policy.seen[1][1]] == [first, first]
+    assert [facts for _, _, facts in policy.seen[2][1]] == [first, first], "a hit still shows the request before"
+    assert [facts for _, _, facts in policy.seen[3][1]] == [second]
+    assert [facts for _, _, facts in policy.seen[4][1]] == [second] * 3
+    blocks = [(depth, parent) for depth, parent, _ in policy.seen[4][1]]
+    assert [depth for depth, _ in blocks] == [2, 1, 0]
+    assert blocks[2][1] == 0
+    assert policy.blocks.depth[blocks[0][1]] == 1, "the deepest block hangs below the next"
+    assert policy.blocks.partial[1] is False
+
+
+@pytest.mark.parametrize("kind", allocators())
+def test_a_given_turn_is_believed_and_a_preempted_request_keeps_its_prompt(kind):
+    policy = Watching()
+    allocator = kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy)
+    serve(allocator, 1, [1, 1, 2, 2], turn=7)
+    serve(allocator, 2, [1, 1, 2, 2, 3, 3, 3, 3], prompt_tokens=5)
+    (_, released) = policy.seen[-1]
+    assert policy.turns("release") == [7, 0], "a prompt of equal full blocks is the same prompt, not one extended"
+    assert released[0][2].prompt_tokens == 5
+    assert released[0][2].new_blocks == 1
+
+
+@pytest.mark.parametrize("kind", allocators())
+def test_a_policy_that_does_not_ask_reads_that_nothing_is_known(kind):
+    class Deaf(Watching):
+        needs_requests = False
+
+    policy = Deaf()
+    allocator = kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy)
+    serve(allocator, 1, [1, 1, 2, 2], session="a")
+    assert all(facts is UNKNOWN_REQUEST for _, seen in policy.seen for _, _, facts in seen)
+
+
+def test_a_view_of_the_first_contract_knows_nothing_of_requests():
+    names = "depth num_tokens admitted last_access hits priority tenant children next_use key"
+    old = {name: [0, 0, 0] for name in names.split()}
+    block = Block(BlockView(**old))
+    assert (block.parent, block.partial, block.last_request) == (None, None, UNKNOWN_REQUEST)
+
+
+def test_a_cache_only_replay_and_an_engine_infer_the_same_turns():
+    prompts = [[1, 1, 2, 2], [1, 1, 3, 3, 4, 4], [1, 1, 2, 2, 5, 5], [1, 1, 2, 2, 5, 5, 6],
+               [1, 1, 2, 2, 5, 5, 6, 6, 7, 7],
+               [9], [1, 1, 2, 2, 5, 5], [1, 1, 3, 3, 4, 4, 8, 8]]  # fmt: skip
+    wanted = [0, 0, 1, 1, 2, 0, 1, 1]
+    requests = [
+        TraceRequest(arrival_s=float(i), input_tokens=len(p), output_tokens=1, block_tokens=2, session="s" * (i % 2),
+                     block_ids=np.array([p[at] * 100 + (p[at : at + 2] != [p[at]] * 2) for at in range(0, len(p), 2)]))
+        for i, p in enumerate(prompts)
+    ]  # fmt: skip
+    policy = Watching()
+    paths = build_paths(requests)
+    replay(paths, policy, 100)
+    assert paths.turns.tolist() == wanted
+    assert policy.turns("release") == wanted
+    assert [facts[0][2].arrival for call, facts in policy.seen if call == "release"] == [float(i) for i in range(8)]
+    assert [facts[0][2].session for call, facts in policy.seen if call == "release"] == [None, "s"] * 4
+    engine_policy = Watching()
+    allocator = PrefixCowAllocator(num_blocks=100, block_size=2, hash=Sha256(), eviction=engine_policy)
+    for number, prompt in enumerate(prompts):
+        serve(allocator, number + 1, prompt)
+    assert engine_policy.turns("release") == [turn for turn, p in zip(wanted, prompts, strict=True) if len(p) > 1]
+
+
+def test_a_partial_tail_is_known_in_a_cache_only_replay():
+    class Partial(Lru):
+        tails: tuple[bool, ...] = ()
+
+        def release(self, blocks, now):
+            self.tails = tuple(self.blocks.partial[block] for block in blocks)
+            super().release(blocks, now)
+
+    request = TraceRequest(arrival_s=0.0, input_tokens=5, output_tokens=1, block_tokens=2, block_ids=np.arange(3))
+    policy = Partial()
+    replay(build_paths([request]), policy, 8)
+    assert policy.tails == (True, False, False)
+
+
+def test_the_engine_passes_on_what_the_client_says():
+    policy = Watching()
+    allocator = PrefixCowAllocator(num_blocks=32, block_size=2, hash=Sha256(), eviction=policy)
+    engine = Engine(allocator, FakeExecutor(allocator.num_blocks, 2), max_model_len=32)
+    sampling = Sampling(max_tokens=3, ignore_eos=True)
+    hint = Hint(continues=1.0)
+    engine.submit([1, 1, 2, 2, 3], sampling, session="s", category="tool", hint=hint, tenant="t", arrival_s=0.0)
+    engine.run()
+    facts = policy.seen[-1][1][0][2]
+    assert facts == RequestFacts(
+        turn=0, prompt_tokens=5, new_blocks=3, arrival=0.0, session="s", category="tool", tenant="t", hint=hint
+    )
+
+
+def test_prompts_beyond_the_memory_are_forgotten_oldest_first():
+    ends = PromptEnds(most=2)
+    for name in ("a", "b", "c"):
+        ends.turn_of([name])
+    assert ends.turn_of(["c", "x"]) == 1
+    assert ends.turn_of(["a", "x"]) == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [-0.1, 1.1, float("nan"), True, "yes", {"continues": 2}, {"maybe": 0.5}, {"returns_s": -1}, {"returns_s": 1e999}],
+)
+def test_a_hint_out_of_bounds_is_refused(value):
+    with pytest.raises(InvalidArgument, match=r"hint"):
+        Hint.of(value)
+
+
+def test_a_hint_is_read_from_a_number_or_a_mapping():
+    assert Hint.of(0.25) == Hint(continues=0.25) == Hint.of({"continues": 0.25})
+    assert Hint.of(None) is None
+
+
+def test_policies_ask_for_nothing_by_default():
+    assert EvictionPolicy.needs_requests is False
