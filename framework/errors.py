@@ -7,6 +7,10 @@ class FrameworkError(Exception):
     """Base of all errors below. Raised before anything changed, unless an error says otherwise."""
 
 
+class Interruption(BaseException):
+    """The work is ended from outside, by a signal or the watchdog: no plugin's failure, so nothing contains it."""
+
+
 class InvalidTokens(FrameworkError, ValueError):
     """Token ids that are no ids: floats, booleans, negative, 2**31 and up, or not one-dimensional."""
 
@@ -39,7 +43,7 @@ class StaleHit(FrameworkError):
 
 
 class InvariantViolation(FrameworkError):
-    """`check()` found broken books. Lists each violated invariant; always a bug in the component it names."""
+    """`check()` found block metadata broken. Lists each violated invariant; always a bug in the component it names."""
 
 
 class PluginError(FrameworkError):

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from framework.engine.beam import BeamGroup
-from framework.engine.books import stats_of
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
 from framework.engine.outputs import Outputs
 from framework.engine.request import Request, Sequence, Status, derived_seed
 from framework.engine.scheduler import Log, Scheduler
-from framework.errors import FrameworkError, InvariantViolation
+from framework.errors import FrameworkError, InvalidArgument, InvariantViolation, PluginError, Unsupported
 from framework.interfaces.allocator import Allocator
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
@@ -65,8 +64,10 @@ class Engine:
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
         self.vocab_size, self._log = vocab_size, log
         if log is not None:
-            allocator.listen(lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex()))
-        self.metrics = Metrics(allocator.num_blocks, allocator.block_size)
+            self.scheduler.guarded.listen(
+                lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex())
+            )
+        self.metrics = Metrics(self.scheduler.guarded.num_blocks, self.scheduler.guarded.block_size)
         eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
         self.life = Lifecycle(self.scheduler, executor, self.metrics, eos)
         self._outputs = Outputs(self.life)
@@ -144,7 +145,7 @@ class Engine:
             )
         if request.width > rows:
             return f"{request.width} samples or beams need as many rows; engine.max_batch_requests is {rows}"
-        if not self.scheduler.books.ever_fits(request.sequences[0].info):
+        if not self.scheduler.guarded.ever_fits(request.sequences[0].info):
             return (
                 f"{total} tokens can never fit a pool of {self.allocator.num_blocks} blocks of "
                 f"{self.allocator.block_size} tokens; raise cache.num_blocks"
@@ -178,7 +179,10 @@ class Engine:
         self._let_in(start)
         scheduler.step_number += 1
         executor.begin_step(scheduler.step_number)
-        self.allocator.advance(float(scheduler.step_number))
+        try:
+            scheduler.guarded.advance(float(scheduler.step_number))
+        except FrameworkError as error:
+            self._fail_one(error)
         if self.preempt_every and scheduler.step_number % self.preempt_every == 0:
             self._inject_preemption()
         before = len(self.life.requests), scheduler.num_preemptions
@@ -190,12 +194,33 @@ class Engine:
             return
         self._log_step(step)
         scheduled = executor.now()
-        executor.forward(step, scheduler.rows)
+        try:
+            executor.forward(step, scheduler.rows)
+        except (PluginError, Unsupported, InvalidArgument) as error:
+            self._fail_rows(step, error)
+            return
         computed = executor.now()
         self._commit(step)
-        self.metrics.occupancy(step, scheduler, self.allocator)
+        try:
+            self.metrics.occupancy(step, scheduler, self.allocator)
+        except FrameworkError as error:
+            self._fail_one(error)
         self._outputs.sample(step)
         self.metrics.stepped(step, start, scheduled, computed, executor.now())
+
+    def _fail_one(self, error: FrameworkError) -> None:
+        """End the most important request for an error that is no single request's: the others may do without."""
+        active = self.scheduler.rows.active()
+        seq = self.scheduler.rows.sequence(int(active[0])) if len(active) else self.scheduler.waiting.peek()
+        if seq is not None:
+            self.life.fail(seq, error)
+
+    def _fail_rows(self, step: Step, error: FrameworkError) -> None:
+        """End the requests of a step that the backend failed: their K and V may be half written."""
+        for row in step.rows.tolist():
+            seq = self.scheduler.rows.sequences[row]
+            if seq is not None:
+                self.life.fail(seq, error)
 
     def _log_step(self, step: Step) -> None:
         if self._log is not None:
@@ -231,7 +256,11 @@ class Engine:
             return
         seq = stuck if stuck is not None else last
         if seq is not None:
-            stats = stats_of(self.allocator)
+            try:
+                stats = self.scheduler.guarded.stats()
+            except FrameworkError as error:
+                self.life.fail(seq, error)
+                return
             self.life.drop(seq.request)
             self.life.end(
                 seq.request,
@@ -262,16 +291,14 @@ class Engine:
             except FrameworkError as error:
                 self.life.fail(seq, error)
 
-    # Books
-
     def check(self) -> None:
         """The allocator's invariants, and that nothing is held for requests that ended.
 
         Raises:
             InvariantViolation: lists what is broken.
         """
-        self.allocator.check()
-        stats = stats_of(self.allocator)
+        self.scheduler.guarded.check()
+        stats = self.scheduler.guarded.stats()
         if not self.life.requests and (stats.used_blocks or stats.num_requests or self.scheduler.rows.num_active):
             raise InvariantViolation(
                 f"{type(self.allocator).__name__}: every request has ended, yet {stats.used_blocks} blocks, "

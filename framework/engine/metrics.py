@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.engine.books import stats_of
 from framework.engine.executors.base import Step
 from framework.engine.request import Request, Status
-from framework.interfaces.allocator import Allocator
+from framework.errors import PluginError
+from framework.interfaces.allocator import Allocator, AllocatorStats
 
 if TYPE_CHECKING:
     from framework.engine.scheduler import Scheduler
@@ -93,7 +93,7 @@ class Metrics:
 
     def occupancy(self, step: Step, scheduler: Scheduler, allocator: Allocator) -> None:
         """Take the slots' split, after this step's writes."""
-        rows, size, stats = scheduler.rows, self.block_size, stats_of(allocator)
+        rows, size, stats = scheduler.rows, self.block_size, scheduler.guarded.stats()
         active = rows.active()
         computed = rows.computed[active]
         unwritten_each = rows.room[active] - computed
@@ -142,9 +142,16 @@ class Metrics:
             "cached_idle": _ratio(cached, pool),
         }
 
+    def _final_stats(self, scheduler: Scheduler) -> AllocatorStats | None:
+        try:
+            return scheduler.guarded.stats()
+        except PluginError as error:
+            self.first_failure = self.first_failure or str(error)
+            return None
+
     def summary(self, scheduler: Scheduler, allocator: Allocator) -> dict[str, Any]:
-        """The run's result, flat. Rates without a denominator are None."""
-        stats = stats_of(allocator)
+        """The run's result, flat. What has no denominator, or the allocator failed to count, is None."""
+        stats = self._final_stats(scheduler)
         wall = self.last_end_s - (self.first_arrival_s or 0.0)
         live, internal, reserved, external, cached, _ = self.slot_seconds
         used, pool = live + internal + reserved, float(self.slot_seconds.sum())
@@ -176,8 +183,8 @@ class Metrics:
             "peak_running": self.peak_rows,
             "num_forks": scheduler.num_forks,
             "num_copied_blocks": scheduler.num_copied_blocks,
-            "num_evictions": stats.evictions,
-            "num_collisions": stats.collisions,
+            "num_evictions": stats and stats.evictions,
+            "num_collisions": stats and stats.collisions,
             "num_preemptions": scheduler.num_preemptions,
             "num_steps": self.num_steps,
             "schedule_s": self.schedule_s,

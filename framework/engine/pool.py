@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from framework.errors import InvalidArgument, OutOfMemory
+from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import LAYOUTS, AttentionBackend, LayerKV
 from framework.types import BlockCopy
 
@@ -84,7 +85,7 @@ class KVPool:
             layer.k[1:], layer.v[1:] = nan, nan
         return layer
 
-    def copy(self, backend: AttentionBackend, copies: Sequence[BlockCopy]) -> None:
+    def copy(self, backend: AttentionBackend | GuardedBackend, copies: Sequence[BlockCopy]) -> None:
         """Do these block copies, in order, in every layer.
 
         Raises:

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.engine.beam import BeamGroup
-from framework.engine.books import Books
 from framework.engine.executors.base import Executor, Step
 from framework.engine.request import Sequence, Status
 from framework.engine.rows import IntArray, Rows
 from framework.errors import FrameworkError, InvalidArgument, OutOfBlocks
+from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
 from framework.types import TableChange
 
@@ -91,7 +91,8 @@ class Scheduler:
             )
         if chunk_size is not None and chunk_size < 1:
             raise InvalidArgument(f"engine.chunk_size must be at least 1 or null, found {chunk_size}")
-        self.allocator, self.executor, self.books = allocator, executor, Books(allocator)
+        self.allocator, self.executor = allocator, executor
+        self.guarded = GuardedAllocator(allocator, -(-max_model_len // allocator.block_size))
         self.max_batch_tokens, self.chunk_size = max_batch_tokens, chunk_size or max_batch_tokens
         self.rows = Rows(max_batch_requests, max_model_len)
         self.waiting = WaitingQueue()
@@ -108,7 +109,7 @@ class Scheduler:
 
     def admit(self, budget: int) -> None:
         """Move waiting sequences onto rows while rows, token budget and blocks last."""
-        books, rows = self.books, self.rows
+        guarded, rows = self.guarded, self.rows
         if self.waiting.peek() is None:
             return
         active = rows.active()
@@ -118,10 +119,10 @@ class Scheduler:
             if seq is None or rows.num_free - self.reserved_rows < 1 + seq.forks_due:
                 return
             try:
-                hit = seq.hit = books.lookup(seq.tokens, seq.request.namespace, seq.hit)
-                if not books.fits(seq.info, seq.tokens, hit):
+                hit = seq.hit = guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)
+                if not guarded.fits(seq.info, seq.tokens, hit):
                     return
-                books.allocate(seq.info, seq.tokens, hit)
+                guarded.allocate(seq.info, seq.tokens, hit)
                 self.place(seq, hit.num_tokens)
             except FrameworkError as error:
                 self.fail(seq, error)
@@ -152,9 +153,9 @@ class Scheduler:
         Raises:
             PluginError: the table is none. It was given back.
         """
-        size = self.books.block_size
+        size = self.guarded.block_size
         try:
-            table = self.books.table(seq.id, len(seq.tokens) if computed == 0 else computed)
+            table = self.guarded.table(seq.id, len(seq.tokens) if computed == 0 else computed)
         except FrameworkError:
             self._free(seq)
             raise
@@ -170,13 +171,16 @@ class Scheduler:
         self.rows.remove(seq)
         self.reserved_rows -= seq.forks_due
         if self.foresee is not None:
-            self.foresee(seq, returning)
+            try:
+                self.foresee(seq, returning)
+            except FrameworkError as error:
+                seq.request.plugin_error = seq.request.plugin_error or error
         self._free(seq)
 
     def _free(self, seq: Sequence) -> None:
         """A plugin that fails here fails the request in the end, not whoever asked for its blocks."""
         try:
-            self.books.free(seq.id)
+            self.guarded.free(seq.id)
         except FrameworkError as error:
             seq.request.plugin_error = seq.request.plugin_error or error
 
@@ -203,8 +207,12 @@ class Scheduler:
             self.waiting.push(child)
             return False
         try:
-            change = self.books.fork(parent.id, child.info, num_tokens)
-            self._copy(change)
+            change = self.guarded.fork(parent.id, child.info, num_tokens)
+            try:
+                self._copy(change)
+            except FrameworkError:
+                self._free(child)
+                raise
             self.place(child, num_tokens)
         except OutOfBlocks:
             self.waiting.push(child)
@@ -231,14 +239,14 @@ class Scheduler:
         if num_tokens <= seq.committed:
             return
         row = seq.row
-        change = self.books.commit(seq.id, self.rows.known[row, :num_tokens])
+        change = self.guarded.commit(seq.id, self.rows.known[row, :num_tokens])
         seq.committed = num_tokens
-        if change.start * self.books.block_size < self.rows.room[row]:
+        if change.start * self.guarded.block_size < self.rows.room[row]:
             self._update_table(seq, change.start)
 
     def _update_table(self, seq: Sequence, start: int) -> None:
-        size = self.books.block_size
-        table = self.books.table(seq.id, start=start)
+        size = self.guarded.block_size
+        table = self.guarded.table(seq.id, start=start)
         self.executor.set_table(seq.row, start, table[start:])
         self.rows.room[seq.row] = len(table) * size
 
@@ -313,16 +321,14 @@ class Scheduler:
     def _extend(self, seq: Sequence, num_tokens: int) -> None:
         while seq.row >= 0:
             try:
-                change = self.books.extend(seq.id, num_tokens)
-                table = self.books.table(seq.id, num_tokens, change.start)
+                change = self.guarded.extend(seq.id, num_tokens)
+                self._take_change(seq, change, self.guarded.table(seq.id, num_tokens, change.start))
             except OutOfBlocks as error:
                 if not self._preempt_for(seq):
                     self.fail(seq, error)
                 continue
             except FrameworkError as error:
                 self.fail(seq, error)
-                return
-            self._take_change(seq, change, table)
             return
 
     def _take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
@@ -333,7 +339,7 @@ class Scheduler:
             executor.fresh(new[~np.isin(new, copied)] if copied else new)
             self._copy(change)
             executor.set_table(row, change.start, new)
-        self.rows.room[row] = count * self.books.block_size
+        self.rows.room[row] = count * self.guarded.block_size
         self.rows.touch[row] = False
 
     def _preempt_for(self, seq: Sequence) -> bool:

@@ -14,6 +14,8 @@ from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
 from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.request import Request
+from framework.errors import PluginError
+from framework.guard.backend import GuardedBackend
 from framework.llm import LLM, EngineOptions, build_component
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
@@ -189,7 +191,10 @@ def summarise(llm: LLM, config: Mapping[str, Any], requests: list[Request], *, f
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
     result.update(llm.engine.metrics.summary(llm.engine.scheduler, llm.allocator))
     result.update(llm.executor.summary())
-    result.update({f"backend_{name}": value for name, value in llm.backend.facts().items()})
+    try:
+        result.update({f"backend_{name}": value for name, value in GuardedBackend(llm.backend).facts().items()})
+    except PluginError as error:
+        result.setdefault("first_failure", str(error))
     ranks = llm.model.ranks
     limit = 0 if ranks is not None and ranks.broken else int(settings.get("check_requests", 8))
     result.update(check_dense(llm.model, requests, limit, device=llm.device))

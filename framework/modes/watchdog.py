@@ -18,15 +18,15 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from framework.errors import FrameworkError, PluginError, TimedOut
+from framework.errors import FrameworkError, Interruption, PluginError, TimedOut
 
 _SIGNAL = getattr(signal, "SIGURG", None)  # ignored by default, so that a late one harms nobody; interrupts a sleep
 _NOT_PLUGINS = ("framework.", "torch.", "hydra.", "omegaconf.", "transformers.")
 _TOOLKIT = ("framework.paged.", "framework.interfaces.")  # base classes: the object may be a stranger's
 
 
-class _Stop(BaseException):
-    """Ends the work. No Exception: those are caught where a plugin's failure costs a request only."""
+class _Stop(Interruption):
+    """Ends the work."""
 
 
 class Watchdog:

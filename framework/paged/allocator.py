@@ -18,11 +18,11 @@ from framework.errors import (
     StaleHit,
     UnknownRequest,
 )
+from framework.guard.policy import GuardedPolicy
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.cache import BlockCache
-from framework.paged.guard import GuardedPolicy
 from framework.paged.index import HashIndex, TrieIndex
 from framework.paged.last_requests import LastRequests
 from framework.paged.naming import Naming

@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from framework.errors import InvalidArgument, PluginError
+from framework.guard.boundary import Boundary
+from framework.guard.policy import GuardedPolicy
 from framework.interfaces.allocator import CacheEvent
-from framework.paged.guard import GuardedPolicy
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool, gather
 from framework.paged.victims import Victims
@@ -48,8 +49,7 @@ class BlockCache:
         self.listener: Callable[[CacheEvent], Any] | None = None
         self.victims = Victims(self)
         self._choose_free = choose_free
-        owner = getattr(choose_free, "__self__", None)
-        self._chooser = f"{type(owner).__name__}.choose_free" if owner is not None else "choose_free"
+        self._chooser = Boundary("allocator", type(getattr(choose_free, "__self__", self)), (PluginError,))
 
     def available(self, hits: Sequence[int] = ()) -> int:
         """Blocks that `take` can hand out beside these hits. O(hits)."""
@@ -75,7 +75,7 @@ class BlockCache:
             if hits:
                 if pinned:
                     self.policy.pin(pinned, self.now)
-                if self.policy.hears_hit:
+                if self.policy.wants_hit:
                     self.policy.hit(hits[::-1], self.now)
             victims = self.victims.take(count - spare) if count > spare else []
         except PluginError:
@@ -125,15 +125,11 @@ class BlockCache:
             return free[: -count - 1 : -1].tolist()
         try:
             chosen: list[Any] = list(self._choose_free(count))
-        except PluginError:
-            raise
-        except Exception as error:
-            raise PluginError(
-                f"{self._chooser} raised {error!r} when asked for {count} of {len(free)} free blocks"
-            ) from error
+        except BaseException as error:
+            self._chooser.contain("choose_free", error, f" when asked for {count} of {len(free)} free blocks")
         sound = all(type(block) is int and 0 < block <= self.pool.num_blocks for block in chosen)
         if len(chosen) != count or not sound or len({*chosen}) != count or not all(map(self.pool.is_free, chosen)):
-            raise PluginError(f"{self._chooser} must return {count} distinct free blocks, returned {chosen}")
+            self._chooser.wrong("choose_free", f"must return {count} distinct free blocks", chosen)
         return chosen
 
     def _share(self, hits: Sequence[int], priority: int) -> tuple[list[int], Sequence[int], list[tuple[int, int]]]:
@@ -293,7 +289,7 @@ class BlockCache:
         try:
             if pinned:
                 self.policy.pin(pinned, self.now)
-            if new and self.policy.hears_admit:
+            if new and self.policy.wants_admit:
                 self.policy.admit(new[::-1], self.now)
         except PluginError:
             self._withdraw(new, pinned)
@@ -327,7 +323,7 @@ class BlockCache:
             return 1, at
         pool.key[block] = key
         pool.describe(block, at, priority, tenant)
-        if self.policy.hears_admit:
+        if self.policy.wants_admit:
             try:
                 self.policy.admit((block,), self.now)
             except PluginError:

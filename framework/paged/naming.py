@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from framework.errors import InvalidArgument
+from framework.guard.hash import GuardedHash
 from framework.interfaces.allocator import Hit
 from framework.interfaces.hash import HashScheme
-from framework.paged.guard import GuardedHash
 from framework.types import BlockHash, Namespace, TokenArray
 
 _MAX_NAMESPACES = 65_536

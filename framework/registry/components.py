@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework.errors import ConfigError
+from framework.guard.construct import construct as guarded_construct
 from framework.interfaces.allocator import Allocator
 from framework.registry.construction import build
 from framework.registry.signatures import signature
@@ -21,14 +22,14 @@ def build_component(kind: str, component: Component, shared: Mapping[str, Any]) 
         options = {key: value for key, value in component.items() if key != "name"}
         return build(kind, str(component["name"]), options, shared)
     if isinstance(component, type):
-        return construct(component, shared)
+        return construct(kind, component, shared)
     return component
 
 
-def construct(cls: type, shared: Mapping[str, Any]) -> Any:
+def construct(kind: str, cls: type, shared: Mapping[str, Any]) -> Any:
     """A class of your own, made with the shared values that its constructor names."""
     named = signature(cls).names()
-    return cls(**{key: value for key, value in shared.items() if key in named})
+    return guarded_construct(kind, cls.__name__, cls, {key: value for key, value in shared.items() if key in named})
 
 
 def build_allocator(

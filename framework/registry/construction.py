@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from framework.errors import ConfigError, FrameworkError, PluginError
+from framework.errors import ConfigError, PluginError
+from framework.guard.construct import construct
 from framework.registry.kinds import SHARED
 from framework.registry.lookup import load
 from framework.registry.signatures import Parameter, Signature, convert, did_you_mean, listing, signature
@@ -79,17 +80,4 @@ def build(
     arguments = checked_options(kind, name, options or {}, Signature(own, whole.open))
     given = set(whole.names())
     arguments.update((key, value) for key, value in shared.items() if key in given)
-    try:
-        return cls(**arguments)
-    except FrameworkError as error:
-        if error.args and isinstance(error.args[0], str):
-            error.args = (f"{kind} {name!r}: {error.args[0]}", *error.args[1:])
-        raise
-    except Exception as error:
-        raise PluginError(
-            f"{kind} {name!r}: its constructor raised {type(error).__name__}: {_first_line(str(error))}"
-        ) from error
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return construct(kind, name, cls, arguments)

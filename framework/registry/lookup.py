@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 from framework.errors import ContractMismatch, PluginError, PluginImportError
+from framework.guard.boundary import OUTSIDE, remember_origin, shown
 from framework.registry import contract
 from framework.registry.entry_points import Plugin, find
 from framework.registry.kinds import interface_of
@@ -32,12 +33,16 @@ def load(kind: str, name: str) -> type:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
+    except OUTSIDE:
+        raise
+    except BaseException as error:
         raise PluginImportError(
-            f"{_title(plugin)} cannot be imported from {plugin.value}: "
-            f"{type(error).__name__}: {_first_line(str(error))}; reinstall or uninstall {plugin.distribution}"
+            f"{_title(plugin)} cannot be imported from {plugin.value}: {shown(error)}; "
+            f"reinstall or uninstall {plugin.distribution}"
         ) from error
-    return _checked(plugin, found)
+    cls = _checked(plugin, found)
+    remember_origin(cls, f"{plugin.distribution} {plugin.version}")
+    return cls
 
 
 def _checked(plugin: Plugin, found: Any) -> type:
@@ -52,7 +57,3 @@ def _checked(plugin: Plugin, found: Any) -> type:
 
 def _title(plugin: Plugin) -> str:
     return f"{plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version})"
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -6,11 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from framework import registry
-from framework.errors import FrameworkError, PluginError
-from framework.interfaces.allocator import Allocator, ReplayCounts
+from framework.guard.allocator import count_references
+from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import CacheOnlyResult, replay, summarise
@@ -34,7 +32,7 @@ def count(
     """
     name, kind = _chosen(allocator)
     if kind is not None and _has_core(kind):
-        found = _ask(kind, paths, policy, num_blocks, leaf_first)
+        found = count_references(kind, paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
         if found is not None:
             return name, summarise(paths, found.request_hits, found.admitted, found.evictions)
         sentence = f"allocator={name} cannot count {type(policy).__name__} itself: counted in Python, the same integers"
@@ -56,27 +54,3 @@ def _chosen(allocator: Any) -> tuple[str, type[Allocator] | None]:
 def _has_core(kind: type[Allocator]) -> bool:
     method: Any = kind.replay_references
     return getattr(method, "__func__", method) is not Allocator.replay_references.__func__  # type: ignore[attr-defined]
-
-
-def _ask(
-    kind: type[Allocator], paths: RequestPaths, policy: EvictionPolicy, num_blocks: int, leaf_first: bool
-) -> ReplayCounts | None:
-    try:
-        found = kind.replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
-    except FrameworkError:
-        raise
-    except Exception as error:
-        raise PluginError(f"{kind.__name__}.replay_references: {type(error).__name__}: {error}") from error
-    if found is None:
-        return None
-    hits = np.asarray(found.request_hits)
-    if hits.shape != (paths.num_requests,):
-        raise PluginError(f"{kind.__name__}.replay_references counted {hits.size} requests of {paths.num_requests}")
-    wrong = np.nonzero((hits < 0) | (hits > np.diff(paths.starts)))[0]
-    if len(wrong):
-        at = int(wrong[0])
-        raise PluginError(
-            f"{kind.__name__}.replay_references counted {hits[at]} hits of request {at}, which references "
-            f"{int(np.diff(paths.starts)[at])} blocks"
-        )
-    return found

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from framework.engine.request import Sequence
 from framework.engine.scheduler import Scheduler
 from framework.errors import ConfigError
+from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
 from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces import TraceRequest
@@ -39,7 +40,7 @@ class Foresight:
                 f"{type(allocator).__name__} does not take the future (Allocator.foresee), which this eviction policy "
                 "needs; choose another allocator or policy"
             )
-        self._allocator, self._size = allocator, allocator.block_size
+        self._allocator, self._size = GuardedAllocator(allocator), allocator.block_size
         prompts: list[int] = []
         self._paths: RequestPaths = build_paths(_admissible(requests, max_len, prompts))
         self._following = _following(self._paths, np.array(prompts, dtype=np.int64))

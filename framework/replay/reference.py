@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import InvalidArgument, PluginError
+from framework.guard.boundary import shown
+from framework.guard.policy import around_policy, boundary_of, names_in_bulk
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
-from framework.paged.guard import names_in_bulk
 from framework.paged.last_requests import LastRequests
 from framework.replay.paths import RequestPaths
 from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId
@@ -105,7 +106,8 @@ def replay(
     """
     if num_blocks < 1:
         raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
-    return _Replay(paths, policy, num_blocks, leaf_first, bypass, on_evict).run()
+    with around_policy(policy):
+        return _Replay(paths, policy, num_blocks, leaf_first, bypass, on_evict).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +288,10 @@ class _Replay:
         for _ in range(needed):
             block = choose(count)
             if type(block) is not int or not 0 < block < num_rows or last_access[block] == pinned:
-                raise PluginError(self._blame(block, request))
+                raise self._not_a_candidate(block, request)
             node = node_of[block]
             if node < 0:
-                raise PluginError(self._blame(block, request))
+                raise self._not_a_candidate(block, request)
             evicted(block, count)
             block_of[node] = 0
             node_of[block] = -1
@@ -314,15 +316,15 @@ class _Replay:
         victims = self.policy.victims(needed, count)
         for block in victims:
             if type(block) is not int or not 0 < block < num_rows or last_access[block] == count:
-                raise PluginError(self._blame(block, request))
+                raise self._not_a_candidate(block, request)
             node = node_of[block]
             if node < 0:
-                raise PluginError(self._blame(block, request))
+                raise self._not_a_candidate(block, request)
             block_of[node] = 0
             node_of[block] = -1
             children[parents[node]] -= 1
         if len(victims) != needed:
-            raise PluginError(f"{type(self.policy).__name__}.victims named {len(victims)} blocks, asked for {needed}")
+            raise boundary_of(self.policy).fault("victims", f"must name {needed} blocks, named {len(victims)}")
         self.free.extend(victims)
         self.num_resident -= needed
         self.num_evicted += needed
@@ -332,7 +334,7 @@ class _Replay:
         while True:
             block = self.policy.victim(count)
             if type(block) is not int or not 0 < block < len(self.node_of) or block in self.aside:
-                raise PluginError(self._blame(block, count - 1))
+                raise self._not_a_candidate(block, count - 1)
             if self.node_of[block] < 0 or not self.children[self.node_of[block]]:
                 return block
             self.aside.add(block)
@@ -343,6 +345,6 @@ class _Replay:
             self.aside.remove(block)
             self.policy.release([BlockId(block)], count)
 
-    def _blame(self, block: Any, request: int) -> str:
-        name = type(self.policy).__name__
-        return f"{name}.victim named {block!r} at request {request}, which is no candidate (free, in use or unknown)"
+    def _not_a_candidate(self, block: Any, request: int) -> PluginError:
+        rule = f"must name a candidate at request {request}, named {shown(block)}, which is free, in use or unknown"
+        return boundary_of(self.policy).fault("victim", rule)

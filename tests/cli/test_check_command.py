@@ -238,7 +238,7 @@ def test_a_kind_decides_what_a_name_of_two_means(distribution: Any) -> None:
 def test_a_constructor_that_raises_is_a_sentence(bad: str, capsys: Any) -> None:
     status, _, err = check(capsys, f"{bad}:Refuses")
     assert status == 2
-    assert "its constructor raised RuntimeError: not today" in err, err
+    assert "its constructor raised RuntimeError('not today')" in err, err
 
 
 def test_no_check_of_that_name_is_refused(capsys: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from framework.config.sections import EngineOptions
 from framework.engine import graphs
-from framework.engine.books import named
 from framework.engine.executors.model import ModelExecutor
 from framework.engine.opaque_group import opaque_group
 from framework.engine.pool import KVPool
 from framework.engine.tables import BlockTables
+from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.decoder import Decoder
 
@@ -35,10 +35,7 @@ def make_executor(
         OutOfMemory: the pool does not fit.
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
-    try:
-        backend.setup(spec, device)
-    except Exception as error:
-        raise named(backend, "setup", error) from error
+    GuardedBackend(backend).setup(spec, device)
     pool = KVPool(
         num_blocks=num_blocks,
         block_size=spec.block_size,

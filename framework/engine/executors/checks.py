@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from framework import registry
-from framework.engine.books import named
-from framework.errors import BackendUnavailable, ConfigError
+from framework.errors import BackendUnavailable, ConfigError, FrameworkError
+from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
 
@@ -47,20 +47,16 @@ def require_backend(backend: AttentionBackend, spec: AttentionSpec, device: str)
     Raises:
         BackendUnavailable: all the reasons, and the installed backends that would work.
     """
-    try:
-        reasons = backend.check(spec, device)
-    except Exception as error:
-        raise named(backend, "check", error) from error
+    reasons = GuardedBackend(backend).check(spec, device)
     if not reasons:
         return
     others = []
     for name in registry.names("backend"):
         try:
-            other: AttentionBackend = registry.build("backend", name, {}, {})
-        except Exception:
+            if not GuardedBackend(registry.build("backend", name, {}, {})).check(spec, device):
+                others.append(name)
+        except FrameworkError:
             continue
-        if not other.check(spec, device):
-            others.append(name)
     raise BackendUnavailable(
         f"{type(backend).__name__} cannot run here: {'; '.join(reasons)}. Would work: {', '.join(others) or 'none'}"
     )

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from framework.engine.books import named
 from framework.engine.compiled import compiled_forward, opaque_attention
 from framework.engine.executors.base import BoolArray, FloatArray, Step
 from framework.engine.graphs import DecodeGraphs, Recorder
@@ -20,6 +19,7 @@ from framework.engine.rows import IntArray, Rows
 from framework.engine.staging import Staging
 from framework.engine.tables import BlockTables
 from framework.errors import ConfigError
+from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, Batch, Rope
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
@@ -50,7 +50,8 @@ class ModelExecutor:
         self._forward: Callable[..., Any] = decoder
         self._attention: Attention = self._attend
         self._batch: Batch | None = None
-        self._backend_rotates = "rope" in backend.capabilities.features
+        self._guarded = GuardedBackend(backend)
+        self._backend_rotates = "rope" in self._guarded.capabilities.features
         self._rope: Rope | None = None
         self._inputs, self._drawing = Staging(self.device), Staging(self.device)
         self._logits: Tensor = torch.empty(0)
@@ -129,10 +130,7 @@ class ModelExecutor:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """See Executor."""
-        try:
-            self.pool.copy(self.backend, copies)
-        except Exception as error:
-            raise named(self.backend, "copy_blocks", error) from error
+        self.pool.copy(self._guarded, copies)
 
     def fresh(self, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""
@@ -187,10 +185,7 @@ class ModelExecutor:
 
     def _hidden(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """The hidden states (T, E), or (R, E) of `rows`."""
-        try:
-            self.backend.plan(batch)
-        except Exception as error:
-            raise named(self.backend, "plan", error) from error
+        self._guarded.plan(batch)
         self._batch = batch
         if self._backend_rotates:
             self._rope = Rope(*self.decoder.angles(positions))
@@ -207,18 +202,12 @@ class ModelExecutor:
         """One layer's attention over the batch that was planned last."""
         batch, kv = self._batch, self.pool.layers[layer]
         assert batch is not None
-        try:
-            if self._rope is None:
-                self.backend.write(kv, k, v, batch.slot_mapping)
-            else:
-                q = self.backend.rotate_and_write(kv, q, k, v, self._rope, batch.slot_mapping)
-        except Exception as error:
-            raise named(self.backend, "write" if self._rope is None else "rotate_and_write", error) from error
+        if self._rope is None:
+            self._guarded.write(kv, k, v, batch.slot_mapping)
+        else:
+            q = self._guarded.rotate_and_write(kv, q, k, v, self._rope, batch.slot_mapping)
         out = torch.empty_like(q)
-        try:
-            self.backend.attend(q, kv, batch, out)
-        except Exception as error:
-            raise named(self.backend, "attend", error) from error
+        self._guarded.attend(q, kv, batch, out)
         return out
 
     @torch.inference_mode()

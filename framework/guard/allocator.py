@@ -1,0 +1,289 @@
+"""Error boundary around allocators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import (
+    DuplicateRequest,
+    InvalidArgument,
+    InvariantViolation,
+    OutOfBlocks,
+    PluginError,
+    StaleHit,
+    UnknownRequest,
+)
+from framework.guard.boundary import Boundary
+from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
+from framework.interfaces.eviction import EvictionPolicy
+from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
+
+_CONTRACT = (
+    OutOfBlocks, UnknownRequest, DuplicateRequest, StaleHit, InvalidArgument, InvariantViolation, PluginError,
+)  # fmt: skip
+_INT = {int}
+_INT32 = np.dtype(np.int32)
+_counts_of: Callable[[AllocatorStats], tuple[Any, ...]] = attrgetter(*AllocatorStats.__dataclass_fields__)
+
+
+class GuardedAllocator(Allocator):
+    """An allocator whose every failure is an error of the contract or a PluginError, and whose answers are checked.
+
+    An `allocate` or `fork` that failed leaves no table behind, and a `free` that failed is asked once more: what the
+    request held would be lost otherwise.
+
+    Args:
+        max_table_blocks: longest table that executors have room for; None: `num_blocks`.
+
+    Attributes:
+        plugin: the allocator itself.
+    """
+
+    def __init__(self, allocator: Allocator, max_table_blocks: int | None = None) -> None:
+        self.plugin = allocator
+        self._boundary = Boundary("allocator", type(allocator), _CONTRACT)
+        self.num_blocks, self.block_size = self._size("num_blocks"), self._size("block_size")
+        self._max_blocks = self.num_blocks if max_table_blocks is None else max_table_blocks
+        self._contain = self._boundary.contain
+
+    def _size(self, name: str) -> int:
+        try:
+            value = getattr(self.plugin, name)
+        except BaseException as error:
+            self._boundary.contain(name, error)
+        if type(value) is not int or value < 1:
+            self._boundary.wrong(name, "must be an int of at least 1", value)
+        return int(value)
+
+    def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
+        try:
+            hit: Any = self.plugin.lookup(tokens, namespace, previous)
+        except BaseException as error:
+            self._contain("lookup", error)
+        if not isinstance(hit, Hit) or not _is_count(hit.num_tokens) or hit.num_tokens >= max(len(tokens), 1):
+            self._boundary.wrong("lookup", f"must return a Hit of fewer than the prompt's {len(tokens)} tokens", hit)
+        return hit
+
+    def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
+        try:
+            found: Any = self.plugin.fits(request, tokens, hit)
+        except BaseException as error:
+            self._contain("fits", error)
+        return found if type(found) is bool else self._truth("fits", found)
+
+    def ever_fits(self, request: RequestInfo) -> bool:
+        try:
+            found: Any = self.plugin.ever_fits(request)
+        except BaseException as error:
+            self._contain("ever_fits", error)
+        return found if type(found) is bool else self._truth("ever_fits", found)
+
+    def _truth(self, hook: str, found: object) -> bool:
+        if not isinstance(found, np.bool_):
+            self._boundary.wrong(hook, "must return a bool", found)
+        return bool(found)
+
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+        try:
+            self.plugin.allocate(request, tokens, hit)
+        except BaseException as error:
+            self._withdraw(request.id, error)
+            self._contain("allocate", error)
+
+    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
+        try:
+            change: Any = self.plugin.extend(request, num_tokens)
+        except BaseException as error:
+            self._contain("extend", error)
+        if type(change) is TableChange and type(change.start) is int and change.start >= 0 and change.copies == ():
+            return change
+        return self._checked("extend", change)
+
+    def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        try:
+            change: Any = self.plugin.commit(request, tokens)
+        except BaseException as error:
+            self._contain("commit", error)
+        if type(change) is TableChange and type(change.start) is int and change.start >= 0 and change.copies == ():
+            return change
+        return self._checked("commit", change)
+
+    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
+        try:
+            return self._checked("fork", self.plugin.fork(parent, child, num_tokens))
+        except BaseException as error:
+            self._withdraw(child.id, error)
+            self._contain("fork", error)
+
+    def _checked(self, hook: str, change: Any) -> TableChange:
+        if not isinstance(change, TableChange) or not _is_count(change.start):
+            self._boundary.wrong(hook, "must return a TableChange that starts at a table index", change)
+        copies: Any = change.copies
+        if not isinstance(copies, (tuple, list)) or not all(map(self._is_copy, copies)):
+            rule = f"must copy blocks 1 to {self.num_blocks} with BlockCopy"
+            self._boundary.wrong(hook, rule, copies)
+        return change
+
+    def _is_copy(self, copy: Any) -> bool:
+        return isinstance(copy, BlockCopy) and all(
+            _is_count(block) and 0 < block <= self.num_blocks for block in (copy.source, copy.destination)
+        )
+
+    def truncate(self, request: RequestId, num_tokens: int) -> None:
+        try:
+            self.plugin.truncate(request, num_tokens)
+        except BaseException as error:
+            self._contain("truncate", error)
+
+    def free(self, request: RequestId) -> None:
+        try:
+            self.plugin.free(request)
+        except BaseException as error:
+            self._withdraw(request, error)
+            self._contain("free", error)
+
+    def _withdraw(self, request: RequestId, error: BaseException) -> None:
+        """Free what `request` may hold after `error`. The contract says nothing; a plugin may have failed too late."""
+        if isinstance(error, (DuplicateRequest, KeyboardInterrupt)):
+            return
+        try:
+            self.plugin.free(request)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            return  # it holds none, or cannot be freed; the first error is the one to report
+
+    def table(self, request: RequestId, num_tokens: int = 0, start: int = 0) -> npt.NDArray[np.int32]:
+        """The request's blocks, with room for `num_tokens`. Those from `start` on are checked: executors index memory
+        with them.
+        """
+        try:
+            table: Any = self.plugin.table(request)
+        except BaseException as error:
+            self._contain("table", error)
+        if type(table) is not np.ndarray or table.dtype != _INT32 or table.ndim != 1:
+            self._boundary.wrong("table", "must return (m,) int32 block ids", table)
+        count = len(table)
+        if count > self._max_blocks or count < start or count * self.block_size < num_tokens:
+            self._refuse_length(request, count, num_tokens, start)
+        new = table[start:] if start else table
+        low, high = _bounds(new)
+        if low < 1 or high > self.num_blocks:
+            rule = f"must name blocks 1 to {self.num_blocks} for sequence {request}"
+            self._boundary.wrong("table", rule, new.tolist())
+        found: npt.NDArray[np.int32] = table
+        return found
+
+    def _refuse_length(self, request: RequestId, count: int, num_tokens: int, start: int) -> NoReturn:
+        least = max(start, -(-num_tokens // self.block_size))
+        raise self._boundary.fault(
+            "table",
+            f"must give sequence {request} {least} to {self._max_blocks} blocks of {self.block_size} tokens, "
+            f"gave {count}",
+        )
+
+    def reset(self) -> None:
+        try:
+            self.plugin.reset()
+        except BaseException as error:
+            self._contain("reset", error)
+
+    def stats(self) -> AllocatorStats:
+        try:
+            stats: Any = self.plugin.stats()
+        except BaseException as error:
+            self._contain("stats", error)
+        if type(stats) is not AllocatorStats or {*map(type, _counts_of(stats))} != _INT:
+            self._boundary.wrong("stats", "must return AllocatorStats of ints", stats)
+        free, cached, used = stats.free_blocks, stats.cached_blocks, stats.used_blocks
+        if free + cached + used != self.num_blocks or free < 0 or cached < 0 or used < 0:
+            self._boundary.wrong("stats", f"free, cached and used must sum to {self.num_blocks} blocks", stats)
+        found: AllocatorStats = stats
+        return found
+
+    def check(self) -> None:
+        try:
+            self.plugin.check()
+        except BaseException as error:
+            self._contain("check", error)
+
+    def advance(self, now: float) -> None:
+        try:
+            self.plugin.advance(now)
+        except BaseException as error:
+            self._contain("advance", error)
+
+    def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
+        try:
+            self.plugin.listen(listener)
+        except BaseException as error:
+            self._contain("listen", error)
+
+    def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
+        try:
+            self.plugin.foresee(request, next_use)
+        except BaseException as error:
+            self._contain("foresee", error)
+
+    @classmethod
+    def replay_references(
+        cls,
+        paths: ReferencePaths,
+        policy: EvictionPolicy,
+        num_blocks: int,
+        *,
+        leaf_first: bool = False,
+        bypass: bool = False,
+    ) -> ReplayCounts | None:
+        """Nobody's: a replay core belongs to a class, and `count_references` guards it."""
+        return None
+
+
+def count_references(
+    cls: type[Allocator],
+    paths: ReferencePaths,
+    policy: EvictionPolicy,
+    num_blocks: int,
+    *,
+    leaf_first: bool = False,
+    bypass: bool = False,
+) -> ReplayCounts | None:
+    """`cls.replay_references` with these arguments: one count a request, none above its blocks.
+
+    Raises:
+        PluginError: the core failed, or counted what cannot be.
+    """
+    boundary, hook = Boundary("allocator", cls, _CONTRACT), "replay_references"
+    try:
+        found: Any = cls.replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
+    except BaseException as error:
+        boundary.contain(hook, error)
+    if found is None:
+        return None
+    if not isinstance(found, ReplayCounts) or not (_is_count(found.admitted) and _is_count(found.evictions)):
+        boundary.wrong(hook, "must return ReplayCounts of ints, or None", found)
+    hits, lengths = found.request_hits, np.diff(paths.starts)
+    if not isinstance(hits, np.ndarray) or hits.dtype.kind not in "iu" or hits.shape != lengths.shape:
+        shape = getattr(hits, "shape", type(hits).__name__)
+        raise boundary.fault(hook, f"must count {len(lengths)} requests in an array of ints, counted {shape}")
+    wrong = ((hits < 0) | (hits > lengths)).nonzero()[0]
+    if len(wrong):
+        at = int(wrong[0])
+        raise boundary.fault(hook, f"counted {hits[at]} hits of request {at}, which references {lengths[at]} blocks")
+    return found
+
+
+def _is_count(value: object) -> bool:
+    return (type(value) is int or isinstance(value, np.integer)) and bool(value >= 0)
+
+
+def _bounds(ids: npt.NDArray[np.int32]) -> tuple[int, int]:
+    """Least and greatest; of no blocks (1, 1). A decoding row gets one block: min() and max() would cost more there."""
+    if len(ids) == 1:
+        return int(ids[0]), int(ids[0])
+    return (int(ids.min()), int(ids.max())) if len(ids) else (1, 1)

@@ -1,0 +1,131 @@
+"""Error boundary around attention backends."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from framework.errors import InvalidArgument, OutOfMemory, PluginError, Unsupported
+from framework.guard.boundary import Boundary
+from framework.interfaces.backend import (
+    AttentionBackend,
+    AttentionSpec,
+    Batch,
+    Capabilities,
+    CompiledKernel,
+    LayerKV,
+    Rope,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CONTRACT = (Unsupported, InvalidArgument, OutOfMemory, PluginError)
+
+
+class GuardedBackend:
+    """A backend whose every failure is an error of the contract or a PluginError, and whose answers are checked.
+
+    Attributes:
+        plugin: the backend itself.
+    """
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self.plugin = backend
+        self._boundary = Boundary("backend", type(backend), _CONTRACT)
+        self._contain = self._boundary.contain
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend declares."""
+        try:
+            found: Any = self.plugin.capabilities
+        except BaseException as error:
+            self._contain("capabilities", error)
+        if not isinstance(found, Capabilities):
+            self._boundary.wrong("capabilities", "must be Capabilities", found)
+        return found
+
+    def check(self, spec: AttentionSpec, device: str) -> list[str]:
+        try:
+            found: Any = self.plugin.check(spec, device)
+        except BaseException as error:
+            self._contain("check", error)
+        if not isinstance(found, (list, tuple)) or not all(isinstance(reason, str) for reason in found):
+            self._boundary.wrong("check", "must return a list of reasons (str)", found)
+        return list(found)
+
+    def screen(self, spec: AttentionSpec, arch: str) -> list[CompiledKernel] | None:
+        try:
+            found: Any = self.plugin.screen(spec, arch)
+        except BaseException as error:
+            self._contain("screen", error)
+        if found is None:
+            return None
+        if not isinstance(found, (list, tuple)) or not all(isinstance(kernel, CompiledKernel) for kernel in found):
+            self._boundary.wrong("screen", "must return a list of CompiledKernel, or None", found)
+        return list(found)
+
+    def facts(self) -> dict[str, str | int | float]:
+        try:
+            found: Any = self.plugin.facts()
+        except BaseException as error:
+            self._contain("facts", error)
+        if not isinstance(found, dict) or not all(isinstance(k, str) and _is_fact(v) for k, v in found.items()):
+            self._boundary.wrong("facts", "must return a dict of names to texts and finite numbers", found)
+        return found
+
+    def setup(self, spec: AttentionSpec, device: str) -> None:
+        try:
+            self.plugin.setup(spec, device)
+        except BaseException as error:
+            self._contain("setup", error)
+
+    def plan(self, batch: Batch) -> None:
+        try:
+            self.plugin.plan(batch)
+        except BaseException as error:
+            self._contain("plan", error)
+
+    def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:
+        try:
+            if lse is None:
+                self.plugin.attend(q, pool, batch, out)
+            else:
+                self.plugin.attend(q, pool, batch, out, lse=lse)
+        except BaseException as error:
+            self._contain("attend", error)
+
+    def require(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, lse: Tensor | None = None) -> None:
+        try:
+            self.plugin.require(q, pool, batch, out, lse)
+        except BaseException as error:
+            self._contain("require", error)
+
+    def write(self, pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+        try:
+            self.plugin.write(pool, k, v, slot_mapping)
+        except BaseException as error:
+            self._contain("write", error)
+
+    def rotate_and_write(
+        self, pool: LayerKV, q: Tensor, k: Tensor, v: Tensor, rope: Rope, slot_mapping: Tensor
+    ) -> Tensor:
+        try:
+            rotated: Any = self.plugin.rotate_and_write(pool, q, k, v, rope, slot_mapping)
+        except BaseException as error:
+            self._contain("rotate_and_write", error)
+        if type(rotated) is not type(q) or rotated.shape != q.shape or rotated.dtype != q.dtype:
+            rule = f"must return q rotated, {tuple(q.shape)} {q.dtype}"
+            self._boundary.wrong("rotate_and_write", rule, getattr(rotated, "shape", rotated))
+        return rotated
+
+    def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
+        try:
+            self.plugin.copy_blocks(pool, copies)
+        except BaseException as error:
+            self._contain("copy_blocks", error)
+
+
+def _is_fact(value: object) -> bool:
+    return isinstance(value, (str, int)) or (isinstance(value, float) and isfinite(value))

@@ -1,0 +1,92 @@
+"""What the guards of all kinds share: naming a plugin, showing what it raised or returned, containing it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+from framework import errors
+from framework.errors import FrameworkError, Interruption, PluginError
+
+OUTSIDE = (KeyboardInterrupt, Interruption)
+"""Raised into whatever runs, by a user, a signal or the watchdog: no plugin's failure, so nothing contains it."""
+
+_LONGEST = 400  # characters shown of what a plugin raised or returned
+_origins: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+
+
+def remember_origin(cls: type, origin: str) -> None:
+    """Note that `cls` came from `origin`, a distribution and its version: the registry knows, when it loads a class."""
+    _origins[cls] = origin
+
+
+def origin_of(cls: type) -> str:
+    """The distribution that `cls` came from, with its version; the module of a class that none brought."""
+    return _origins.get(cls) or _installed_origin(cls.__module__.partition(".")[0]) or f"module {cls.__module__}"
+
+
+@cache
+def _installed_origin(package: str) -> str:
+    from importlib import metadata
+
+    names = metadata.packages_distributions().get(package)
+    return f"{names[0]} {metadata.version(names[0])}" if names else ""
+
+
+def shown(value: object) -> str:
+    """`repr(value)` on one line, cut short; of a value that cannot be shown, its type."""
+    try:
+        text = " ".join(repr(value).split())
+        text = text.encode("utf-8", "backslashreplace").decode()
+    except OUTSIDE:
+        raise
+    except BaseException:
+        return f"{type(value).__name__} (its text cannot be read)"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+
+
+class Boundary:
+    """Names the failures of one plugin.
+
+    Args:
+        what: the kind, in words: "eviction policy".
+        cls: the plugin's class.
+        passing: errors of the contract that leave the boundary as they are.
+    """
+
+    def __init__(self, what: str, cls: type, passing: tuple[type[FrameworkError], ...] = ()) -> None:
+        self.what, self.cls, self._passing = what, cls, passing
+
+    def fault(self, hook: str, rule: str) -> PluginError:
+        """The error of a plugin whose `hook` broke `rule`."""
+        return PluginError(f"{origin_of(self.cls)}: {self.what} {self.cls.__name__}.{hook}: {rule}")
+
+    def contain(self, hook: str, error: BaseException, doing: str = "") -> NoReturn:
+        """Raise what `hook` raised as a PluginError, unless it belongs to the contract or comes from outside.
+
+        Args:
+            doing: follows what was raised: " for 3 blocks".
+        """
+        if isinstance(error, OUTSIDE):
+            raise error
+        if isinstance(error, self._passing):
+            raise _readable(error)
+        raise self.fault(hook, f"raised {shown(error)}{doing}") from error
+
+    def wrong(self, hook: str, rule: str, found: Any) -> NoReturn:
+        """Raise the error of a plugin whose `hook` must do as `rule` says and returned `found`."""
+        raise self.fault(hook, f"{rule}, returned {shown(found)} ({type(found).__name__})")
+
+
+def _readable(error: FrameworkError) -> FrameworkError:
+    """`error`, or one of the framework's own class where the plugin's has no text that can be read."""
+    try:
+        str(error)
+    except OUTSIDE:
+        raise
+    except BaseException:
+        kind = next(base for base in type(error).__mro__ if base.__module__ == errors.__name__)
+        made: FrameworkError = kind(shown(error))
+        return made
+    return error

@@ -1,0 +1,68 @@
+"""Error boundary around hash schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from framework.errors import PluginError
+from framework.guard.boundary import Boundary
+from framework.interfaces.hash import HashScheme
+from framework.types import BlockHash, Namespace, TokenArray
+
+_BYTES = {bytes}
+
+
+class GuardedHash:
+    """A hash scheme whose every failure is a PluginError naming distribution, class, method and rule.
+
+    It is handed read-only tokens. `HashScheme.block` is reached through `blocks` alone.
+    """
+
+    def __init__(self, scheme: HashScheme, block_size: int) -> None:
+        self._scheme = scheme
+        self._block_size = block_size
+        self._boundary = Boundary("hash scheme", type(scheme))
+        self.name = type(scheme).__name__
+
+    def fault(self, method: str, rule: str) -> PluginError:
+        return self._boundary.fault(method, rule)
+
+    def root(self, namespace: Namespace) -> BlockHash:
+        """The hash that the namespace's first blocks hang below."""
+        try:
+            root = self._scheme.root(namespace, self._block_size)
+        except BaseException as error:
+            self._boundary.contain("root", error, f" for {namespace}")
+        self._check("root", [root])
+        return root
+
+    def block(self, parent: BlockHash, tokens: TokenArray) -> BlockHash:
+        """The hash of one full block: `tokens` (block_size,) int32 after `parent`."""
+        return self.blocks(parent, tokens)[0]
+
+    def blocks(self, parent: BlockHash, tokens: TokenArray) -> list[BlockHash]:
+        """The hashes of all full blocks of `tokens` (n,) int32 after `parent`."""
+        count = len(tokens) // self._block_size
+        if not count:
+            return []
+        view = tokens
+        if tokens.flags.writeable:
+            view = tokens[:]
+            view.flags.writeable = False
+        try:
+            found: Any = self._scheme.blocks(parent, view, self._block_size)
+        except BaseException as error:
+            self._boundary.contain("blocks", error, f" for {len(tokens)} tokens")
+        if not isinstance(found, (list, tuple)) or len(found) != count:
+            text = f"{len(found)} names" if isinstance(found, (list, tuple)) else type(found).__name__
+            raise self.fault("blocks", f"must name {count} full blocks in a list, returned {text}")
+        self._check("blocks", found)
+        return found if isinstance(found, list) else list(found)
+
+    def _check(self, method: str, found: Sequence[Any]) -> None:
+        if len(found) == 1 and type(found[0]) is bytes and found[0]:
+            return
+        if {*map(type, found)} != _BYTES or not all(found):
+            bad = next(one for one in found if type(one) is not bytes or not one)
+            self._boundary.wrong(method, "a block's name must be non-empty bytes", bad)
