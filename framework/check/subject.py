@@ -13,6 +13,7 @@ from typing import Any
 
 from framework import registry
 from framework.errors import ConfigError, FrameworkError, PluginError, PluginImportError, UnknownPlugin
+from framework.guard.boundary import OUTSIDE, shown
 from framework.registry.signatures import did_you_mean, listing, signature
 
 _GIVEN_BY_KIT = ("num_blocks", "block_size", "max_model_len", "hash", "eviction")
@@ -130,5 +131,7 @@ def _try(title: str, make: Callable[..., Any]) -> None:
         make()
     except FrameworkError as error:
         raise type(error)(f"{title}: {error}") from error
-    except Exception as error:
-        raise PluginError(f"{title}: its constructor raised {type(error).__name__}: {error}") from error
+    except OUTSIDE:
+        raise
+    except BaseException as error:
+        raise PluginError(f"{title}: its constructor raised {shown(error)}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import InvalidArgument, OutOfMemory, PluginError, Unsupported
+from framework.errors import InvalidArgument, InvariantViolation, OutOfMemory, PluginError, Unsupported
 from framework.guard.boundary import Boundary
 from framework.interfaces.backend import (
     AttentionBackend,
@@ -20,7 +20,8 @@ from framework.interfaces.backend import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CONTRACT = (Unsupported, InvalidArgument, OutOfMemory, PluginError)
+# InvariantViolation: a recorder of device calls, below the backend, found one that a captured step must not make.
+_CONTRACT = (Unsupported, InvalidArgument, OutOfMemory, InvariantViolation, PluginError)
 
 
 class GuardedBackend:
