@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from framework import tracking
@@ -26,4 +27,10 @@ def label(config: Mapping[str, Any]) -> RunLabel:
 def provenance(config: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Where this run comes from."""
     components = {kind: str((config.get(kind) or {}).get("name", "default")) for kind in _KINDS}
-    return tracking.collect_provenance(components=components, seeds={"seed": int(config.get("seed", 0))}, device=device)
+    path = section(config, "workload").get("path")
+    return tracking.collect_provenance(
+        components=components,
+        seeds={"seed": int(config.get("seed", 0))},
+        device=device,
+        inputs=[Path(str(path))] if path else [],
+    )

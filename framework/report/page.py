@@ -129,7 +129,7 @@ def _constant(study: Study) -> str:
 
 
 def _method(study: Study) -> str:
-    revisions = sorted({row.revision for row in study.rows if row.revision})
+    revisions = sorted({row.origin.revision for row in study.rows if row.origin.revision})
     several = " More than one: the numbers may not compare." if len(revisions) > 1 else ""
     ranks = "" if study.trials is not None else "Ranks count within equal other settings. "
     return (

@@ -12,7 +12,7 @@ from framework.figures.style import COLOURS, HATCHES, INK, legend, new_axes, new
 from framework.files.jsonl import JsonObject, read_jsonl
 from framework.report.curves import Plot
 from framework.results.layout import EVENTS, METRICS
-from framework.results.records import RunRow
+from framework.results.records import Run
 
 # Name, colour and hatch, from the bottom of the stack up; free is the page itself.
 _LAYERS = (
@@ -28,7 +28,7 @@ _MOST_BLOCKS, _MOST_STEPS, _MOST_SEQUENCES = 1024, 5000, 200
 _MOST_EVENTS_BYTES = 50_000_000
 
 
-def memory_stack(row: RunRow, title: str) -> Plot | None:
+def memory_stack(row: Run, title: str) -> Plot | None:
     """Where the pool's slots were, step by step; None without `metrics.jsonl`."""
     records = [r for r in _lines(row.path / METRICS) if r.get("live_slots") is not None]
     if len(records) < 2:
@@ -58,7 +58,7 @@ def memory_stack(row: RunRow, title: str) -> Plot | None:
     return Plot(name=f"memory_{row.name}", title=f"Memory over time: {title}", note=note, figure=figure)
 
 
-def event_pictures(row: RunRow, title: str) -> list[Plot]:
+def event_pictures(row: Run, title: str) -> list[Plot]:
     """Block map, evictions and fork tree of a run with `run.events=true`; none where it has no log or a huge one."""
     path = row.path / EVENTS
     if not path.is_file() or path.stat().st_size > _MOST_EVENTS_BYTES:
@@ -68,7 +68,7 @@ def event_pictures(row: RunRow, title: str) -> list[Plot]:
     return [plot for plot in made if plot is not None]
 
 
-def block_map(events: Sequence[JsonObject], row: RunRow, title: str) -> Plot | None:
+def block_map(events: Sequence[JsonObject], row: Run, title: str) -> Plot | None:
     """Blocks over steps: a bar from the step a block's content became findable until it was evicted."""
     stays = _stays(events)
     last = max((int(event["step"]) for event in events if "step" in event), default=0)
@@ -95,7 +95,7 @@ def block_map(events: Sequence[JsonObject], row: RunRow, title: str) -> Plot | N
     return Plot(name=f"blocks_{row.name}", title=f"Block map: {title}", note=note, figure=figure)
 
 
-def eviction_timeline(events: Sequence[JsonObject], row: RunRow, title: str) -> Plot | None:
+def eviction_timeline(events: Sequence[JsonObject], row: Run, title: str) -> Plot | None:
     """How many blocks had been published and evicted by each step."""
     counts: dict[str, list[int]] = {"admit": [], "evict": []}
     for event in events:
@@ -118,7 +118,7 @@ def eviction_timeline(events: Sequence[JsonObject], row: RunRow, title: str) -> 
     return Plot(name=f"evictions_{row.name}", title=f"Evictions: {title}", note=note, figure=figure)
 
 
-def fork_tree(events: Sequence[JsonObject], row: RunRow, title: str) -> Plot | None:
+def fork_tree(events: Sequence[JsonObject], row: Run, title: str) -> Plot | None:
     """Sequences over steps: a line while one lives, an arrow where it was forked from its parent."""
     births: dict[int, tuple[int, int | None]] = {}
     deaths: dict[int, int] = {}

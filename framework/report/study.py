@@ -12,7 +12,8 @@ from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing
 from framework.report.compare import FEW_PAIRS, Difference, Mean, holm, mean_of, paired_bootstrap
 from framework.results.catalogue import canonical, higher_is_better
-from framework.results.records import RunRow, Value
+from framework.results.records import Run
+from framework.results.settings import Value
 
 if TYPE_CHECKING:
     from framework.report.trials import Trials
@@ -42,7 +43,7 @@ class Setting:
     """
 
     values: Key
-    runs: tuple[RunRow, ...]
+    runs: tuple[Run, ...]
     means: Mapping[str, Mean]
 
 
@@ -87,7 +88,7 @@ class Study:
 
     def __init__(
         self,
-        rows: Sequence[RunRow],
+        rows: Sequence[Run],
         *,
         metric: str | None = None,
         baseline: str | None = None,
@@ -113,7 +114,7 @@ class Study:
     @cached_property
     def settings(self) -> list[Setting]:
         """In order of the keys' values; those without a good run are left out."""
-        groups: dict[Key, list[RunRow]] = {}
+        groups: dict[Key, list[Run]] = {}
         for row in self.good:
             groups.setdefault(self.values(row), []).append(row)
         made = []
@@ -187,7 +188,7 @@ class Study:
         """Whether the ranked metric of any setting differs between seeds."""
         return any(len({run.result.get(self.metric) for run in setting.runs}) > 1 for setting in self.settings)
 
-    def values(self, row: RunRow) -> Key:
+    def values(self, row: Run) -> Key:
         """A run's values of the varied keys."""
         return tuple(row.settings.get(key) for key in self.keys)
 
@@ -235,7 +236,7 @@ class Study:
         return None, None
 
 
-def varied_keys(rows: Sequence[RunRow]) -> list[str]:
+def varied_keys(rows: Sequence[Run]) -> list[str]:
     """Settings with more than one value; components first. Where only some runs have a key, only those count."""
     values: dict[str, dict[Value, set[Any]]] = {}
     for row in rows:
@@ -248,7 +249,7 @@ def varied_keys(rows: Sequence[RunRow]) -> list[str]:
     return sorted(varied, key=lambda key: (first.index(key) if key in first else len(first), key))
 
 
-def metrics_of(rows: Sequence[RunRow]) -> list[str]:
+def metrics_of(rows: Sequence[Run]) -> list[str]:
     """Keys of the results that hold numbers, settings excepted, in order of appearance."""
     metrics: dict[str, None] = {}
     for row in rows:

@@ -14,7 +14,7 @@ from framework.report.study import Study
 from framework.report.tables import latex, print_study, runs_csv, settings_csv
 from framework.report.trials import read_trials, trial_plots
 from framework.results.layout import CONFIG, FAILURE, RESULT
-from framework.results.records import RunRow, collect
+from framework.results.records import Run, collect
 
 PAGE, RUNS, SETTINGS, LATEX = "report.html", "runs.csv", "settings.csv", "report.tex"
 _MOST_STACKS, _MOST_MAPS = 8, 4
@@ -111,7 +111,7 @@ def pictures_of(study: Study) -> list[Plot]:
     stacks: list[Plot] = []
     maps: list[Plot] = []
     for _, setting in study.ranked:
-        row: RunRow = setting.runs[0]
+        row: Run = setting.runs[0]
         title = study.label(setting) if study.keys else row.name
         if len(stacks) < _MOST_STACKS and (stack := memory_stack(row, title)) is not None:
             stacks.append(stack)

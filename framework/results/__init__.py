@@ -1,1 +1,11 @@
-"""What runs leave behind: names of files, declared metrics, records of a run or a sweep."""
+"""What runs leave behind: names of files, declared metrics, and reading them back.
+
+`read(DIR)` gives the runs of a directory or a sweep; see docs/results.md.
+"""
+
+from framework.results.catalogue import CATALOGUE
+from framework.results.metric import Metric
+from framework.results.records import Run
+from framework.results.table import Results, read
+
+__all__ = ["CATALOGUE", "Metric", "Results", "Run", "read"]

@@ -45,9 +45,9 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
         listed = result.get("reasons")
         why = f": {listed[0]}" if isinstance(listed, list) and listed else ""
         reasons.append(f"the run's status is {result['status']!r}{why}")
-    if result.get("num_failed", 0):
+    if result.get("num_failed"):
         first = f" (the first: {result['first_failure']})" if result.get("first_failure") else ""
         reasons.append(f"{result['num_failed']} requests failed{first}")
-    if result.get("dense_mismatches", 0):
+    if result.get("dense_mismatches"):
         reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
     return " and ".join(reasons)

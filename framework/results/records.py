@@ -1,9 +1,8 @@
-"""Which runs lie below these folders, what was set in each, and what came of it?"""
+"""Runs below folders: what was set in each, what came of it, and where it comes from."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,28 +11,27 @@ from typing import Any
 from framework.errors import ConfigError, RunDirectoryError
 from framework.results.catalogue import canonical
 from framework.results.layout import CONFIG, FAILURE, JOB, METRICS, PROVENANCE, RESULT
+from framework.results.metric import is_number
+from framework.results.origin import Origin, origin_of
 from framework.results.reading import read_json, read_result, what_went_wrong
+from framework.results.settings import Value, settings_of
 
-Value = str | int | float | bool | None
-
-_KINDS = ("allocator", "eviction", "hash", "backend", "model", "workload")
-_NOT_SETTINGS = re.compile(r"^(run|tracker|sweep|experiment|hydra)(\.|$)")
 _NEVER_A_RUN = frozenset({"wandb", ".hydra", "artifacts"})
+_LONGEST_REASON = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
+class Run:
     """One run, finished or not.
 
     Attributes:
         path: its folder.
         name: the folder below the one that was asked for.
-        status: ok, failed, unavailable, or unfinished: killed, or still running.
+        status: ok, failed, unavailable, unfinished (killed, or still running), or damaged: its files cannot be read.
         reason: why not ok.
-        settings: dotted key -> value; a component's name stands under its kind (`eviction`). Where a run writes and
-            who follows it are no settings.
-        result: as `result.json` holds it; empty when there is none.
-        revision: of the code, as `provenance.json` has it.
+        settings: dotted key -> value of what the run's mode reads; a component's name stands under its kind.
+        result: as `result.json` holds it, under today's keys; empty when there is none.
+        origin: where it comes from.
     """
 
     path: Path
@@ -42,28 +40,46 @@ class RunRow:
     reason: str = ""
     settings: Mapping[str, Value] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
-    revision: str = ""
+    origin: Origin = field(default_factory=Origin)
 
     @property
     def ok(self) -> bool:
         return self.status == "ok"
 
+    @property
+    def trace(self) -> str:
+        """What tells its workload's content from another's: the file's checksum, else its path, else the name."""
+        checksums = [entry.sha256 for entry in self.origin.inputs if entry.sha256]
+        return "+".join(checksums) or str(self.settings.get("workload.path") or self.settings.get("workload") or "")
 
-def collect(folders: Sequence[str | Path]) -> list[RunRow]:
-    """Every run below `folders`, in order of folder name.
+    @property
+    def trace_name(self) -> str:
+        """The workload in a word for people: the name of its file, else its own."""
+        path = self.settings.get("workload.path")
+        return Path(str(path)).name if path else str(self.settings.get("workload") or "")
+
+    def number(self, key: str) -> float | None:
+        """A result as a float; None where it is missing, no number, or beyond what a table can hold."""
+        value: Any = self.result.get(key)
+        return float(value) if is_number(value) else None
+
+
+def collect(folders: Sequence[str | Path]) -> list[Run]:
+    """Every run below `folders`, in order of folder name; a run in two of them once.
 
     Raises:
         ConfigError: a folder is not there, or there is no run at all.
     """
-    rows: list[RunRow] = []
+    runs: dict[Path, Run] = {}
     for folder in folders:
         root = Path(folder)
         if not root.is_dir():
             raise ConfigError(f"no folder {str(folder)!r}; give run directories, or a folder above them")
-        rows.extend(_row(path, root) for path in sorted(_run_folders(root)))
-    if not rows:
+        for path in sorted(_run_folders(root)):
+            runs.setdefault(path.resolve(), _read(path, root))
+    if not runs:
         raise ConfigError(f"no run below {', '.join(map(str, folders))}: a run has a result.json or a config.yaml")
-    return rows
+    return list(runs.values())
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
@@ -74,57 +90,41 @@ def _run_folders(root: Path) -> Iterator[Path]:
             yield Path(directory)
 
 
-def _row(path: Path, root: Path) -> RunRow:
+def _read(path: Path, root: Path) -> Run:
+    """One damaged run is a row that says so: it must not keep the others from being read."""
+    name = _printable(str(path.relative_to(root)) if path != root else root.resolve().name)
+    try:
+        return _read_whole(path, name)
+    except Exception as error:  # whatever a file holds: the row carries the reason
+        reason = f"{type(error).__name__}: {_printable(str(error))}"
+        return Run(path=path, name=name, status="damaged", reason=reason[:_LONGEST_REASON])
+
+
+def _read_whole(path: Path, name: str) -> Run:
     failure = read_json(path / FAILURE) or {}
     try:
-        result: Mapping[str, Any] = {canonical(key): value for key, value in read_result(path).items()}
+        result = {_printable(canonical(key)): value for key, value in read_result(path).items()}
         reason = what_went_wrong(result)
         status = str(failure.get("status", "failed")) if reason else "ok"
         reason = reason and str(failure.get("reason", reason))
     except RunDirectoryError as error:
         missing = not (path / RESULT).exists()
         result = {}
-        status = str(failure.get("status", "unfinished" if missing else "failed"))
+        status = str(failure.get("status", "unfinished" if missing else "damaged"))
         reason = str(failure.get("reason", "killed, or still running" if missing else error))
     job = read_json(path / JOB) or failure
-    name = str(path.relative_to(root)) if path != root else root.name
-    package = (read_json(path / PROVENANCE) or {}).get("package") or {}
-    return RunRow(
+    overrides = job.get("overrides")
+    return Run(
         path=path,
         name=name,
-        status=status,
-        reason=reason,
-        settings=_settings(path, job.get("overrides") or ()),
+        status=_printable(status),
+        reason=_printable(reason)[:_LONGEST_REASON],
+        settings=settings_of(path, overrides if isinstance(overrides, list) else ()),
         result=result,
-        revision=str(package.get("git_revision") or package.get("version") or ""),
+        origin=origin_of(read_json(path / PROVENANCE)),
     )
 
 
-def _settings(path: Path, overrides: Sequence[str]) -> dict[str, Value]:
-    import yaml
-
-    try:
-        config = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        config = None
-    if isinstance(config, dict):
-        return dict(_flat(config))
-    pairs = (word.lstrip("+").partition("=") for word in overrides)
-    return {key: _scalar(yaml.safe_load(text or "null")) for key, _, text in pairs if not _NOT_SETTINGS.match(key)}
-
-
-def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
-    for key, value in node.items():
-        dotted = f"{prefix}{key}"
-        if _NOT_SETTINGS.match(dotted):
-            continue
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{dotted}.")
-        elif prefix.rstrip(".") in _KINDS and key == "name":
-            yield prefix.rstrip("."), _scalar(value)
-        else:
-            yield dotted, _scalar(value)
-
-
-def _scalar(value: Any) -> Value:
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+def _printable(text: str) -> str:
+    """Text that can be written as UTF-8, on one line."""
+    return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -26,6 +27,7 @@ def collect(
     seeds: Mapping[str, int] | None = None,
     device: str | None = None,
     argv: Sequence[str] | None = None,
+    inputs: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """A plain dict for `provenance.json`. Imports no library: versions come from the installed metadata.
 
@@ -34,6 +36,7 @@ def collect(
         seeds: every seed of the run by name.
         device: where the model ran, as torch names it.
         argv: the command line; default this process's.
+        inputs: files that the run reads, such as its trace; each is named with its SHA-256.
     """
     return {
         "package": {"name": DISTRIBUTION, "version": _version(DISTRIBUTION), **_git(Path(__file__).parents[2])},
@@ -46,6 +49,7 @@ def collect(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
+        "inputs": [_input(path) for path in inputs if path.is_file()],
         "environment": {
             name: os.environ[name]
             for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "PYTHONHASHSEED")
@@ -54,6 +58,14 @@ def collect(
         "working_directory": str(Path.cwd()),
         "started_at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
     }
+
+
+def _input(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return {"name": path.name, "path": str(path), "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def _version(distribution: str) -> str | None:

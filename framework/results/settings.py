@@ -1,0 +1,107 @@
+"""The settings of a run as flat, dotted keys: those that its mode reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from framework.results.layout import CONFIG
+
+Value = str | int | float | bool | None
+
+KINDS = ("allocator", "eviction", "hash", "backend", "model", "workload")
+
+_NOT_SETTINGS = re.compile(r"^(run|tracker|sweep|experiment|hydra)(\.|$)")
+_MOST, _DEEPEST, _LONGEST = 2000, 12, 500
+_REPLAY_CLOCK = ("step_s", "slo_ttft_s", "slo_tpot_s")
+_ROOFLINE = ("device", "efficiency", "overhead_s")
+_POOL_BYTES = ("shape", "dtype")
+
+
+def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
+    """Dotted key -> value; a component's name stands under its kind (`eviction`).
+
+    Where a run writes and who follows it are no settings, and neither is what its mode never reads: the engine's
+    options in a cache-only run, the model's in a replay.
+
+    Args:
+        overrides: words of the command line, for a run that left no readable `config.yaml`.
+
+    Raises:
+        ValueError: a configuration that is nested or repeated beyond reading.
+    """
+    import yaml
+
+    try:
+        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        config = None
+    if isinstance(config, Mapping):
+        unread = _unread(config)
+        return {key: value for key, value in _flat(config) if not unread.match(key)}
+    pairs = (word.lstrip("+").partition("=") for word in overrides if isinstance(word, str))
+    return {key: _parsed(text) for key, _, text in pairs if key and not _NOT_SETTINGS.match(key)}
+
+
+def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:
+    """What the run's mode never reads, as a pattern of dotted keys."""
+    mode, executor = config.get("mode", "serve"), config.get("executor") or "none"
+    replay = config.get("replay") if isinstance(config.get("replay"), Mapping) else {}
+    if mode == "serve":
+        words = ["replay", "kernel", "executor"]
+    elif mode == "kernel":
+        words = [*(kind for kind in KINDS if kind != "backend"), "replay", "engine", "executor", "cache.num_blocks",
+                 "cache.memory_fraction", "cache.poison"]  # fmt: skip
+    else:
+        words = ["kernel", "model", "backend", "device", "cache.memory_fraction", "cache.dtype", "cache.layout",
+                 "cache.poison"]  # fmt: skip
+        if executor == "cache_only":
+            words += ["engine", "hash", *(f"replay.{key}" for key in _REPLAY_CLOCK)]
+        else:
+            words += ["replay.leaf_first", "replay.full_blocks_only", "replay.optimum"]
+        if executor != "roofline":
+            words += [f"replay.{key}" for key in _ROOFLINE]
+            if not replay or replay.get("capacity") is None:  # then nothing asks for the bytes of a block
+                words += [f"replay.{key}" for key in _POOL_BYTES]
+    return re.compile("|".join(rf"{re.escape(word)}(\.|$)" for word in words))
+
+
+def _flat(node: Mapping[Any, Any]) -> Iterator[tuple[str, Value]]:
+    """Depth first; refuses what a loop of YAML references or a repetition of them makes endless."""
+    count = 0
+    stack: list[tuple[str, Any, int]] = [(str(key), value, 1) for key, value in reversed(list(node.items()))]
+    while stack:
+        dotted, value, depth = stack.pop()
+        if _NOT_SETTINGS.match(dotted):
+            continue
+        count += 1
+        if count > _MOST or depth > _DEEPEST:
+            raise ValueError(f"{CONFIG} is nested or repeats itself beyond reading, at {dotted[:60]!r}")
+        owner, _, last = dotted.rpartition(".")
+        if isinstance(value, Mapping):
+            stack += [(f"{dotted}.{key}", item, depth + 1) for key, item in reversed(list(value.items()))]
+        elif owner in KINDS and last == "name":
+            yield owner, _scalar(value)
+        else:
+            yield dotted, _scalar(value)
+
+
+def _parsed(text: str) -> Value:
+    import yaml
+
+    try:
+        return _scalar(yaml.safe_load(text or "null"))
+    except (ValueError, yaml.YAMLError, RecursionError):
+        return text[:_LONGEST]
+
+
+def _scalar(value: Any) -> Value:
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 10**18 else "an integer beyond 10^18"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(str(_scalar(item)) for item in value[:50] if not isinstance(item, (list, dict))) + "]"
+    return str(value)[:_LONGEST]

@@ -1,0 +1,168 @@
+"""Runs are read back whole, also beside damaged ones, with what they read and where they come from."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from framework import results
+from framework.errors import ConfigError, Unsupported
+
+
+def make_run(folder: Path, result: dict[str, Any] | None = None, **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"mode": "serve", "seed": 0, "run": {"dir": "x"}, **config}))
+    (folder / "result.json").write_text(json.dumps({"status": "ok", "hit_rate": 0.5, **(result or {})}))
+    return folder
+
+
+REPLAY = {
+    "mode": "replay",
+    "executor": "cache_only",
+    "eviction": {"name": "lru"},
+    "allocator": {"name": "prefix_cow"},
+    "hash": {"name": "sha256"},
+    "workload": {"name": "trace", "path": "t/a.jsonl"},
+    "cache": {"num_blocks": 8, "block_size": 512, "dtype": None, "layout": "NHD"},
+    "engine": {"max_batch_tokens": 2048},
+    "replay": {"step_s": 0.025, "optimum": True, "device": "h200", "shape": "llama-3.1-8b", "capacity": None},
+    "model": {"name": "tiny"},
+    "kernel": {"budget_s": 1.0},
+}
+
+
+def test_only_settings_that_the_mode_reads_are_listed(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", **REPLAY)
+    make_run(tmp_path / "b", **{**REPLAY, "executor": "roofline"})
+    make_run(tmp_path / "c", **{**REPLAY, "mode": "serve", "executor": None})
+    cache_only, roofline, serve = (set(run.settings) for run in results.read(tmp_path))
+    shared = {
+        "mode",
+        "seed",
+        "eviction",
+        "allocator",
+        "workload",
+        "workload.path",
+        "cache.num_blocks",
+        "cache.block_size",
+    }
+    assert cache_only == shared | {"executor", "replay.optimum", "replay.capacity"}
+    assert roofline == shared | {
+        "executor", "hash", "engine.max_batch_tokens", "replay.step_s", "replay.device", "replay.capacity",
+        "replay.shape",
+    }  # fmt: skip
+    assert serve == shared | {"hash", "model", "engine.max_batch_tokens", "cache.dtype", "cache.layout"}
+
+
+def test_records_hold_settings_and_results_under_todays_keys(tmp_path: Path) -> None:
+    make_run(tmp_path / "s" / "one", {"evictions": 7, "eviction": "lru"}, **REPLAY)
+    (record,) = results.read(tmp_path / "s").records()
+    assert (record["run"], record["status"], record["num_evictions"], record["hit_rate"]) == ("one", "ok", 7, 0.5)
+    assert "evictions" not in record
+    assert record["cache.num_blocks"] == 8
+
+
+def test_origin_carries_command_date_machine_and_checksum(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", **REPLAY)
+    provenance = {
+        "argv": ["/venv/framework/run.py", "eviction=lru,s3fifo", "workload.path=a b.jsonl"],
+        "started_at": "2026-11-22T08:39:23.249+00:00",
+        "cpu": {"model": "EPYC"},
+        "platform": "Linux",
+        "package": {"git_revision": "abc", "git_dirty": True},
+        "inputs": [{"name": "a.jsonl", "sha256": "ff" * 32}],
+    }
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+    (run,) = results.read(tmp_path)
+    assert run.origin.command == "python -m framework.run eviction=lru,s3fifo 'workload.path=a b.jsonl'"
+    assert (run.origin.date, run.origin.machine) == ("2026-11-22 08:39:23", "EPYC, Linux")
+    assert (run.origin.revision, run.trace, run.trace_name) == ("abc+", "ff" * 32, "a.jsonl")
+
+
+DAMAGE: dict[str, tuple[str, str]] = {
+    "401 digits": ("result.json", json.dumps({"status": "ok", "hit_rate": 0.1}).replace("0.1", "9" * 401)),
+    "5000 digits": ("result.json", '{"status": "ok", "hit_rate": ' + "9" * 5000 + "}"),
+    "deep JSON": ("result.json", '{"status": "ok", "a": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+    "infinite": ("result.json", '{"status": "ok", "hit_rate": 1e999}'),
+    "no object": ("result.json", "[1]"),
+    "not text": ("result.json", "\udcff"),
+    "surrogates": ("result.json", '{"status": "ok", "hit_rate": 0.1, "\\ud800": "\\ud800"}'),
+    "odd status": ("result.json", '{"status": [1], "num_failed": "x", "reasons": {"a": 1}}'),
+    "recursive YAML": ("config.yaml", "a: &a\n  b: *a\n"),
+    "a billion laughs": (
+        "config.yaml",
+        "a0: &a0 {x: 1}\n"
+        + "".join(f"a{i}: &a{i} {{l: *a{i - 1}, m: *a{i - 1}, n: *a{i - 1}}}\n" for i in range(1, 12)),
+    ),
+    "odd keys": ("config.yaml", "1: 2\nnull: 3\n2026-01-01: 4\n[1, 2]: 5\n"),
+    "no mapping": ("config.yaml", "- 1\n- 2\n"),
+    "deep YAML": ("config.yaml", "[" * 5000),
+    "odd provenance": (
+        "provenance.json",
+        json.dumps({"package": "x", "argv": [1], "cpu": [], "inputs": [{"name": []}]}),
+    ),
+    "provenance is a list": ("provenance.json", "[]"),
+    "odd overrides": ("job.json", json.dumps({"overrides": [1, None, "a"]})),
+    "odd failure": ("failure.json", json.dumps({"status": 3, "reason": {"a": []}, "overrides": 7})),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_run_is_a_row_and_the_others_are_read(tmp_path: Path, kind: str) -> None:
+    name, text = DAMAGE[kind]
+    make_run(tmp_path / "good", **REPLAY)
+    folder = make_run(tmp_path / "odd", **REPLAY)
+    (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    found = {run.name: run for run in results.read(tmp_path)}
+    assert found["good"].ok
+    assert found["odd"].ok or found["odd"].reason, found["odd"]
+    if kind == "401 digits":
+        assert found["odd"].number("hit_rate") is None, "no table can hold it"
+
+
+def test_a_run_in_two_of_the_folders_is_read_once(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "sweep" / "a", **REPLAY)
+    assert len(results.read(tmp_path, tmp_path / "sweep", folder)) == 1
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run below"):
+        results.read(tmp_path)
+
+
+def test_lines_of_all_runs_carry_their_run(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (make_run(tmp_path / name) / "requests.jsonl").write_text('{"request": 0, "prompt_tokens": 3}\n')
+    assert results.read(tmp_path).lines("requests") == [
+        {"run": name, "request": 0, "prompt_tokens": 3} for name in ("a", "b")
+    ]
+    with pytest.raises(Unsupported, match="there are metrics, requests, events, kernel"):
+        results.read(tmp_path).lines("blocks")
+
+
+def test_a_dataframe_has_a_row_a_run(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    make_run(tmp_path / "a", **REPLAY)
+    make_run(tmp_path / "b", {"hit_rate": 0.7}, **{**REPLAY, "eviction": {"name": "fifo"}})
+    frame = results.read(tmp_path).to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.set_index("eviction")["hit_rate"].to_dict() == {"lru": 0.5, "fifo": 0.7}
+
+
+def test_without_pandas_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "a")
+    real = builtins.__import__
+
+    def without_pandas(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "pandas":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_pandas)
+    with pytest.raises(Unsupported, match="pip install pandas"):
+        results.read(tmp_path).to_pandas()
