@@ -125,6 +125,7 @@ class LLM:
             max_batch_tokens=options.max_batch_tokens,
             max_batch_requests=options.max_batch_requests,
             chunk_size=options.chunk_size,
+            share_within_step=options.share_within_step,
             preempt_every=options.preempt_every,
             eos_token_ids=self.model.tokenizer.eos_token_ids,
             vocab_size=config.vocab_size,

@@ -49,6 +49,8 @@ class EngineOptions:
         max_batch_tokens, max_batch_requests: tokens computed and rows run a step, at most.
         chunk_size: prompt tokens of one request a step, at most; None leaves it to max_batch_tokens.
         max_model_len: longest sequence in tokens; None takes the model's, at most the pool.
+        share_within_step: requests admitted in one step share the blocks that one of them computes in it. False: a
+            block is found from the next step on.
         preempt_every: fault injection, preempts the newest row every so many steps.
         compile: run the decoder through torch.compile.
         cuda_graphs: replay decode steps as CUDA graphs. "auto": where device and backend allow it, and the result says
@@ -64,6 +66,7 @@ class EngineOptions:
     max_batch_requests: int = 64
     chunk_size: int | None = None
     max_model_len: int | None = None
+    share_within_step: bool = False
     preempt_every: int = 0
     compile: bool = False
     cuda_graphs: Literal["auto", True, False] = "auto"

@@ -28,6 +28,7 @@ class Engine:
         max_model_len: longest sequence, tokens; longer requests are rejected.
         eos_token_ids: end a sequence unless its sampling ignores them.
         seed: of the run; requests without a seed of their own derive one from it and their number.
+        share_within_step: requests admitted in one step share the blocks that one of them computes in it.
         preempt_every: fault injection: preempt the newest row every so many steps; 0 never.
         virtual_clock: the executor's clock is virtual, the same in every run: policies see arrivals in its seconds.
             Else they see the step a request arrived at, so that what they do can be repeated.
@@ -44,6 +45,7 @@ class Engine:
         max_batch_tokens: int = 2048,
         max_batch_requests: int = 64,
         chunk_size: int | None = None,
+        share_within_step: bool = False,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
         preempt_every: int = 0,
@@ -59,6 +61,7 @@ class Engine:
             max_batch_requests=max_batch_requests,
             chunk_size=chunk_size,
             max_model_len=max_model_len,
+            share_within_step=share_within_step,
             log=log,
         )
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
@@ -290,6 +293,8 @@ class Engine:
                 self.scheduler.commit(seq, count)
             except FrameworkError as error:
                 self.life.fail(seq, error)
+        if self.scheduler.promises is not None:
+            self.scheduler.promises.keep()
 
     def check(self) -> None:
         """The allocator's invariants, and that nothing is held for requests that ended.

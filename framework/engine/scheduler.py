@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from framework.engine.beam import BeamGroup
 from framework.engine.executors.base import Executor, Step
+from framework.engine.promises import Promises
 from framework.engine.request import Sequence, Status
 from framework.engine.rows import IntArray, Rows
 from framework.errors import FrameworkError, InvalidArgument, OutOfBlocks
@@ -65,6 +66,7 @@ class Scheduler:
         max_batch_requests: rows.
         chunk_size: most prompt tokens of one row a step; None leaves it to `max_batch_tokens`.
         max_model_len: longest sequence, tokens.
+        share_within_step: rows admitted later in a step share the blocks that earlier rows compute in it.
 
     Attributes:
         foresee: told of each sequence that is about to give back its blocks, and whether it will want them again. A
@@ -80,6 +82,7 @@ class Scheduler:
         max_batch_requests: int,
         chunk_size: int | None,
         max_model_len: int,
+        share_within_step: bool = False,
         log: Log | None = None,
     ) -> None:
         if max_batch_requests < 1:
@@ -97,6 +100,7 @@ class Scheduler:
         self.rows = Rows(max_batch_requests, max_model_len)
         self.waiting = WaitingQueue()
         self.groups: list[BeamGroup] = []
+        self.promises = Promises(self) if share_within_step else None
         self.reserved_rows = 0
         self.num_preemptions = self.num_forks = self.num_copied_blocks = 0
         self.copy_seconds = 0.0
@@ -114,7 +118,12 @@ class Scheduler:
             return
         active = rows.active()
         budget -= int((rows.length[active] - rows.computed[active]).sum())
+        if self.promises is not None and budget > 0:
+            for row in active[rows.length[active] - rows.computed[active] > 1].tolist():
+                self.promises.plan(rows.sequence(row))
         while budget > 0:
+            if self.promises is not None and self.waiting:
+                self.promises.make()
             seq = self.waiting.peek()
             if seq is None or rows.num_free - self.reserved_rows < 1 + seq.forks_due:
                 return
@@ -129,6 +138,8 @@ class Scheduler:
                 continue
             self.waiting.pop()
             self._seated(seq, hit.num_tokens)
+            if self.promises is not None:
+                self.promises.plan(seq)
             budget -= len(seq.tokens) - hit.num_tokens
 
     def _seated(self, seq: Sequence, num_cached: int) -> None:
@@ -170,6 +181,8 @@ class Scheduler:
         seq.computed_before = int(self.rows.computed[row])
         self.rows.remove(seq)
         self.reserved_rows -= seq.forks_due
+        if self.promises is not None:
+            self.promises.withdraw(seq)
         if self.foresee is not None:
             try:
                 self.foresee(seq, returning)
@@ -254,8 +267,12 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Admit, choose each row's new tokens and make room for them. None if there is nothing to compute."""
+        if self.promises is not None:
+            self.promises.withdraw_all()
         self.admit(self.max_batch_tokens)
         num_new = self._make_room(self._plan())
+        if self.promises is not None:
+            self.promises.require(num_new)
         rows = num_new.nonzero()[0]
         if not len(rows):
             return None
@@ -283,7 +300,10 @@ class Scheduler:
         if num_decodes == len(active):
             return num_new
         budget = self.max_batch_tokens - num_decodes
-        for i in (need > 1).nonzero()[0].tolist():
+        prompts = (need > 1).nonzero()[0].tolist()
+        if self.promises:
+            prompts.sort(key=lambda i: rows.sequence(int(active[i])) not in self.promises)
+        for i in prompts:
             if budget <= 0:
                 break
             count = min(int(need[i]), self.chunk_size, budget)

@@ -113,6 +113,21 @@ class GuardedAllocator(Allocator):
             return change
         return self._checked("commit", change)
 
+    def promise(self, request: RequestId, num_tokens: int) -> None:
+        try:
+            self.plugin.promise(request, num_tokens)
+        except BaseException as error:
+            self._contain("promise", error)
+
+    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
+        try:
+            found: Any = self.plugin.withdraw(request)
+        except BaseException as error:
+            self._contain("withdraw", error)
+        if not isinstance(found, (tuple, list)) or not all(map(_is_count, found)):
+            self._boundary.wrong("withdraw", "must return the ids of requests", found)
+        return found
+
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         try:
             return self._checked("fork", self.plugin.fork(parent, child, num_tokens))

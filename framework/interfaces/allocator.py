@@ -107,8 +107,9 @@ class Allocator(ABC):
     Each public call plans before it changes anything and either succeeds or raises with nothing changed. Sizes are in
     tokens, block ids run from 1 to `num_blocks`. `tokens` arguments are (n,) int32 and stay the caller's.
 
-    A request's life: `lookup`, `allocate` (room for the whole prompt), then per step `extend` (room for what the step
-    writes), the forward pass, `commit` (those tokens' KV is now written); `fork` at any time in between; `free`.
+    A request's life: `lookup`, `allocate` (room for the whole prompt), then per step `promise` (optional), `extend`
+    (room for what the step writes), the forward pass, `commit` (those tokens' KV is now written); `fork` at any time
+    in between; `free`.
     """
 
     num_blocks: int
@@ -175,6 +176,33 @@ class Allocator(ABC):
         Raises:
             OutOfBlocks, UnknownRequest, DuplicateRequest, InvalidArgument: nothing changed.
         """
+
+    def promise(self, request: RequestId, num_tokens: int) -> None:  # noqa: B027
+        """The step being scheduled computes the request's first `num_tokens` tokens: let lookups find what they fill.
+
+        Requests admitted later in the same step then share those blocks. That is sound because a step writes all
+        rows' K and V of a layer before any row attends. The promise is kept by a `commit` of those tokens, by whoever
+        names the blocks, and ends otherwise with `withdraw` or `free`. The request still writes the blocks in place;
+        until then no block may be copied from them.
+
+        Optional: an allocator that does nothing here shares between steps only. Content that another block holds is
+        not promised, nor anything after it. The tokens are those of `allocate`, or known since by `commit`.
+
+        Raises:
+            UnknownRequest, InvalidArgument: more tokens than are known. PluginError. Nothing changed.
+        """
+
+    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
+        """What the request promised is not computed in this step: lookups find it no longer.
+
+        Returns all requests, not freed since, that share a block of which a promise was withdrawn, of this request or
+        of one that relied on it: nobody will compute what their tables name. They can be freed, and nothing else.
+
+        Raises:
+            UnknownRequest: nothing changed.
+            PluginError: the policy failed. The promise is withdrawn all the same; a second call returns the requests.
+        """
+        return ()
 
     @abstractmethod
     def truncate(self, request: RequestId, num_tokens: int) -> None:

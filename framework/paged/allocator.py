@@ -27,6 +27,7 @@ from framework.paged.index import HashIndex, TrieIndex
 from framework.paged.last_requests import LastRequests
 from framework.paged.naming import Naming
 from framework.paged.pool import BlockPool
+from framework.paged.promises import TablePromises
 from framework.paged.table import Table, TableChanges, count_of
 from framework.types import BlockCopy, BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 from framework.types import as_tokens as _as_tokens
@@ -85,6 +86,7 @@ class PagedAllocator(Allocator):
         self.cache = BlockCache(self.pool, index, policy, leaf_only, self.choose_free if overridden else None)
         self.naming = Naming(hash, block_size)
         self._tables: dict[RequestId, Table] = {}
+        self.promises = TablePromises(self.cache, self._tables, self._requests)
         self._tenants: dict[str, int] = {}
         self._changes = TableChanges()
         self._checked: TokenArray | None = None  # the tokens of the last lookup: `allocate` follows
@@ -169,6 +171,8 @@ class PagedAllocator(Allocator):
         if self._requests is not None:
             table.facts = self._requests.admitted(request, len(tokens), names, len(hit.blocks), self.block_size)
         self._tables[request.id] = table
+        if self.promises.owner:
+            self.promises.rely(request.id, hit.blocks)
         self._hit_tokens += hit.num_tokens
         self._prompt_tokens += len(tokens)
         self._version += 1
@@ -226,7 +230,10 @@ class PagedAllocator(Allocator):
         """Table indexes from the committed length on whose block others can see."""
         ref, key, blocks = self.pool.ref, self.pool.key, table.blocks
         candidates = range(table.committed // self.block_size, len(blocks))
-        return [index for index in candidates if ref[blocks[index]] > 1 or key[blocks[index]] is not None]
+        found = [index for index in candidates if ref[blocks[index]] > 1 or key[blocks[index]] is not None]
+        if self.promises.owner:  # what it promised, it writes in place
+            found = [index for index in found if self.promises.owner.get(blocks[index]) != table.request.id]
+        return found
 
     def _copy_on_write(self, table: Table, shared: list[int], fresh: list[int]) -> TableChange:
         blocks, own = table.blocks, fresh[: len(shared)]
@@ -252,6 +259,8 @@ class PagedAllocator(Allocator):
                 f"room for {room}; extend first"
             )
         start = len(table.blocks)
+        if self.promises:
+            self.promises.keep_all(table, num_tokens)
         if self.share_prefix and not table.closed:
             published = table.published
             new = tokens[published * self.block_size :]
@@ -292,6 +301,15 @@ class PagedAllocator(Allocator):
         self._version += 1
         return start
 
+    def promise(self, request: RequestId, num_tokens: int) -> None:
+        table = self._table(request)
+        if self.share_prefix and self.promises.promise(table, num_tokens):
+            self._version += 1
+
+    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
+        self._version += self.promises.withdraw_all(self._table(request))
+        return tuple(self.promises.broken)
+
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         table = self._table(parent)
         self._check_new(child)
@@ -303,6 +321,7 @@ class PagedAllocator(Allocator):
             raise InvalidArgument(
                 f"a fork stays in its parent's {table.request.namespace}, asked for {child.namespace}"
             )
+        self.promises.require_sound(table)
         held, full = -(-num_tokens // self.block_size), num_tokens // self.block_size
         kept = {"none": 0, "full": full, "all": held}[self.share_forks]
         if held - kept > self.pool.num_blocks - self.pool.used:
@@ -310,6 +329,8 @@ class PagedAllocator(Allocator):
         self.pool.access += 1
         fresh = self.cache.take(held - kept)
         copies = tuple(BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(table.blocks[kept:held], fresh, strict=True))
+        if self.promises:
+            self.promises.keep_all(table, num_tokens)
         self._tables[child.id] = self._child(table, child, num_tokens, kept, fresh)
         self._copied_blocks += len(copies)
         self._version += 1
@@ -350,12 +371,16 @@ class PagedAllocator(Allocator):
 
     def free(self, request: RequestId) -> None:
         table = self._table(request)
-        del self._tables[request]
-        self.pool.access += 1
-        self._version += 1
-        if self._requests is not None:
-            self._requests.used(table.blocks, table.facts)
-        self.cache.drop(table.blocks[::-1], len(table.blocks) - table.published)
+        try:
+            if self.promises:
+                self.promises.end(table)
+        finally:
+            del self._tables[request]
+            self.pool.access += 1
+            self._version += 1
+            if self._requests is not None:
+                self._requests.used(table.blocks, table.facts)
+            self.cache.drop(table.blocks[::-1], len(table.blocks) - table.published)
 
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:
         return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from framework.paged.promises import Promises
+
 if TYPE_CHECKING:
     from framework.paged.allocator import PagedAllocator
 
@@ -38,8 +40,30 @@ def _tables(allocator: PagedAllocator) -> list[str]:
             faults.append(
                 f"I12: request {request} committed {table.committed} tokens in {len(blocks)} blocks of {size}"
             )
-        if table.published * size > table.committed:
-            faults.append(f"I21: request {request} published {table.published} blocks of {table.committed} tokens")
+        owner = _promises_of(allocator).owner
+        for block in blocks[table.committed // size : table.published]:
+            if owner.get(block) != request:
+                faults.append(f"I21: request {request} published block {block}, neither computed nor promised by it")
+    return [*faults, *_promises(allocator)]
+
+
+def _promises_of(allocator: PagedAllocator) -> Promises:
+    """None of an allocator that is audited through a copy and has no promises."""
+    return getattr(allocator, "promises", None) or Promises()
+
+
+def _promises(allocator: PagedAllocator) -> list[str]:
+    """What is promised is published and in its owner's table, and whoever else names it would be told."""
+    faults, tables, promises = [], allocator.tables(), _promises_of(allocator)
+    for block, owner in promises.owner.items():
+        table = tables.get(owner)
+        if table is None or block not in table.blocks[: None if table.closed else table.published]:
+            faults.append(f"I21: block {block} is promised by request {owner}, which has not published it")
+    for request, table in tables.items():
+        relies = {promises.owner[block] for block in table.blocks if block in promises.owner} - {request}
+        for owner in relies:
+            if request not in promises.readers(owner):
+                faults.append(f"I21: request {request} shares what request {owner} promised, and is not noted")
     return faults
 
 

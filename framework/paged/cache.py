@@ -176,14 +176,17 @@ class BlockCache:
                 self.policy.release(pinned, self.now)
 
     def _forget(self, blocks: Sequence[int]) -> None:
-        """Unpublish these; the policy knows already."""
+        """These are evicted; the policy knows already."""
+        self._unpublish(blocks)
+        self.evictions += len(blocks)
+
+    def _unpublish(self, blocks: Sequence[int]) -> None:
         if self.listener is not None:
             for block in blocks:
                 name = self.pool.key[block]
                 assert name is not None, f"block {block} is not published"
                 self.listener(CacheEvent("evict", BlockId(block), name, self.now))
         self.index.remove_all(blocks)
-        self.evictions += len(blocks)
 
     def drop(self, blocks: Sequence[int], unpublished: int | None = None) -> None:
         """Give back one reference to each of these, deepest first. Who has none left is cached or free.
@@ -374,20 +377,35 @@ class BlockCache:
             pool.give_free([own])
 
     def reset(self) -> None:
-        """Unpublish everything: cached blocks become free, those in use lose their name and stay."""
+        """Unpublish everything: cached blocks become free, those in use lose their name and stay.
+
+        Raises:
+            PluginError: the policy failed. All is unpublished nonetheless.
+        """
         pool = self.pool
         published = [block for block in range(1, pool.num_blocks + 1) if pool.key[block] is not None]
         published.sort(key=pool.depth.__getitem__, reverse=True)
+        cached = [block for block in published if not pool.ref[block]]
+        try:
+            self.unpublish(published)
+        finally:
+            self.evictions += len(published)
+            self.index.clear()
+            pool.give_free(cached)
+
+    def unpublish(self, blocks: Sequence[int]) -> None:
+        """Let lookups find these, deepest first, no longer, for another reason than that room was needed.
+
+        Raises:
+            PluginError: the policy failed. They are unpublished nonetheless.
+        """
         failure: PluginError | None = None
-        for block in published:
-            pool.candidate[block] = 0
+        for block in blocks:
+            self.pool.candidate[block] = 0
             try:
                 self.policy.evicted(block, self.now)
             except PluginError as error:
                 failure = failure or error
-        cached = [block for block in published if not pool.ref[block]]
-        self._forget(published)
-        self.index.clear()
-        pool.give_free(cached)
+        self._unpublish(blocks)
         if failure is not None:
             raise failure

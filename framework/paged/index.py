@@ -58,6 +58,13 @@ class PrefixIndex(ABC):
                 new.append(at)
         return holders, new
 
+    def count_new(self, anchor: int, parent: int, keys: Sequence[BlockHash], data: bytes) -> int:
+        """Of these contents below `parent`, how many leading ones no block holds and `insert` would take. Pure.
+
+        0 of an index that cannot say: nothing is then published before it is computed.
+        """
+        return 0
+
     @abstractmethod
     def parent(self, block: int) -> int:
         """The resident parent of a published block, 0 if it is the root or gone."""
@@ -114,6 +121,11 @@ class HashIndex(PrefixIndex):
     def find(self, anchor: int, keys: Sequence[BlockHash], data: bytes, limit: int) -> list[int]:
         get: Any = self._blocks.get
         return list(iter(map(get, keys[:limit]).__next__, None))
+
+    def count_new(self, anchor: int, parent: int, keys: Sequence[BlockHash], data: bytes) -> int:
+        if self._blocks.keys().isdisjoint(keys):
+            return len(keys)
+        return next(at for at, key in enumerate(keys) if key in self._blocks)
 
     def insert(self, anchor: int, parent: int, key: BlockHash, data: bytes, block: int) -> int:
         holder = self._blocks.setdefault(key, block)
@@ -288,6 +300,16 @@ class TrieIndex(PrefixIndex):
                 break
             found.append(self._block[node])
         return found
+
+    def count_new(self, anchor: int, parent: int, keys: Sequence[BlockHash], data: bytes) -> int:
+        node, step = self._node[parent] if parent else anchor, 4 * self._pool.block_size
+        for at, key in enumerate(keys):
+            node = self._nodes.get((node, key), 0)
+            if not node:
+                return len(keys)
+            if self._block[node] or self._data[node] != data[at * step : (at + 1) * step]:
+                return at
+        return len(keys)
 
     def insert(self, anchor: int, parent: int, key: BlockHash, data: bytes, block: int) -> int:
         above = self._node[parent] if parent else anchor

@@ -90,7 +90,8 @@ class FakeExecutor:
     """Runs `model` over a pool of names, on a virtual clock of one second a step.
 
     Checks every step against the rules an engine must keep: new tokens follow the computed ones, no row comes twice,
-    no write to the null block or to a block in another row's table.
+    no write to the null block, none by two rows to one block, and none to a slot that another row holds for computed
+    unless this step writes it. As in a transformer's layer, all rows' slots are written before any row reads.
 
     Args:
         before_forward: called with each step before anything is written; may raise.
@@ -162,16 +163,31 @@ class FakeExecutor:
         if self._before is not None:
             self._before(step)
         self._check(step, rows)
-        for row, count, first in zip(step.rows.tolist(), step.num_new.tolist(), step.computed.tolist(), strict=True):
-            table = self.tables[row]
-            name = int(self.pool[self._slot(table, first - 1)]) if first else 0
-            for position in range(first, first + count):
-                name = self.model.chain(name, int(rows.tokens[row, position]))
-                self.pool[self._slot(table, position)] = name
+        self._write(step, rows)
         ends = step.computed + step.num_new
         self._logits = [self._attend(int(step.rows[i]), int(ends[i]), rows) for i in step.sampled]
         self.num_tokens += step.num_tokens
         self.time += 1.0
+
+    def _write(self, step: Step, rows: Rows) -> None:
+        """Each row's slots, after those of the row that this step lets write the slot before its first."""
+        left = {
+            row: range(first, first + count)
+            for row, count, first in zip(step.rows.tolist(), step.num_new.tolist(), step.computed.tolist(), strict=True)
+        }
+        unwritten = {self._slot(self.tables[row], position) for row, new in left.items() for position in new}
+        while left:
+            row = next(row for row, new in left.items() if not new[0] or self._before_of(row, new) not in unwritten)
+            new = left.pop(row)
+            name = int(self.pool[self._before_of(row, new)]) if new[0] else 0
+            for position in new:
+                name = self.model.chain(name, int(rows.tokens[row, position]))
+                slot = self._slot(self.tables[row], position)
+                self.pool[slot] = name
+                unwritten.discard(slot)
+
+    def _before_of(self, row: int, new: range) -> tuple[int, int]:
+        return self._slot(self.tables[row], new[0] - 1)
 
     def _slot(self, table: list[int], position: int) -> tuple[int, int]:
         return table[position // self.block_size], position % self.block_size
@@ -185,17 +201,31 @@ class FakeExecutor:
         assert (step.num_new >= 1).all(), f"a row without a token: {step}"
         assert (step.computed == rows.computed[step.rows]).all(), f"computed differs: {step}"
         assert (step.computed + step.num_new <= rows.length[step.rows]).all(), f"tokens nobody knows: {step}"
-        users: dict[int, int] = {}
         for table in self.tables.values():
             assert len(set(table)) == len(table), f"a table names a block twice: {table}"
-            for block in table:
-                users[block] = users.get(block, 0) + 1
+        writers: dict[int, int] = {}
         for row, count, first in zip(step.rows.tolist(), step.num_new.tolist(), step.computed.tolist(), strict=True):
             last = (first + count - 1) // self.block_size
             written = self.tables[row][first // self.block_size : last + 1]
             assert len(written) == last + 1 - first // self.block_size, f"row {row} has no room: {self.tables[row]}"
-            shared = [block for block in written if users[block] > 1]
-            assert not shared, f"row {row} writes blocks {shared} that other rows read"
+            for block in written:
+                assert writers.setdefault(block, row) == row, f"rows {writers[block]} and {row} write block {block}"
+        for row, table in self.tables.items():
+            for at, block in enumerate(table):
+                if writers.get(block, row) != row:
+                    self._check_shared(step, rows, row, at, writers[block])
+
+    def _check_shared(self, step: Step, rows: Rows, row: int, at: int, writer: int) -> None:
+        """`row` names a block that `writer` writes: it is a full block of both, which the step completes."""
+        end, place = (at + 1) * self.block_size, step.rows.tolist().index(writer)
+        done = int(step.computed[place] + step.num_new[place])
+        same = self.tables[writer][at : at + 1] == self.tables[row][at : at + 1]
+        whole = same and end <= rows.computed[row] and end <= done
+        assert whole, (
+            f"row {writer} writes block {self.tables[row][at]} up to token {done}; row {row} reads it from token "
+            f"{at * self.block_size} on and has {rows.computed[row]} computed"
+        )
+        assert (rows.tokens[row, :end] == rows.tokens[writer, :end]).all(), f"rows {row} and {writer} differ in a block"
 
     def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
         """See Executor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Container
 
 import numpy as np
 
@@ -73,7 +74,8 @@ class RadixAllocator(PagedAllocator):
         if len(rest) < self._page_size:
             return hit
         _, anchor = self.naming.root(namespace)
-        block, common = self._tree.nearest(anchor, hit.blocks[-1] if hit.blocks else 0, rest)
+        # What is promised has no KV to copy yet: only blocks shared whole may be.
+        block, common = self._tree.nearest(anchor, hit.blocks[-1] if hit.blocks else 0, rest, self.promises.owner)
         common -= common % self._page_size
         if not common:
             return hit
@@ -104,11 +106,13 @@ class RadixIndex(TrieIndex):
         self._siblings: dict[int, list[tuple[bytes, int]]] = {}  # parent node or anchor -> (tokens, block), in order
         super().__init__(pool)
 
-    def nearest(self, anchor: int, parent: int, probe: TokenArray) -> tuple[int, int]:
+    def nearest(self, anchor: int, parent: int, probe: TokenArray, skip: Container[int] = ()) -> tuple[int, int]:
         """The block published below `parent` (0: the root) that begins most like `probe`, (n,) int32, and how many
-        tokens they share. (0, 0) when there is none. Pure.
+        tokens they share; not one of `skip`. (0, 0) when there is none. Pure.
         """
         siblings = self._siblings.get(self._node[parent] if parent else anchor, ())
+        if skip:
+            siblings = [entry for entry in siblings if entry[1] not in skip]
         place = bisect_left(siblings, (probe.tobytes(),))
         best = (0, 0)
         for data, block in siblings[max(0, place - 1) : place + 1]:

@@ -1,0 +1,98 @@
+"""What the rows of a step compute and later rows of the same step share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from framework.engine.request import Sequence
+from framework.engine.rows import IntArray
+from framework.errors import FrameworkError
+from framework.types import RequestId
+
+if TYPE_CHECKING:
+    from framework.engine.scheduler import Scheduler
+
+
+class Promises:
+    """Prompt tokens that this step computes, from admission until they are committed.
+
+    An executor writes all rows' K and V of a layer before any row attends, so a row may share a block that another row
+    of its step computes. A prompt promises the chunk it is going to compute, no more, and only once another sequence is
+    about to be looked up. Whoever relies on a promise that is not kept (its maker was preempted, cancelled or failed,
+    or the step did not finish) is preempted: its tokens are computed again, and nothing is read that was not written.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._planned: list[Sequence] = []
+        self._made: dict[Sequence, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._made)
+
+    def __contains__(self, seq: object) -> bool:
+        return seq in self._made
+
+    def plan(self, seq: Sequence) -> None:
+        """`seq`, on a row, computes a chunk of its prompt in this step."""
+        group = seq.request.group
+        if group is None or len(group.live) == 1:  # beams wait for one another: what they compute is not known yet
+            self._planned.append(seq)
+
+    def make(self) -> None:
+        """Promise what was planned since: a sequence is about to be looked up."""
+        scheduler, planned = self._scheduler, self._planned
+        self._planned = []
+        for seq in planned:
+            if seq.row < 0:
+                continue
+            start, end = int(scheduler.rows.computed[seq.row]), int(scheduler.rows.length[seq.row])
+            end = min(end, start + scheduler.chunk_size)
+            if end // scheduler.guarded.block_size == start // scheduler.guarded.block_size:
+                continue
+            try:
+                scheduler.guarded.promise(seq.id, end)
+            except FrameworkError as error:
+                scheduler.fail(seq, error)
+                continue
+            self._made[seq] = end
+
+    def require(self, num_new: IntArray) -> None:
+        """Withdraw what rows promised and, as planned, do not compute. Sets `num_new` of rows preempted for it to 0."""
+        self._planned = []
+        rows = self._scheduler.rows
+        for seq, end in list(self._made.items()):
+            if seq.row >= 0 and rows.computed[seq.row] + num_new[seq.row] < end:
+                self.withdraw(seq)
+                num_new[[row for row, other in enumerate(rows.sequences) if other is None]] = 0
+
+    def keep(self) -> None:
+        """The step's tokens were computed and committed."""
+        self._made.clear()
+
+    def withdraw_all(self) -> None:
+        """The last step did not finish: nothing that it promised was computed."""
+        for seq in list(self._made):
+            self.withdraw(seq)
+
+    def withdraw(self, seq: Sequence) -> None:
+        """What `seq` promised is not computed: preempt whoever relies on it."""
+        if self._made.pop(seq, None) is None:
+            return
+        scheduler = self._scheduler
+        relying = self._withdraw(seq)
+        for other in list(scheduler.rows.sequences):
+            if other is not None and other is not seq and other.id in relying and other.row >= 0:
+                scheduler.preempt(other)
+
+    def _withdraw(self, seq: Sequence) -> set[RequestId]:
+        guarded = self._scheduler.guarded
+        try:
+            return {*guarded.withdraw(seq.id)}
+        except FrameworkError as error:
+            seq.request.plugin_error = seq.request.plugin_error or error
+        try:
+            return {*guarded.withdraw(seq.id)}
+        except FrameworkError as error:
+            seq.request.plugin_error = seq.request.plugin_error or error
+            return {other.id for other in self._scheduler.rows.sequences if other is not None} - {seq.id}
