@@ -25,7 +25,7 @@ from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
 from framework.sampling import Sampling
-from framework.types import Namespace, as_tokens
+from framework.types import Namespace, TokenArray
 
 if TYPE_CHECKING:
     pass
@@ -220,8 +220,8 @@ class LLM:
         others: list[int] = ranks.call("blocks_for", fraction=fraction, **sizes)
         return min(num_blocks_for(fraction, self.device, **sizes), *others)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, of chat messages ({"role", "content"}), or of ids already."""
+    def encode(self, prompt: Prompt) -> TokenArray:
+        """Token ids (n,) int32 of a text, of chat messages ({"role", "content"}), or of ids already."""
         return encode(self.model.tokenizer, prompt)
 
     def namespace_for(self, namespace: Namespace) -> Namespace:
@@ -253,7 +253,7 @@ class LLM:
         each = [sampling] * len(batch) if sampling is None or isinstance(sampling, Sampling) else list(sampling)
         if len(each) != len(batch):
             raise InvalidArgument(f"{len(batch)} prompts but {len(each)} samplings; give one for all or one each")
-        encoded = [as_tokens(self.encode(prompt)) for prompt in batch]  # a bad one raises before any is queued
+        encoded = [self.encode(prompt) for prompt in batch]  # a bad one raises before any is queued
         requests = [
             self.engine.submit(ids, one or Sampling(), namespace=self.namespace)
             for ids, one in zip(encoded, each, strict=True)
@@ -274,6 +274,8 @@ class LLM:
 
     def add_texts(self, requests: Sequence[Request]) -> None:
         """Decode the completions of `requests`, without their stop token."""
+        if not self.model.tokenizer.has_text:
+            return
         eos = set(self.model.tokenizer.eos_token_ids)
         for request in requests:
             stops = eos | set(request.sampling.stop_token_ids)

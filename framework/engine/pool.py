@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +12,7 @@ import torch
 from framework.errors import InvalidArgument, OutOfMemory
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import LAYOUTS, AttentionBackend, LayerKV
+from framework.model.memory import free_bytes
 from framework.types import BlockCopy
 
 _FP8 = ("float8_e4m3fn",)
@@ -154,38 +153,6 @@ def num_blocks_for(
             "block; raise the fraction or shrink block_size"
         )
     return count
-
-
-def free_bytes(device: str | torch.device) -> int:
-    """Bytes a new pool could take: the CUDA driver's free memory plus what torch caches unused, or the host's."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return min(_available_host_bytes(), _cgroup_headroom())
-
-
-def _available_host_bytes() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _cgroup_headroom() -> int:
-    """What the container still allows, page cache it could drop included; practically endless without one."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        if limit == "max":
-            return 2**62
-        facts = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
-        used = int((root / "memory.current").read_text()) - int(facts.get("inactive_file", 0))
-        return max(0, int(limit) - used)
-    except (OSError, ValueError):
-        return 2**62
 
 
 def torch_dtype(name: str) -> torch.dtype:

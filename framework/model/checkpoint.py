@@ -1,4 +1,4 @@
-"""Is this folder a checkpoint, and do its weights fit the config?"""
+"""Checkpoints of Hugging Face's layout: finding them, and reading weights that fit the config."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from framework.errors import ModelError
-from framework.model.config import ModelConfig, token_ids
+from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder, DecoderLayer
+from framework.model.hf_config import read_hf_config, token_ids
 from framework.model.shard import WHOLE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -48,9 +49,9 @@ def read_config(folder: Path) -> ModelConfig:
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"'{folder}' has no config.json: not a Hugging Face checkpoint")
-    config = ModelConfig.from_hf(read_json(folder / "config.json"))
+    config = read_hf_config(read_json(folder / "config.json"))
     if (folder / "generation_config.json").is_file():
-        ends = token_ids(read_json(folder / "generation_config.json").get("eos_token_id"))
+        ends = token_ids(read_json(folder / "generation_config.json"), "eos_token_id")
         config = replace(config, eos_token_ids=ends or config.eos_token_ids)
     return config
 
@@ -149,7 +150,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"'{path}' cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ModelError(f"'{path}' holds no JSON object but a {type(found).__name__}")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from framework.errors import ModelError
+from framework.errors import ModelError, OutOfMemory
 from framework.model.config import DTYPES, ModelConfig
 from framework.model.decoder import Decoder
+from framework.model.memory import free_bytes
 from framework.model.shapes import SHAPES
 from framework.model.shard import WHOLE, Shard
 from framework.model.tiny import TINY_CONFIG, ByteTokenizer, tiny_decoder
@@ -49,7 +50,9 @@ class ModelSource:
         Raises:
             ModelError: weights that do not fit the config, missing or damaged.
             InvalidArgument: a model that does not divide so.
+            OutOfMemory: the device has too little for the weights. Nothing was allocated.
         """
+        self._require_memory(device, shard)
         if self.kind == "tiny":
             return tiny_decoder(dtype=self.dtype, device=device, seed=self.seed, shard=shard)
         decoder = Decoder(self.config, dtype=self.dtype, device=device, shard=shard)
@@ -60,6 +63,19 @@ class ModelSource:
 
         load_weights(decoder, self.folder)
         return decoder
+
+    def _require_memory(self, device: str | torch.device, shard: Shard) -> None:
+        if torch.device(device).type not in ("cpu", "cuda"):
+            return
+        dtype = self.dtype or as_dtype(self.config.dtype)
+        assert dtype is not None
+        asked, free = self.config.num_parameters * dtype.itemsize // shard.size, free_bytes(device)
+        if asked > free:
+            name = str(dtype).removeprefix("torch.")
+            raise OutOfMemory(
+                f"the weights of '{self.name}' in {name} take {asked:,} bytes ({asked / 2**30:.1f} GiB), and {free:,} "
+                f"({free / 2**30:.1f} GiB) are free on {device}; take a smaller dtype or model, or more ranks"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class ByteTokenizer:
         eos_token_ids: give none for random weights that are to generate to the requested length.
     """
 
+    has_text = True
+
     def __init__(self, vocab_size: int = TINY_CONFIG.vocab_size, eos_token_ids: tuple[int, ...] = (EOS,)):
         if vocab_size < TINY_CONFIG.vocab_size:
             raise ModelError(f"a byte tokenizer needs {TINY_CONFIG.vocab_size} token ids, the model has {vocab_size}")

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from framework.errors import ModelError
+from framework.errors import InvalidArgument, ModelError
 from framework.model.config import ModelConfig
+from framework.types import TokenArray, as_tokens
 
 
 class Tokenizer(Protocol):
     """What the engine and the workloads need of a tokenizer."""
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it knows text at all; without, only token ids go in and come out."""
 
     @property
     def vocab_size(self) -> int:
@@ -35,26 +40,54 @@ class Tokenizer(Protocol):
         """
 
 
-def encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:
-    """Token ids of a text, of chat messages ({"role", "content"} mappings), or of ids already."""
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    if len(prompt) and isinstance(prompt[0], Mapping):
-        return tokenizer.apply_chat([dict(message) for message in prompt])
-    return [int(token) for token in prompt]
-
-
-def load_tokenizer(folder: Path, config: ModelConfig) -> CheckpointTokenizer:
-    """The tokenizer of a checkpoint's folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+def encode(tokenizer: Tokenizer, prompt: Any) -> TokenArray:
+    """Token ids (n,) int32 of a text, of chat messages ({"role", "content"} mappings), or of ids already.
 
     Raises:
-        ModelError: no tokenizer.json, or one that cannot be read.
+        InvalidArgument: text that is no Unicode (a lone surrogate), or messages without role and content.
+        InvalidTokens: ids that are none.
+        ModelError: a text for a model without a tokenizer, or messages that its chat template refuses.
+    """
+    if isinstance(prompt, str):
+        _require_unicode("the prompt", prompt)
+        return as_tokens(tokenizer.encode(prompt))
+    if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
+        return as_tokens(tokenizer.apply_chat([_message(number, message) for number, message in enumerate(prompt)]))
+    return as_tokens(prompt)
+
+
+def _message(number: int, message: Any) -> dict[str, str]:
+    if not isinstance(message, Mapping):
+        raise InvalidArgument(f"message {number} must be a mapping with role and content, found {message!r:.60}")
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            raise InvalidArgument(f"message {number}: {key} must be text, found {message.get(key)!r:.60}")
+        _require_unicode(f"message {number}: {key}", message[key])
+    return dict(message)
+
+
+def _require_unicode(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{what} holds a lone surrogate, U+{ord(text[error.start]):04X} at character {error.start}: no Unicode text"
+        ) from error
+
+
+def load_tokenizer(folder: Path, config: ModelConfig) -> CheckpointTokenizer | NoTokenizer:
+    """The tokenizer of a checkpoint's folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+
+    A checkpoint without tokenizer.json takes prompts of token ids and answers with ids.
+
+    Raises:
+        ModelError: one that cannot be read.
     """
     from framework.model.checkpoint import read_json
 
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ModelError(f"'{folder}' has no tokenizer.json; save the tokenizer with transformers' save_pretrained")
+        return NoTokenizer(config.vocab_size, config.eos_token_ids, str(folder))
     settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
@@ -62,6 +95,41 @@ def load_tokenizer(folder: Path, config: ModelConfig) -> CheckpointTokenizer:
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     return CheckpointTokenizer(path, config.eos_token_ids, template=template, special=_special_tokens(settings))
+
+
+class NoTokenizer:
+    """In place of the tokenizer of a checkpoint that has none: token ids go in and come out.
+
+    Args:
+        where: the checkpoint, for messages.
+    """
+
+    has_text = False
+
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = (), where: str = "this model") -> None:
+        self.vocab_size, self.eos_token_ids, self._where = vocab_size, tuple(eos_token_ids), where
+
+    def encode(self, text: str) -> list[int]:
+        """There is none.
+
+        Raises:
+            ModelError: always.
+        """
+        raise self._missing()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """There is none. Raises ModelError, always."""
+        raise self._missing()
+
+    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """There is none. Raises ModelError, always."""
+        raise self._missing()
+
+    def _missing(self) -> ModelError:
+        return ModelError(
+            f"'{self._where}' has no tokenizer.json: give prompts as token ids, or save the tokenizer with "
+            "transformers' save_pretrained"
+        )
 
 
 class CheckpointTokenizer:
@@ -73,6 +141,8 @@ class CheckpointTokenizer:
         template: Jinja source of the chat template; None when the checkpoint has none.
         special: special tokens by role ("bos_token": "<s>"), as the template may name them.
     """
+
+    has_text = True
 
     def __init__(
         self,
@@ -126,7 +196,7 @@ class CheckpointTokenizer:
 
 
 def _chat_environment() -> Any:
-    """Jinja as transformers sets it up (`chat_template_utils`), sandboxed: a template is a stranger's program."""
+    """Jinja as transformers sets it up (`chat_template_utils`), sandboxed: a template is a program from elsewhere."""
     import json
     from datetime import datetime
 

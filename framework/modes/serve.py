@@ -26,6 +26,7 @@ from framework.parallel.spread import spread_over
 from framework.registry.options import call_checked, section
 from framework.replay.recording import write_recording
 from framework.tracking import RunDirectory, Trackers
+from framework.types import TokenArray
 from framework.workload import WorkloadRequest
 
 _KINDS = ("allocator", "eviction", "hash", "backend")
@@ -95,7 +96,7 @@ class EncodedRequest:
     """A workload's request and its prompt as token ids."""
 
     request: WorkloadRequest
-    prompt: list[int]
+    prompt: TokenArray
 
     @property
     def max_total_tokens(self) -> int:

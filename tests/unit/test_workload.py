@@ -187,7 +187,7 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
         ('{"prompt": 3}', "prompt: want text"),
         ('{"prompt": "x", "max_tokens": "3"}', "max_tokens: want int, found str '3'"),
         ('{"prompt": "x", "max_tokens": true}', "max_tokens: want int, found bool"),
-        ('{"prompt": "x", "max_tokens": 0}', "sampling.max_tokens must be at least 1, found 0"),
+        ('{"prompt": "x", "max_tokens": 0}', "sampling.max_tokens must be an integer, at least 1 .* found 0"),
         ('{"prompt": "x", "temperature": -1}', "sampling.temperature must be"),
         ('{"prompt": "x", "arrival_s": -1}', "arrival_s must be finite and at least 0"),
         ('{"prompt": "x", "arrival_s": NaN}', "NaN"),

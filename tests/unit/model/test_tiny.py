@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from framework.errors import InvalidArgument, ModelError
-from framework.model.config import ModelConfig
 from framework.model.dense import dense_attention, dense_logits, greedy
+from framework.model.hf_config import read_hf_config
 from framework.model.loading import load_model, random_model
 from framework.model.shapes import SHAPES
 from framework.model.tiny import BOS, EOS, TINY_CONFIG, ByteTokenizer, tiny_decoder
@@ -165,7 +165,7 @@ def test_shapes_that_cannot_be_are_refused():
 def test_a_config_without_a_key_or_with_an_unknown_feature_is_refused_by_name():
     base = {"model_type": "llama", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
     base |= {"num_attention_heads": 2, "intermediate_size": 8}
-    assert ModelConfig.from_hf(base).num_kv_heads == 2
+    assert read_hf_config(base).num_kv_heads == 2
     for change, message in (
         ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: llama, mistral, qwen2, qwen3"),
         ({"model_type": None}, "None is not supported"),
@@ -178,10 +178,10 @@ def test_a_config_without_a_key_or_with_an_unknown_feature_is_refused_by_name():
         ({"torch_dtype": "int4"}, "no model dtype 'int4'"),
     ):
         with pytest.raises(ModelError, match=message):
-            ModelConfig.from_hf(base | change)
+            read_hf_config(base | change)
     mixed = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
     with pytest.raises(ModelError, match="layers with and without a sliding window"):
-        ModelConfig.from_hf(base | mixed | {"num_hidden_layers": 2})
+        read_hf_config(base | mixed | {"num_hidden_layers": 2})
 
 
 def test_a_config_of_transformers_4_and_one_of_5_mean_the_same():
@@ -189,8 +189,8 @@ def test_a_config_of_transformers_4_and_one_of_5_mean_the_same():
     base |= {"num_attention_heads": 2, "intermediate_size": 8, "eos_token_id": [3, 4]}
     four = base | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}, "torch_dtype": "bfloat16"}
     five = base | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2}, "dtype": "bfloat16"}
-    assert ModelConfig.from_hf(four) == ModelConfig.from_hf(five)
-    assert ModelConfig.from_hf(four).eos_token_ids == (3, 4)
+    assert read_hf_config(four) == read_hf_config(five)
+    assert read_hf_config(four).eos_token_ids == (3, 4)
 
 
 PINNED_WEIGHTS = ["-0.50695", "0.00690", "0.53806"]

@@ -1,0 +1,73 @@
+"""Prompts become token ids, or one sentence says why not."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from framework.errors import InvalidArgument, InvalidTokens, ModelError
+from framework.llm import LLM
+from framework.model.checkpoint import weight_targets
+from framework.model.decoder import Decoder
+from framework.model.hf_config import read_hf_config
+from framework.model.tiny import ByteTokenizer
+from framework.model.tokenizer import encode
+from framework.sampling import Sampling
+
+CONFIG = {
+    "model_type": "qwen3", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 24, "tie_word_embeddings": True, "eos_token_id": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def bare_checkpoint(tmp_path):
+    """Weights and a config, and no tokenizer."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    generator = torch.Generator().manual_seed(0)
+    shapes = {name: shape for name, (_, shape) in weight_targets(Decoder(read_hf_config(CONFIG))).items()}
+    weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_a_checkpoint_without_a_tokenizer_serves_token_ids_and_answers_with_ids(bare_checkpoint):
+    llm = LLM(str(bare_checkpoint), num_blocks=16)
+    (request,) = llm.generate([[3, 4, 5]], Sampling(max_tokens=4, ignore_eos=True))
+    assert request.status == "finished", request.reason
+    assert len(request.completions[0].tokens) == 4
+    assert request.completions[0].text is None
+
+
+def test_a_text_for_a_model_without_a_tokenizer_is_refused_before_anything_is_queued(bare_checkpoint):
+    llm = LLM(str(bare_checkpoint), num_blocks=16)
+    for prompt in ("text", [{"role": "user", "content": "text"}]):
+        with pytest.raises(ModelError, match=r"has no tokenizer\.json: give prompts as token ids"):
+            llm.generate([[3], prompt] if isinstance(prompt, str) else [prompt])
+    assert llm.engine.num_unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ("a\ud800b", InvalidArgument, r"the prompt holds a lone surrogate, U\+D800 at character 1"),
+        ([{"role": "user", "content": "\udfff"}], InvalidArgument, r"message 0: content holds a lone surrogate"),
+        ([{"role": "user", "content": None}], InvalidArgument, "message 0: content must be text, found None"),
+        ([{"role": "user", "content": "a"}, "b"], InvalidArgument, "message 1 must be a mapping"),
+        ([1, 2.5], InvalidTokens, "must be integers"),
+        ([1, 2**31], InvalidTokens, "found 2147483648"),
+        ([True], InvalidTokens, "found a bool"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(prompt, error, message):
+    with pytest.raises(error, match=message):
+        encode(ByteTokenizer(), prompt)
+
+
+def test_a_prompt_is_made_an_array_once():
+    ids = np.array([1, 2, 3], dtype=np.int32)
+    assert encode(ByteTokenizer(), ids) is ids or np.shares_memory(encode(ByteTokenizer(), ids), ids)
