@@ -1,4 +1,4 @@
-"""A plain dict becomes a run. Knows no Hydra: scripts, notebooks, tests and the command line all enter here."""
+"""The Python API of a run: a plain dict becomes a run. Knows no Hydra."""
 
 from __future__ import annotations
 
@@ -6,52 +6,58 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from framework.config.check import check_executor
-from framework.errors import ConfigError
+from framework.config.check import parse
+from framework.config.config import Config
+from framework.errors import OutOfMemory
 from framework.modes.watchdog import Watchdog
-from framework.registry.options import section
-
-MODES = ("serve", "replay", "kernel")
 
 
-def run(config: Mapping[str, Any]) -> dict[str, Any]:
+def run(config: Mapping[str, Any] | Config) -> dict[str, Any]:
     """Run one configuration to its end and return its result, as `result.json` holds it.
 
     Args:
-        config: resolved and plain. `mode` chooses serve (a model answers), replay (a trace, no model) or kernel
-            (attention backends alone). `allocator`, `eviction`, `hash`, `backend`, `model`, `workload` and `tracker`
-            are mappings with a `name` and options; `cache`, `engine`, `run` are sections; `seed` is the run's.
+        config: resolved and plain, or parsed already. `mode` chooses serve (a model answers), replay (a trace, no
+            model) or kernel (attention backends alone). `allocator`, `eviction`, `hash`, `backend`, `model`,
+            `workload` and `tracker` are names, or mappings with a `name` and options; `cache`, `engine`, `replay`,
+            `kernel` and `run` are sections; `seed` is the run's. Absent keys have their defaults, but for `run.dir`.
 
     Raises:
         FrameworkError: a configuration that cannot be run, with what to change.
-        PluginError: a call into a plugin took longer than `run.stall_timeout_s`; TimedOut: all of it than
-            `run.timeout_s`.
+        PluginError: a call into a plugin took longer than `run.stall_timeout_s`.
+        TimedOut: the run took longer than `run.timeout_s`.
+        OutOfMemory: this machine's memory is too small for what was asked.
     """
-    settings, mode = section(config, "run"), config.get("mode", "serve")
+    parsed = config if isinstance(config, Config) else parse(config)
+    settings = parsed.run
     # A backend's first call in mode=kernel compiles and tunes, which may take any time.
-    stall_s = None if mode == "kernel" else settings.get("stall_timeout_s")
-    with Watchdog(stall_s=stall_s, timeout_s=settings.get("timeout_s"), on_abandon=_leave_failure(settings)):
-        return _run(mode, config)
+    stall_s = None if parsed.mode == "kernel" else settings.stall_timeout_s
+    try:
+        with Watchdog(stall_s=stall_s, timeout_s=settings.timeout_s, on_abandon=_leave_failure(settings.dir)):
+            return _run(parsed)
+    except MemoryError as error:
+        if isinstance(error, OutOfMemory):
+            raise
+        raise OutOfMemory(
+            f"this machine's memory is too small for the run ({error or 'MemoryError'}); lower cache.num_blocks, "
+            "engine.max_batch_requests, engine.max_model_len or the model's size"
+        ) from error
 
 
-def _run(mode: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    check_executor(mode, config.get("executor"))
-    if mode == "serve":
+def _run(config: Config) -> dict[str, Any]:
+    if config.mode == "serve":
         from framework.modes.serve import serve
 
-        return serve(config)
-    if mode == "replay":
+        return serve(config.plain())
+    if config.mode == "replay":
         from framework.modes.replay import replay
 
-        return replay(config)
-    if mode == "kernel":
-        from framework.modes.kernel import kernel
+        return replay(config.plain())
+    from framework.modes.kernel import kernel
 
-        return kernel(config)
-    raise ConfigError(f"no mode {mode!r}; there are {', '.join(MODES)}")
+    return kernel(config.plain())
 
 
-def _leave_failure(settings: Mapping[str, Any]) -> Callable[[str], None]:
+def _leave_failure(folder: str) -> Callable[[str], None]:
     """A process that has to exit in the middle of a sweep's job leaves the reason in the job's folder."""
 
     def leave(reason: str) -> None:
@@ -59,7 +65,7 @@ def _leave_failure(settings: Mapping[str, Any]) -> Callable[[str], None]:
         from framework.results.reading import read_json
         from framework.sweep.job import fail
 
-        directory = Path(str(settings.get("dir")))
+        directory = Path(folder)
         if (job := read_json(directory / JOB)) is not None:
             fail(directory, "failed", reason, job.get("overrides") or ())
 

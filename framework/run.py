@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
+    from framework.config.config import Config
     from framework.sweep.job import Outcome, State
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
@@ -125,7 +127,7 @@ def job(config: DictConfig) -> Outcome:
     )
 
 
-def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) -> dict[str, Any]:
+def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) -> Config:
     """The settings of one run, checked; a sweep's job is marked as begun."""
     from framework import registry
     from framework.config.check import without_effect
@@ -136,17 +138,18 @@ def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) 
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
     settings = checked(config)
     if sweep is None:
-        for sentence in (*registry.clashes(settings), *without_effect(settings)):
+        for sentence in (*registry.clashes(settings.plain()), *without_effect(settings)):
             _complain(sentence)
     else:
-        begin(Path(directory), list(hydra.overrides.task), config_hash(settings))
-        settings["run"]["progress"] = False  # the sweep's own bar has the terminal
-        settings["run"]["group"] = settings["run"]["group"] or Path(sweep).name
-    settings["run"]["dir"] = directory
-    return settings
+        begin(Path(directory), list(hydra.overrides.task), config_hash(settings.plain()))
+        # The sweep's own progress has the terminal.
+        settings = replace(
+            settings, run=replace(settings.run, progress=False, group=settings.run.group or Path(sweep).name)
+        )
+    return replace(settings, run=replace(settings.run, dir=directory))
 
 
-def _run_job(settings: dict[str, Any], directory: str, sweep: str | None) -> str:
+def _run_job(settings: Config, directory: str, sweep: str | None) -> str:
     """Run, and say what went wrong though the run ended; empty when all is well."""
     from framework.api import run
     from framework.results.reading import what_went_wrong
@@ -176,13 +179,15 @@ def _is_sweep(hydra: Any) -> bool:
 def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     from hydra._internal.utils import get_args_parser
 
-    from framework.config.hydra import compose, folder, overrides
+    from framework.config import defaults
+    from framework.config.hydra import compose, overrides
+    from framework.config.hydra.groups import groups_of
 
     parser = get_args_parser()
     parser.error = _refuse_option(parser)  # type: ignore[method-assign]
     args = parser.parse_args(arguments)
-    conf = folder.conf_folder()
-    groups = folder.groups_of(conf)
+    conf = defaults.conf_folder()
+    groups = groups_of(conf)
     args.overrides = overrides.normalise(args.overrides, groups, lambda word: Path(word).exists())
     name = args.config_name or compose.CONFIG_NAME
     if args.shell_completion:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -118,8 +118,9 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    from framework.config.defaults import conf_folder
     from framework.config.hydra.compose import create_hydra, search_path
-    from framework.config.hydra.folder import conf_folder, groups_of
+    from framework.config.hydra.groups import groups_of
     from framework.config.hydra.overrides import normalise
 
     folder = conf_folder()
@@ -188,13 +189,13 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
     directory = plan.folder.absolute() / folder_name(words)
     try:
         settings = checked(compose(words))
-        digest = config_hash(settings)
+        digest = config_hash(settings.plain())
         if is_done(directory, digest):
             result: Mapping[str, Any] = read_result(directory)
         else:
             begin(directory, words, digest)
-            settings["run"].update(dir=str(directory), group=plan.folder.name, progress=False)
-            result = run(settings)
+            where = replace(settings.run, dir=str(directory), group=plan.folder.name, progress=False)
+            result = run(replace(settings, run=where))
         reason = what_went_wrong(result)
         if not reason and not isinstance(result.get(plan.metric), (int, float)):
             reason = f"its result has no number {plan.metric!r}"

@@ -1,166 +1,149 @@
-"""The sections of a configuration, each as a dataclass: keys, types and defaults."""
+"""The sections of a configuration: keys, types, defaults, meanings and bounds, each declared here and nowhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from framework.config.setting import Section, setting
 
 Lengths = Literal["uniform", "ragged"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
-    """The pool that all components share: sizes in blocks and tokens, dtypes by torch's names."""
-
-    num_blocks: int | None
-    block_size: int
-    memory_fraction: float | None
-    dtype: str | None
-    layout: Literal["NHD", "HND"]
-    poison: bool
+MAX_BLOCKS = 2**31 - 1
+"""Block ids are int32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class CacheOptions(Section):
+    """The pool that all components share. Sizes in blocks and tokens, dtypes by torch's names."""
+
+    section: ClassVar[str] = "cache"
+
+    num_blocks: int | None = setting(256, "blocks; null with memory_fraction", at_least=1, at_most=MAX_BLOCKS)
+    block_size: int = setting(16, "tokens a block", at_least=1, at_most=2**20)
+    memory_fraction: float | None = setting(
+        None, "share of the device's free memory; needs num_blocks=null", above=0, at_most=1
+    )
+    dtype: str | None = setting(None, "of K and V; null: the model's")
+    layout: Literal["NHD", "HND"] = setting("NHD", "order of a block's dimensions in memory: NHD | HND")
+    poison: bool = setting(False, "fault injection: NaN in every block as it is handed out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions(Section):
+    """How the engine batches and runs the model."""
+
+    section: ClassVar[str] = "engine"
+
+    max_batch_tokens: int = setting(2048, "tokens computed a step", at_least=1, at_most=2**22)
+    max_batch_requests: int = setting(64, "rows run a step", at_least=1, at_most=2**16)
+    chunk_size: int | None = setting(
+        None, "prompt tokens of one request a step; null: up to max_batch_tokens", at_least=1
+    )
+    max_model_len: int | None = setting(
+        None, "longest sequence, tokens; null: the model's, at most the pool", at_least=1, at_most=2**31 - 1
+    )
+    share_within_step: bool = setting(
+        False, "requests admitted in one step share what one of them computes in it; false: from the next step on"
+    )
+    preempt_every: int = setting(0, "fault injection: preempt the newest row every so many steps; 0: never", at_least=0)
+    compile: bool = setting(False, "the decoder through torch.compile")
+    cuda_graphs: Literal["auto", True, False] = setting(
+        "auto", "decode steps as CUDA graphs: auto (where device and backend can) | true (or an error) | false"
+    )
+    graph_batch_sizes: tuple[int, ...] | None = setting(
+        None, "rows of the captured steps, as [1,8,64]; null: 1, 2, 4, ... and max_batch_requests", at_least=1
+    )
+    prepack: bool = setting(True, "on a CPU: the weights once more in oneDNN's layout, faster at twice the memory")
+    tensor_parallel_size: int = setting(
+        1, "ranks that share the model, each a process and, on CUDA, a device", at_least=1, at_most=1024
+    )
+    collective_timeout_s: float = setting(
+        300.0, "seconds a rank may keep the others waiting before the run fails", at_least=1, at_most=10**9
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions(Section):
+    """A trace through the engine without its model, or through the reference model alone."""
+
+    section: ClassVar[str] = "replay"
+
+    step_s: float = setting(0.025, "executor=none: seconds a step takes", above=0, at_most=10**9)
+    leaf_first: bool = setting(False, "executor=cache_only: evict only blocks without resident children")
+    full_blocks_only: bool = setting(False, "executor=cache_only: a partial last block is never cached")
+    optimum: bool = setting(True, "executor=cache_only: also run the offline optimum and report the gap to it")
+    capacity: str | None = setting(
+        None, "in place of cache.num_blocks: 40GiB of K and V; executor=cache_only: or 25% of the trace's blocks"
+    )
+    slo_ttft_s: float = setting(2.0, "goodput counts requests whose first token came within this", above=0)
+    slo_tpot_s: float = setting(0.1, "and whose later tokens took at most this each", above=0)
+    device: str = setting("h200", "executor=roofline: h200 | h100 | a100 | l40s")
+    shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.model.shapes")
+    dtype: str = setting("bfloat16", "executor=roofline and capacity: of weights, K and V")
+    efficiency: float = setting(0.8, "executor=roofline: reached share of the device's ceilings", above=0, at_most=1)
+    overhead_s: float = setting(0.0005, "executor=roofline: fixed seconds a step", at_least=0, at_most=10**9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions(Section):
+    """The grid that mode=kernel measures. Lists span it; null takes what suits the device. Sizes in tokens."""
+
+    section: ClassVar[str] = "kernel"
+
+    batch: tuple[int, ...] | None = setting(None, "decode rows, as [1,32]", at_least=1, at_most=2**20)
+    context: tuple[int, ...] | None = setting(
+        None, "of the longest decode row, as [1024,8192]", at_least=1, at_most=2**31 - 1
+    )
+    prefill: tuple[int, ...] | None = setting(
+        None, "causal prefill of one prompt of so many tokens; [] for none", at_least=1, at_most=2**31 - 1
+    )
+    lengths: tuple[Lengths, ...] = setting(
+        ("uniform", "ragged"), "of decode rows; ragged: from a tenth of the context up"
+    )
+    heads: tuple[str, ...] | None = setting(None, "query/kv/dim, as [32/8/128]")
+    block_size: tuple[int, ...] | None = setting(None, "null: cache.block_size", at_least=1, at_most=2**20)
+    dtype: tuple[str, ...] | None = setting(None, "of the queries")
+    kv_dtype: tuple[str | None, ...] = setting(
+        (None,), "of the pool, as [null,float8_e4m3fn]; null: that of the queries"
+    )
+    budget_s: float = setting(1.0, "timing of one cell, seconds, about", above=0, at_most=10**9)
+    max_bytes: int | None = setting(None, "cells with larger buffers are reported, not run", at_least=1)
+    target: str = setting("h200", "chip of the modelled floor: h200 | h100 | a100 | l40s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(Section):
     """Where a run writes, and what."""
 
-    name: str | None
-    group: str | None
-    dir: str
-    sweep: str
-    overwrite: bool
-    progress: bool
-    events: bool
-    record: bool
-    report: bool
-    stop_after_io_failures: int
-    log_every: int
-    stall_timeout_s: float | None
-    timeout_s: float | None
-    check_requests: int
+    section: ClassVar[str] = "run"
+
+    name: str | None = setting(None, "null: the components' names")
+    group: str | None = setting(None, "null: the sweep's folder under --multirun")
+    dir: str = setting(doc="the run directory")
+    sweep: str = setting("", "the folder of a --multirun, below sweeps/")
+    overwrite: bool = setting(True, "of what an earlier run left in dir")
+    progress: bool = setting(True, "progress on standard error")
+    events: bool = setting(False, "write the eviction and scheduling log")
+    record: bool = setting(False, "serve: write recording.jsonl, for workload=recording")
+    report: bool = setting(True, "a sweep: tables, plots and a page at its end")
+    stop_after_io_failures: int = setting(
+        3, "a sweep: so many jobs in a row that cannot write end it; 0: never", at_least=0
+    )
+    log_every: int = setting(1, "steps between two lines of metrics.jsonl", at_least=1)
+    stall_timeout_s: float | None = setting(
+        300.0, "seconds one call into a plugin may take before the run ends and names it; null: any",
+        above=0, at_most=10**9,
+    )  # fmt: skip
+    timeout_s: float | None = setting(
+        None, "seconds a run may take: in a sweep, a job that takes longer is a failed row", above=0, at_most=10**9
+    )
+    check_requests: int = setting(8, "serve: compare so many requests' tokens with the dense model's", at_least=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """How the engine batches.
-
-    Attributes:
-        max_batch_tokens, max_batch_requests: tokens computed and rows run a step, at most.
-        chunk_size: prompt tokens of one request a step, at most; None leaves it to max_batch_tokens.
-        max_model_len: longest sequence in tokens; None takes the model's, at most the pool.
-        share_within_step: requests admitted in one step share the blocks that one of them computes in it. False: a
-            block is found from the next step on.
-        preempt_every: fault injection, preempts the newest row every so many steps.
-        compile: run the decoder through torch.compile.
-        cuda_graphs: replay decode steps as CUDA graphs. "auto": where device and backend allow it, and the result says
-            why not elsewhere; True: an error elsewhere.
-        graph_batch_sizes: rows of the captured steps; None: 1, 2, 4 and so on, and max_batch_requests.
-        prepack: on a CPU, keep a second copy of the weights in the layout oneDNN multiplies fastest.
-        tensor_parallel_size: ranks that share the model's heads, MLP and vocabulary, each a process and, on CUDA, a
-            device.
-        collective_timeout_s: seconds a rank may keep the others waiting before the run fails.
-    """
-
-    max_batch_tokens: int = 2048
-    max_batch_requests: int = 64
-    chunk_size: int | None = None
-    max_model_len: int | None = None
-    share_within_step: bool = False
-    preempt_every: int = 0
-    compile: bool = False
-    cuda_graphs: Literal["auto", True, False] = "auto"
-    graph_batch_sizes: tuple[int, ...] | None = None
-    prepack: bool = True
-    tensor_parallel_size: int = 1
-    collective_timeout_s: float = 300.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
-    """What the `replay` section of a configuration may say.
-
-    Attributes:
-        step_s: seconds a step takes under `executor=none`.
-        leaf_first, full_blocks_only: switches of `executor=cache_only`; see replay.reference.
-        optimum: report the gap to the offline optimum under `executor=cache_only`; costs one more pass.
-        capacity: the pool in place of cache.num_blocks: "40GiB" of K and V of `shape` and `dtype`, or, under
-            `executor=cache_only`, "25%" of the trace's distinct blocks.
-        slo_ttft_s, slo_tpot_s: objectives that a request must meet to count as goodput.
-        device, shape, dtype, efficiency, overhead_s: of `executor=roofline`; see Roofline.
-    """
-
-    step_s: float = 0.025
-    leaf_first: bool = False
-    full_blocks_only: bool = False
-    optimum: bool = True
-    capacity: str | None = None
-    slo_ttft_s: float = 2.0
-    slo_tpot_s: float = 0.1
-    device: str = "h200"
-    shape: str = "llama-3.1-8b"
-    dtype: str = "bfloat16"
-    efficiency: float = 0.8
-    overhead_s: float = 0.0005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelOptions:
-    """What the `kernel` section of a configuration may say. Lists span the grid; null takes the device's own.
-
-    Attributes:
-        batch, context: decode: rows, and the longest row's context in tokens.
-        prefill: causal prefill of one prompt of so many tokens, each a cell; an empty list for none.
-        lengths: of a decode batch: "uniform", or "ragged" from a tenth of the context up.
-        heads: "query/kv/dim", such as "32/8/128".
-        block_size: tokens; null: cache.block_size.
-        dtype, kv_dtype: of queries and of the pool, torch's names; a null KV dtype is that of the queries.
-        budget_s: timing of one cell, seconds, about.
-        max_bytes: cells whose buffers would be larger are reported and left out.
-        target: the chip of the modelled floor, a name in framework.replay.roofline.DEVICES.
-    """
-
-    batch: tuple[int, ...] | None = None
-    context: tuple[int, ...] | None = None
-    prefill: tuple[int, ...] | None = None
-    lengths: tuple[Lengths, ...] = ("uniform", "ragged")
-    heads: tuple[str, ...] | None = None
-    block_size: tuple[int, ...] | None = None
-    dtype: tuple[str, ...] | None = None
-    kv_dtype: tuple[str | None, ...] = (None,)
-    budget_s: float = 1.0
-    max_bytes: int | None = None
-    target: str = "h200"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
-    """Every top-level key. Components are nodes of a `name` and options; the last five are checked by their owners."""
-
-    mode: Literal["serve", "replay", "kernel"]
-    executor: Literal["model", "none", "roofline", "cache_only"] | None
-    seed: int
-    device: str | None
-    cache: Cache
-    engine: EngineOptions
-    replay: ReplayOptions
-    kernel: KernelOptions
-    run: Run
-    allocator: Mapping[str, Any]
-    eviction: Mapping[str, Any]
-    hash: Mapping[str, Any]
-    backend: Mapping[str, Any]
-    model: Mapping[str, Any]
-    workload: Mapping[str, Any]
-    tracker: Mapping[str, Any]
-    experiment: Any
-    sweep: Any
-
-
-SECTIONS: Mapping[str, type] = {
-    "cache": Cache,
-    "engine": EngineOptions,
-    "replay": ReplayOptions,
-    "kernel": KernelOptions,
-    "run": Run,
-}
+SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
+    {cls.section: cls for cls in (CacheOptions, EngineOptions, ReplayOptions, KernelOptions, RunOptions)}
+)
+"""Name -> its class, in the order that `--help` and config.yaml show them."""

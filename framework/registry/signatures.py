@@ -1,4 +1,4 @@
-"""What can be chosen about a class: its constructor's parameters, and values checked against their types."""
+"""A constructor's parameters, and values checked against their types."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ def _literal(value: Any, allowed: Sequence[Any], where: str) -> Any:
         if value == choice and isinstance(value, bool) == isinstance(choice, bool):
             return choice
     words = [str(choice) for choice in allowed]
-    raise ConfigError(f"{where} must be one of {', '.join(words)}, found {value!r}{did_you_mean(str(value), words)}")
+    raise ConfigError(
+        f"{where} must be one of {', '.join(words)}, found {shown(value)}{did_you_mean(shown(value), words)}"
+    )
 
 
 def _union(value: Any, members: Sequence[Any], annotation: Any, where: str) -> Any:
@@ -168,7 +170,10 @@ def _plain(value: Any, annotation: Any, where: str) -> Any:
     if not isinstance(annotation, type):
         return value
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _wrong(value, annotation, where) from None
     if annotation is int and isinstance(value, bool):
         raise _wrong(value, annotation, where)
     if issubclass(annotation, Enum) and isinstance(value, str):
@@ -185,7 +190,16 @@ def _plain(value: Any, annotation: Any, where: str) -> Any:
 
 
 def _wrong(value: Any, annotation: Any, where: str) -> ConfigError:
-    return ConfigError(f"{where} must be {describe(annotation)}, found {value!r}")
+    return ConfigError(f"{where} must be {describe(annotation)}, found {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: its `repr`, cut where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of more digits than Python prints, a list that holds itself, anybody's __repr__
+        return f"a value of type {type(value).__name__} that cannot be shown"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def describe(annotation: Any) -> str:

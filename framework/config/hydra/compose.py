@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra import version
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -16,10 +15,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from framework import registry
-from framework.config.check import check
+from framework.config.check import parse
+from framework.config.config import GROUPS, Config
+from framework.config.defaults import conf_folder
 from framework.config.hydra import source
-from framework.config.hydra.folder import conf_folder, groups_of
+from framework.config.hydra.groups import groups_of
 from framework.config.hydra.overrides import normalise
 from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
 from framework.errors import ConfigError
@@ -103,14 +103,14 @@ def search_path(
     return path
 
 
-def checked(config: DictConfig, *, missing_allowed: bool = False) -> dict[str, Any]:
-    """A composed configuration as a resolved, checked plain dict: what `framework.api.run` takes.
+def checked(config: DictConfig, *, missing_allowed: bool = False) -> Config:
+    """A composed configuration, resolved, typed and checked: what `framework.api.run` takes.
 
     Args:
         missing_allowed: leave out keys that have no value yet, to show a configuration that cannot be run.
 
     Raises:
-        ConfigError and what `config.check.check` raises.
+        ConfigError and what `config.check.parse` raises.
     """
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=not missing_allowed)
@@ -120,7 +120,7 @@ def checked(config: DictConfig, *, missing_allowed: bool = False) -> dict[str, A
     except OmegaConfBaseException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     assert isinstance(plain, dict)
-    for group in (*registry.kinds(), "model", "workload", "tracker"):
+    for group in GROUPS:
         if plain.get(group) is None:
             raise ConfigError(f"{group} has no choice; set {group}=NAME")
-    return check({str(key): value for key, value in plain.items()})
+    return parse({str(key): value for key, value in plain.items()})

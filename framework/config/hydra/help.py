@@ -6,7 +6,7 @@ import importlib.metadata
 from pathlib import Path
 
 from framework import registry
-from framework.config.hydra.folder import conf_folder, default_choices, options_of
+from framework.config.defaults import conf_folder, default_choices, options_of
 
 _USAGE = """\
 usage: python -m framework.run [OVERRIDE ...] [--multirun] [--cfg job] [--help]

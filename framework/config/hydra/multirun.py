@@ -56,7 +56,7 @@ class _Sweep:
         if directory is None or not self.folder.is_dir():
             return None
         try:
-            digest = config_hash(checked(without_hydra(config)))
+            digest = config_hash(checked(without_hydra(config)).plain())
         except FrameworkError:
             return None  # the job itself will say why
         done = is_done(directory, digest)

@@ -1,4 +1,4 @@
-"""What did the user mean? Overrides in one canonical spelling, before Hydra sees them. Pure; imports no Hydra.
+"""Overrides in one canonical spelling, before Hydra sees them. Imports no Hydra.
 
 Hydra 1.3 refuses `+group=x` for a group of the defaults list and `group=x` for one that is not. Here both mean the
 same. What is not about our groups passes through untouched.

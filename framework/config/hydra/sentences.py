@@ -103,7 +103,7 @@ def known_keys(overrides: Sequence[str], path: ConfigSearchPath) -> list[str]:
 
 
 def _group_names() -> frozenset[str]:
-    from framework.config.hydra.folder import conf_folder, default_choices
+    from framework.config.defaults import conf_folder, default_choices
 
     return frozenset(default_choices(conf_folder()))
 

@@ -1,19 +1,21 @@
-"""Every entry point as a Hydra option: `allocator=prefix` needs no YAML, ours or a stranger's."""
+"""The sections, and every entry point, as Hydra configs: `allocator=prefix` needs no YAML, built-in or third-party."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 
 from framework import registry
+from framework.config.defaults import default_settings
 from framework.config.hydra.schema import options_schema
 from framework.errors import FrameworkError
 
@@ -24,12 +26,15 @@ IMPORTABLE = f"{SCHEME}://importable"
 
 Names: TypeAlias = list[str]  # the class below has a method called list
 
+SETTINGS = "settings"
+"""The config of every section with its defaults, first in config.yaml's defaults list."""
+
 PRESETS = "framework.conf"
 """Entry-point group of optional YAML presets; the value is a dotted package path."""
 
 
 class PluginConfigSource(ConfigSource):
-    """The groups are the kinds, the configs their plugins. Loading one imports that one class, no other."""
+    """The groups are the kinds, the configs their plugins, and `settings`. Loading one imports that one class."""
 
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
@@ -46,6 +51,8 @@ class PluginConfigSource(ConfigSource):
         return config_path.strip("/") in ("", *registry.kinds())
 
     def is_config(self, config_path: str) -> bool:
+        if config_path.strip("/").removesuffix(".yaml") == SETTINGS:
+            return True
         kind, _, name = config_path.strip("/").partition("/")
         return kind in registry.kinds() and self._has(kind, name.removesuffix(".yaml"))
 
@@ -59,13 +66,16 @@ class PluginConfigSource(ConfigSource):
         return [name for name in names if self._imports(group, name)] if self.path == "importable" else names
 
     def load_config(self, config_path: str) -> ConfigResult:
+        if config_path.strip("/").removesuffix(".yaml") == SETTINGS:
+            return self._result(OmegaConf.create(default_settings()))
         kind, _, name = config_path.strip("/").partition("/")
         name = name.removesuffix(".yaml")
         if kind not in registry.kinds() or not self._has(kind, name):
             raise ConfigLoadError(f"Config not found : {config_path}")
-        return ConfigResult(
-            config=options_schema(kind, name), path=self.full_path(), provider=self.provider, header={"package": None}
-        )
+        return self._result(options_schema(kind, name))
+
+    def _result(self, config: Any) -> ConfigResult:
+        return ConfigResult(config=config, path=self.full_path(), provider=self.provider, header={"package": None})
 
     def _listed(self, kind: str) -> Names:
         if kind not in self._names:

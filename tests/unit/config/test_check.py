@@ -1,73 +1,98 @@
-"""conf/config.yaml and the typed sections say the same keys, and a plain dict is checked without Hydra."""
+"""A plain dict becomes a typed configuration, or one sentence on what is wrong; without Hydra."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from framework import registry
-from framework.config import check as settings
-from framework.config import sections
-from framework.config.check import without_effect
+from framework.config.check import parse, without_effect
+from framework.config.config import GROUPS, Config
+from framework.config.defaults import conf_folder, default_choices, default_settings
+from framework.config.sections import SECTIONS, EngineOptions, RunOptions
 from framework.errors import ConfigError, FrameworkError
 
-
-@pytest.fixture(scope="module")
-def written(repository: Path) -> Any:
-    return yaml.safe_load((repository / "conf" / "config.yaml").read_text())
+HERE = {"run": {"dir": "somewhere"}}
 
 
-def test_every_section_has_the_keys_of_its_type(written: Any) -> None:
-    for name, section in sections.SECTIONS.items():
-        assert list(written[name]) == [field.name for field in fields(section)], name
+def test_absent_keys_have_the_defaults_of_the_command_line() -> None:
+    config = parse(HERE)
+    assert {group: choice.name for group, choice in config.choices().items()} == {
+        group: name for group, name in default_choices(conf_folder()).items() if group in GROUPS
+    }
+    assert config.engine == EngineOptions()
+    assert config.run == RunOptions(dir="somewhere")
 
 
-@pytest.mark.parametrize("name", ["engine", "replay", "kernel"])
-def test_the_command_line_and_python_share_their_defaults(written: Any, name: str) -> None:
-    given = settings.check({name: written[name]})[name]
-    for field in fields(sections.SECTIONS[name]):
-        value = tuple(given[field.name]) if type(given[field.name]) is list else given[field.name]
-        assert value == field.default, f"{name}.{field.name}"
+def test_the_plain_configuration_parses_to_itself() -> None:
+    config = parse({**HERE, "mode": "replay", "cache": {"num_blocks": 7}, "eviction": {"name": "lru_k", "k": 3}})
+    assert parse(config.plain()) == config
+    assert config.plain()["eviction"]["k"] == 3
 
 
-def test_every_top_level_key_and_group_is_known(written: Any) -> None:
-    groups = [next(iter(entry)) for entry in written["defaults"] if isinstance(entry, dict)]
-    named = {key for key in written if key not in ("defaults", "hydra")}
-    named |= {group for group in groups if not group.startswith("override")}
-    assert named == {field.name for field in fields(sections.Root)}
+def test_every_top_level_key_and_group_is_known(repository: Path) -> None:
+    written = yaml.safe_load((repository / "conf" / "config.yaml").read_text())
+    groups = {group for group in default_choices(repository / "conf") if group not in ("experiment", "sweep")}
+    assert groups == set(GROUPS)
+    assert set(default_settings()) | groups == {field.name for field in fields(Config)}
+    assert set(written) == {"defaults", "run", "hydra"}, "a setting has its default in config/sections.py"
 
 
-def test_the_order_of_the_defaults_lets_an_experiment_win(written: Any) -> None:
+def test_an_experiment_wins_over_the_other_entries_of_the_defaults_list(repository: Path) -> None:
+    written = yaml.safe_load((repository / "conf" / "config.yaml").read_text())
     entries = [entry for entry in written["defaults"] if "override" not in str(entry)]
-    assert entries[0] == "_self_"
+    assert entries[:2] == ["settings", "_self_"]
     assert list(entries[-1]) == ["experiment"]
 
 
 def test_shared_names_are_keys_of_the_configuration() -> None:
     for name, key in registry.SHARED.items():
         section, _, leaf = key.rpartition(".")
-        owner = sections.SECTIONS[section] if section else sections.Root
-        assert leaf in {field.name for field in fields(owner)}, (name, key)
+        assert leaf in {field.name for field in fields(SECTIONS[section] if section else Config)}, (name, key)
+
+
+def test_every_setting_says_what_it_means() -> None:
+    for section in (*SECTIONS.values(), Config):
+        for field in fields(section):
+            if section is not Config or field.name in default_settings().keys() - SECTIONS.keys():
+                assert field.metadata["doc"], f"{section.__name__}.{field.name}"
 
 
 def test_a_name_alone_is_a_component() -> None:
-    checked = settings.check({"eviction": "lru", "allocator": {"name": "prefix", "watermark": 1}, "cache": {}})
-    assert checked["eviction"] == {"name": "lru"}
-    assert checked["allocator"] == {"name": "prefix", "watermark": 1.0}
+    config = parse({**HERE, "eviction": "lru", "allocator": {"name": "prefix", "watermark": 1}})
+    assert config.eviction.plain() == {"name": "lru"}
+    assert config.allocator.plain() == {"name": "prefix", "watermark": 1.0}
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
+        ([], "a configuration is a mapping"),
         ({"cach": {}}, "did you mean 'cache'"),
-        ({"cache": 3}, "cache must be a mapping"),
+        ({3: {}}, "unknown key 3"),
+        ({"cache": 3}, "cache must be a mapping, found 3; set its keys, as in cache.KEY=VALUE"),
+        ({"cache": None}, "cache must be a mapping, found None"),
+        ({"cache": {"num_block": 3}}, "unknown key 'cache.num_block'; keys: "),
         ({"cache": {"num_block": 3}}, "did you mean 'num_blocks'"),
-        ({"cache": {"memory_fraction": 0}}, "must be above 0"),
+        ({"cache": {"memory_fraction": 0}}, "cache.memory_fraction must be above 0, found 0"),
+        ({"cache": {"num_blocks": 2**31}}, "cache.num_blocks must be at most 2147483647"),
+        ({"cache": {"block_size": 0}}, "cache.block_size must be at least 1"),
+        ({"engine": {"max_batch_requests": 10**7}}, "engine.max_batch_requests must be at most 65536"),
+        ({"engine": {"graph_batch_sizes": [4, 0]}}, "engine.graph_batch_sizes must be at least 1, found 0"),
+        ({"run": {"dir": "x", "timeout_s": math.nan}}, "run.timeout_s must be a finite number, found nan"),
+        ({"run": {"dir": "x", "timeout_s": 10**400}}, "run.timeout_s must be float or null, found"),
+        ({"run": {}}, "run.dir has no value; set run.dir=..."),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 10**5000}, "seed must be at most 9223372036854775807"),
+        ({"mode": "server"}, "mode must be one of serve, replay, kernel, found 'server'; did you mean 'serve'?"),
+        ({"mode": "serve", "executor": "roofline"}, "executor=roofline cannot be in mode=serve"),
         ({"allocator": 3}, "allocator must be a name"),
         ({"allocator": {"watermark": 3}}, "allocator must be a name"),
         ({"allocator": {"name": "prefix", "watermrk": 3}}, "did you mean 'watermark'"),
@@ -76,19 +101,49 @@ def test_a_name_alone_is_a_component() -> None:
 )
 def test_what_does_not_fit_is_refused(config: Any, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        settings.check(config)
+        parse({**HERE, **config} if isinstance(config, dict) else config)
     assert says in str(caught.value)
-    assert isinstance(caught.value, FrameworkError)
 
 
-def test_engine_settings_that_a_mode_never_reads_are_said() -> None:
+_LEAF: Any = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.binary(max_size=4), st.dates(),
+    st.sampled_from([10**400, -(10**400), 10**4000, 2**63, math.inf, "\ud800", "${mode}", "???", "1e3"]),
+)  # fmt: skip
+_VALUE = st.recursive(
+    _LEAF, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_LEAF, inner, max_size=3), max_leaves=5
+)
+_KEYS = [*(f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)),
+         *(field.name for field in fields(Config)), *(f"{kind}.name" for kind in registry.kinds()),
+         "allocator.watermark", "cache.nothing", "nothing"]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(_KEYS), _VALUE), min_size=1, max_size=3))
+@example([("cache", None)])
+@example([("engine.max_batch_tokens", 10**4000)])
+@example([("eviction.name", "\ud800")])
+def test_any_value_anywhere_is_taken_or_refused_with_a_typed_error(changes: list[tuple[str, Any]]) -> None:
+    config: dict[Any, Any] = {"run": {"dir": "somewhere"}}
+    for key, value in changes:
+        section, _, leaf = key.rpartition(".")
+        if not section:
+            config[leaf] = value
+        elif isinstance(config.setdefault(section, {}), dict):
+            config[section][leaf] = value
+    try:
+        parsed = parse(config)
+    except FrameworkError:
+        return
+    assert parse(parsed.plain()) == parsed
+
+
+def test_engine_settings_that_a_mode_never_reads_are_named() -> None:
     engine = {"compile": True, "cuda_graphs": "auto", "tensor_parallel_size": 2, "chunk_size": 8}
-    assert without_effect({"mode": "serve", "engine": engine}) == []
-    assert without_effect({"mode": "replay", "engine": {"chunk_size": 8}}) == []
-    assert without_effect({"mode": "replay", "engine": engine}) == [
+    assert without_effect(parse({**HERE, "mode": "serve", "engine": engine})) == []
+    assert without_effect(parse({**HERE, "mode": "replay", "engine": {"chunk_size": 8}})) == []
+    assert without_effect(parse({**HERE, "mode": "replay", "engine": engine})) == [
         "no effect in mode=replay: engine.compile=True, engine.tensor_parallel_size=2"
     ]
-    (said,) = without_effect({"mode": "replay", "executor": "cache_only", "engine": engine})
+    (said,) = without_effect(parse({**HERE, "mode": "replay", "executor": "cache_only", "engine": engine}))
     assert "mode=replay executor=cache_only" in said, said
     assert "engine.chunk_size=8" in said, said
-    assert without_effect({"mode": "kernel", "engine": {}}) == []
+    assert without_effect(parse({**HERE, "mode": "kernel"})) == []

@@ -1,16 +1,16 @@
-"""Where do our YAML files lie, and which groups do they make?"""
+"""The defaults: of settings from their sections, of choices from the conf folder. Imports no Hydra."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from framework import registry
-from framework.config.hydra.overrides import Groups
+from framework.config.config import Config
+from framework.config.sections import SECTIONS
+from framework.config.setting import plain, settings_of
 from framework.errors import ConfigError
-
-FILES = {"model": "checkpoint", "workload": "prompts"}
-"""Group -> its option that takes a file or hub id as `path`."""
 
 
 def conf_folder() -> Path:
@@ -19,15 +19,16 @@ def conf_folder() -> Path:
     Raises:
         ConfigError: neither is there.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
             return folder
     raise ConfigError(f"no conf/config.yaml in {package} nor next to it; reinstall with `pip install -e .`")
 
 
+@lru_cache(maxsize=4)
 def default_choices(folder: Path) -> dict[str, str | None]:
-    """Group -> its default option, in the order of config.yaml's defaults list. Reads YAML; imports no Hydra."""
+    """Group -> its default option, in the order of config.yaml's defaults list."""
     import yaml
 
     with (folder / "config.yaml").open(encoding="utf-8") as file:
@@ -49,12 +50,9 @@ def options_of(group: str, folder: Path) -> list[str]:
     return sorted(names)
 
 
-def groups_of(folder: Path) -> Groups:
-    """What the override normaliser needs to know of our groups."""
-    names = frozenset(default_choices(folder))
-    return Groups(
-        names=names,
-        open=names & frozenset(registry.kinds()),
-        files={group: option for group, option in FILES.items() if group in names},
-        options={group: options_of(group, folder) for group in FILES},
-    )
+def default_settings() -> dict[str, Any]:
+    """Every setting that has a default, as YAML holds it: the top level, then the sections."""
+    found = {key: plain(default) for key, default, _ in settings_of(Config)}
+    for name, section in SECTIONS.items():
+        found[name] = {key.rpartition(".")[2]: plain(default) for key, default, _ in settings_of(section)}
+    return found
