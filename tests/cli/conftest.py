@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from framework import api
+from framework.config.config import Config
 from framework.run import call
 
 
@@ -19,8 +20,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Every configuration that `framework.api.run` was called with; nothing is served."""
     seen: list[dict[str, Any]] = []
 
-    def record(config: dict[str, Any]) -> dict[str, Any]:
-        seen.append(config)
+    def record(config: Config) -> dict[str, Any]:
+        seen.append(config.plain())
         return {"status": "ok"}
 
     monkeypatch.setattr(api, "run", record)

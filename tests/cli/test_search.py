@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from framework.config.config import Config
 from framework.errors import ConfigError, RunDirectoryError
 from framework.report.trials import read_trials
 from framework.search import Axis, Search, axes_of, main, search
@@ -88,8 +89,8 @@ def test_a_trial_that_fails_is_told_and_counted(place: Path, monkeypatch: pytest
 
     real = api.run
 
-    def flaky(config: dict[str, Any]) -> dict[str, Any]:
-        if config["eviction"]["name"] == "fifo":
+    def flaky(config: Config) -> dict[str, Any]:
+        if config.eviction.name == "fifo":
             raise KeyError("lost")
         return real(config)
 
@@ -110,8 +111,8 @@ def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_h
 
     real = api.run
 
-    def flaky(config: dict[str, Any]) -> dict[str, Any]:
-        if config["eviction"]["name"] == "fifo":
+    def flaky(config: Config) -> dict[str, Any]:
+        if config.eviction.name == "fifo":
             raise KeyError("lost")
         return real(config)
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from framework import registry
+from framework.config.config import Config
 from framework.errors import BackendUnavailable, RunDirectoryError
 from framework.results.catalogue import is_wall_time
 from framework.run import call
@@ -182,8 +183,8 @@ def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
 
     real = api.run
 
-    def flaky(config: dict[str, Any]) -> dict[str, Any]:
-        if config["eviction"]["name"] == "fifo":
+    def flaky(config: Config) -> dict[str, Any]:
+        if config.eviction.name == "fifo":
             raise KeyError("lost its head")
         return real(config)
 
@@ -214,8 +215,8 @@ def test_a_backend_that_cannot_run_here_is_a_row_of_its_own_and_no_failure(
 
     real = api.run
 
-    def picky(config: dict[str, Any]) -> dict[str, Any]:
-        if config["seed"] == 1:
+    def picky(config: Config) -> dict[str, Any]:
+        if config.seed == 1:
             raise BackendUnavailable("needs a GPU")
         return real(config)
 
@@ -232,8 +233,8 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
 
     ran: list[int] = []
 
-    def full(config: dict[str, Any]) -> dict[str, Any]:
-        ran.append(config["seed"])
+    def full(config: Config) -> dict[str, Any]:
+        ran.append(config.seed)
         raise RunDirectoryError(28, "no space left on device")
 
     monkeypatch.setattr(api, "run", full)
@@ -366,8 +367,8 @@ def test_an_interrupted_sweep_reports_what_it_has(
 
     real = api.run
 
-    def interrupted(config: dict[str, Any]) -> dict[str, Any]:
-        if config["seed"] == 2:
+    def interrupted(config: Config) -> dict[str, Any]:
+        if config.seed == 2:
             raise KeyboardInterrupt
         return real(config)
 

@@ -74,7 +74,7 @@ def _quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 def kernel(tmp_path: Any, backend: type, monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
     monkeypatch.setattr("framework.modes.kernel.build_component", lambda *_: backend())
     config = {"mode": "kernel", "device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}
-    return run({**config, "backend": {"name": "mine"}, "kernel": SMALL | options})
+    return run({**config, "backend": "gather", "kernel": SMALL | options})
 
 
 def test_every_cell_of_a_right_backend_is_timed_and_told_whole(tmp_path: Any, monkeypatch: Any) -> None:
@@ -251,9 +251,9 @@ def test_weights_and_biases_get_the_rows_and_the_roofline(tmp_path: Any, monkeyp
 
     monkeypatch.setattr("framework.modes.kernel.build_component", lambda *_: TorchBackend())
     config = {"mode": "kernel", "device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}
-    result = run({**config, "backend": {"name": "mine"}, "kernel": SMALL, "tracker": {"name": "wandb"}})
+    result = run({**config, "backend": "gather", "kernel": SMALL, "tracker": {"name": "wandb"}})
     stored = read_offline_run(tmp_path / "run")
-    assert stored.job_type == "kernel-mine", stored.job_type
+    assert stored.job_type == "kernel-gather", stored.job_type
     assert stored.exit_code == 0
     assert [step["time_s"] for step in stored.history if "time_s" in step], stored.history
     assert stored.summary["status"] == result["status"] == "ok"

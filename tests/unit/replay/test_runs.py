@@ -139,7 +139,7 @@ def test_the_pool_may_be_given_in_bytes_or_as_a_share(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cache_only"):
         replayed(tmp_path, path, replay={"capacity": "50%"})
     with pytest.raises(ConfigError, match=r"cache\.num_blocks or replay\.capacity"):
-        replayed(tmp_path, path, "cache_only", cache={"block_size": 512})
+        replayed(tmp_path, path, "cache_only", cache={"num_blocks": None, "block_size": 512})
 
 
 def test_goodput_counts_those_that_met_both_objectives(tmp_path: Path) -> None:
