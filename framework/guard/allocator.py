@@ -9,23 +9,15 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import (
-    DuplicateRequest,
-    InvalidArgument,
-    InvariantViolation,
-    OutOfBlocks,
-    PluginError,
-    StaleHit,
-    UnknownRequest,
-)
+from framework.errors import DuplicateRequest, InvalidArgument, InvariantViolation, OutOfBlocks, PluginError
 from framework.guard.boundary import Boundary
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
-_CONTRACT = (
-    OutOfBlocks, UnknownRequest, DuplicateRequest, StaleHit, InvalidArgument, InvariantViolation, PluginError,
-)  # fmt: skip
+_CONTRACT = (OutOfBlocks, InvariantViolation, PluginError)
+"""What an engine that keeps its own part can meet. Any other error of the contract is a fault of one of the two."""
+_CORE_CONTRACT = (InvalidArgument, PluginError)
 _INT = {int}
 _INT32 = np.dtype(np.int32)
 _counts_of: Callable[[AllocatorStats], tuple[Any, ...]] = attrgetter(*AllocatorStats.__dataclass_fields__)
@@ -273,7 +265,7 @@ def count_references(
     Raises:
         PluginError: the core failed, or counted what cannot be.
     """
-    boundary, hook = Boundary("allocator", cls, _CONTRACT), "replay_references"
+    boundary, hook = Boundary("allocator", cls, _CORE_CONTRACT), "replay_references"
     try:
         found: Any = cls.replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
     except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from reprlib import Repr
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,9 @@ OUTSIDE = (KeyboardInterrupt, Interruption)
 """Raised into whatever runs, by a user, a signal or the watchdog: no plugin's failure, so nothing contains it."""
 
 _LONGEST = 400  # characters shown of what a plugin raised or returned
+_brief = Repr()
+_brief.maxlist = _brief.maxtuple = _brief.maxdict = _brief.maxset = _brief.maxfrozenset = 32
+_brief.maxstring = _brief.maxother = _LONGEST
 _origins: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
@@ -37,7 +41,8 @@ def _installed_origin(package: str) -> str:
 def shown(value: object) -> str:
     """`repr(value)` on one line, cut short; of a value that cannot be shown, its type."""
     try:
-        text = " ".join(repr(value).split())
+        long = isinstance(value, (list, tuple, dict, set, frozenset, str, bytes))
+        text = " ".join((_brief.repr(value) if long else repr(value)).split())
         text = text.encode("utf-8", "backslashreplace").decode()
     except OUTSIDE:
         raise

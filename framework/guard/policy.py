@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from framework.errors import NoCandidate
+from framework.errors import NoCandidate, PluginError
 from framework.guard.boundary import OUTSIDE, Boundary
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.types import BlockId
@@ -73,6 +73,8 @@ class GuardedPolicy:
         if not 0 < block < len(candidates):
             raise self.fault("victim", f"must name a block 1 to {len(candidates) - 1}, named {block}")
         if not candidates[block]:
+            with suppress(PluginError):  # or it would name this block for ever
+                self.evicted(block, now)
             raise self.fault("victim", f"must name a candidate, named block {block}, which is in use, free or evicted")
         return block
 

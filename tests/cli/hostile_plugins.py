@@ -81,6 +81,16 @@ class Sleeps(Base):
         import time
         time.sleep(10**6)
 
+class Exits(Base):
+    """Ends the process, and says that all is well."""
+    def victim(self, now):
+        raise SystemExit(0)
+
+class ExitsAtOnce(Base):
+    """The same, from its constructor."""
+    def __init__(self):
+        raise SystemExit(0)
+
 class Slow(Base):
     """Takes its time."""
     def victim(self, now):
@@ -205,6 +215,8 @@ def entry_points() -> str:
         lines.append(f"[framework.{kind}]")
         lines += [f"{name} = villain_{kind}:{name}" for name in classes(kind)]
         if kind == "eviction":
-            lines += [f"{name} = villain_eviction:{name}" for name in ("Slow", "Spins", "Sleeps")]
+            lines += [
+                f"{name} = villain_eviction:{name}" for name in ("Slow", "Spins", "Sleeps", "Exits", "ExitsAtOnce")
+            ]
             lines += ["Missing = villain_import:X", "slru = villain_eviction:Base"]
     return "\n".join(lines)

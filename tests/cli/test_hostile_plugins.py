@@ -86,6 +86,18 @@ def test_a_run_names_the_plugin_that_spoils_it(kind: str, name: str, bad: Path, 
         assert result["dense_mismatches"] > 0, result
 
 
+def test_a_plugin_that_ends_the_process_ends_no_run(bad: Path, command: Any, elsewhere: Path) -> None:
+    status, _, err = command("eviction=Exits", *SMALL)
+    assert status == 1, err
+    assert "villain 1.5: eviction policy Exits.victim: raised SystemExit(0)" in err, err
+    result = read_result(elsewhere / "out")
+    assert result["num_finished"] + result["num_failed"] == 8, result
+    assert result["num_failed"] > 0, result
+    status, _, err = command("eviction=ExitsAtOnce", *SMALL)
+    assert status in (1, 2), err
+    assert "eviction 'ExitsAtOnce' (villain 1.5): its constructor raised SystemExit(0)" in err, err
+
+
 def test_a_number_that_a_component_refuses_was_asked_wrongly(command: Any) -> None:
     status, _, err = command("eviction=depth_aware", "eviction.weight=-1", *SMALL)
     assert (status, err.count("\n")) == (2, 1), err

@@ -121,6 +121,7 @@ def test_what_a_plugin_returns_is_shown_short_and_on_one_line() -> None:
     text.encode()
     assert shown(Unreadable()) == "Unreadable (its text cannot be read)"
     assert len(shown(list(range(100_000)))) < 500
+    assert shown([1, 2]) == "[1, 2]"
 
 
 def test_a_class_is_named_by_its_distribution_or_else_its_module() -> None:

@@ -1,0 +1,145 @@
+"""Every hook of a backend with every kind of fault: the step's requests fail, the next ones are served."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from framework import registry
+from framework.errors import BackendUnavailable, PluginError
+from framework.guard.backend import GuardedBackend
+from framework.interfaces.backend import AttentionBackend
+from framework.llm import LLM
+from framework.model.loading import LoadedModel, load_model
+from framework.sampling import Sampling
+
+
+class Unreadable(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+def raising(error: Callable[[], BaseException], *, late: bool = False) -> Callable[..., Any]:
+    def fault(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if late:
+            real(*args, **options)
+        raise error()
+
+    return fault
+
+
+FAULTS = {
+    "RuntimeError": raising(lambda: RuntimeError("broken")),
+    "SystemExit": raising(lambda: SystemExit(0)),
+    "unreadable": raising(Unreadable),
+    "late": raising(lambda: RuntimeError("broken"), late=True),
+}
+IN_A_STEP = ("plan", "attend", "write", "rotate_and_write", "copy_blocks")
+ELSEWHERE = {"check", "setup", "facts", "screen", "require"}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model("tiny", device="cpu")
+
+
+def faulty(hook: str, fault: Callable[..., Any], when: Callable[[int], bool]) -> tuple[Any, list[int]]:
+    base: Any = registry.load("backend", "torch")
+    calls = [0]
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        real = getattr(super(cls, self), hook)
+        return fault(real, *args, **options) if when(calls[0]) else real(*args, **options)
+
+    cls = type("Faulty", (base,), {hook: method})
+    return cls, calls
+
+
+def test_the_grid_has_every_method_of_the_interface() -> None:
+    methods = {name for name, _ in inspect.getmembers(AttentionBackend, callable) if not name.startswith("_")}
+    assert methods == {*IN_A_STEP, *ELSEWHERE}, methods
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("hook", IN_A_STEP)
+def test_a_fault_in_a_step_costs_its_requests_and_the_next_are_served(
+    hook: str, fault: str, model: LoadedModel
+) -> None:
+    cls, calls = faulty(hook, FAULTS[fault], lambda call: call == 1)
+    if hook == "rotate_and_write":
+        cls.capabilities = _with_rope(cls.capabilities)
+    llm = LLM(model, backend=cls(), num_blocks=32, block_size=4)
+    forks = Sampling(max_tokens=4, n=2)
+    first = llm.generate([[1, 2, 3, 4, 5, 6]], forks)[0]
+    assert calls[0] >= 1, f"{hook} was never called"
+    assert first.status.value == "failed", first
+    assert f"backend Faulty.{hook}: raised" in first.reason, first.reason
+    later = llm.generate([[1, 2, 3, 4, 5, 6], [7, 8, 9]], forks)
+    assert [request.status.value for request in later] == ["finished"] * 2, later
+    wanted = LLM(model, backend="torch", num_blocks=32, block_size=4).generate([[1, 2, 3, 4, 5, 6], [7, 8, 9]], forks)
+    assert [c.tokens for r in later for c in r.completions] == [c.tokens for r in wanted for c in r.completions]
+    llm.engine.check()
+
+
+def _with_rope(capabilities: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(capabilities, features=capabilities.features | {"rope"})
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("hook", ["check", "setup"])
+def test_a_fault_before_a_run_is_named(hook: str, fault: str, model: LoadedModel) -> None:
+    cls, _ = faulty(hook, FAULTS[fault], lambda call: True)
+    with pytest.raises(PluginError, match=rf"backend Faulty\.{hook}: raised"):
+        LLM(model, backend=cls(), num_blocks=32, block_size=4)
+
+
+@pytest.mark.parametrize("answer", [None, "no", [7], float("nan"), 3])
+def test_reasons_that_are_none_are_refused(answer: Any, model: LoadedModel) -> None:
+    cls, _ = faulty("check", lambda real, *args: answer, lambda call: True)
+    with pytest.raises(PluginError, match=r"Faulty\.check: must return a list of reasons"):
+        LLM(model, backend=cls(), num_blocks=32, block_size=4)
+    cls, _ = faulty("check", lambda real, *args: ["too old"], lambda call: True)
+    with pytest.raises(BackendUnavailable, match="too old"):
+        LLM(model, backend=cls(), num_blocks=32, block_size=4)
+
+
+@pytest.mark.parametrize("answer", [None, "text", torch.zeros(1), float("nan")])
+def test_a_rotation_of_another_shape_is_refused(answer: Any, model: LoadedModel) -> None:
+    cls, _ = faulty("rotate_and_write", lambda real, *args: answer, lambda call: call == 1)
+    cls.capabilities = _with_rope(cls.capabilities)
+    llm = LLM(model, backend=cls(), num_blocks=32, block_size=4)
+    request = llm.generate([[1, 2, 3]], Sampling(max_tokens=2))[0]
+    assert "Faulty.rotate_and_write: must return q rotated" in request.reason, request.reason
+    assert llm.generate([[1, 2, 3]], Sampling(max_tokens=2))[0].status.value == "finished"
+
+
+@pytest.mark.parametrize("answer", [None, "text", {"a": None}, {1: 2}, {"a": float("nan")}, SystemExit(0)])
+def test_facts_that_are_none_are_refused(answer: Any) -> None:
+    def fault(real: Any, *args: Any) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    cls, _ = faulty("facts", fault, lambda call: True)
+    with pytest.raises(PluginError, match=r"backend Faulty\.facts: "):
+        GuardedBackend(cls()).facts()
+    cls, _ = faulty("screen", fault, lambda call: answer is not None)
+    with pytest.raises(PluginError, match=r"backend Faulty\.screen: ") if answer is not None else _nothing():
+        GuardedBackend(cls()).screen(None, "sm_90")  # type: ignore[arg-type]
+
+
+def _nothing() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
