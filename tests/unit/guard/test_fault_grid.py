@@ -49,7 +49,7 @@ def raising(error: Callable[[], BaseException], *, late: bool = False) -> Callab
 
 SILENT = ("None", "text", "NaN", "worst")
 """Of a hook that returns nothing: it did nothing either."""
-VOID = ("allocate", "free", "advance", "admit", "hit", "pin", "release", "evicted")
+VOID = ("allocate", "free", "advance", "promise", "admit", "hit", "pin", "release", "evicted")
 
 
 def answering(make: Callable[[], Any]) -> Callable[..., Any]:
@@ -80,12 +80,12 @@ FAULTS: dict[str, Callable[..., Any]] = {
 }
 HOOKS = {
     "allocator": ("lookup", "fits", "ever_fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
-                  "advance"),
+                  "advance", "promise"),
     "eviction": ("admit", "hit", "pin", "release", "victim", "evicted"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
 NOT_CALLED = {
-    "allocator": {"truncate", "reset", "check", "listen", "foresee", "replay_references"},
+    "allocator": {"truncate", "withdraw", "reset", "check", "listen", "foresee", "replay_references"},
     "eviction": {"attach", "victims"},
     "hash": set(),
 }
@@ -126,6 +126,13 @@ def serve(engine: Engine, count: int, limit: int = 400) -> list[Any]:
     raise AssertionError(f"{engine.num_unfinished} requests never end: {describe(engine)}")
 
 
+def options_for(hook: str) -> dict[str, Any]:
+    """Of an engine that calls it."""
+    if hook == "promise":
+        return {"max_batch_requests": 6, "max_batch_tokens": 24, "share_within_step": True}
+    return {"max_batch_requests": 3}
+
+
 def right(engine: Engine, requests: list[Any]) -> None:
     model = FakeModel()
     for request in requests:
@@ -145,7 +152,7 @@ GRID = [(kind, hook, fault) for kind, hooks in HOOKS.items() for hook in hooks f
 def test_a_fault_that_happens_once_costs_the_request_it_hit_and_nothing_after(kind: str, hook: str, fault: str) -> None:
     cls, calls = faulty(kind, hook, FAULTS[fault], lambda call: call == (1 if hook == "root" else 3))
     component: Any = cls if kind == "allocator" else cls()
-    engine = fake_engine(**{"num_blocks": 14, kind: component}, max_batch_requests=3)
+    engine = fake_engine(**{"num_blocks": 14, kind: component}, **options_for(hook))
     requests = serve(engine, 8)
     assert calls[0] >= (1 if hook == "root" else 3), f"{hook} was called {calls[0]} times"
     right(engine, requests)
@@ -170,7 +177,7 @@ def test_a_fault_that_happens_always_ends_requests_and_not_the_engine(kind: str,
     cls, _ = faulty(kind, hook, FAULTS[fault], lambda call: True)
     component: Any = cls if kind == "allocator" else cls()
     try:
-        engine = fake_engine(**{"num_blocks": 14, kind: component}, max_batch_requests=3)
+        engine = fake_engine(**{"num_blocks": 14, kind: component}, **options_for(hook))
         requests = serve(engine, 4)
     except FrameworkError as error:
         raise AssertionError(f"{hook}: {error} left the engine") from error
