@@ -1,19 +1,17 @@
-"""Which class does a word on the command line mean, and how is it made?"""
+"""The class that a word on the command line means, and how it is made."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from framework import registry
 from framework.errors import ConfigError, FrameworkError, PluginError, PluginImportError, UnknownPlugin
 from framework.guard.boundary import OUTSIDE, shown
+from framework.registry.places import import_place
 from framework.registry.signatures import did_you_mean, listing, signature
 
 _GIVEN_BY_KIT = ("num_blocks", "block_size", "max_model_len", "hash", "eviction")
@@ -26,7 +24,7 @@ class Subject:
 
     Attributes:
         name: as it was asked for.
-        title: how it is told of, such as "eviction 'lru' (kvcache-framework 0.1.0)".
+        title: how messages name it, such as "eviction 'lru' (kvcache-framework 0.1.0)".
         make: gives a fresh instance; an allocator's takes the shared values that its kit hands it.
     """
 
@@ -69,8 +67,7 @@ def _installed(name: str, kind: str | None) -> tuple[str, str, type]:
     if len(kinds) > 1:
         raise ConfigError(f"{name!r} is the name of several plugins: {listing(kinds)}; say which with --kind")
     plugin = registry.find(kinds[0], name)
-    title = f"{plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version})"
-    return kinds[0], title, registry.load(kinds[0], name)
+    return kinds[0], registry.title(plugin), registry.load(kinds[0], name)
 
 
 def _offering(name: str, kind: str | None) -> list[str]:
@@ -82,13 +79,13 @@ def _offering(name: str, kind: str | None) -> list[str]:
 def _imported(what: str, kind: str | None) -> tuple[str, str, type]:
     place, _, attribute = what.rpartition(":")
     try:
-        found: Any = importlib.import_module(_module(place))
+        found: Any = import_place(place)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # somebody's module may raise anything at import
+    except (Exception, SystemExit) as error:  # a plugin's module may raise anything at import
         raise PluginImportError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(found, type):
-        raise PluginError(f"{what} is no class: {found!r}")
+        raise PluginError(f"{what} is not a class: {found!r}")
     kinds = [one for one in registry.kinds() if issubclass(found, registry.interface_of(one))]
     if kind is None and len(kinds) != 1:
         bases = listing(registry.interface_of(one).__name__ for one in kinds or registry.kinds())
@@ -102,17 +99,6 @@ def _imported(what: str, kind: str | None) -> tuple[str, str, type]:
     if inspect.isabstract(found):
         raise PluginError(f"{what} does not implement {listing(sorted(getattr(found, '__abstractmethods__', ())))}")
     return kind, f"{kind} {what}", found
-
-
-def _module(place: str) -> str:
-    """The module's name; a file's folder is put on the path, so that other processes find the module too."""
-    if not place.endswith(".py"):
-        return place
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    sys.path.insert(0, str(path.parent))
-    return path.stem
 
 
 def _bound(kind: str, name: str, title: str, cls: type, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def component(group: str, node: Any) -> Choice:
     if not isinstance(node, Mapping) or not isinstance(node.get("name"), str):
         raise ConfigError(f"{group} must be a name, or a mapping with a name, found {shown(node)}")
     options = {str(key): value for key, value in node.items() if key != "name"}
-    if group in registry.kinds():
+    if group in registry.groups():
         options = registry.check_options(group, node["name"], options)
     return Choice(node["name"], options)
 

@@ -45,7 +45,7 @@ def default_choices(folder: Path) -> dict[str, str | None]:
 def options_of(group: str, folder: Path) -> list[str]:
     """Every option of a group: our YAML files and, for a kind of plugin, the entry points."""
     names = {path.stem for path in (folder / group).glob("*.yaml")}
-    if group in registry.kinds():
+    if group in registry.groups():
         names.update(registry.names(group))
     return sorted(names)
 

@@ -212,9 +212,9 @@ def _owner(frame: FrameType, interfaces: tuple[type, ...]) -> Any:
 
 def _interfaces() -> dict[str, type]:
     """Kind -> its base class, of those that were imported: no other has an object."""
-    from framework.registry import INTERFACES
+    from framework.registry import KINDS
 
-    places = {kind: place.split(":") for kind, place in INTERFACES.items()}
+    places = {kind.name: kind.base.split(":") for kind in KINDS.values()}
     found = {kind: getattr(sys.modules.get(module), name, None) for kind, (module, name) in places.items()}
     return {kind: cls for kind, cls in found.items() if cls is not None}
 

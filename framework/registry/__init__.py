@@ -1,14 +1,16 @@
 """Which plugins are installed, what their constructors take, and how one is made."""
 
 from framework.registry.construction import build, check_options, checked_options, own_options, parameters
-from framework.registry.entry_points import Plugin, choice, clashes, entries, find, names
-from framework.registry.kinds import INTERFACES, SHARED, check_kind, interface_of, kinds
-from framework.registry.lookup import load
+from framework.registry.entry_points import choice, clashes, entries, find, names
+from framework.registry.kinds import KINDS, SHARED, Kind, check_kind, groups, interface_of, kinds
+from framework.registry.lookup import load, title
+from framework.registry.plugin import Plugin
 from framework.registry.sources import source_path, summary
 
 __all__ = [
-    "INTERFACES",
+    "KINDS",
     "SHARED",
+    "Kind",
     "Plugin",
     "build",
     "check_kind",
@@ -18,6 +20,7 @@ __all__ = [
     "clashes",
     "entries",
     "find",
+    "groups",
     "interface_of",
     "kinds",
     "load",
@@ -26,4 +29,5 @@ __all__ = [
     "parameters",
     "source_path",
     "summary",
+    "title",
 ]

@@ -11,29 +11,14 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from framework.errors import DuplicatePlugin, UnknownPlugin
 from framework.registry import contract
-from framework.registry.kinds import INTERFACES, check_kind
+from framework.registry.kinds import KINDS, check_kind
+from framework.registry.places import located
+from framework.registry.plugin import Plugin
 from framework.registry.signatures import did_you_mean, listing
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Plugin:
-    """One entry point as installed. `value` is `module:Class`; nothing is imported."""
-
-    kind: str
-    name: str
-    value: str
-    distribution: str
-    version: str
-
-    @property
-    def full_name(self) -> str:
-        """`DISTRIBUTION:NAME`: means this plugin, whoever else offers its name."""
-        return f"{self.distribution}:{self.name}"
 
 
 def entries(kind: str) -> list[Plugin]:
@@ -62,7 +47,7 @@ def _installed(fingerprint: tuple[tuple[str, int], ...]) -> dict[str, list[Plugi
     points = importlib.metadata.entry_points()
     return {
         kind: sorted({Plugin(kind, p.name, p.value, *_origin(p)) for p in points.select(group=f"framework.{kind}")})
-        for kind in INTERFACES
+        for kind in KINDS
     }
 
 
@@ -89,15 +74,17 @@ def _choice(plugin: Plugin, installed: Sequence[Plugin]) -> str:
 
 
 def find(kind: str, name: str) -> Plugin:
-    """The one plugin of this kind and name, or `DISTRIBUTION:NAME`. Imports nothing.
+    """The one plugin of this kind and name, or `DISTRIBUTION:NAME`, `FILE.py:CLASS`, `MODULE:CLASS`. Imports nothing.
 
     Raises:
         UnknownPlugin: none; says what is installed and the nearest name.
-        DuplicatePlugin: several distributions offer it, and none of them is ours.
+        DuplicatePlugin: several distributions offer it, and none of them is the framework's own.
     """
     installed = entries(kind)
     owner, _, bare = name.rpartition(":")
     matches = [plugin for plugin in installed if plugin.name == bare and (not owner or _is_of(plugin, owner))]
+    if not matches and (elsewhere := located(kind, name)) is not None:
+        return elsewhere
     if not installed:
         raise UnknownPlugin(
             f"no {kind} named {name!r}: no {kind} is installed at all; in the checkout, run `pip install -e .`"
@@ -107,8 +94,8 @@ def find(kind: str, name: str) -> Plugin:
         raise UnknownPlugin(
             f"no {kind} named {name!r}; installed: {listing(choices)}{did_you_mean(name, choices)}"
             if did_you_mean(name, choices)
-            else f"no {kind} named {name!r}; installed: {listing(choices)}; "
-            "after editing a pyproject.toml, `pip install -e .` again"
+            else f"no {kind} named {name!r}; installed: {listing(choices)}; after editing a pyproject.toml, "
+            f"`pip install -e .` again; a class that is not installed is {kind}=FILE.py:CLASS"
         )
     if len(matches) > 1 and len(_ours(matches)) != 1:
         owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in matches)
@@ -119,7 +106,7 @@ def find(kind: str, name: str) -> Plugin:
 
 def clashes(config: Mapping[str, Any]) -> list[str]:
     """Of a configuration's components: who else offers the chosen name, and how to choose theirs. Imports nothing."""
-    chosen = [(kind, config.get(kind)) for kind in INTERFACES]
+    chosen = [(kind, config.get(kind)) for kind in KINDS]
     words = [(kind, node.get("name") if isinstance(node, Mapping) else node) for kind, node in chosen]
     return [said for kind, name in words if isinstance(name, str) and (said := _clash(kind, name))]
 

@@ -1,22 +1,43 @@
-"""The kinds of plugin: each one's base class, and what components of all kinds share."""
+"""The kinds of plugin, as data, and what components of all kinds share."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing
 
-INTERFACES: Mapping[str, str] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of plugin. By its name: the entry-point group `framework.NAME`, the kit `framework.testing.NAME_checks`
+    and the templates of `framework.new` in `new/templates/NAME/`.
+
+    Attributes:
+        base: `module:Class` of the abstract base class that its plugins implement.
+        is_group: whether it is chosen in a configuration, as `NAME=...`, with its constructor's keywords as options.
+    """
+
+    name: str
+    base: str
+    is_group: bool = True
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "allocator": "framework.interfaces.allocator:Allocator",
-        "eviction": "framework.interfaces.eviction:EvictionPolicy",
-        "hash": "framework.interfaces.hash:HashScheme",
-        "backend": "framework.interfaces.backend:AttentionBackend",
+        kind.name: kind
+        for kind in (
+            Kind("allocator", "framework.interfaces.allocator:Allocator"),
+            Kind("eviction", "framework.interfaces.eviction:EvictionPolicy"),
+            Kind("hash", "framework.interfaces.hash:HashScheme"),
+            Kind("backend", "framework.interfaces.backend:AttentionBackend"),
+        )
     }
 )
+"""Every kind, in the order they are shown. A kind is added by one line here, its base class, kit and templates."""
 
 SHARED: Mapping[str, str] = MappingProxyType(
     {
@@ -36,21 +57,28 @@ it is never one of the component's own options."""
 
 
 def kinds() -> tuple[str, ...]:
-    """The kinds of plugin, in the order they are shown."""
-    return tuple(INTERFACES)
+    """The names of all kinds, in the order they are shown."""
+    return tuple(KINDS)
+
+
+def groups() -> tuple[str, ...]:
+    """The kinds that a configuration chooses from, in the order they are shown."""
+    return tuple(kind.name for kind in KINDS.values() if kind.is_group)
 
 
 def interface_of(kind: str) -> type:
-    """The abstract base class of a kind."""
+    """The abstract base class of a kind.
+
+    Raises:
+        ConfigError: no such kind.
+    """
     check_kind(kind)
-    module, _, attribute = INTERFACES[kind].partition(":")
+    module, _, attribute = KINDS[kind].base.partition(":")
     interface: type = getattr(importlib.import_module(module), attribute)
     return interface
 
 
 def check_kind(kind: str) -> None:
     """Raise ConfigError, with the nearest one, where there is no such kind."""
-    if kind not in INTERFACES:
-        raise ConfigError(
-            f"no kind of plugin is named {kind!r}; kinds: {listing(INTERFACES)}{did_you_mean(kind, INTERFACES)}"
-        )
+    if kind not in KINDS:
+        raise ConfigError(f"no kind of plugin is named {kind!r}; kinds: {listing(KINDS)}{did_you_mean(kind, KINDS)}")

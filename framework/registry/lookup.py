@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import Any
 
 from framework.errors import ContractMismatch, PluginError, PluginImportError
 from framework.guard.boundary import OUTSIDE, remember_origin, shown
 from framework.registry import contract
-from framework.registry.entry_points import Plugin, find
+from framework.registry.entry_points import find
 from framework.registry.kinds import interface_of
+from framework.registry.places import NOT_INSTALLED, import_place
+from framework.registry.plugin import Plugin
 
 
 def load(kind: str, name: str) -> type:
@@ -26,34 +27,35 @@ def load(kind: str, name: str) -> type:
     reason = contract.reason_against(plugin.distribution)
     if reason:
         raise ContractMismatch(
-            f"{_title(plugin)} cannot be used: {reason}; install a version of {plugin.distribution} made for this one"
+            f"{title(plugin)} cannot be used: {reason}; install a version of {plugin.distribution} made for this one"
         )
-    module, _, attribute = plugin.value.partition(":")
+    module, _, attribute = plugin.value.rpartition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = import_place(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except OUTSIDE:
         raise
     except BaseException as error:
+        advice = "" if plugin.distribution == NOT_INSTALLED else f"; reinstall or uninstall {plugin.distribution}"
         raise PluginImportError(
-            f"{_title(plugin)} cannot be imported from {plugin.value}: {shown(error)}; "
-            f"reinstall or uninstall {plugin.distribution}"
+            f"{title(plugin)} cannot be imported from {plugin.value}: {shown(error)}{advice}"
         ) from error
     cls = _checked(plugin, found)
-    remember_origin(cls, f"{plugin.distribution} {plugin.version}")
+    remember_origin(cls, " ".join(filter(None, (plugin.distribution, plugin.version))))
     return cls
 
 
 def _checked(plugin: Plugin, found: Any) -> type:
     interface = interface_of(plugin.kind)
     if not (isinstance(found, type) and issubclass(found, interface)):
-        raise PluginError(f"{_title(plugin)}: {plugin.value} is not a subclass of {interface.__name__}")
+        raise PluginError(f"{title(plugin)}: {plugin.value} is not a subclass of {interface.__name__}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise PluginError(f"{_title(plugin)}: {plugin.value} does not implement {missing}")
+        raise PluginError(f"{title(plugin)}: {plugin.value} does not implement {missing}")
     return found
 
 
-def _title(plugin: Plugin) -> str:
-    return f"{plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version})"
+def title(plugin: Plugin) -> str:
+    """A plugin as messages name it: `eviction 'lru' (kvcache-framework 0.1.0)`."""
+    return f"{plugin.kind} {plugin.name!r} ({' '.join(filter(None, (plugin.distribution, plugin.version)))})"

@@ -6,7 +6,7 @@ import ast
 import importlib.util
 from pathlib import Path
 
-from framework.registry.entry_points import Plugin
+from framework.registry.plugin import Plugin
 
 
 def summary(plugin: Plugin) -> str:

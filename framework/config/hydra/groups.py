@@ -17,7 +17,7 @@ def groups_of(folder: Path) -> Groups:
     names = frozenset(default_choices(folder))
     return Groups(
         names=names,
-        open=names & frozenset(registry.kinds()),
+        open=names & frozenset(registry.groups()),
         files={group: option for group, option in FILES.items() if group in names},
         options={group: options_of(group, folder) for group in FILES},
     )

@@ -58,7 +58,7 @@ def _plugins(kind: str, default: str | None) -> str:
 def _groups(folder: Path, defaults: dict[str, str | None]) -> str:
     lines = ["groups (* default):"]
     for group, default in defaults.items():
-        if group in registry.kinds():
+        if group in registry.groups():
             continue
         options = [f"*{name}" if name == default else name for name in options_of(group, folder)]
         lines.append(f"  {group + ':':<12}{', '.join(options) or 'none yet'}")

@@ -126,7 +126,7 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
 
 def _clashes(config: DictConfig) -> list[str]:
     choices = config.hydra.runtime.choices
-    return registry.clashes({kind: choices.get(kind) for kind in registry.kinds()})
+    return registry.clashes({kind: choices.get(kind) for kind in registry.groups()})
 
 
 def _representatives(jobs: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:

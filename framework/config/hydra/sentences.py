@@ -65,7 +65,7 @@ def _not_a_name(overrides: Sequence[str]) -> ConfigError:
 
 def _no_option(missing: str, options: list[str]) -> FrameworkError:
     group, _, name = missing.removesuffix(".yaml").rpartition("/")
-    if group in registry.kinds():
+    if group in registry.groups():
         try:
             registry.find(group, name)
         except FrameworkError as error:
@@ -92,7 +92,7 @@ def known_keys(overrides: Sequence[str], path: ConfigSearchPath) -> list[str]:
     """Every key that can be set under the group choices among `overrides`, or under the defaults."""
     from framework.config.hydra.compose import compose_normal
 
-    choices = [override for override in overrides if re.match(r"^\w+=[\w.:-]+$", override)]
+    choices = [override for override in overrides if re.match(r"^\w+=[\w.:/-]+$", override)]
     groups = [override for override in choices if override.split("=")[0] in _group_names()]
     for attempt in (groups, []):
         try:

@@ -48,19 +48,19 @@ class PluginConfigSource(ConfigSource):
         return True
 
     def is_group(self, config_path: str) -> bool:
-        return config_path.strip("/") in ("", *registry.kinds())
+        return config_path.strip("/") in ("", *registry.groups())
 
     def is_config(self, config_path: str) -> bool:
         if config_path.strip("/").removesuffix(".yaml") == SETTINGS:
             return True
         kind, _, name = config_path.strip("/").partition("/")
-        return kind in registry.kinds() and self._has(kind, name.removesuffix(".yaml"))
+        return kind in registry.groups() and self._has(kind, name.removesuffix(".yaml"))
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
         group = config_path.strip("/")
         if not group:
-            return sorted(registry.kinds()) if results_filter != ObjectType.CONFIG else []
-        if group not in registry.kinds() or results_filter == ObjectType.GROUP:
+            return sorted(registry.groups()) if results_filter != ObjectType.CONFIG else []
+        if group not in registry.groups() or results_filter == ObjectType.GROUP:
             return []
         names = self._listed(group)
         return [name for name in names if self._imports(group, name)] if self.path == "importable" else names
@@ -70,7 +70,7 @@ class PluginConfigSource(ConfigSource):
             return self._result(OmegaConf.create(default_settings()))
         kind, _, name = config_path.strip("/").partition("/")
         name = name.removesuffix(".yaml")
-        if kind not in registry.kinds() or not self._has(kind, name):
+        if kind not in registry.groups() or not self._has(kind, name):
             raise ConfigLoadError(f"Config not found : {config_path}")
         return self._result(options_schema(kind, name))
 
