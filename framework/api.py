@@ -9,10 +9,11 @@ from typing import Any
 from framework.config.check import parse
 from framework.config.config import Config
 from framework.errors import OutOfMemory
-from framework.modes.watchdog import Watchdog
+
+OnBegin = Callable[[Path], object]
 
 
-def run(config: Mapping[str, Any] | Config) -> dict[str, Any]:
+def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
     """Run one configuration to its end and return its result, as `result.json` holds it.
 
     Args:
@@ -20,6 +21,7 @@ def run(config: Mapping[str, Any] | Config) -> dict[str, Any]:
             model) or kernel (attention backends alone). `allocator`, `eviction`, `hash`, `backend`, `model`,
             `workload` and `tracker` are names, or mappings with a `name` and options; `cache`, `engine`, `replay`,
             `kernel` and `run` are sections; `seed` is the run's. Absent keys have their defaults, but for `run.dir`.
+        on_begin: called with the run directory when workload, model and plugins have been read and it is taken over.
 
     Raises:
         FrameworkError: a configuration that cannot be run, with what to change.
@@ -28,12 +30,8 @@ def run(config: Mapping[str, Any] | Config) -> dict[str, Any]:
         OutOfMemory: this machine's memory is too small for what was asked.
     """
     parsed = config if isinstance(config, Config) else parse(config)
-    settings = parsed.run
-    # A backend's first call in mode=kernel compiles and tunes, which may take any time.
-    stall_s = None if parsed.mode == "kernel" else settings.stall_timeout_s
     try:
-        with Watchdog(stall_s=stall_s, timeout_s=settings.timeout_s, on_abandon=_leave_failure(settings.dir)):
-            return _run(parsed)
+        return _run(parsed, on_begin)
     except MemoryError as error:
         if isinstance(error, OutOfMemory):
             raise
@@ -43,30 +41,15 @@ def run(config: Mapping[str, Any] | Config) -> dict[str, Any]:
         ) from error
 
 
-def _run(config: Config) -> dict[str, Any]:
+def _run(config: Config, on_begin: OnBegin) -> dict[str, Any]:
     if config.mode == "serve":
         from framework.modes.serve import serve
 
-        return serve(config.plain())
+        return serve(config.plain(), on_begin)
     if config.mode == "replay":
         from framework.modes.replay import replay
 
-        return replay(config.plain())
+        return replay(config.plain(), on_begin)
     from framework.modes.kernel import kernel
 
-    return kernel(config.plain())
-
-
-def _leave_failure(folder: str) -> Callable[[str], None]:
-    """A process that has to exit in the middle of a sweep's job leaves the reason in the job's folder."""
-
-    def leave(reason: str) -> None:
-        from framework.results.layout import JOB
-        from framework.results.reading import read_json
-        from framework.sweep.job import fail
-
-        directory = Path(folder)
-        if (job := read_json(directory / JOB)) is not None:
-            fail(directory, "failed", reason, job.get("overrides") or ())
-
-    return leave
+    return kernel(config.plain(), on_begin)

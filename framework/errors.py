@@ -103,4 +103,20 @@ class WorkloadError(FrameworkError, ValueError):
 
 
 class RunDirectoryError(FrameworkError, OSError):
-    """A run directory that cannot be written, or that another live run holds."""
+    """A run directory that cannot be written, or that holds what may not be replaced."""
+
+
+class RunDirectoryInUse(RunDirectoryError):
+    """Another live run holds the run directory; names its process and machine."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM or SIGHUP; like Ctrl-C, no `Exception`.
+
+    Attributes:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from framework.engine.engine import Engine
@@ -101,3 +102,15 @@ def sweep_progress(total: int, *, enabled: bool) -> Iterator[Callable[[Outcome],
             bar.update(task, advance=1, states=", ".join(f"{count} {state}" for state, count in sorted(states.items())))
 
         yield tick
+
+
+@contextmanager
+def cell_progress(*, enabled: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A line a cell of a kernel grid, on standard error, as it is known; terminal or not."""
+
+    def tick(row: Mapping[str, Any]) -> None:
+        if enabled:
+            found = f"{row['time_s'] * 1e6:,.1f} us" if row.get("time_s") else "; ".join(row.get("reasons") or ())[:160]
+            print(f"{row['cell']}: {row['status']} {found}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201
+
+    yield tick

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from framework.engine.executors.base import Executor
 from framework.engine.metrics import Metrics
 from framework.engine.request import Completion, Request, Sequence, Status
@@ -19,6 +21,8 @@ class Lifecycle:
         self.eos_token_ids = eos_token_ids
         self.requests: dict[int, Request] = {}
         self.arrivals: list[tuple[float, int, Request]] = []
+        self.on_end: Callable[[Request], object] | None = None
+        """Called with each request as it ends, completions and status in place."""
         self._next_id = 0
         scheduler.fail = self.fail
 
@@ -59,6 +63,8 @@ class Lifecycle:
         self.metrics.ended(request)
         if request.sequences:
             self.scheduler.log(status.value, request.sequences[0])
+        if self.on_end is not None:
+            self.on_end(request)
 
     def finish_row(self, seq: Sequence) -> None:
         """One sequence is complete; its request ends with the last of them."""

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from framework.engine.executors.base import Step
 from framework.engine.request import Request, Status
@@ -25,7 +26,8 @@ class Metrics:
     Slots (tokens of pool memory) are, at each step after its writes: *live*: hold KV of a running request; *internal*:
     past the end in a row's last written block; *reserved*: promised to a row beyond that block; *external*: free, but
     in no run a request could get; *cached idle*: findable, used by nobody; *free*. They sum to the pool. Utilisation is
-    live / (live + internal + reserved), time-weighted. Times are seconds on the engine's clock.
+    live / (live + internal + reserved), weighted by time; weighted by steps it is the same in every run of one
+    command. Times are seconds on the engine's clock.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -33,6 +35,7 @@ class Metrics:
         self.num_steps = self.num_scheduled_tokens = self.num_output_tokens = self.num_decode_tokens = 0
         self.schedule_s = self.forward_s = self.sample_s = self.step_s = 0.0
         self.slot_seconds = np.zeros(len(_KINDS))
+        self.slot_steps = np.zeros(len(_KINDS), dtype=np.int64)
         self.slots = np.zeros(len(_KINDS), dtype=np.int64)
         self.peak_used_blocks = 0
         self.peak_rows = 0
@@ -118,6 +121,7 @@ class Metrics:
         self.sample_s += end - computed
         self.step_s += end - start
         self.slot_seconds += self.slots * (end - start)
+        self.slot_steps += self.slots
 
     def step_row(self, scheduler: Scheduler, now: float) -> dict[str, Any]:
         """One line for a run's metrics file: the state after the last step. Shares of 0 reserved slots are None."""
@@ -153,8 +157,6 @@ class Metrics:
         """The run's result, flat. What has no denominator, or the allocator failed to count, is None."""
         stats = self._final_stats(scheduler)
         wall = self.last_end_s - (self.first_arrival_s or 0.0)
-        live, internal, reserved, external, cached, _ = self.slot_seconds
-        used, pool = live + internal + reserved, float(self.slot_seconds.sum())
         result: dict[str, Any] = {
             "num_requests": self.num_submitted,
             **{f"num_{status.value}": self.statuses[status.value] for status in Status if status.ended},
@@ -173,12 +175,8 @@ class Metrics:
             "hit_rate": _ratio(self.hit_tokens, self.prompt_tokens),
             "hit_rate_blocks": _ratio(self.hit_blocks, self.prompt_blocks),
             "hit_rate_request_mean": float(np.mean(self.request_hit_rates)) if self.request_hit_rates else None,
-            "utilisation": _ratio(live, used),
-            "waste_internal": _ratio(internal, used),
-            "waste_reserved": _ratio(reserved, used),
-            "waste_external": _ratio(external, pool),
-            "cached_idle": _ratio(cached, pool),
-            "pool_used": _ratio(used, pool),
+            **_shares(self.slot_seconds),
+            **{f"{name}_by_step": share for name, share in _shares(self.slot_steps).items()},
             "peak_used_blocks": self.peak_used_blocks,
             "peak_running": self.peak_rows,
             "num_forks": scheduler.num_forks,
@@ -199,6 +197,20 @@ class Metrics:
             for percent in (50, 95, 99):
                 result[f"{name}_s_p{percent}"] = float(np.percentile(values, percent)) if values else None
         return result
+
+
+def _shares(slots: npt.NDArray[Any]) -> dict[str, float | None]:
+    """What the slots of each kind, summed over time or steps, are of those reserved or of the pool."""
+    live, internal, reserved, external, cached, _ = slots.tolist()
+    used, pool = live + internal + reserved, slots.sum().item()
+    return {
+        "utilisation": _ratio(live, used),
+        "waste_internal": _ratio(internal, used),
+        "waste_reserved": _ratio(reserved, used),
+        "waste_external": _ratio(external, pool),
+        "cached_idle": _ratio(cached, pool),
+        "pool_used": _ratio(used, pool),
+    }
 
 
 def _ratio(part: float, whole: float) -> float | None:

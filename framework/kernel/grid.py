@@ -44,10 +44,10 @@ class Grid:
         device: str,
         options: KernelOptions,
         layout: str,
-        origin: Mapping[str, Any],
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
         self.make, self.name, self.device, self.options, self.layout = make, name, device, options, layout
-        self.origin = dict(origin)
+        self.origin = dict(origin or {})
         self.rows: list[Row] = []
         self.reasons: list[str] = []
         self.ceilings: Ceilings | None = None

@@ -3,26 +3,60 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from framework.config.sections import ReplayOptions
 from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
-from framework.modes.replay_input import first, opened_trace, pool_blocks
+from framework.modes.replay_input import first, opened_trace, pool_blocks, require_requests
+from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
 from framework.registry.options import section
 from framework.replay.cores import count
 from framework.replay.optimum import replay_optimum
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import CacheOnlyResult
+from framework.workload.traces import Trace
 
 
-def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, Any]:
+def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
     """Each request is one access: the mode of published hit-rate tables. See replay.reference."""
+    config, start = session.config, time.perf_counter()
     cache = section(config, "cache")
     block_size = int(cache.get("block_size", 16))
     trace, limit, _ = opened_trace(config, block_tokens=block_size)
+    require_requests(trace, limit)
+    _require_blocks(trace, block_size)
+    paths = build_paths(first(trace, limit), full_blocks_only=options.full_blocks_only)
+    num_blocks = pool_blocks(cache, options, working_set=paths.num_nodes)
+    shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": int(config.get("seed", 0))}
+    policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
+    session.facts |= {
+        **names_of(config, ("eviction", "workload")),
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "unique_blocks": paths.num_nodes,
+        "infinite_hit_blocks": int(paths.infinite_hits.sum()),
+        "num_skipped_lines": trace.num_skipped,
+    }
+    session.begin("none")
+    measured: dict[str, Any] = {}
+
+    def work() -> None:
+        began = time.perf_counter()
+        core, counts = count(config.get("allocator"), paths, policy, num_blocks, leaf_first=options.leaf_first)
+        measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
+        if session.settings.get("requests", True):
+            _log_requests(session, paths, counts, trace, limit)
+        if options.optimum:
+            measured.update(_gap(paths, counts, num_blocks))
+
+    return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
+
+
+def _require_blocks(trace: Trace, block_size: int) -> None:
     if trace.block_tokens == 0:
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared; use executor=none")
     if trace.block_tokens != block_size:
@@ -30,13 +64,9 @@ def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, A
             f"executor=cache_only counts whole trace blocks of {trace.block_tokens} tokens; set "
             f"cache.block_size={trace.block_tokens} or a multiple, or use executor=none"
         )
-    paths = build_paths(first(trace, limit), full_blocks_only=options.full_blocks_only)
-    num_blocks = pool_blocks(cache, options, working_set=paths.num_nodes)
-    shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": int(config.get("seed", 0))}
-    policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
-    start = time.perf_counter()
-    core, counts = count(config.get("allocator"), paths, policy, num_blocks, leaf_first=options.leaf_first)
-    count_s = time.perf_counter() - start
+
+
+def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
     return {
         "num_requests": counts.num_requests,
         "hit_blocks": counts.hit_blocks,
@@ -47,14 +77,30 @@ def cache_only(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, A
         "num_evictions": counts.evictions,
         "hit_rate": counts.hit_rate,
         "hit_rate_blocks": counts.block_hit_rate,
-        "num_blocks": num_blocks,
-        "unique_blocks": paths.num_nodes,
-        "infinite_hit_blocks": int(paths.infinite_hits.sum()),
-        "num_skipped_lines": trace.num_skipped,
-        "replay_core": core,
-        "count_s": count_s,
-        **(_gap(paths, counts, num_blocks) if options.optimum else {}),
     }
+
+
+def _log_requests(
+    session: Session, paths: RequestPaths, counts: CacheOnlyResult, trace: Trace, limit: int | None
+) -> None:
+    """`requests.jsonl`: what each request asked for and hit. The trace is read again for who asked."""
+    sizes = np.diff(paths.starts).tolist()
+    tokens = zip(paths.input_tokens.tolist(), paths.hit_tokens(counts.request_hits).tolist(), strict=True)
+    blocks = zip(sizes, counts.request_hits.tolist(), strict=True)
+    rows = enumerate(zip(first(trace, limit), tokens, blocks, strict=True))
+    for number, (request, (prompt_tokens, hit_tokens), (prompt_blocks, hit_blocks)) in rows:
+        session.run.log_request(
+            {
+                "request": number,
+                "tenant": request.tenant,
+                "session": request.session,
+                "arrival_s": request.arrival_s,
+                "prompt_tokens": prompt_tokens,
+                "cached_tokens": hit_tokens,
+                "prompt_blocks": prompt_blocks,
+                "hit_blocks": hit_blocks,
+            }
+        )
 
 
 def _gap(paths: RequestPaths, counts: CacheOnlyResult, num_blocks: int) -> dict[str, Any]:

@@ -8,21 +8,20 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from framework import tracking
+from framework.cli.progress import cell_progress
 from framework.config.sections import KernelOptions
 from framework.engine.executors.checks import default_device, require_backend
 from framework.interfaces.backend import AttentionBackend
 from framework.kernel.cells import for_device
 from framework.kernel.grid import Grid
-from framework.modes.session import provenance
+from framework.modes.session import OnBegin, Session
 from framework.registry.components import build_component
 from framework.registry.options import call_checked, section
-from framework.results.layout import KERNEL, ROOFLINE
-from framework.tracking import RunDirectory, RunLabel, Trackers
+from framework.results.layout import KERNEL, ROOFLINE, ROOFLINE_SVG
 
 
-def kernel(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Judge and measure `config`'s backend over the grid of its `kernel` section. See build.run.
+def kernel(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
+    """Judge and measure `config`'s backend over the grid of its `kernel` section. See api.run.
 
     The rows, one a cell, are in kernel.jsonl and, not in result.json, under "rows" of what is returned. `status` is
     "ok", or "failed" when the gate or a timed batch was wrong, with `reasons`; what is wrong is not timed.
@@ -30,30 +29,30 @@ def kernel(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         BackendUnavailable: no cell of the grid can run here; result.json says so as well.
     """
-    settings = section(config, "run")
     options = call_checked("kernel", KernelOptions, section(config, "kernel"))
     device, cache = default_device(config.get("device")), section(config, "cache")
     options = for_device(options, device, int(cache.get("block_size") or 16))
     name = str((config.get("backend") or {}).get("name", "torch"))
-    with RunDirectory(Path(settings["dir"]), overwrite=bool(settings.get("overwrite", True))) as run:
-        tracker = section(config, "tracker")
-        trackers = Trackers(run, tracking.build(tracker.pop("name", "none"), tracker))
-        trackers.start(config, _label(config, name))
-        origin = provenance(config, device)
-        run.write_provenance(origin)
-        grid = Grid(_maker(config), name, device, options, str(cache.get("layout") or "NHD"), _origin(origin))
-        result = {"status": "failed", "mode": "kernel", "backend": name, "device": device}
-        try:
-            for step, row in enumerate(grid.run()):
-                run.writer(KERNEL).write(row)
-                trackers.log(step, {key: value for key, value in row.items() if isinstance(value, (int, float))})
-            result |= _summary(grid)
-            _plot(grid, run.path)
-        finally:
-            trackers.finish(result, failed=result["status"] != "ok")
+    # A backend's first call compiles and tunes, which may take any time.
+    with Session(config, on_begin=on_begin, stalls=False) as session:
+        session.facts |= {"backend": name, "device": device}
+        grid = Grid(_maker(config), name, device, options, str(cache.get("layout") or "NHD"))
+        grid.first_spec  # noqa: B018  an empty grid raises here, before anything is written
+        grid.origin = _origin(session.begin(device, session.label(f"kernel-{name}")))
+        result = session.record(lambda: _measure(grid, session), lambda complete: _summary(grid))
     if result["status"] == "unavailable":
         require_backend(_maker(config)(), grid.first_spec, device)
     return {**result, "rows": grid.rows}
+
+
+def _measure(grid: Grid, session: Session) -> None:
+    """Every cell, written and printed as it is known; then the picture of all."""
+    with cell_progress(enabled=session.progress) as tick:
+        for step, row in enumerate(grid.run()):
+            session.run.writer(KERNEL).write(row)
+            session.log(step, {key: value for key, value in row.items() if isinstance(value, (int, float))})
+            tick(row)
+    _plot(grid, session.run.path)
 
 
 def _maker(config: Mapping[str, Any]) -> Callable[[], AttentionBackend]:
@@ -64,15 +63,6 @@ def _maker(config: Mapping[str, Any]) -> Callable[[], AttentionBackend]:
         return backend
 
     return make
-
-
-def _label(config: Mapping[str, Any], backend: str) -> RunLabel:
-    settings = section(config, "run")
-    return RunLabel(
-        name=str(settings.get("name") or f"kernel-{backend}"),
-        group=str(settings.get("group") or ""),
-        job_type=f"kernel-{backend}",
-    )
 
 
 def _origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,4 +106,4 @@ def _plot(grid: Grid, folder: Path) -> None:
     figure = roofline(grid.rows)
     if figure is not None:
         figure.savefig(folder / ROOFLINE, dpi=150)
-        figure.savefig(folder / "roofline.svg")
+        figure.savefig(folder / ROOFLINE_SVG)

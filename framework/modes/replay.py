@@ -3,98 +3,157 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from framework import tracking
 from framework.config.sections import EngineOptions, ReplayOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.errors import ConfigError
+from framework.errors import ConfigError, WorkloadError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.modes.cache_only import cache_only
-from framework.modes.replay_input import first, opened_trace, pool_blocks
-from framework.modes.session import label, provenance
+from framework.modes.replay_input import first, opened_trace, pool_blocks, require_requests
+from framework.modes.rows import request_row
+from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_allocator, build_component
 from framework.registry.options import call_checked, section
 from framework.replay.foresight import Foresight
-from framework.replay.items import feed, recorded_items, trace_items
+from framework.replay.items import ReplayItem, feed, recorded_items, trace_items
 from framework.replay.recording import Recording, read_recording
 from framework.replay.roofline import Roofline
-from framework.tracking import RunDirectory, Trackers
 from framework.types import TokenArray
 from framework.workload.traces import Trace
 
-_KINDS = ("allocator", "eviction", "hash", "backend")
+_EXECUTORS = ("none", "roofline", "cache_only")
 _DEFAULT_LEN = 262_144
+_TIMED_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps"} | {
+    f"{name}_s_p{percent}": f"{name}_steps_p{percent}"
+    for name in ("ttft", "tpot", "latency")
+    for percent in (50, 95, 99)
+}
+_PER_SECOND = frozenset(
+    {
+        "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "schedule_s",
+        "forward_s", "sample_s", "engine_overhead",
+    }
+)  # fmt: skip
 
 
-def replay(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Replay `config`'s trace; returns what `result.json` holds. See build.run."""
-    settings = section(config, "run")
+def replay(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
+    """Replay `config`'s trace; returns what `result.json` holds. See api.run."""
     options = call_checked("replay", ReplayOptions, section(config, "replay"))
-    with RunDirectory(Path(settings["dir"]), overwrite=bool(settings.get("overwrite", True))) as run:
-        tracker = section(config, "tracker")
-        trackers = Trackers(run, tracking.build(tracker.pop("name", "none"), tracker))
-        trackers.start(config, label(config))
-        run.write_provenance(provenance(config, "none"))
-        executor = config.get("executor") or "none"
-        start = time.perf_counter()
+    executor = str(config.get("executor") or "none")
+    if executor not in _EXECUTORS:
+        raise ConfigError(f"mode=replay has executors {', '.join(_EXECUTORS)}, found {executor!r}")
+    with Session(config, on_begin=on_begin) as session:
+        session.facts["executor"] = executor
         if executor == "cache_only":
-            result = cache_only(config, options)
-        elif executor in ("none", "roofline"):
-            result = full_replay(config, options, run, trackers)
-        else:
-            raise ConfigError(f"mode=replay has executors none, roofline and cache_only, found {executor!r}")
-        result = {**_head(config, executor), **result, "replay_s": time.perf_counter() - start}
-        trackers.finish(result)
-    return result
+            return cache_only(session, options)
+        return full_replay(session, options)
 
 
-def _head(config: Mapping[str, Any], executor: str) -> dict[str, Any]:
-    cache = section(config, "cache")
-    head: dict[str, Any] = {"status": "ok", "mode": "replay", "executor": executor}
-    kinds = ("eviction",) if executor == "cache_only" else _KINDS[:3]
-    head.update({kind: (config.get(kind) or {}).get("name") for kind in (*kinds, "workload")})
-    head.update(seed=int(config.get("seed", 0)), num_blocks=cache.get("num_blocks"), block_size=cache.get("block_size"))
-    return head
-
-
-def full_replay(
-    config: Mapping[str, Any], options: ReplayOptions, run: RunDirectory, trackers: Trackers
-) -> dict[str, Any]:
+def full_replay(session: Session, options: ReplayOptions) -> dict[str, Any]:
     """Requests overlap, pin their blocks, decode and are preempted, as in a serve run."""
-    settings = section(config, "run")
-    log = (lambda event, **facts: run.log_event({"event": event, **facts})) if settings.get("events") else None
-    workload = section(config, "workload")
-    recording: Recording | None = None
+    source = open_source(session.config, options, session.event_log())
+    engine, unit = source.engine, source.unit
+    session.facts |= {**names_of(session.config, (*KINDS[:3], "workload"))}
+    session.begin("none")
+    if session.settings.get("requests", True):
+        engine.life.on_end = lambda request: session.run.log_request(request_row(request, unit=unit))
+    log_every, start = max(1, int(session.settings.get("log_every", 1))), time.perf_counter()
+
+    def work() -> None:
+        for number, _ in enumerate(feed(engine, source.items, progress=session.progress), start=1):
+            if number % log_every == 0 and (log_every > 1 or number < 10_000 or number % 100 == 0):
+                row = engine.metrics.step_row(engine.scheduler, engine.executor.now())
+                session.log(engine.scheduler.step_number, in_steps(row) if unit == "steps" else row)
+        engine.check()
+
+    def outcome(complete: bool) -> dict[str, Any]:
+        summary = engine.metrics.summary(engine.scheduler, engine.allocator)
+        summary["goodput_requests_per_s"] = engine.metrics.goodput(options.slo_ttft_s, options.slo_tpot_s)
+        summary = in_steps(summary) if unit == "steps" else summary
+        for measured_by_the_wall in ("schedule_s", "sample_s", "engine_overhead"):
+            summary.pop(measured_by_the_wall, None)
+        return {
+            **summary,
+            "clock": source.clock,
+            "num_blocks": engine.allocator.num_blocks,
+            "block_size": engine.allocator.block_size,
+            "num_skipped_lines": source.num_skipped,
+            "replay_s": time.perf_counter() - start,
+        }
+
+    return session.record(work, outcome)
+
+
+def in_steps(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured on a clock that counts steps: times say so in their names, and rates a second are left out."""
+    counted: dict[str, Any] = {}
+    for key, value in measured.items():
+        if key in _TIMED_IN_STEPS:
+            counted[_TIMED_IN_STEPS[key]] = value
+        elif key not in _PER_SECOND:
+            counted[key] = value
+    return counted
+
+
+@dataclass(slots=True)
+class Source:
+    """What a replay replays, and the engine for it.
+
+    Attributes:
+        unit: of the engine's clock: "s", or "steps" for a recording, whose arrivals are step numbers.
+        clock: as the result names it.
+    """
+
+    engine: Engine
+    items: Iterator[ReplayItem]
+    unit: str
+    clock: str
     trace: Trace | None = None
-    if workload.get("name") == "recording":
-        recording = read_recording(Path(str(workload.get("path"))))
-        engine, _ = build_engine(config, options, log, recording)
-        items = recorded_items(recording)
-    else:
-        trace, limit, speed = opened_trace(config, block_tokens=None)
-        outputs: dict[tuple[int, int], TokenArray] = {}
-        engine, policy = build_engine(config, options, log, None, outputs)
-        if policy.needs_future:
-            Foresight(engine.allocator, first(trace, limit), max_len=engine.max_model_len).attach(engine.scheduler)
-        items = trace_items(first(trace, limit), speed, outputs)
-    log_every = max(1, int(settings.get("log_every", 1)))
-    for number, _ in enumerate(feed(engine, items, progress=bool(settings.get("progress", True))), start=1):
-        if number % log_every == 0 and (log_every > 1 or number < 10_000 or number % 100 == 0):
-            step = engine.scheduler.step_number
-            trackers.log(step, engine.metrics.step_row(engine.scheduler, engine.executor.now()))
-    engine.check()
-    summary = engine.metrics.summary(engine.scheduler, engine.allocator)
-    virtual = config.get("executor") == "roofline"
-    summary["clock"] = "virtual" if virtual else "steps" if recording else f"{options.step_s} s a step"
-    summary["num_blocks"] = engine.allocator.num_blocks
-    summary["goodput_requests_per_s"] = engine.metrics.goodput(options.slo_ttft_s, options.slo_tpot_s)
-    summary["num_skipped_lines"] = trace.num_skipped if trace is not None else 0
-    return summary
+
+    @property
+    def num_skipped(self) -> int:
+        """Lines of the trace that `on_error=skip` left out so far."""
+        return 0 if self.trace is None else self.trace.num_skipped
+
+
+def open_source(config: Mapping[str, Any], options: ReplayOptions, log: Any) -> Source:
+    """Read what comes first, and build the engine.
+
+    Raises:
+        WorkloadError: a file that cannot be read, or without a request.
+        ConfigError: a policy that needs the future, over a recording.
+    """
+    if section(config, "workload").get("name") == "recording":
+        return _recorded_source(config, options, log)
+    trace, limit, speed = opened_trace(config, block_tokens=None)
+    outputs: dict[tuple[int, int], TokenArray] = {}
+    engine, policy = build_engine(config, options, log, None, outputs)
+    if policy.needs_future:
+        Foresight(engine.allocator, first(trace, limit), max_len=engine.max_model_len).attach(engine.scheduler)
+    require_requests(trace, limit)
+    clock = "virtual" if config.get("executor") == "roofline" else f"{options.step_s} s a step"
+    items = trace_items(first(trace, limit), speed, outputs)
+    return Source(engine, items, "s", clock, trace)
+
+
+def _recorded_source(config: Mapping[str, Any], options: ReplayOptions, log: Any) -> Source:
+    path = Path(str(section(config, "workload").get("path")))
+    recording = read_recording(path)
+    if not recording.requests:
+        raise WorkloadError(f"{path} holds 0 requests; there is nothing to replay")
+    engine, policy = build_engine(config, options, log, recording)
+    if policy.needs_future:
+        raise ConfigError(
+            f"eviction={(config.get('eviction') or {}).get('name')} needs every block's next use, which workload=trace "
+            "gives and workload=recording does not; replay a trace, or choose another policy"
+        )
+    return Source(engine, recorded_items(recording), "steps", "steps")
 
 
 def build_engine(

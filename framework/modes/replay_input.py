@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from framework.config.sections import ReplayOptions
-from framework.errors import ConfigError
+from framework.errors import ConfigError, WorkloadError
 from framework.registry.options import call_checked, section
 from framework.replay.curves import capacity_blocks
 from framework.replay.roofline import Roofline
@@ -55,3 +55,17 @@ def pool_blocks(cache: Mapping[str, Any], options: ReplayOptions, working_set: i
     token = Roofline(shape=options.shape, dtype=options.dtype).kv_bytes_per_token
     size = token * int(cache.get("block_size", 16))
     return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size)
+
+
+def require_requests(trace: Trace, limit: int | None) -> None:
+    """Read up to the first request.
+
+    Raises:
+        WorkloadError: there is none, with the number of lines that were left out and the first one's fault.
+    """
+    if next(first(trace, limit), None) is None:
+        why = (
+            f" ({trace.num_skipped:,} lines were skipped; the first: {trace.first_error})" if trace.num_skipped else ""
+        )
+        allowed = f" with workload.limit={limit}" if limit is not None and limit < 1 else ""
+        raise WorkloadError(f"{trace.path} holds 0 requests{allowed}{why}; there is nothing to replay")

@@ -5,83 +5,93 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from framework import tracking, workload
+from framework import registry, workload
 from framework.engine.engine import Engine
 from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
 from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.request import Request
-from framework.errors import PluginError
+from framework.errors import ConfigError, PluginError, WorkloadError
 from framework.guard.backend import GuardedBackend
 from framework.llm import LLM, EngineOptions, build_component
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
 from framework.model.shard import Shard
 from framework.model.tokenizer import encode
-from framework.modes.session import label, provenance
+from framework.modes import dense_check
+from framework.modes.dense_check import DenseVerdict
+from framework.modes.rows import completion_rows, request_row
+from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.parallel.spread import spread_over
 from framework.registry.options import call_checked, section
 from framework.replay.recording import write_recording
-from framework.tracking import RunDirectory, Trackers
+from framework.results.layout import RECORDING
 from framework.types import TokenArray
 from framework.workload import WorkloadRequest
 
-_KINDS = ("allocator", "eviction", "hash", "backend")
 
+def serve(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
+    """Serve `config`'s workload on its model; returns what `result.json` holds. See api.run.
 
-def serve(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Serve `config`'s workload on its model; returns what `result.json` holds. See build.run."""
-    settings = section(config, "run")
-    with RunDirectory(Path(settings["dir"]), overwrite=bool(settings.get("overwrite", True))) as run:
-        tracker = section(config, "tracker")
-        trackers = Trackers(run, tracking.build(tracker.pop("name", "none"), tracker))
-        trackers.start(config, label(config))
-        log = _event_log(run) if settings.get("events") else None
+    Raises:
+        ConfigError: a policy that needs the future, which nobody knows while requests are served.
+    """
+    with Session(config, on_begin=on_begin) as session:
+        refuse_foresight(config)
         check_backend(config)
         with closing(load_model(config)) as model:
             items = build_workload(config, model)
-            llm = build_llm(config, model, longest=max((item.max_total_tokens for item in items), default=1), log=log)
-            run.write_provenance(provenance(config, llm.device))
-            return _answer(llm, config, items, run, trackers)
+            longest = max(item.max_total_tokens for item in items)
+            llm = build_llm(config, model, longest=longest, log=session.event_log())
+            session.begin(llm.device)
+            return _answer(llm, session, items)
 
 
-def _answer(
-    llm: LLM, config: Mapping[str, Any], items: Sequence[EncodedRequest], run: RunDirectory, trackers: Trackers
-) -> dict[str, Any]:
-    """Serve `items` and write down what became of them, also of a run that fails."""
-    settings = section(config, "run")
-    log_every = int(settings.get("log_every", 1))
-    recorder = record_into(llm) if settings.get("record") else None
-    requests = submit_workload(llm, items)
+def _answer(llm: LLM, session: Session, items: Sequence[EncodedRequest]) -> dict[str, Any]:
+    """Serve `items` and write down what became of them, also of a run that does not come to its end."""
+    log_every = int(session.settings.get("log_every", 1))
+    recorder = record_into(llm) if session.settings.get("record") else None
+    requests: list[Request] = []
 
     def on_step(engine: Engine) -> None:
         step = engine.scheduler.step_number
         if step % log_every == 0:
-            trackers.log(step, engine.metrics.step_row(engine.scheduler, engine.executor.now()))
+            session.log(step, engine.metrics.step_row(engine.scheduler, engine.executor.now()))
 
-    failed = True
-    try:
-        llm.drain(progress=bool(settings.get("progress", True)), on_step=on_step)
+    def work() -> None:
+        requests.extend(submit_workload(llm, items))
+        llm.drain(progress=session.progress, on_step=on_step)
         llm.engine.check()
-        failed = False
-    finally:
+
+    def outcome(complete: bool) -> dict[str, Any]:
         llm.add_texts(requests)
+        verdicts = dense_verdicts(llm, requests, int(session.settings.get("check_requests", 8))) if complete else None
         for request in requests:
-            run.log_request(request_row(request))
+            session.run.log_request(served_row(request, verdicts or ()))
         if recorder is not None:
             write_recording(
-                run.path / "recording.jsonl",
+                session.run.path / RECORDING,
                 requests,
                 recorder,
                 eos_token_ids=llm.model.tokenizer.eos_token_ids,
                 max_model_len=llm.engine.max_model_len,
             )
-        result = summarise(llm, config, requests, failed=failed)
-        trackers.finish(result, failed=failed or result["num_failed"] > 0)
-    return result
+        return {**summarise(llm, session.config), **dense_check.summarise(verdicts)}
+
+    return session.record(work, outcome)
+
+
+def refuse_foresight(config: Mapping[str, Any]) -> None:
+    """Raise for `eviction=belady` and the like, before a model is loaded."""
+    chosen = config.get("eviction") or {}
+    name = str(chosen.get("name", "") if isinstance(chosen, Mapping) else chosen)
+    if name and getattr(registry.load("eviction", name), "needs_future", False):
+        raise ConfigError(
+            f"eviction={name} needs every block's next use, which is known in a replay only; use mode=replay with "
+            "workload=trace, or another policy"
+        )
 
 
 def record_into(llm: LLM) -> RecordingExecutor:
@@ -151,7 +161,7 @@ def build_llm(config: Mapping[str, Any], model: LoadedModel, *, longest: int, lo
     cache.pop("dtype", None)
     if options.get("max_model_len") is None:
         options["max_model_len"] = longest
-    parts: dict[str, Any] = {kind: config[kind] for kind in _KINDS if config.get(kind)}
+    parts: dict[str, Any] = {kind: config[kind] for kind in KINDS if config.get(kind)}
     parts.update(cache, model=model, device=default_device(config.get("device")), seed=int(config.get("seed", 0)))
     return call_checked("cache", LLM, {**parts, "log": log, "engine": call_checked("engine", EngineOptions, options)})
 
@@ -159,7 +169,11 @@ def build_llm(config: Mapping[str, Any], model: LoadedModel, *, longest: int, lo
 def build_workload(config: Mapping[str, Any], model: LoadedModel) -> list[EncodedRequest]:
     """The workload's requests, through the model's tokenizer."""
     options = section(config, "workload")
-    items = workload.build(options.pop("name", "chat"), options, seed=int(config.get("seed", 0)))
+    name = options.pop("name", "chat")
+    items = workload.build(name, options, seed=int(config.get("seed", 0)))
+    if not items:
+        place = f"{options['path']} holds" if options.get("path") else f"workload={name} makes"
+        raise WorkloadError(f"{place} 0 requests; there is nothing to serve")
     return [EncodedRequest(item, encode(model.tokenizer, item.prompt)) for item in items]
 
 
@@ -174,20 +188,25 @@ def submit_workload(llm: LLM, items: Sequence[EncodedRequest]) -> list[Request]:
             namespace=llm.namespace_for(item.request.namespace),
             priority=item.request.priority,
             tenant=item.request.tenant,
+            key=item.request.key,
+            session=item.request.session or None,
         )
         for item in items
     ]
 
 
-def summarise(llm: LLM, config: Mapping[str, Any], requests: list[Request], *, failed: bool) -> dict[str, Any]:
-    """The run's flat result, the dense check's verdict included."""
-    from framework.modes.dense_check import check_dense
+def dense_verdicts(llm: LLM, requests: Sequence[Request], limit: int) -> list[DenseVerdict] | None:
+    """The dense check's verdicts; None where nothing can be judged."""
+    ranks = llm.model.ranks
+    if ranks is not None and ranks.broken:
+        return None
+    return dense_check.compare_dense(llm.model, requests, limit, device=llm.device)
 
-    settings = section(config, "run")
-    result: dict[str, Any] = {"status": "failed" if failed else "ok", "mode": "serve", "clock": "wall"}
-    result.update({kind: (config.get(kind) or {}).get("name") for kind in (*_KINDS, "model", "workload")})
-    result.update(seed=int(config.get("seed", 0)), device=llm.device, dtype=llm.spec.dtype)
-    result.update(num_blocks=llm.num_blocks, block_size=llm.spec.block_size)
+
+def summarise(llm: LLM, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the run measured, and on what."""
+    result: dict[str, Any] = {"clock": "wall", **names_of(config, (*KINDS, "model", "workload"))}
+    result.update(device=llm.device, dtype=llm.spec.dtype, num_blocks=llm.num_blocks, block_size=llm.spec.block_size)
     size = llm.tensor_parallel_size
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
     result.update(llm.engine.metrics.summary(llm.engine.scheduler, llm.allocator))
@@ -196,31 +215,17 @@ def summarise(llm: LLM, config: Mapping[str, Any], requests: list[Request], *, f
         result.update({f"backend_{name}": value for name, value in GuardedBackend(llm.backend).facts().items()})
     except PluginError as error:
         result.setdefault("first_failure", str(error))
-    ranks = llm.model.ranks
-    limit = 0 if ranks is not None and ranks.broken else int(settings.get("check_requests", 8))
-    result.update(check_dense(llm.model, requests, limit, device=llm.device))
     return result
 
 
-def request_row(request: Request) -> dict[str, Any]:
-    """One request for `requests.jsonl`."""
-    return {
-        "request": request.number,
-        "status": request.status.value,
-        "reason": request.reason,
-        "prompt_tokens": len(request.prompt),
-        "cached_tokens": request.num_cached_tokens,
-        "recomputed_tokens": request.num_recomputed_tokens,
-        "preemptions": request.num_preemptions,
-        "arrival_s": request.arrival_s,
-        "first_token_s": request.first_token_s,
-        "finished_s": request.finished_s,
-        "completions": [
-            {"text": c.text, "tokens": c.tokens, "finish_reason": c.finish_reason, "logprob": c.cumulative_logprob}
-            for c in request.completions
-        ],
-    }
+def served_row(request: Request, verdicts: Sequence[DenseVerdict]) -> dict[str, Any]:
+    """One request for `requests.jsonl`, with what was generated and whether the dense model agrees.
 
-
-def _event_log(run: RunDirectory) -> Any:
-    return lambda event, **facts: run.log_event({"event": event, **facts})
+    `dense` is "equal", "differs" (and `dense_differs_at` the index of the first such token) or null: not compared.
+    """
+    verdict = next((verdict for verdict in verdicts if verdict.request == request.number), None)
+    row = request_row(request)
+    row["dense"] = None if verdict is None else "equal" if verdict.differs_at is None else "differs"
+    row["dense_differs_at"] = None if verdict is None else verdict.differs_at
+    row["completions"] = completion_rows(request)
+    return row

@@ -1,36 +1,193 @@
-"""How a run is called, and where it comes from."""
+"""One run from the lock on its directory to its result: what every mode does alike, once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from framework import tracking
+from framework.cli.signals import describe, interrupts
+from framework.errors import FrameworkError
+from framework.modes.watchdog import Watchdog
 from framework.registry.options import section
-from framework.tracking import RunLabel
+from framework.results.layout import JOB
+from framework.results.reading import read_json, what_went_wrong
+from framework.sweep.job import fail
+from framework.tracking import RunDirectory, RunLabel, Trackers
+from framework.tracking.provenance import headline
 
-_KINDS = ("allocator", "eviction", "hash", "backend")
-
-
-def label(config: Mapping[str, Any]) -> RunLabel:
-    """How trackers call this run."""
-    settings = section(config, "run")
-    names = [str((config.get(kind) or {}).get("name", "default")) for kind in _KINDS]
-    return RunLabel(
-        name=str(settings.get("name") or "-".join(names)),
-        group=str(settings.get("group") or ""),
-        job_type="-".join(names),
-    )
+KINDS = ("allocator", "eviction", "hash", "backend")
+OnBegin = Callable[[Path], object]
 
 
-def provenance(config: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Where this run comes from."""
-    components = {kind: str((config.get(kind) or {}).get("name", "default")) for kind in _KINDS}
-    path = section(config, "workload").get("path")
-    return tracking.collect_provenance(
-        components=components,
-        seeds={"seed": int(config.get("seed", 0))},
-        device=device,
-        inputs=[Path(str(path))] if path else [],
-    )
+class Session:
+    """`with Session(config) as session:` around a whole run: reading first, then `begin`, then `record`.
+
+    Until `begin` nothing of an earlier run in the directory is touched. A run that raises before, into a directory
+    that holds no result, leaves a `result.json` with status "failed" and the reason; one that raises after `begin`
+    leaves what there is as well. Ctrl-C, SIGTERM and SIGHUP do the same with status "interrupted".
+
+    Args:
+        config: resolved and plain.
+        on_begin: called once with the directory when it becomes this run's.
+        stalls: whether a call into a plugin may be ended after `run.stall_timeout_s`.
+
+    Attributes:
+        facts: what the result says besides what was measured; modes add to it before the end.
+        run: the directory.
+
+    Raises:
+        ConfigError, RunDirectoryError: see RunDirectory; ConfigError: no such tracker.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], *, on_begin: OnBegin = lambda path: None, stalls: bool = True
+    ) -> None:
+        self.config, self.settings, self._on_begin = config, section(config, "run"), on_begin
+        self.facts: dict[str, Any] = {"mode": str(config.get("mode", "serve")), "seed": int(config.get("seed", 0))}
+        tracker = section(config, "tracker")
+        followers = tracking.build(tracker.pop("name", "none"), tracker)
+        self.run = RunDirectory(self.settings["dir"], overwrite=bool(self.settings.get("overwrite", True)))
+        self._trackers = Trackers(self.run, followers)
+        self._watchdog = Watchdog(
+            stall_s=self.settings.get("stall_timeout_s") if stalls else None,
+            timeout_s=self.settings.get("timeout_s"),
+            on_abandon=self._abandon,
+        )
+        self._recorded = False
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Session:
+        self._stack.enter_context(interrupts())
+        self._stack.enter_context(self.run)
+        self._stack.push(self._leave)
+        self._stack.enter_context(self._watchdog)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def progress(self) -> bool:
+        """Whether a bar is wanted."""
+        return bool(self.settings.get("progress", True))
+
+    def event_log(self) -> Callable[..., None] | None:
+        """What writes a line of `events.jsonl`, given (event, **facts); None where no log is wanted."""
+        if not self.settings.get("events"):
+            return None
+        return lambda event, **facts: self.run.log_event({"event": event, **facts})
+
+    def begin(self, device: str, label: RunLabel | None = None) -> dict[str, Any]:
+        """All is read and can start: take over the directory, write what made the run, start the trackers.
+
+        Returns:
+            the provenance, as `provenance.json` holds it.
+
+        Raises:
+            RunDirectoryError: nothing can be written here.
+        """
+        self.run.begin()
+        self._on_begin(self.run.path)
+        origin = self._provenance(device)
+        self.facts |= headline(origin)
+        self.run.write_provenance(origin)
+        self._trackers.start(self.config, label or self._label())
+        return origin
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """A line of `metrics.jsonl`, and live numbers for the trackers."""
+        self._trackers.log(step, metrics)
+
+    def record(self, work: Callable[[], object], outcome: Callable[[bool], Mapping[str, Any]]) -> dict[str, Any]:
+        """Do the work and write `result.json`, whatever becomes of it.
+
+        Args:
+            outcome: what was measured, asked once after the work with True; with False where the work, or that call,
+                raised: then it gives what there is, quickly.
+
+        Returns:
+            what `result.json` holds, status "ok".
+        """
+        try:
+            work()
+            measured = outcome(True)
+        except BaseException as error:
+            self._finish({**self._failure(error), **self._salvage(outcome)})
+            raise
+        return self._finish({"status": "ok", **measured})
+
+    def _finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        status = {"status": result["status"]}
+        whole = {**status, **self.facts, **result}
+        self._recorded = True
+        self._trackers.finish(whole, failed=bool(what_went_wrong(whole)))
+        return whole
+
+    def _failure(self, error: BaseException) -> dict[str, Any]:
+        error = self._watchdog.error or error
+        if isinstance(error, KeyboardInterrupt):
+            return {"status": "interrupted", "reasons": [f"interrupted by {describe(error)}"]}
+        return {"status": "failed", "reasons": [sentence(error)]}
+
+    def _salvage(self, outcome: Callable[[bool], Mapping[str, Any]]) -> dict[str, Any]:
+        """What there is of a run that did not come to its end; a broken engine may not be able to say."""
+        try:
+            return dict(outcome(False))
+        except Exception as error:
+            return {"not_measured": sentence(error)}
+
+    def _leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """At the end: a run that raised before it recorded anything leaves its reason, unless a result lies there."""
+        if error is None or self._recorded or (self.run.holds_result and not self.run.begun):
+            return
+        with suppress(FrameworkError, OSError):  # the error that ended the run is the one to report
+            self._finish(self._failure(error))
+
+    def _abandon(self, reason: str) -> None:
+        """The process is about to exit in the middle of a call that cannot be ended: leave the reason."""
+        with suppress(FrameworkError, OSError):
+            self.run.write_result({"status": "failed", **self.facts, "reasons": [reason]})
+        if (job := read_json(self.run.path / JOB)) is not None:
+            fail(self.run.path, "failed", reason, job.get("overrides") or ())
+
+    def _provenance(self, device: str) -> dict[str, Any]:
+        components = {kind: str((self.config.get(kind) or {}).get("name", "default")) for kind in KINDS}
+        path = section(self.config, "workload").get("path")
+        return tracking.collect_provenance(
+            components=components,
+            seeds={"seed": self.facts["seed"]},
+            device=device,
+            inputs=[Path(str(path))] if path else [],
+        )
+
+    def _label(self) -> RunLabel:
+        """How trackers call this run."""
+        names = [str((self.config.get(kind) or {}).get("name", "default")) for kind in KINDS]
+        return self.label("-".join(names))
+
+    def label(self, components: str) -> RunLabel:
+        """How trackers call a run of these components."""
+        settings = self.settings
+        return RunLabel(
+            name=str(settings.get("name") or components), group=str(settings.get("group") or ""), job_type=components
+        )
+
+
+def sentence(error: BaseException) -> str:
+    """`TypeName: its text` on one line."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = "(its text cannot be had)"
+    return f"{type(error).__name__}: {text}"
+
+
+def names_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """key -> the chosen component's name, None where none was chosen."""
+    return {key: (config.get(key) or {}).get("name") for key in keys}

@@ -66,6 +66,11 @@ class Watchdog:
         self._held: list[FrameType] = []
         """Calls that may have stalled; what an interrupt is meant for, empty when it is for whatever runs."""
 
+    @property
+    def error(self) -> FrameworkError | None:
+        """Why the work was ended, once it was; what an exception passing through it stands for."""
+        return self._error
+
     def __enter__(self) -> Watchdog:
         self._watched = threading.get_ident()
         self._by_signal = _SIGNAL is not None and threading.current_thread() is threading.main_thread()

@@ -7,6 +7,7 @@ fails on a key that is not declared. A plugin's own facts need no line: they car
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from framework.results.metric import Better, Metric
@@ -30,6 +31,11 @@ def _on_cuda(result: Mapping[str, Any]) -> bool:
 
 def _with_graphs(result: Mapping[str, Any]) -> bool:
     return bool(result.get("cuda_graphs"))
+
+
+def _never(result: Mapping[str, Any]) -> bool:
+    """For facts of every result that the table of a run leaves to `provenance.json` and reports."""
+    return False
 
 
 def _several_ranks(result: Mapping[str, Any]) -> bool:
@@ -101,6 +107,33 @@ def _percentiles(name: str, title: str, definition: str, note: str) -> Iterator[
         )
 
 
+def _by_step(*weighted_by_time: Metric) -> Iterator[Metric]:
+    """The same shares weighted by steps: equal to the last digit in every run of one command."""
+    for metric in weighted_by_time:
+        yield replace(
+            metric,
+            key=f"{metric.key}_by_step",
+            title=f"{metric.title}, by step",
+            definition=f"{metric.definition}, each step counted once: the same in every run of one command.",
+            when=_never,
+        )
+
+
+def _in_steps(*names: tuple[str, str, str]) -> Iterator[Metric]:
+    """Times of a replayed recording, whose clock counts steps."""
+    for name, title, definition in names:
+        for percent in (50, 95, 99):
+            yield Metric(
+                key=f"{name}_steps_p{percent}",
+                unit="steps",
+                better="lower",
+                section="latency",
+                title=f"{title}, steps" if percent == 50 else f"{title}, steps, p{percent}",
+                definition=f"{definition}, in steps, {percent}th percentile over finished requests.",
+                row="" if percent == 50 else f"{name}_steps_p50",
+            )
+
+
 _DECLARED: tuple[Metric, ...] = (
     _text("run", "status", "status", "`ok`, `failed`, `unavailable` or `interrupted`."),
     _text("run", "mode", "mode", "`serve`, `replay` or `kernel`."),
@@ -114,6 +147,17 @@ _DECLARED: tuple[Metric, ...] = (
     _text("run", "backend", "backend", "Name of the attention backend."),
     _text("run", "device", "device", "Where the model or kernel ran, as torch names it."),
     _text("run", "dtype", "dtype", "Data type of K and V in the pool."),
+    _text("run", "command", "command", "The command line of the process, as a shell takes it.", when=_never),
+    _text("run", "started_at", "started", "When the run began, UTC.", when=_never, wall=True),
+    _text("run", "machine", "machine", "The accelerator, or the processor and the cores that the run may use.",
+          when=_never),
+    _text("run", "version", "version", "Version of this package.", when=_never),
+    _text("run", "git_revision", "revision", "Revision of the checkout that the package ran from.", when=_never),
+    _text("run", "trace", "trace", "Path of the trace or recording that was replayed.", when=_never),
+    _text("run", "trace_sha256", "trace's SHA-256", "SHA-256 of that file.", when=_never),
+    Metric(key="trace_bytes", unit="bytes", better="", section="run", title="trace's size",
+           definition="Size of that file.", when=_never),
+    _text("run", "not_measured", "not measured", "Why a run that did not end well could not say what it measured."),
     _run("seed", "number", "seed", "The run's seed."),
     _run("num_blocks", "blocks", "blocks", "Blocks in the pool, the null block excepted."),
     _run("block_size", "tokens", "block size", "Tokens in a block."),
@@ -161,11 +205,16 @@ _DECLARED: tuple[Metric, ...] = (
     _requests("dense_mismatches", "lower", "differ from dense", "Checked requests whose tokens differ from the plain "
               "dense model's; any makes the run a failure.", of="dense_checked", when=_dense_checked),
     _requests("dense_checked", "", "checked", "Greedy requests decoded again without a cache."),
+    Metric(key="dense_mismatched_requests", unit="list", better="", section="requests", title="which differ",
+           definition="Numbers of the checked requests that differ; `requests.jsonl` says from which token on.",
+           when=lambda result: bool(result.get("dense_mismatches"))),
     Metric(key="dense_ties", unit="tokens", better="", section="requests", title="dense ties", hide_zero=True,
            definition="Tokens whose two likeliest logits are too close for a verdict."),
     # Speed
     _speed("wall_s", "s", "lower", "time", "From the first arrival to the last end, on the run's clock.",
            note="{clock}, arrival to end"),
+    Metric(key="wall_steps", unit="steps", better="", section="speed", title="steps", definition="From the first "
+           "arrival to the last end of a replayed recording, whose clock counts steps.", note="arrival to end"),
     _speed("output_tokens_per_s", "tokens/s", "higher", "output tokens/s", "Generated tokens over `wall_s`."),
     _speed("total_tokens_per_s", "tokens/s", "higher", "all tokens/s", "Computed and generated tokens over `wall_s`."),
     _speed("requests_per_s", "requests/s", "higher", "requests/s", "Finished requests over `wall_s`."),
@@ -187,6 +236,11 @@ _DECLARED: tuple[Metric, ...] = (
     *_percentiles("tpot", "each next token", "Time between the first and last token over the tokens after the first",
                   "{clock}"),
     *_percentiles("latency", "whole request", "From arrival to the last token", "{clock}"),
+    *_in_steps(
+        ("ttft", "first token", "From arrival to the first generated token"),
+        ("tpot", "each next token", "Steps between the first and last token over the tokens after the first"),
+        ("latency", "whole request", "From arrival to the last token"),
+    ),
     # Memory
     _memory("utilisation", "share", "higher", "utilisation",
             "Slots holding live K and V over slots reserved, weighted by time.", note="live / reserved slots"),
@@ -199,6 +253,17 @@ _DECLARED: tuple[Metric, ...] = (
     _memory("cached_idle", "share", "", "cached, idle",
             "Slots findable and used by nobody, over the pool: not waste, but a cache.", note="of the pool"),
     _memory("pool_used", "share", "", "pool in use", "Slots reserved over the pool."),
+    *_by_step(
+        _memory("utilisation", "share", "higher", "utilisation", "Slots holding live K and V over slots reserved"),
+        _memory("waste_internal", "share", "lower", "internal waste",
+                "Slots past the end in a last written block, over slots reserved"),
+        _memory("waste_reserved", "share", "lower", "reserved waste",
+                "Slots promised and not yet written, over slots reserved"),
+        _memory("waste_external", "share", "lower", "external waste",
+                "Slots free but in no run that a request could get, over the pool"),
+        _memory("cached_idle", "share", "", "cached, idle", "Slots findable and used by nobody, over the pool"),
+        _memory("pool_used", "share", "", "pool in use", "Slots reserved over the pool"),
+    ),
     _memory("peak_used_blocks", "blocks", "lower", "peak blocks in use", "Most blocks in use after any step.",
             of="num_blocks"),
     _memory("kv_bytes", "bytes", "", "K and V", "The pool's tensors, the null block included, over all ranks; with "

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from framework.errors import RunDirectoryError
+from framework.errors import RunDirectoryError, RunDirectoryInUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,15 @@ def acquire(path: Path) -> bool:
     """Take the lock file `path`; returns whether a dead run's lock was taken over.
 
     Raises:
-        RunDirectoryError: another live run holds it, or the file cannot be written.
+        RunDirectoryInUse: another live run holds it.
+        RunDirectoryError: the file is no lock, or cannot be written.
     """
     with _one_at_a_time(path.parent):
         stale = False
         if path.exists():
             holder = _read(path)
             if not holder.is_gone():
-                raise RunDirectoryError(
+                raise RunDirectoryInUse(
                     f"{path.parent} is in use by process {holder.pid} on {holder.host}; choose another directory, "
                     f"wait for that run to end, or delete {path} if that machine is gone"
                 )
@@ -76,6 +77,15 @@ def acquire(path: Path) -> bool:
         temporary.write_text(json.dumps(asdict(Holder.this_process())))
         temporary.replace(path)
         return stale
+
+
+def holder(path: Path) -> Holder | None:
+    """The live process that holds the lock file `path`; None where there is none."""
+    try:
+        found = _read(path)
+    except (OSError, RunDirectoryError):
+        return None
+    return None if found.is_gone() else found
 
 
 def release(path: Path) -> None:

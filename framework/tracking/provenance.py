@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ def collect(
         "components": {kind: _component(kind, name) for kind, name in (components or {}).items()},
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
         "argv": list(sys.argv if argv is None else argv),
+        "command": command_line() if argv is None else shlex.join(argv),
         "seeds": dict(seeds or {}),
         "device": _device(device),
         "cpu": {"model": _cpu_model(), "num_logical": os.cpu_count(), "num_usable": _usable_cpus()},
@@ -66,6 +68,29 @@ def _input(path: Path) -> dict[str, Any]:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return {"name": path.name, "path": str(path), "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def headline(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The few facts of a provenance that every result carries, so that a reader of the result alone has them."""
+    device, package, cpu = provenance["device"], provenance["package"], provenance["cpu"]
+    facts = {
+        "command": provenance["command"],
+        "started_at": provenance["started_at"],
+        "machine": device.get("model") or f"{cpu['model']}, {cpu['num_usable']} of {cpu['num_logical']} cores",
+        "version": package["version"],
+        "git_revision": package["git_revision"],
+    }
+    for read in provenance["inputs"][:1]:
+        facts |= {"trace": read["path"], "trace_bytes": read["bytes"], "trace_sha256": read["sha256"]}
+    return facts
+
+
+def command_line() -> str:
+    """How this process was called, as a shell would take it."""
+    called = list(sys.orig_argv)
+    if "-m" in called[1:3]:
+        return shlex.join(["python", *called[called.index("-m") :]])
+    return shlex.join([Path(sys.argv[0] or called[0]).name, *sys.argv[1:]])
 
 
 def _version(distribution: str) -> str | None:

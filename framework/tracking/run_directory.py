@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -10,14 +11,37 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from framework.errors import FrameworkError, RunDirectoryError
+from framework.errors import ConfigError, FrameworkError, RunDirectoryError
 from framework.files.atomic import write_json, write_text
 from framework.files.jsonl import dump_line, to_plain
-from framework.results.layout import CONFIG, EVENTS, KERNEL, METRICS, PROVENANCE, REQUESTS, RESULT, ROOFLINE
+from framework.results.layout import (
+    CONFIG,
+    EVENTS,
+    FAILURE,
+    JOB,
+    KERNEL,
+    LOCK,
+    MARK,
+    METRICS,
+    PROVENANCE,
+    RECORDING,
+    REQUESTS,
+    RESULT,
+    ROOFLINE,
+    ROOFLINE_SVG,
+)
+from framework.results.reading import read_json
 from framework.tracking import lock
+from framework.tracking.provenance import DISTRIBUTION
 
 _FLUSH_BYTES = 1 << 16
 _FLUSH_AFTER_S = 1.0
+_OF_A_RUN = (
+    RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE, ROOFLINE_SVG, RECORDING,
+)  # fmt: skip
+"""What a run writes, and what the next one in the same directory removes; the result first."""
+_NOT_FOREIGN = re.compile(rf"{LOCK}(\.\d+)?|{re.escape(JOB)}|{re.escape(FAILURE)}|\.hydra|.*\.log|\..*\.tmp")
+"""What may lie in a directory before a run's mark does: a lock, a sweep's job, Hydra's files, cut-off writes."""
 
 
 class JsonLinesWriter:
@@ -55,16 +79,22 @@ class JsonLinesWriter:
         Raises:
             RunDirectoryError: the file cannot be written, or was closed; lines that did not fit are dropped.
         """
-        data = b"".join(self._pending)
-        self._pending.clear()
-        self._pending_bytes = 0
-        self._last_flush_s = time.monotonic()
+        data, self._last_flush_s = b"".join(self._pending), time.monotonic()
         if not data:
             return
         if self._handle is None:
             raise RunDirectoryError(f"{self.path}: written to after it was closed")
-        with _as_run_directory_error(self.path):
-            self._write_whole_lines(data)
+        try:
+            with _as_run_directory_error(self.path):
+                self._write_whole_lines(data)
+        except FrameworkError:
+            self._drop_pending()
+            raise
+        self._drop_pending()
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self._pending_bytes = 0
 
     def close(self) -> None:
         """Flush and close. Closing twice is harmless."""
@@ -82,8 +112,9 @@ class JsonLinesWriter:
         try:
             while done < len(data):
                 done += os.write(self._handle, view[done:])
-        except OSError:
-            whole = data.rfind(b"\n", 0, done) + 1
+        except BaseException as error:
+            # After an interrupt the lines are still pending, and the next flush writes all of them.
+            whole = data.rfind(b"\n", 0, done) + 1 if isinstance(error, OSError) else 0
             with suppress(OSError):  # a device or a pipe cannot be cut; the reader drops a partial last line
                 os.ftruncate(self._handle, self._written_bytes + whole)
                 os.lseek(self._handle, self._written_bytes + whole, os.SEEK_SET)
@@ -99,34 +130,60 @@ class RunDirectory:
     a step or flush; `events.jsonl` scheduling and eviction log, if asked for; `requests.jsonl` one object a request;
     `result.json` the summary, written whole or not at all: where it exists, the run got that far.
 
+    Construction takes the lock and changes nothing else. What an earlier run left is removed by `begin`, or by the
+    first thing written: a run that cannot start leaves an earlier result as it was.
+
     Args:
-        path: created with its parents. What an unfinished earlier run left there is replaced.
+        path: created with its parents. It must be empty, or have been a run's directory before.
         overwrite: also replace a finished run, one that has a `result.json`.
 
     Attributes:
         path: the directory, absolute.
         took_over: whether a dead run's lock was found and taken over.
+        begun: whether the directory is this run's.
 
     Raises:
-        RunDirectoryError: cannot be created or written, is held by a live run, or holds a finished one.
+        ConfigError: no folder of its own (empty, the working directory or one above it), or one with other files.
+        RunDirectoryInUse: a live run holds it.
+        RunDirectoryError: cannot be created or written, or holds a finished run and `overwrite` is False.
     """
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
-        self.path = Path(path).absolute()
+        self.path = _own_folder(path)
+        self.begun = False
         self._writers: dict[str, JsonLinesWriter] = {}
         with _as_run_directory_error(self.path):
+            _refuse_foreign(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             self.took_over = lock.acquire(self._lock)
-        try:
-            self._clear(overwrite)
-        except BaseException:
+        if self.holds_result and not overwrite:
             lock.release(self._lock)
-            raise
+            raise RunDirectoryError(f"{self.path} holds a finished run; choose another directory or allow overwriting")
+
+    @property
+    def holds_result(self) -> bool:
+        """Whether there is a `result.json`, an earlier run's until `begin`."""
+        return (self.path / RESULT).exists()
+
+    def begin(self) -> None:
+        """Make the directory this run's: mark it, and remove what an earlier run left. Idempotent.
+
+        Raises:
+            RunDirectoryError: nothing can be written here; nothing was removed.
+        """
+        if self.begun:
+            return
+        with _as_run_directory_error(self.path):
+            write_json(self.path / MARK, {"format": "kvcache-framework run directory", "version": 1})
+            for name in _OF_A_RUN:
+                (self.path / name).unlink(missing_ok=True)
+        self.begun = True
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the resolved configuration, a plain mapping, as YAML in its own order."""
         import yaml
 
+        self.begin()
         with _as_run_directory_error(self.path / CONFIG):
             write_text(self.path / CONFIG, yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
 
@@ -142,6 +199,7 @@ class RunDirectory:
     def writer(self, name: str) -> JsonLinesWriter:
         """The writer of one of the run's JSON-lines files, opened at its first use and closed with the run."""
         if name not in self._writers:
+            self.begin()
             self._writers[name] = JsonLinesWriter(self.path / name)
         return self._writers[name]
 
@@ -189,18 +247,40 @@ class RunDirectory:
 
     @property
     def _lock(self) -> Path:
-        return self.path / "lock"
-
-    def _clear(self, overwrite: bool) -> None:
-        if (self.path / RESULT).exists() and not overwrite:
-            raise RunDirectoryError(f"{self.path} holds a finished run; choose another directory or allow overwriting")
-        with _as_run_directory_error(self.path):
-            for name in (RESULT, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE):
-                (self.path / name).unlink(missing_ok=True)
+        return self.path / LOCK
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.begin()
         with _as_run_directory_error(self.path / name):
             write_json(self.path / name, value)
+
+
+def _own_folder(path: str | Path) -> Path:
+    """The absolute path, if it can be a folder of a run's own."""
+    own = Path(path).absolute()
+    if not str(path).strip() or own.resolve() in (here := Path.cwd().resolve(), *here.parents):
+        raise ConfigError(
+            f"run.dir={str(path)!r} is no folder of its own: the working directory lies in it; name one, such as "
+            f"run.dir=runs/mine"
+        )
+    return own
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise where `path` is a file, or a folder with files that no run wrote."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ConfigError(f"run.dir={str(path)!r} is no folder; name a new one, such as run.dir=runs/mine")
+    package = (read_json(path / PROVENANCE) or {}).get("package")
+    if (path / MARK).exists() or (isinstance(package, dict) and package.get("name") == DISTRIBUTION):
+        return
+    foreign = sorted(entry.name for entry in path.iterdir() if not _NOT_FOREIGN.fullmatch(entry.name))
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
+        raise ConfigError(
+            f"{path} holds files that are no run's ({shown}); nothing was changed. Choose another run.dir, or move them"
+        )
 
 
 @contextmanager

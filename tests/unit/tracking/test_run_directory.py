@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from framework.errors import RunDirectoryError
+from framework.errors import ConfigError, RunDirectoryError
 from framework.files.jsonl import read_jsonl
 from framework.tracking import RunDirectory, collect_provenance, read_result
 from framework.tracking.lock import Holder, boot_id
@@ -43,6 +43,7 @@ def test_a_run_leaves_every_file_and_lets_go_of_the_directory(tmp_path: Path) ->
         assert (run.path / "lock").exists()
     files = sorted(path.name for path in run.path.iterdir())
     assert files == [
+        ".run-directory",
         "config.yaml", "events.jsonl", "metrics.jsonl", "provenance.json", "requests.jsonl", "result.json",
     ], files  # fmt: skip
     assert yaml.safe_load((run.path / "config.yaml").read_text()) == {
@@ -81,6 +82,7 @@ def test_a_killed_run_leaves_readable_lines_and_its_lock_is_taken_over(tmp_path:
         read_result(tmp_path)
     with RunDirectory(tmp_path) as run:
         assert run.took_over
+        run.begin()
         assert not (tmp_path / "metrics.jsonl").exists(), "an unfinished run's lines would mix with the new ones"
 
 
@@ -120,22 +122,101 @@ def test_a_finished_run_is_replaced_only_on_request(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds a finished run"):
         RunDirectory(tmp_path)
     assert read_result(tmp_path) == {"a": 1}
-    with RunDirectory(tmp_path, overwrite=True):
+    with RunDirectory(tmp_path, overwrite=True) as run:
+        assert read_result(tmp_path) == {"a": 1}, "the run has not begun"
+        run.begin()
         assert not (tmp_path / "result.json").exists()
 
 
-def test_foreign_files_of_the_directory_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / ".hydra").mkdir()
+def test_a_run_that_cannot_start_loses_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.log_metrics({"step": 0})
+        run.write_result({"a": 1})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="no such trace"), RunDirectory(tmp_path, overwrite=True):
+        raise ValueError("no such trace")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "config.yaml", "result.json", "plot.png"])
+def test_a_folder_with_files_that_are_no_runs_is_refused_and_left_as_it_was(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=rf"holds files that are no run's \({name}\); nothing was changed"):
+        RunDirectory(tmp_path, overwrite=True)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_files_put_beside_a_run_are_left_alone(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.write_result({"a": 1})
     (tmp_path / "notes.txt").write_text("mine")
-    RunDirectory(tmp_path).close()
+    with RunDirectory(tmp_path, overwrite=True) as run:
+        run.begin()
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_directory_of_an_earlier_version_is_known_by_its_provenance(tmp_path: Path) -> None:
+    (tmp_path / "provenance.json").write_text(json.dumps(collect_provenance()))
+    (tmp_path / "result.json").write_text("{}")
+    with RunDirectory(tmp_path, overwrite=True) as run:
+        run.begin()
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_what_a_sweep_and_hydra_leave_first_is_not_foreign(tmp_path: Path) -> None:
+    for name in ("job.json", "failure.json", "kvlab.log", ".job.json.17.tmp", "lock.17"):
+        (tmp_path / name).write_text("")
+    (tmp_path / ".hydra").mkdir()
+    RunDirectory(tmp_path).close()
+
+
+@pytest.mark.parametrize("path", ["", " ", ".", "..", "/", "here/.."])
+def test_the_working_directory_is_no_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(ConfigError, match="is no folder of its own"):
+        RunDirectory(path, overwrite=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["here"]
+
+
+def test_a_device_is_no_run_directory() -> None:
+    with pytest.raises(ConfigError, match="'/dev/null' is no folder"):
+        RunDirectory("/dev/null")
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_an_interrupt_in_the_middle_of_a_write_neither_loses_nor_doubles_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Each os.write takes a few bytes, and Ctrl-C comes right after one of them."""
+    writer, write, calls = JsonLinesWriter(tmp_path / "events.jsonl"), os.write, 0
+
+    def short(handle: int, data: bytes) -> int:
+        nonlocal calls
+        calls += 1
+        done = write(handle, data[:7])
+        if calls == at:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(os, "write", short)
+    interrupted = False
+    for step in range(4):
+        writer.write({"step": step})
+    try:
+        writer.flush()
+    except KeyboardInterrupt:
+        interrupted = True
+    writer.close()
+    assert interrupted == (at <= 7), calls
+    assert [line["step"] for line in read_jsonl(writer.path)] == [0, 1, 2, 3]
 
 
 def test_a_full_disk_is_a_typed_error_that_keeps_whole_lines(tmp_path: Path) -> None:
     # RLIMIT_FSIZE stands for a full disk: the write that crosses it is cut short, the next one fails.
     script = f"""
 import resource, signal
-from framework.errors import RunDirectoryError
+from framework.errors import ConfigError, RunDirectoryError
 from framework.tracking import RunDirectory
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run = RunDirectory({str(tmp_path)!r})
@@ -158,7 +239,9 @@ run.close()
     steps = [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")]
     assert steps == list(range(len(steps)))
     assert 700 < len(steps) < 900, f"100 000 bytes hold about 800 lines, kept {len(steps)}"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"], "a temporary file or lock was left"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".run-directory", "metrics.jsonl"], (
+        "a temporary file or lock was left"
+    )
 
 
 def test_a_device_without_space_is_a_typed_error() -> None:
@@ -193,7 +276,7 @@ def test_a_result_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
             run.write_result({"a": 2})
         monkeypatch.undo()
         assert read_result(tmp_path) == {"a": 1}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["result.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".run-directory", "result.json"]
 
 
 def test_lines_reach_the_disk_without_a_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

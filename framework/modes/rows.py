@@ -1,0 +1,52 @@
+"""One line of `requests.jsonl`: who asked, how it went, and what was generated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.engine.request import Completion, Request
+
+Row = dict[str, Any]
+
+
+def request_row(request: Request, *, unit: str = "s") -> Row:
+    """What became of one request, its generated tokens left out.
+
+    Args:
+        unit: of the run's clock, which ends the names of the times: "s" or "steps".
+    """
+    return {
+        "request": request.number,
+        "key": request.key,
+        "tenant": request.tenant,
+        "priority": request.priority,
+        "session": request.session,
+        "status": request.status.value,
+        "reason": request.reason,
+        "prompt_tokens": len(request.prompt),
+        "cached_tokens": request.num_cached_tokens,
+        "output_tokens": sum(len(completion.tokens) for completion in request.completions),
+        "recomputed_tokens": request.num_recomputed_tokens,
+        "preemptions": request.num_preemptions,
+        f"arrival_{unit}": request.arrival_s,
+        f"first_token_{unit}": request.first_token_s,
+        f"finished_{unit}": request.finished_s,
+    }
+
+
+def completion_rows(request: Request) -> list[Row]:
+    """What a model generated for one request: text, tokens and, where they were asked for, log-probabilities."""
+    return [_completion(completion) for completion in request.completions]
+
+
+def _completion(completion: Completion) -> Row:
+    row: Row = {
+        "text": completion.text,
+        "tokens": completion.tokens,
+        "finish_reason": completion.finish_reason,
+        "logprob": completion.cumulative_logprob,
+    }
+    if completion.logprobs is not None:
+        row["token_logprobs"] = [position.chosen for position in completion.logprobs]
+        row["top_logprobs"] = [[list(pair) for pair in position.top] for position in completion.logprobs]
+    return row
