@@ -137,7 +137,11 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def evicted(self, block: BlockId, now: float) -> None:
-        """This candidate's content is gone; it is a candidate no longer. Also called for blocks dropped by a reset."""
+        """This candidate's content is gone; it is a candidate no longer.
+
+        A reset calls it for every published block, those in use included, which are no candidates: forget all of it.
+        Such a block is not released afterwards, unless other content is published in it.
+        """
 
     def victims(self, count: int, now: float) -> list[BlockId]:
         """The next `count` victims in order, evicted: as `victim` and `evicted` by turns. Override it for speed only.

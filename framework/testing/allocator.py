@@ -22,7 +22,7 @@ from framework.testing.histories import Step, fail_shortest, play, random_histor
 from framework.testing.hostile import (
     check_a_bad_hash_is_named_and_contained,
     check_a_bad_policy_is_named_and_contained,
-    check_a_failing_policy_leaves_sound_books,
+    check_a_failing_policy_leaves_sound_metadata,
     check_a_failing_release_loses_no_copy,
     check_a_scheme_that_lies_costs_misses_only,
 )
@@ -344,7 +344,7 @@ allocator_checks = (
     check_listening_ends,
     check_a_replay_core_counts_as_the_reference,
     check_a_bad_policy_is_named_and_contained,
-    check_a_failing_policy_leaves_sound_books,
+    check_a_failing_policy_leaves_sound_metadata,
     check_a_failing_release_loses_no_copy,
     check_a_bad_hash_is_named_and_contained,
     check_a_scheme_that_lies_costs_misses_only,

@@ -1,4 +1,4 @@
-"""Does this eviction policy keep every promise of its interface?
+"""Conformance kit of eviction policies.
 
 `eviction_checks` are plain functions `check(make)`, cheap first; `make()` builds a fresh policy. A `Cache` calls the
 policy as an allocator would: it keeps a tree of cached prefixes and never breaks a rule itself.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from random import Random
 from types import FrameType
 from typing import Any
 
 from framework.errors import NoCandidate
-from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
 from framework.testing.driver import Violation
 from framework.testing.histories import fail_shortest
+from framework.testing.oracles.eviction import SlowLru
 from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, Hint, RequestFacts
 
 Make = Callable[[], EvictionPolicy]
@@ -50,6 +52,7 @@ class Cache:
         self.columns["key"] = Column([None] * (num_blocks + 1))
         self.columns["last_request"] = Column([UNKNOWN_REQUEST] * (num_blocks + 1))
         self.free = [BlockId(block) for block in range(num_blocks, 0, -1)]
+        self.contents_evicted: list[Path] = []
         self.holder: dict[Path, BlockId] = {}
         self.path: dict[BlockId, Path] = {}
         self.users: dict[BlockId, int] = {}
@@ -71,7 +74,7 @@ class Cache:
             name = type(self.policy).__name__
             raise Violation(f"{rule}: {seen}\n{name}, {self.num_blocks} blocks\ncalls so far:\n{calls}")
 
-    def tell(self, name: str, blocks: list[BlockId]) -> None:
+    def call(self, name: str, blocks: list[BlockId]) -> None:
         """One callback; the list must come back unchanged, and is overwritten afterwards: it may not be kept."""
         if not blocks:
             return
@@ -83,6 +86,7 @@ class Cache:
             self.need(False, f"{name} raised", repr(error))
         self.need(given == blocks, f"{name} changed the list it was handed", f"{blocks} became {given}")
         self.need(facts == self._facts(), f"{name} wrote to the facts it may only read")
+        self.need(sys.getrefcount(given) == 2, f"{name} kept the list it was handed: it is the caller's, copy it")
         given[:] = [BlockId(0)] * len(given)
 
     def _facts(self) -> Any:
@@ -121,8 +125,13 @@ class Cache:
         """Evict what the policy names."""
         block = self.victim()
         self.evictions.append(block)
+        self.contents_evicted.append(self.path[block])
         self.drop(block)
-        self.free.append(block)
+        self.free.append(self.next_id(block))
+
+    def next_id(self, block: BlockId) -> BlockId:
+        """The id under which the memory of an evicted block is handed out again."""
+        return block
 
     def drop(self, block: BlockId) -> None:
         """The block's content is gone."""
@@ -155,13 +164,13 @@ class Cache:
             self.columns["priority"][block] = max(priority, self.columns["priority"][block])
         for block in held[:hole]:
             self.columns["hits"][block] += 1
-        self.tell("pin", pinned[::-1])
-        self.tell("hit", held[:hole][::-1])
+        self.call("pin", pinned[::-1])
+        self.call("hit", held[:hole][::-1])
         while len(path) - len(held) > len(self.free):
             self.evict()
         facts = self._facts_of(path, hole)
         new = [self._publish(prefix, priority, facts) for prefix in prefixes if prefix not in self.holder]
-        self.tell("admit", new[::-1])
+        self.call("admit", new[::-1])
         self.requests.append(facts)
         self.running.append([self.holder[prefix] for prefix in prefixes])
         return True
@@ -207,7 +216,7 @@ class Cache:
             if not self.users[block]:
                 self.columns["last_access"][block] = self.access
                 released.append(block)
-        self.tell("release", released)
+        self.call("release", released)
 
     def play(self, history: list[Step]) -> None:
         """Steps by name; each picks among what is there."""
@@ -234,6 +243,33 @@ class Cache:
             self.evict()
         self.need(sorted(self.evictions[gone:]) == sorted(left), "evicting all did not evict each once")
         self.nobody()
+
+
+_IDS_A_SLOT = 3
+
+
+class Relabelled(Cache):
+    """Room for `num_slots` blocks, each with three ids: which of them a block gets changes nothing that may be seen.
+
+    Args:
+        labels: "same": a slot keeps its first id; "next": each reuse takes the slot's next id, so that the order of
+            ids in the cache stays; "any": each reuse takes any id that is free.
+    """
+
+    def __init__(self, policy: EvictionPolicy, num_slots: int, labels: str) -> None:
+        super().__init__(policy, _IDS_A_SLOT * num_slots)
+        self.free = [BlockId(1 + _IDS_A_SLOT * slot) for slot in reversed(range(num_slots))]
+        self._labels, self._draw = labels, Random(num_slots)
+
+    def next_id(self, block: BlockId) -> BlockId:
+        """See Cache."""
+        if self._labels == "same":
+            return block
+        if self._labels == "next":
+            first = block - (block - 1) % _IDS_A_SLOT
+            return BlockId(first + (block - first + 1) % _IDS_A_SLOT)
+        taken = {*self.free, *self.path}
+        return BlockId(self._draw.choice([i for i in range(1, self.num_blocks + 1) if i not in taken]))
 
 
 PATHS: tuple[Path, ...] = ((0, 0, 0, 0), (0, 0, 1, 1), (0, 1, 0, 1), (1, 0, 0, 0), (1, 1, 1, 1), (2, 2, 2, 2))
@@ -301,6 +337,87 @@ def check_dropped_blocks_are_forgotten(make: Make) -> None:
     cache.nobody()
     cache.begin((2, 0, 0))
     cache.end(0)
+    cache.drain()
+
+
+def check_contents_decide_and_not_ids(make: Make) -> None:
+    """The same history with blocks that return under other ids: the same contents go, in the same order.
+
+    A policy that remembers an id past `evicted`, or the order of a set of ids, fails. Ties that a ScoredPolicy breaks
+    by lowest id are its contract: its ids keep their order.
+    """
+    labels = ("next",) if isinstance(make(), ScoredPolicy) else ("next", "any")
+    for seed in range(24):
+
+        def run(history: list[Step], num_slots: int = 2 + seed % 6) -> None:
+            first = _relabelled(make(), history, num_slots, "same")
+            for label in labels:
+                other = _relabelled(make(), history, num_slots, label)
+                other.need(
+                    first.contents_evicted == other.contents_evicted,
+                    "with blocks under other ids, other contents are evicted",
+                    f"{first.contents_evicted}, then {other.contents_evicted}",
+                )
+
+        fail_shortest(run, random_steps(seed, 60))
+
+
+def _relabelled(policy: EvictionPolicy, history: list[Step], num_slots: int, labels: str) -> Relabelled:
+    cache = Relabelled(policy, num_slots, labels)
+    cache.play(history)
+    cache.drain()
+    return cache
+
+
+def check_a_recency_stack_is_one(make: Make) -> None:
+    """A policy that declares `recency_stack` evicts what LRU evicts: hits and releases count, deepest block first."""
+    if not make().recency_stack:
+        return
+    for seed in range(24):
+
+        def run(history: list[Step], num_blocks: int = 2 + seed % 6) -> None:
+            cache, lru = Cache(make(), num_blocks), Cache(SlowLru(), num_blocks)
+            for one in (cache, lru):
+                one.play(history)
+                one.drain()
+            cache.need(
+                cache.contents_evicted == lru.contents_evicted,
+                "it declares recency_stack and does not evict the least recently used block",
+                f"{cache.contents_evicted}, LRU evicts {lru.contents_evicted}",
+            )
+
+        fail_shortest(run, random_steps(seed, 60))
+
+
+def check_a_score_that_reads_the_time_says_so(make: Make) -> None:
+    """Without `time_varying` a score is taken once, at `release`: what it takes from `now` would be out of date."""
+    if not isinstance(make(), ScoredPolicy) or getattr(make(), "time_varying", False):
+        return
+    for seed in range(8):
+        cache = Cache(make(), 6)
+        cache.play(random_steps(seed))
+        for block in sorted(cache.candidates):
+            scores = []
+            for later in (0.0, 1.0, 1000.0):
+                policy: Any = deepcopy(cache.policy)  # a score may draw random numbers, or count
+                facts = Block(policy.blocks)
+                facts.id = block
+                scores.append(policy.score(facts, cache.now + later))
+            cache.need(
+                scores[0] == scores[1] == scores[2],
+                "the score changes with `now` while nothing happens to the block; set time_varying = True",
+                f"block {block}: {scores}",
+            )
+
+
+def check_a_large_pool(make: Make) -> None:
+    """Hundreds of blocks, published, hit, evicted and drained by the same rules as a few."""
+    cache = Cache(make(), 300)
+    for turn in range(400):
+        cache.begin((turn % 130, turn % 3, turn % 2))
+        if turn % 2:
+            cache.end(turn)
+        cache.now += turn % 5 == 0
     cache.drain()
 
 
@@ -411,7 +528,11 @@ eviction_checks = (
     check_a_pinned_block_is_no_victim,
     check_an_evicted_block_may_return,
     check_dropped_blocks_are_forgotten,
+    check_a_score_that_reads_the_time_says_so,
     check_random_histories,
+    check_contents_decide_and_not_ids,
+    check_a_recency_stack_is_one,
     check_two_instances_evict_alike,
+    check_a_large_pool,
     check_work_does_not_grow_with_the_pool,
 )

@@ -99,6 +99,59 @@ class ListLru(SlowLru):
             self.order.remove(block)
 
 
+class RemembersEvictedIds(ScoredPolicy):
+    """Breaks: an id that was evicted and is reused names other content."""
+
+    def attach(self, blocks):
+        super().attach(blocks)
+        self.seen: dict[int, int] = {}
+
+    def score(self, block, now):
+        return self.seen.setdefault(block.id, len(self.seen))
+
+
+class ForgetsTheOrderOfHits(SlowLru):
+    """Breaks: a list is deepest block first. A set of ids has another order."""
+
+    def attach(self, blocks):
+        super().attach(blocks)
+        self.uses: dict[int, int] = {}
+
+    def release(self, blocks, now):
+        super().release(blocks, now)
+        for block in set(blocks):
+            self.uses[block] = len(self.uses) + max(self.uses.values(), default=0)
+
+    def rank(self, block):
+        return self.uses[block]
+
+    def evicted(self, block, now):
+        super().evicted(block, now)
+        self.uses.pop(block, None)
+
+
+class SaysItIsAStack(SlowFifo):
+    """Breaks: a recency stack counts hits."""
+
+    recency_stack = True
+
+
+class ReadsTheTime(ScoredPolicy):
+    """Breaks: a score that changes with time declares time_varying."""
+
+    def score(self, block, now):
+        return block.hits / (1.0 + now)
+
+
+class RaisesBeyondBlock100(ScoredByAge):
+    """Breaks: a pool has any number of blocks."""
+
+    def score(self, block, now):
+        if block.id > 100:
+            raise IndexError(block.id)
+        return super().score(block, now)
+
+
 RANDOM = kit.check_random_histories
 
 MUTANTS = [
@@ -127,6 +180,11 @@ MUTANTS = [
     (CandidateWhenAdmitted, kit.check_an_empty_policy_says_so),
     (KeepsDroppedBlocks, kit.check_dropped_blocks_are_forgotten),
     (SharesStateBetweenInstances, kit.check_two_instances_evict_alike),
+    (RemembersEvictedIds, kit.check_contents_decide_and_not_ids),
+    (ForgetsTheOrderOfHits, kit.check_contents_decide_and_not_ids),
+    (SaysItIsAStack, kit.check_a_recency_stack_is_one),
+    (ReadsTheTime, kit.check_a_score_that_reads_the_time_says_so),
+    (RaisesBeyondBlock100, kit.check_a_large_pool),
     (SlowLru, kit.check_work_does_not_grow_with_the_pool),
     (ListLru, kit.check_work_does_not_grow_with_the_pool),
 ]
@@ -149,6 +207,11 @@ def test_a_policy_of_one_method_passes(policy, check):
 @pytest.mark.parametrize("policy", [SlowLru, SlowFifo, bad.MostRecent, ListLru], ids=name_of)
 def test_slow_but_right_policies_fail_nothing_but_the_scaling_check(policy, check):
     check(policy)
+
+
+def test_a_list_that_is_kept_is_named_as_such():
+    with pytest.raises(Violation, match="kept the list it was handed"):
+        RANDOM(bad.KeepsLists)
 
 
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=name_of)
