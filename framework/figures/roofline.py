@@ -1,15 +1,18 @@
-"""Where do a backend's cells lie under the device's ceilings?"""
+"""A backend's cells under the ceilings of the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from framework.figures.style import INK, legend, new_axes, new_figure, series_style, styled
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def roofline(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+@styled
+def draw(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Achieved TFLOP/s over FLOP a byte, both axes logarithmic, with the ceilings of the same run; None without times.
 
     Args:
@@ -19,10 +22,8 @@ def roofline(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     timed = [row for row in rows if row.get("time_s")]
     if not timed:
         return None
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
-    axes = figure.subplots()
+    figure = new_figure(height_in=3.8)
+    axes = new_axes(figure, grid="both")
     intensities = [row["flop"] / row["bytes"] for row in timed]
     low, high = min(intensities) / 3, max(intensities) * 3
     roofs = {
@@ -31,23 +32,26 @@ def roofline(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     for (model, dtype), (gb, tflop) in roofs.items():
         ridge = tflop * 1e3 / gb
         points = sorted({low, min(max(ridge, low), high), high})
-        axes.plot(points, [min(x * gb / 1e3, tflop) for x in points], color="0.35", linewidth=1.2)
-        label = f"{model}, {dtype}: {gb:,.3g} GB/s, {tflop:,.3g} TFLOP/s, measured in this run"
-        axes.annotate(label, (high, tflop), xytext=(0, 4), textcoords="offset points", fontsize=7, ha="right")
-    for series in dict.fromkeys(_series(row) for row in timed):
+        axes.plot(points, [min(x * gb / 1e3, tflop) for x in points], color=INK, alpha=0.6, linewidth=1.2)
+        label = f"{model}, {dtype}\n{gb:,.3g} GB/s, {tflop:,.3g} TFLOP/s, measured"
+        axes.annotate(label, (high, tflop), xytext=(0, 4), textcoords="offset points", fontsize="small", ha="right")
+    names = list(dict.fromkeys(_series(row) for row in timed))
+    for index, series in enumerate(names):
         chosen = [row for row in timed if _series(row) == series]
+        look = series_style(index)
         axes.scatter(
             [row["flop"] / row["bytes"] for row in chosen],
             [row["tflop_per_s"] for row in chosen],
-            s=22,
-            marker="o" if "decode" in series else "^",
+            s=24,
+            color=look["color"],
+            marker=look["marker"],
             label=series,
             zorder=3,
         )
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte, least needed", ylabel="TFLOP/s achieved (median)")
-    axes.grid(which="major", color="0.9")
-    axes.legend(fontsize=8, loc="lower right")
-    axes.set_title(f"Attention under the roofline, {timed[0]['date'][:10]}", fontsize=10)
+    axes.margins(y=0.15)
+    axes.set_title(f"Attention under the roofline, {str(timed[0]['date'])[:10]}", fontsize="medium")
+    legend(axes, len(names), columns=2)
     return figure
 
 

@@ -1,16 +1,26 @@
-"""How every plot looks: colours told apart by colour-blind readers, markers and dashes besides, ink of the page."""
+"""One style for all figures: colours told apart by colour-blind readers, markers and dashes besides, ink of the page.
+
+Figures are drawn narrow, so that their text can still be read where a page is as wide as a phone.
+"""
 
 from __future__ import annotations
 
+import functools
 import io
 import re
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WIDTH_IN = 4.8
 # Okabe and Ito's palette without its black and yellow: these six stand out on white and on near-black alike.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
@@ -22,6 +32,7 @@ INK = "#010203"
 _RC = {
     "svg.fonttype": "none",  # text stays text: searchable, selectable, and in the page's own font
     "svg.hashsalt": "report",
+    "text.parse_math": False,  # a `$` in a setting is a `$`
     "font.family": "sans-serif",
     "font.size": 10.0,
     "text.color": INK,
@@ -41,11 +52,22 @@ _RC = {
 }
 
 
-def new_figure(width_in: float = 7.0, height_in: float = 3.4) -> Figure:
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
+    """A function that draws, in our style throughout."""
+
+    @functools.wraps(draw)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> T:
+        with style():
+            return draw(*args, **kwargs)
+
+    return inside
+
+
+def new_figure(width_in: float = WIDTH_IN, height_in: float = 3.2) -> Figure:
     """An empty figure, held by no global state, transparent."""
     from matplotlib.figure import Figure
 
-    with _style():
+    with style():
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
     figure.patch.set_alpha(0.0)
     return figure
@@ -53,7 +75,7 @@ def new_figure(width_in: float = 7.0, height_in: float = 3.4) -> Figure:
 
 def new_axes(figure: Figure, *place: int, grid: str = "y", **options: Any) -> Axes:
     """Axes in our style on `figure`; place (rows, columns, number from 1) and options of `add_subplot`."""
-    with _style():
+    with style():
         axes: Axes = figure.add_subplot(*place, **options)
         axes.patch.set_alpha(0.0)
         if grid:
@@ -65,7 +87,7 @@ def new_axes(figure: Figure, *place: int, grid: str = "y", **options: Any) -> Ax
 def as_svg(figure: Figure, title: str) -> str:
     """An `<svg>` element to stand in a page: scales to its column, ink follows the page, no reference outside."""
     buffer = io.StringIO()
-    with _style():
+    with style():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -88,17 +110,50 @@ def series_style(index: int) -> dict[str, Any]:
     }
 
 
-def legend(axes: Axes, count: int) -> None:
-    """Below the axes when few series, at the side when many."""
-    with _style():
-        columns = min(count, 4)
-        axes.figure.legend(loc="outside lower center", ncols=columns, fontsize="small")
+def legend(axes: Axes, count: int, columns: int = 3) -> None:
+    """Below the axes."""
+    with style():
+        axes.figure.legend(loc="outside lower center", ncols=min(count, columns), fontsize="small")
 
 
-def _style() -> AbstractContextManager[None]:
+def power_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic x axis where the values are spread like powers; a tick at each value while these are few."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    if ticks[0] > 0 and ticks[-1] / ticks[0] >= 8:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+    if len(ticks) <= 6:
+        axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
+
+def short(value: float) -> str:
+    """A number for an axis: 3000 as 3k."""
+    for suffix, size in (("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def save(figure: Figure, path: Any) -> None:
+    """Write a figure for use outside a page: on white, in our style.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with style():
+        figure.savefig(path, dpi=150, facecolor="white")
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Our settings of matplotlib, for the time being; a letter that the font has not is no warning."""
     from matplotlib import rc_context
 
-    return rc_context(_RC)  # type: ignore[arg-type]
+    with rc_context(_RC), warnings.catch_warnings():  # type: ignore[arg-type]
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
 
 
 def _attribute(text: str) -> str:

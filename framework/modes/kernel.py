@@ -101,9 +101,10 @@ def _summary(grid: Grid) -> dict[str, Any]:
 
 
 def _plot(grid: Grid, folder: Path) -> None:
-    from framework.figures.roofline import roofline
+    from framework.figures import roofline
+    from framework.figures.style import save
 
-    figure = roofline(grid.rows)
+    figure = roofline.draw(grid.rows)
     if figure is not None:
-        figure.savefig(folder / ROOFLINE, dpi=150)
-        figure.savefig(folder / ROOFLINE_SVG)
+        save(figure, folder / ROOFLINE)
+        save(figure, folder / ROOFLINE_SVG)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from framework.figures.style import as_svg
 from framework.report import tables
-from framework.report.curves import Plot
+from framework.report.plots import Plot
+from framework.report.sentences import basis, lead, origin, ties
 from framework.report.study import Study
-from framework.report.trials import sentence
 
 _LONG_TABLE = 40  # rows; then the plots come first
 _CSS = """
@@ -36,7 +36,7 @@ tr.first td { font-weight: 600; }
 tr.first td:first-child { border-left: 3px solid var(--mark); padding-left: .4rem; }
 tr:not(.first) td:first-child, th:first-child { padding-left: calc(.4rem + 3px); }
 figure { margin: 1rem 0 2rem; break-inside: avoid; }
-figure svg { display: block; width: 100%; min-width: 30rem; max-width: 52rem; height: auto; color: var(--ink);
+figure svg { display: block; width: 100%; max-width: 38rem; height: auto; color: var(--ink);
   font-family: inherit; }
 figcaption strong { color: var(--ink); display: block; font-size: .95rem; overflow-wrap: anywhere; }
 summary { cursor: pointer; margin: 2.2rem 0 .6rem; font-size: 1.15rem; font-weight: 600; }
@@ -66,8 +66,9 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
     findings = [_ranking(study), _comparison(study), _section("Plots", plots)]
     parts = [
         f"<h1>{_text(title)}</h1>",
+        f"<p class=best>{_text(lead(study))}.</p>",
         f"<p>{_text(tables.headline(study))}.</p>",
-        f"<p class=best>{_text(sentence(study.trials))}.</p>" if study.trials is not None else "",
+        _origin(study),
         _troubles(study),
         *(reversed(findings) if len(study.settings) > _LONG_TABLE else findings),
         _section("Inside single runs", pictures),
@@ -82,22 +83,34 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n<main>\n{body}\n</main>\n</body></html>\n'
 
 
+def _origin(study: Study) -> str:
+    entries = "".join(f"<dt>{_text(what)}</dt><dd>{_text(text)}</dd>" for what, text in origin(study))
+    return f"<dl>{entries}</dl>" if entries else ""
+
+
 def _ranking(study: Study) -> str:
     if not study.settings:
         return ""
     heading = "<h2>Ranking</h2>" if study.keys else "<h2>Result</h2>"
-    return heading + _table(tables.ranking_header(study), tables.ranking(study), first=bool(study.keys))
+    table = _table(tables.ranking_header(study), tables.ranking(study), first=bool(study.keys), long=_tied(study))
+    return heading + table + (f"<p class=soft>{_text(ties(study))}</p>" if ties(study) else "")
+
+
+def _tied(study: Study) -> tuple[int, ...]:
+    return (1,) if study.compared_keys and any(value != leader for value, leader in study.ties.items()) else ()
 
 
 def _comparison(study: Study) -> str:
     if not study.comparisons:
         return ""
-    note = (
-        f"On {study.metric}: runs paired that differ in {study.baseline_key} alone, 10,000 bootstrap resamples of the "
-        "pairs, p two-sided and adjusted by Holm. Under six pairs no verdict is given."
-    )
-    table = _table(tables.comparison_header(study), tables.comparison(study))
-    return f"<h2>Against {_text(str(study.baseline))}</h2>{table}<p class=soft>{_text(note)}</p>"
+    parts = [
+        f"<h2>Against {_text(str(study.baseline))}</h2>",
+        _table(tables.comparison_header(study), tables.comparison(study)),
+        f"<p class=soft>{_text(basis(study))}</p>",
+    ]
+    if rows := tables.by_setting(study):
+        parts += ["<h2>Difference in each setting</h2>", _table(tables.by_setting_header(study), rows)]
+    return "".join(parts)
 
 
 def _troubles(study: Study) -> str:
@@ -129,13 +142,10 @@ def _constant(study: Study) -> str:
 
 
 def _method(study: Study) -> str:
-    revisions = sorted({row.origin.revision for row in study.rows if row.origin.revision})
-    several = " More than one: the numbers may not compare." if len(revisions) > 1 else ""
     ranks = "" if study.trials is not None else "Ranks count within equal other settings. "
     return (
-        "<h2>How to read this</h2><p class=soft>Intervals are 95 %, by Student's t over seeds; a single run has none. "
-        f"{ranks}Hit rate is prompt tokens served from the cache over prompt tokens. "
-        f"Code: {_text(', '.join(revisions) or 'unknown')}.{several}</p>"
+        "<h2>How to read this</h2><p class=soft>Intervals of means are 95 %, by Student's t over seeds; runs that are "
+        f"copies of each other have none. {ranks}Every number is defined in docs/results.md.</p>"
     )
 
 

@@ -1,4 +1,4 @@
-"""What varied over these runs, what do they measure, and who leads?"""
+"""Runs side by side: what varied, what they measure, and who leads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing
-from framework.report.compare import FEW_PAIRS, Difference, Mean, holm, mean_of, paired_bootstrap
+from framework.report.evidence import Comparison, Evidence
+from framework.report.statistics import Mean, mean_of
 from framework.results.catalogue import canonical, higher_is_better
+from framework.results.metric import is_number
 from framework.results.records import Run
 from framework.results.settings import Value
 
@@ -45,25 +47,6 @@ class Setting:
     values: Key
     runs: tuple[Run, ...]
     means: Mapping[str, Mean]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One value of the compared key against the baseline's, over all pairs of runs alike in everything else."""
-
-    challenger: Value
-    difference: Difference
-    p_adjusted: float
-    better: bool
-
-    @property
-    def verdict(self) -> str:
-        """In one word; none where pairs are too few to tell."""
-        if self.difference.pairs < FEW_PAIRS:
-            return "too few pairs"
-        if self.p_adjusted > 0.05:
-            return "no difference shown"
-        return "better" if self.better else "worse"
 
 
 class Study:
@@ -106,10 +89,8 @@ class Study:
 
     @property
     def higher_is_better(self) -> bool:
-        """Of the ranked metric."""
-        if self.trials is not None and self.metric == self.trials.metric:
-            return self.trials.maximize
-        return higher_is_better(self.metric) is not False
+        """Of the ranked metric; so ranked where neither direction is declared."""
+        return self.direction is not False
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -118,26 +99,33 @@ class Study:
         for row in self.good:
             groups.setdefault(self.values(row), []).append(row)
         made = []
-        for values in sorted(groups, key=_sortable):
-            runs = tuple(sorted(groups[values], key=lambda row: _sortable((row.settings.get(SEED), row.name))))
+        for values in sorted(groups, key=sortable):
+            runs = tuple(sorted(groups[values], key=lambda row: sortable((row.settings.get(SEED), row.name))))
             means = {
                 metric: mean_of(numbers)
                 for metric in self.metrics
-                if (numbers := [float(run.result[metric]) for run in runs if _is_number(run.result.get(metric))])
+                if (numbers := [number for run in runs if (number := run.number(metric)) is not None])
             }
             made.append(Setting(values=values, runs=runs, means=means))
         return made
 
     @cached_property
     def ranked(self) -> list[tuple[int, Setting]]:
-        """(rank from 1, setting): grouped by all keys but the compared one, best first; equal means share a rank."""
-        place = self.keys.index(self.baseline_key) if self.baseline_key in self.keys else None
+        """(rank from 1, setting): grouped by all keys but the compared ones, best first; equal means share a rank.
+
+        Values of the compared keys with the same results in every context share the row of the first.
+        """
+        return [(rank, setting) for rank, setting in self.ranked_with_ties if self.leads_its_tie(setting)]
+
+    @cached_property
+    def ranked_with_ties(self) -> list[tuple[int, Setting]]:
+        """As `ranked`, with a row for every value."""
         groups: dict[Key, list[Setting]] = {}
         for setting in self.settings:
-            rest = tuple(value for index, value in enumerate(setting.values) if index != place)
-            groups.setdefault(rest if place is not None else (), []).append(setting)
+            rest = self.pick(setting, [key for key in self.keys if key not in self.compared_keys])
+            groups.setdefault(rest if self.compared_keys else (), []).append(setting)
         ranked: list[tuple[int, Setting]] = []
-        for rest in sorted(groups, key=_sortable):
+        for rest in sorted(groups, key=sortable):
             group = groups[rest]
             group.sort(key=lambda setting: self._order(setting))
             for number, setting in enumerate(group):
@@ -156,37 +144,53 @@ class Study:
         return chosen[:5]
 
     @cached_property
-    def comparisons(self) -> list[Comparison]:
-        """Every other value of the compared key against the baseline's, best first."""
-        if self.baseline_key is None or not self.metric:
-            return []
-        by_value: dict[Value, dict[Key, float]] = {}
-        for row in self.good:
-            if _is_number(row.result.get(self.metric)):
-                rest = tuple(row.settings.get(key) for key in (*self.keys, SEED) if key != self.baseline_key)
-                by_value.setdefault(row.settings.get(self.baseline_key), {})[rest] = float(row.result[self.metric])
-        if not self.seeds_matter:
-            # Runs that only repeat each other are one observation, not many.
-            by_value = {value: {rest[:-1]: number for rest, number in runs.items()} for value, runs in by_value.items()}
-        reference = by_value.pop(self.baseline, {})
-        found = []
-        for value, runs in by_value.items():
-            contexts = sorted(reference.keys() & runs.keys(), key=_sortable)
-            if contexts:
-                pairs = [reference[context] for context in contexts], [runs[context] for context in contexts]
-                found.append((value, paired_bootstrap(*pairs)))
-        adjusted = holm([difference.p for _, difference in found])
-        sign = 1 if self.higher_is_better else -1
-        made = [
-            Comparison(challenger=value, difference=difference, p_adjusted=p, better=sign * difference.mean > 0)
-            for (value, difference), p in zip(found, adjusted, strict=True)
-        ]
-        return sorted(made, key=lambda made: (-sign * made.difference.mean, str(made.challenger)))
+    def evidence(self) -> Evidence:
+        """Of the ranked metric."""
+        return Evidence(self)
 
     @cached_property
-    def seeds_matter(self) -> bool:
-        """Whether the ranked metric of any setting differs between seeds."""
-        return any(len({run.result.get(self.metric) for run in setting.runs}) > 1 for setting in self.settings)
+    def comparisons(self) -> list[Comparison]:
+        """Every other value of the compared key against the baseline's, best first."""
+        return [] if self.baseline_key is None or not self.metric else self.evidence.comparisons()
+
+    @cached_property
+    def best_at(self) -> dict[Key, int]:
+        """Value of the compared keys -> number of contexts in which no other online policy is better."""
+        return self.evidence.best_at()
+
+    @cached_property
+    def ties(self) -> dict[Key, Key]:
+        """Value of the compared keys -> the first with the same results in every context."""
+        return {} if self.baseline_key is None or not self.metric else self.evidence.ties()
+
+    @cached_property
+    def compared_keys(self) -> list[str]:
+        """The compared component and those of its options that varied."""
+        own = [key for key in self.keys if key.startswith(f"{self.baseline_key}.")]
+        return [self.baseline_key, *own] if self.baseline_key in self.keys and self.baseline_key else []
+
+    @property
+    def direction(self) -> bool | None:
+        """Whether higher is better; None where nobody declared it."""
+        if self.trials is not None and self.metric == self.trials.metric:
+            return self.trials.maximize
+        return higher_is_better(self.metric)
+
+    def compared(self, setting: Setting) -> Key:
+        """A setting's values of the compared keys."""
+        return tuple(setting.values[self.keys.index(key)] for key in self.compared_keys)
+
+    def is_offline(self, value: Key) -> bool:
+        """Whether a policy knows the future: it is compared, and never counted as best."""
+        return value in self._offline
+
+    @cached_property
+    def _offline(self) -> set[Key]:
+        return {
+            tuple(run.settings.get(key) for key in self.compared_keys)
+            for run in self.good
+            if run.result.get("eviction_needs_future")
+        }
 
     def values(self, row: Run) -> Key:
         """A run's values of the varied keys."""
@@ -194,7 +198,38 @@ class Study:
 
     def label(self, setting: Setting) -> str:
         """A setting's values in words, the keys named where a value alone does not speak."""
-        return label(self.keys, setting.values)
+        return self.label_of(self.keys, setting.values, setting)
+
+    def label_of(self, keys: Sequence[str], values: Sequence[Value], setting: Setting | None = None) -> str:
+        """A choice of values in words; a compared one with those that it ties with."""
+        rest = [(key, value) for key, value in zip(keys, values, strict=True) if key not in self.compared_keys]
+        words = [] if setting is None or not set(keys) & set(self.compared_keys) else [self.tied_names(setting)]
+        if not words:
+            rest = list(zip(keys, values, strict=True))
+        if rest:
+            words.append(label([key for key, _ in rest], [value for _, value in rest]))
+        return ", ".join(word for word in words if word != "all") or "all"
+
+    def name_of(self, value: Key) -> str:
+        """A value of the compared keys in words."""
+        return label(self.compared_keys, value)
+
+    def tied_names(self, setting: Setting) -> str:
+        """A setting's compared value, and all that have the same results in every context."""
+        value = self.compared(setting)
+        tied = [other for other, leader in self.ties.items() if leader == value and other != value]
+        return " = ".join([self.name_of(value), *map(self.name_of, tied)])
+
+    def leads_its_tie(self, setting: Setting) -> bool:
+        """Whether its compared value is the one that stands for all with the same results."""
+        if not self.compared_keys:
+            return True
+        value = self.compared(setting)
+        return self.ties.get(value, value) == value
+
+    def pick(self, setting: Setting, keys: Sequence[str]) -> Key:
+        """A setting's values of some of the study's keys."""
+        return tuple(setting.values[self.keys.index(key)] for key in keys)
 
     def _order(self, setting: Setting) -> float:
         mean = setting.means.get(self.metric)
@@ -254,27 +289,27 @@ def metrics_of(rows: Sequence[Run]) -> list[str]:
     metrics: dict[str, None] = {}
     for row in rows:
         for key, value in row.result.items():
-            if _is_number(value) and key not in (SEED, "num_blocks", "block_size"):
+            if is_number(value) and key not in (SEED, "num_blocks", "block_size"):
                 metrics[key] = None
     return list(metrics)
 
 
 def label(keys: Sequence[str], values: Sequence[Value]) -> str:
-    """`lru, 64 blocks`-like words for a choice of values."""
-    words = [
-        str(value) if key in _DEFAULTS or isinstance(value, str) else f"{key.rpartition('.')[2]} {value}"
-        for key, value in zip(keys, values, strict=True)
-        if value is not None
-    ]
+    """`lru, 64 blocks`-like words for a choice of values; a path by its last part."""
+    words = [_word(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
     return ", ".join(words) or "all"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _word(key: str, value: Value) -> str:
+    if key == "cache.num_blocks" and is_number(value):
+        return f"{value:,} blocks"
+    if key.endswith(".path"):
+        return str(value).rstrip("/").rpartition("/")[2]
+    return str(value) if key in _DEFAULTS or isinstance(value, str) else f"{key.rpartition('.')[2]} {value}"
 
 
-def _sortable(values: Sequence[Any]) -> tuple[tuple[int, float, str], ...]:
-    return tuple((0, float(v), "") if _is_number(v) else (1, 0.0, str(v)) for v in values)
+def sortable(values: Sequence[Any]) -> tuple[tuple[int, float, str], ...]:
+    return tuple((0, float(v), "") if is_number(v) else (1, 0.0, str(v)) for v in values)
 
 
 def _sort_text(text: str) -> tuple[int, float, str]:

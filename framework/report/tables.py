@@ -8,15 +8,20 @@ import re
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from framework.report.compare import FEW_PAIRS, Mean
-from framework.report.study import SEED, Comparison, Study
+from framework.report import columns
+from framework.report.evidence import Context
+from framework.report.sentences import basis, context_label, lead, origin, p_value, ties
+from framework.report.study import SEED, Setting, Study, sortable
+from framework.results.catalogue import title as title_of
+from framework.results.metric import is_number
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_MOST_ROWS = 40
+_MOST_ROWS, _MOST_CONTEXTS = 40, 8
 _NUMERIC = re.compile(r"^(-|[<+-]?\d[\d.,e+-]*(( ± | \$\\pm\$ | to )[+-]?\d[\d.,e+-]*)?)$")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -34,69 +39,110 @@ def number(value: Any) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def mean(value: Mean | None, between: str = " ± ") -> str:
-    """`0.4321 ± 0.0012`; the half-width only where there are several runs."""
-    if value is None:
-        return "-"
-    return number(value.value) + ("" if value.half_width is None else between + _short(value.half_width))
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
-
-
 def headline(study: Study) -> str:
     """One line: how many runs, what became of them, ranked by what."""
     counts: dict[str, int] = {}
     for row in study.rows:
         counts[row.status] = counts.get(row.status, 0) + 1
     states = ", ".join(f"{count} {status}" for status, count in counts.items())
-    ranked = f"; ranked by {study.metric}, {'higher' if study.higher_is_better else 'lower'} is better"
+    ranked = f"; ranked by {title_of(study.metric)}, {'higher' if study.higher_is_better else 'lower'} is better"
     return f"{len(study.rows)} run{'s' if len(study.rows) != 1 else ''} ({states}){ranked if study.metric else ''}"
 
 
 def ranking_header(study: Study) -> list[str]:
     """Column names of `ranking`."""
-    return ["rank", *study.keys, "runs", *study.shown_metrics]
+    return ["rank", *_ranking_keys(study), "runs", *(made.head for made in _columns(study).values())]
 
 
 def ranking(study: Study, between: str = " ± ") -> list[list[str]]:
-    """One row a setting, best first within equal other settings."""
+    """One row a setting, best first within equal other settings; values that tie everywhere share a row."""
+    written = _columns(study)
     return [
         [
             str(rank),
-            *(number(value) for value in setting.values),
+            *_ranking_values(study, setting),
             str(len(setting.runs)),
-            *(mean(setting.means.get(metric), between) for metric in study.shown_metrics),
+            *(column.mean(setting.means.get(metric), between) for metric, column in written.items()),
         ]
         for rank, setting in study.ranked
     ]
 
 
+def _ranking_keys(study: Study) -> list[str]:
+    rest = [key for key in study.keys if key not in study.compared_keys]
+    return [*([study.compared_keys[0]] if study.compared_keys else []), *rest]
+
+
+def _ranking_values(study: Study, setting: Setting) -> list[str]:
+    rest = [key for key in study.keys if key not in study.compared_keys]
+    head = [study.tied_names(setting)] if study.compared_keys else []
+    return [*head, *(number(value) for value in study.pick(setting, rest))]
+
+
+def _columns(study: Study) -> dict[str, columns.Column]:
+    """One unit and one precision for all cells of a metric."""
+    return {
+        metric: columns.column(metric, [s.means[metric].value for s in study.settings if metric in s.means])
+        for metric in study.shown_metrics
+    }
+
+
 def comparison_header(study: Study) -> list[str]:
     """Column names of `comparison`."""
-    return [f"{study.baseline_key} against {study.baseline}", "difference", "95 % interval", "pairs", "p", "verdict"]
+    unit = _differences(study).unit
+    head = f"{title_of(study.metric)}{', ' + unit if unit else ''}"
+    return [f"{study.baseline_key} against {study.baseline}", head, "95 % interval", "best at", "p", "verdict",
+            "rests on"]  # fmt: skip
 
 
 def comparison(study: Study) -> list[list[str]]:
     """One row a value of the compared key, best first."""
+    column = _differences(study)
+    rows = []
+    for made in study.comparisons:
+        found = made.difference
+        interval = "-"
+        if found.low is not None and found.high is not None:
+            interval = f"{column.signed(found.low)} to {column.signed(found.high)}"
+        best = "knows the future" if study.is_offline(made.challenger) else f"{made.best_at} of {len(made.by_setting)}"
+        rows.append(
+            [study.name_of(made.challenger), column.signed(found.mean), interval, best, p_value(made), made.verdict,
+             made.evidence]
+        )  # fmt: skip
+    return rows
+
+
+def by_setting_header(study: Study) -> list[str]:
+    """Column names of `by_setting`: the compared key, a column a setting, and all together."""
+    labels = [context_label(study, context) for context in _contexts(study)]
+    return [f"{study.baseline_key} minus {study.baseline}", *labels, "all"]
+
+
+def by_setting(study: Study) -> list[list[str]]:
+    """The difference in each setting, a row a value; empty with one setting, or more than 8."""
+    contexts, column = _contexts(study), _differences(study)
+    if not 1 < len(contexts) <= _MOST_CONTEXTS:
+        return []
     return [
         [
-            str(entry.challenger),
-            f"{entry.difference.mean:+.4g}",
-            f"{entry.difference.low:+.4g} to {entry.difference.high:+.4g}",
-            str(entry.difference.pairs),
-            _p_value(entry),
-            entry.verdict,
+            study.name_of(made.challenger),
+            *(column.signed(made.by_setting[context]) if context in made.by_setting else "-" for context in contexts),
+            column.signed(made.difference.mean),
         ]
-        for entry in study.comparisons
+        for made in study.comparisons
+        if not made.identical
     ]
 
 
-def _p_value(entry: Comparison) -> str:
-    if entry.difference.pairs < FEW_PAIRS:
-        return "-"
-    return "<0.001" if entry.p_adjusted < 0.001 else f"{entry.p_adjusted:.3f}"
+def _contexts(study: Study) -> list[Context]:
+    found = dict.fromkeys(context for made in study.comparisons for context in made.by_setting)
+    return sorted(found, key=lambda context: sortable(context.values))
+
+
+def _differences(study: Study) -> columns.Column:
+    return columns.differences(
+        study.metric, [number for made in study.comparisons for number in made.by_setting.values()]
+    )
 
 
 def troubles(study: Study) -> list[list[str]]:
@@ -112,30 +158,30 @@ def print_study(study: Study, *, file: IO[str] | None = None, width: int | None 
     console = Console(file=file, width=width, highlight=False)
     if not console.is_terminal and width is None:
         console.width = 120
-    console.print(Text(headline(study), style="bold"))
-    if study.trials is not None:
-        from framework.report.trials import sentence
-
-        console.print(Text(sentence(study.trials)), soft_wrap=True)
+    console.print(Text(lead(study), style="bold"))
+    console.print(Text(headline(study)))
     if study.settings and study.keys:
         _print(console, ranking_header(study), ranking(study))
-    elif study.settings:
-        console.print(
-            ", ".join(f"{metric} {mean(study.settings[0].means.get(metric))}" for metric in study.metrics[:6])
-        )
+    if ties(study):
+        console.print(Text(ties(study)))
     if study.comparisons:
         _print(console, comparison_header(study), comparison(study))
+        if by_setting(study):
+            _print(console, by_setting_header(study), by_setting(study))
+        console.print(Text(basis(study), style="dim"))
     if troubles(study):
         _print(console, ["run", "status", "reason"], troubles(study))
+    for what, text in origin(study):
+        console.print(Text(f"{what}: {text}", style="dim"))
 
 
 def runs_csv(study: Study) -> str:
     """One line a run: name, status, reason, the settings that varied, the seed, every metric. Numbers unrounded."""
     keys = [*study.keys, SEED]
-    lines = [["run", "status", "reason", *keys, *study.metrics]]
+    lines = [["run", "status", "reason", *map(_cell, (*keys, *study.metrics))]]
     lines.extend(
         [
-            [row.name, row.status, row.reason]
+            [_cell(row.name), _cell(row.status), _cell(row.reason)]
             + [_cell(row.settings.get(key)) for key in keys]
             + [_cell(row.result.get(metric)) for metric in study.metrics]
             for row in study.rows
@@ -146,9 +192,9 @@ def runs_csv(study: Study) -> str:
 
 def settings_csv(study: Study) -> str:
     """One line a setting: rank, settings, number of runs, then mean and half-width of every metric. Unrounded."""
-    columns = [name for metric in study.metrics for name in (metric, f"{metric}_ci95")]
-    lines = [["rank", *study.keys, "runs", *columns]]
-    for rank, setting in study.ranked:
+    heads = [_cell(name) for metric in study.metrics for name in (metric, f"{metric}_ci95")]
+    lines = [["rank", *map(_cell, study.keys), "runs", *heads]]
+    for rank, setting in study.ranked_with_ties:
         means = [setting.means.get(metric) for metric in study.metrics]
         numbers = [cell for m in means for cell in ((_cell(m.value), _cell(m.half_width)) if m else ("", ""))]
         lines.append([str(rank), *map(_cell, setting.values), str(len(setting.runs)), *numbers])
@@ -157,10 +203,10 @@ def settings_csv(study: Study) -> str:
 
 def latex(study: Study, title: str) -> str:
     """The ranking, and the comparison where there is one, as tables for `\\usepackage{booktabs}`."""
-    note = "means over seeds with 95\\% intervals"
+    note = escape_latex("means over seeds, with 95 % intervals where seeds differ")
     parts = [_tabular(ranking_header(study), ranking(study, between=" $\\pm$ "), f"{escape_latex(title)}: {note}")]
     if study.comparisons:
-        caption = f"{escape_latex(title)}: paired bootstrap on {escape_latex(study.metric)}, p adjusted by Holm"
+        caption = escape_latex(f"{title}: {title_of(study.metric)} against {study.baseline}. {basis(study)}")
         parts.append(_tabular(comparison_header(study), comparison(study), caption))
     return "% \\usepackage{booktabs}\n" + "\n".join(parts)
 
@@ -197,7 +243,13 @@ def _csv(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+    """Numbers as they are; text that a spreadsheet would run as a formula is quoted with an apostrophe."""
+    if value is None:
+        return ""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return repr(value) if is_number(value) else ""
+    text = str(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _print(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

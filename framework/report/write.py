@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from framework.report.curves import Plot, curves, throughput_latency
 from framework.report.page import page
-from framework.report.pictures import event_pictures, memory_stack
+from framework.report.plots import pictures_of, plots_of
 from framework.report.study import Study
 from framework.report.tables import latex, print_study, runs_csv, settings_csv
-from framework.report.trials import read_trials, trial_plots
+from framework.report.trials import read_trials
 from framework.results.layout import CONFIG, FAILURE, RESULT
-from framework.results.records import Run, collect
+from framework.results.records import collect
 
 PAGE, RUNS, SETTINGS, LATEX = "report.html", "runs.csv", "settings.csv", "report.tex"
-_MOST_STACKS, _MOST_MAPS = 8, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,25 +94,3 @@ def _tracker_of(study: Study) -> dict[str, Any]:
         if isinstance(config, dict) and isinstance(config.get("tracker"), dict):
             return dict(config["tracker"])
     return {}
-
-
-def plots_of(study: Study) -> list[Plot]:
-    """Curves over what varied, and latency over throughput; of a search, its history and what it tried."""
-    if study.trials is not None:
-        return trial_plots(study, study.trials)
-    speed = throughput_latency(study)
-    return [*curves(study), *([speed] if speed is not None else [])]
-
-
-def pictures_of(study: Study) -> list[Plot]:
-    """Memory of the first run of up to 8 settings, and blocks, evictions and forks of up to 4 that logged events."""
-    stacks: list[Plot] = []
-    maps: list[Plot] = []
-    for _, setting in study.ranked:
-        row: Run = setting.runs[0]
-        title = study.label(setting) if study.keys else row.name
-        if len(stacks) < _MOST_STACKS and (stack := memory_stack(row, title)) is not None:
-            stacks.append(stack)
-        if len(maps) < 3 * _MOST_MAPS:
-            maps.extend(event_pictures(row, title))
-    return [*stacks, *maps]

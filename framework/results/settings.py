@@ -94,7 +94,7 @@ def _parsed(text: str) -> Value:
     try:
         return _scalar(yaml.safe_load(text or "null"))
     except (ValueError, yaml.YAMLError, RecursionError):
-        return text[:_LONGEST]
+        return _scalar(text)
 
 
 def _scalar(value: Any) -> Value:
@@ -104,4 +104,4 @@ def _scalar(value: Any) -> Value:
         return value if abs(value) < 10**18 else "an integer beyond 10^18"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(str(_scalar(item)) for item in value[:50] if not isinstance(item, (list, dict))) + "]"
-    return str(value)[:_LONGEST]
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:_LONGEST])

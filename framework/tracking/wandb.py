@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 
 from framework.errors import ConfigError
 from framework.files.jsonl import read_jsonl, to_plain
+from framework.results.catalogue import find
 from framework.results.layout import CONFIG, EVENTS, KERNEL, METRICS, PROVENANCE, REQUESTS, RESULT, ROOFLINE
 from framework.tracking.run_directory import RunDirectory
 from framework.tracking.tracker import RunLabel, Tracker, TrackerWarning
@@ -106,6 +107,7 @@ class WandbTracker(Tracker):
             self._log_timeline()
             self._log_kernel()
             self._run.summary.update(to_plain(summary))
+            self._log_definitions(summary)
             if self._artifacts:
                 self._log_files()
         finally:
@@ -183,17 +185,24 @@ class WandbTracker(Tracker):
             data = [[_cell(row.get(str(column))) for column in columns] for row in rows]
             self._run.log({name: wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
 
+    def _log_definitions(self, summary: Mapping[str, Any]) -> None:
+        """What each key of the summary means, as the catalogue says it."""
+        found = [metric for key in summary if (metric := find(key)) is not None]
+        rows = [{name: getattr(metric, name) for name in ("key", "unit", "better", "definition")} for metric in found]
+        self._log_table("definitions", rows)
+
     def _log_timeline(self) -> None:
         import wandb
         from PIL import Image
 
-        from framework.report.timeline import memory_timeline
+        from framework.figures import memory
+        from framework.figures.style import save
 
-        figure = memory_timeline(self._lines(METRICS))
+        figure = memory.draw(self._lines(METRICS))
         if figure is not None:
             # wandb takes a figure only where pyplot was loaded, which is global state we keep out of a run.
             picture = BytesIO()
-            figure.savefig(picture, format="png", dpi=150)
+            save(figure, picture)
             with Image.open(picture) as image:
                 self._run.log({"memory": wandb.Image(image)})
 

@@ -12,7 +12,7 @@ import pytest
 from framework.api import run
 from framework.config.sections import KernelOptions
 from framework.errors import BackendUnavailable, ConfigError
-from framework.figures.roofline import roofline
+from framework.figures import roofline
 from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import AttentionSpec, Capabilities, CompiledKernel
 from framework.kernel import gate as gates
@@ -243,7 +243,7 @@ def test_the_gate_tries_edges_empty_rows_and_chunks() -> None:
 
 
 def test_without_times_there_is_no_roofline() -> None:
-    assert roofline([{"status": "modelled"}]) is None
+    assert roofline.draw([{"status": "modelled"}]) is None
 
 
 def test_weights_and_biases_get_the_rows_and_the_roofline(tmp_path: Any, monkeypatch: Any) -> None:

@@ -8,59 +8,18 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from framework.errors import ConfigError
 from framework.report.__main__ import main
-from framework.report.compare import holm, mean_of, paired_bootstrap
-from framework.report.curves import curves, throughput_latency
+from framework.report.plots import plots_of
 from framework.report.study import Study
 from framework.report.tables import escape_latex, latex, print_study, runs_csv, settings_csv
 from framework.report.write import write_report
 from framework.results.records import collect
-
-
-def make_run(folder: Path, *, result: dict[str, Any] | None, events: bool = False, **settings: Any) -> None:
-    folder.mkdir(parents=True)
-    config = {
-        "mode": "serve",
-        "seed": settings.get("seed", 0),
-        "cache": {"num_blocks": settings.get("num_blocks", 64), "block_size": 16},
-        "eviction": {"name": settings.get("eviction", "lru"), **settings.get("options", {})},
-        "run": {"dir": str(folder), "name": None},
-        "tracker": {"name": "none"},
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    if result is not None:
-        (folder / "result.json").write_text(json.dumps({"status": "ok", **result}))
-    if events:
-        write_inside(folder)
-
-
-def write_inside(folder: Path) -> None:
-    """Metrics and events of a tiny run with a fork and an eviction."""
-    kinds = ("live", "internal", "reserved", "external", "cached_idle", "free")
-    steps = [
-        {"step": s, "time_s": 0.1 * s, **{f"{kind}_slots": 10 * (i + s) for i, kind in enumerate(kinds)}}
-        for s in range(1, 6)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    events: list[dict[str, Any]] = [
-        {"event": "admit", "step": 1, "request": 0, "sequence": 1, "cached": 0},
-        {"event": "step", "step": 1, "sequences": [1], "new": [32]},
-        {"event": "admit", "step": 1, "block": 1, "key": "aa"},
-        {"event": "admit", "step": 1, "block": 2, "key": "bb"},
-        {"event": "fork", "step": 2, "request": 0, "sequence": 2, "parent": 1},
-        {"event": "step", "step": 2, "sequences": [1, 2], "new": [1, 1]},
-        {"event": "evict", "step": 3, "block": 1, "key": "aa"},
-        {"event": "admit", "step": 4, "block": 1, "key": "cc"},
-        {"event": "finished", "step": 5, "request": 0, "sequence": 1},
-    ]
-    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+from report.runs import make_run
 
 
 @pytest.fixture
@@ -122,19 +81,14 @@ def test_policies_are_compared_over_all_pairs_alike_in_the_rest(sweep: Path) -> 
     study = Study(collect([sweep]))
     assert (study.baseline_key, study.baseline) == ("eviction", "lru")
     (entry,) = study.comparisons
-    assert (entry.challenger, entry.difference.pairs, entry.verdict) == ("fifo", 6, "worse")
+    assert (entry.challenger, entry.difference.count, entry.difference.unit) == (("fifo",), 3, "seed")
+    assert (entry.verdict, entry.evidence) == ("not shown", "3 seeds, 1 trace: too few"), "two sizes are not six pairs"
+    assert entry.difference.low is not None
+    assert entry.difference.high is not None
     assert entry.difference.low < -0.1 < entry.difference.high
     (other,) = Study(collect([sweep]), baseline="eviction=fifo").comparisons
-    assert (other.challenger, other.verdict) == ("lru", "better")
+    assert (other.challenger, other.better) == (("lru",), True)
     assert other.difference.mean == pytest.approx(-entry.difference.mean)
-
-
-def test_runs_that_repeat_each_other_are_one_pair(tmp_path: Path) -> None:
-    for eviction, rate in (("lru", 0.5), ("fifo", 0.4)):
-        for seed in range(8):
-            make_run(tmp_path / f"{eviction}{seed}", result={"hit_rate": rate}, eviction=eviction, seed=seed)
-    (entry,) = Study(collect([tmp_path])).comparisons
-    assert (entry.difference.pairs, entry.verdict) == (1, "too few pairs")
 
 
 def test_an_option_of_two_components_varied_only_if_one_component_s_did(tmp_path: Path) -> None:
@@ -144,36 +98,6 @@ def test_an_option_of_two_components_varied_only_if_one_component_s_did(tmp_path
     assert Study(collect([tmp_path])).keys == ["eviction"]
     make_run(tmp_path / "4", result={"hit_rate": 0.2}, eviction="2q", options={"ghosts": 0.7})
     assert Study(collect([tmp_path])).keys == ["eviction", "eviction.ghosts"]
-
-
-def test_the_paired_bootstrap_covers_the_truth_and_finds_no_difference_in_noise() -> None:
-    rng = np.random.default_rng(1)
-    covered = false_alarms = 0
-    for _ in range(100):
-        base = rng.normal(0, 1, size=20)
-        found = paired_bootstrap(base, base + 0.3 + rng.normal(0, 0.2, size=20))
-        covered += found.low <= 0.3 <= found.high
-        false_alarms += paired_bootstrap(base, base + rng.normal(0, 0.2, size=20)).p < 0.05
-    assert covered >= 85, covered
-    assert false_alarms <= 15, false_alarms
-
-
-def test_the_bootstrap_repeats_and_pairs_matter() -> None:
-    base, other = [0.1, 0.5, 0.9, 0.3, 0.7, 0.2], [0.12, 0.53, 0.91, 0.33, 0.71, 0.22]
-    assert paired_bootstrap(base, other) == paired_bootstrap(base, other)
-    assert paired_bootstrap(base, other).p == 2 / 2**6 < 0.05 < paired_bootstrap(base, other[::-1]).p
-    assert paired_bootstrap(base * 5, other * 5).p < 0.001
-    assert paired_bootstrap([1.0] * 6, [1.0] * 6).p == 1.0
-
-
-def test_holm_s_adjustment_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([]) == []
-
-
-def test_a_single_run_has_no_interval() -> None:
-    assert mean_of([3.0]).half_width is None
-    assert mean_of([1.0, 3.0]).half_width == pytest.approx(12.706)
 
 
 def test_the_csv_files_hold_every_run_and_setting_unrounded(sweep: Path) -> None:
@@ -255,7 +179,8 @@ def test_the_page_needs_nothing_from_outside(example: str) -> None:
 def test_the_page_shows_every_part(example: str) -> None:
     for heading in ("Ranking", "Against lru", "Plots", "Inside single runs", "Runs that did not end well"):
         assert heading in example, heading
-    for title in ("hit_rate over cache.num_blocks", "Latency over throughput", "Memory over time", "Block map",
+    for title in ("hit rate over capacity (blocks)", "hit rate against lru", "Latency over throughput",
+                  "Memory over time", "Block map",
                   "Evictions", "Fork tree"):  # fmt: skip
         assert title in example, title
     for layer in ("live", "internal", "reserved", "external", "cached, idle", "free"):
@@ -289,26 +214,27 @@ def test_lines_beyond_what_can_be_told_apart_are_left_out_but_not_the_baseline(t
             name = "lru" if index == 0 else f"p{index:02}"
             result = {"hit_rate": 0.01 * index}
             make_run(tmp_path / f"{name}{num_blocks}", result=result, eviction=name, num_blocks=num_blocks)
-    (plot,) = curves(Study(collect([tmp_path])))
+    (plot,) = [plot for plot in plots_of(Study(collect([tmp_path]))) if plot.name.startswith("curve")]
     labels = [text.get_text() for legend in plot.figure.legends for text in legend.get_texts()]
-    assert len(labels) == 10
+    assert len(labels) == 9
     assert "lru" in labels
-    assert "4 more" in plot.note
+    assert "5 more" in plot.note
 
 
 def test_settings_without_numbers_become_dots(tmp_path: Path) -> None:
     for eviction in ("lru", "fifo"):
         make_run(tmp_path / eviction, result={"hit_rate": 0.5}, eviction=eviction)
     study = Study(collect([tmp_path]))
-    (plot,) = curves(study)
-    assert [text.get_text() for text in plot.figure.axes[0].get_yticklabels()] == ["fifo", "lru"]
-    assert throughput_latency(study) is None
+    plots = {plot.name: plot for plot in plots_of(study)}
+    labels = [text.get_text() for text in plots["settings"].figure.axes[0].get_yticklabels()]
+    assert labels == ["lru = fifo"], "what cannot be told apart shares a row"
+    assert "throughput_latency" not in plots
 
 
 def test_one_run_alone_is_a_report_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "one", result={"hit_rate": 0.5}, events=True)
     assert main([str(tmp_path / "one")]) == 0
-    assert "1 run (1 ok); ranked by hit_rate" in capsys.readouterr().out
+    assert "1 run (1 ok); ranked by hit rate" in capsys.readouterr().out
     assert "Fork tree" in (tmp_path / "one" / "report.html").read_text()
 
 
@@ -347,6 +273,6 @@ def test_the_console_table_fits_its_width_and_keeps_the_ranked_metric(sweep: Pat
         print_study(Study(collect([sweep])), file=out, width=width)
         lines = out.getvalue().splitlines()
         assert max(map(len, lines)) <= width, (width, out.getvalue())
-        assert "hit_rate" in out.getvalue()
+        assert "hit rate" in out.getvalue()
     with pytest.raises(ConfigError):
         Study(collect([sweep]), metric="nope")

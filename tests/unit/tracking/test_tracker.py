@@ -65,7 +65,7 @@ def _run(directory: Path, trackers: list[Tracker], steps: int = 5) -> None:
             run.log_request({"key": f"r{number}", "ttft_s": 0.5 * number, "tokens": [1, 2]})
         for step in range(steps):
             all_trackers.log(
-                step, {"time_s": step / 10, "utilisation": 0.5, "waste_internal": 0.1, "nan": float("nan")}
+                step, {"time_s": step / 10, "utilisation": 0.5, "live_slots": 8, "free_slots": 8, "nan": float("nan")}
             )
         all_trackers.finish(RESULT)
 

@@ -1,0 +1,59 @@
+"""One metric over a size: a line a series, with reference curves such as the optimum's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from framework.figures.style import INK, legend, new_axes, new_figure, power_ticks, series_style, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A series.
+
+    Attributes:
+        x, y: equally many; x ascending.
+        half_widths: of the intervals of y; empty for none.
+        reference: drawn thin and grey, as what the series are held against.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    half_widths: Sequence[float] = ()
+    reference: bool = False
+
+
+@styled
+def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "") -> Figure:
+    """The lines over one pair of axes.
+
+    Args:
+        lines: at least one; x is logarithmic where it is spread like powers.
+    """
+    figure = new_figure(height_in=3.0 + 0.17 * -(-len(lines) // 3))
+    axes = new_axes(figure)
+    index = 0
+    for line in lines:
+        options: dict[str, Any] = {"color": INK, "alpha": 0.55, "linestyle": ":", "linewidth": 1.6}
+        if not line.reference:
+            options, index = series_style(index), index + 1
+        bars = list(line.half_widths) if any(line.half_widths) else None
+        axes.errorbar(list(line.x), list(line.y), yerr=bars, label=_named(line.label), capsize=3, **options)
+    power_ticks(axes, sorted({x for line in lines for x in line.x}))
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    if title:
+        axes.set_title(title, fontsize="medium")
+    legend(axes, len(lines))
+    return figure
+
+
+def _named(label: str) -> str:
+    """Matplotlib leaves labels that begin with an underscore out of a legend."""
+    return f" {label}" if label.startswith("_") else label

@@ -1,0 +1,43 @@
+"""One metric of each setting as dots with intervals, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from framework.figures.style import COLOURS, MARKERS, new_axes, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """A setting.
+
+    Attributes:
+        half_width: of the interval; None for none.
+        baseline: drawn as a square of another colour.
+    """
+
+    label: str
+    value: float
+    half_width: float | None = None
+    baseline: bool = False
+
+
+@styled
+def draw(dots: Sequence[Dot], *, x_label: str) -> Figure:
+    """A row for each dot, the first on top."""
+    figure = new_figure(height_in=1.0 + 0.26 * len(dots))
+    axes = new_axes(figure, grid="x")
+    for row, dot in enumerate(dots):
+        axes.errorbar(
+            dot.value, row, xerr=dot.half_width, fmt=MARKERS[1] if dot.baseline else MARKERS[0],
+            color=COLOURS[1] if dot.baseline else COLOURS[0], capsize=3,
+        )  # fmt: skip
+    axes.set_yticks(range(len(dots)), [dot.label for dot in dots])
+    axes.invert_yaxis()
+    axes.set_xlabel(x_label)
+    return figure

@@ -1,0 +1,269 @@
+"""The figures of a report, made from a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from framework.figures import curve, differences, of_runs, ranking, search_history, search_settings, tradeoff
+from framework.files.jsonl import read_jsonl
+from framework.report import columns
+from framework.report.study import Setting, Study
+from framework.report.trials import Trials
+from framework.results.catalogue import title
+from framework.results.metric import is_number
+from framework.results.records import Run
+from framework.results.settings import Value
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_SERIES = 9
+"""Lines that a reader can tell apart; where there are more, the best and the baseline are shown."""
+_MOST_BARS, _MOST_PANELS, _MOST_STACKS, _MOST_LOGGED = 40, 8, 8, 4
+_MOST_BYTES = 50_000_000
+_LATENCIES = ("ttft_s_p95", "tpot_s_p95", "latency_s_p95")
+_THROUGHPUTS = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
+_CAPACITIES = ("cache.num_blocks", "replay.capacity")
+_REFERENCES = {
+    "hit_rate": {"optimum_hit_rate": "optimum", "infinite_hit_rate": "infinite cache"},
+    "hit_rate_blocks": {"optimum_hit_rate_blocks": "optimum", "infinite_hit_rate_blocks": "infinite cache"},
+}
+"""Metric -> results that hold the same of what it is held against."""
+
+Key = tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A figure with what a reader of the page needs besides: its name, title and what is on it."""
+
+    name: str
+    title: str
+    note: str
+    figure: Figure
+
+
+def plots_of(study: Study) -> list[Plot]:
+    """Differences, curves over what varied, latency over throughput; of a search, its history and what it tried."""
+    if study.trials is not None:
+        return list(_of_search(study, study.trials))
+    return [*_differences(study), *_curves(study), *_tradeoff(study)]
+
+
+def pictures_of(study: Study) -> list[Plot]:
+    """What happened inside single runs: memory of up to 8 settings, blocks, evictions and forks of up to 4."""
+    found: list[Plot] = []
+    shown: dict[str, int] = {}
+    for _, setting in study.ranked:
+        run = setting.runs[0]
+        words = study.label(setting) if study.keys else run.name
+        for name, module in of_runs():
+            most = _MOST_STACKS if name == "memory" else _MOST_LOGGED
+            if shown.get(name, 0) < most and (figure := _of_run(module, run)) is not None:
+                shown[name] = shown.get(name, 0) + 1
+                found.append(Plot(name=f"{name}_{run.name}", title=f"{module.TITLE}: {words}", note=module.NOTE,
+                                  figure=figure))  # fmt: skip
+    return sorted(found, key=lambda plot: plot.name.partition("_")[0] != "memory")
+
+
+def _of_run(module: Any, run: Run) -> Figure | None:
+    """None also for a damaged or huge file: a picture less must not cost the report."""
+    path = run.path / module.SOURCE
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        figure: Figure | None = module.draw(read_jsonl(path))
+    except Exception:  # the records are whatever the file holds
+        return None
+    return figure
+
+
+def _differences(study: Study) -> Iterator[Plot]:
+    found = [made for made in study.comparisons if not made.identical][:_MOST_BARS]
+    if not found:
+        return
+    column = columns.differences(study.metric, [number for made in found for number in made.by_setting.values()])
+    rows = [
+        differences.Row(
+            label=study.name_of(made.challenger),
+            pooled=column.scale * made.difference.mean,
+            interval=None
+            if made.difference.low is None or made.difference.high is None
+            else (column.scale * made.difference.low, column.scale * made.difference.high),
+            settings=[column.scale * number for number in made.by_setting.values()],
+        )
+        for made in found
+    ]
+    unit = f", {column.unit}" if column.unit else ""
+    yield Plot(
+        name="differences",
+        title=f"{title(study.metric)} against {study.baseline}",
+        note="Circles: the difference in each setting. Diamond: over all settings, with its 95 % interval where "
+        "something independent repeats.",
+        figure=differences.draw(rows, x_label=f"{column.head} minus {study.baseline}'s{unit}"),
+    )
+
+
+def _curves(study: Study) -> Iterator[Plot]:
+    """The ranked metric over each numeric setting that varied, or as dots where none did."""
+    if not study.metric or len(study.settings) < 2:
+        return
+    made = [plot for key in study.keys if (plot := _curve(study, key)) is not None]
+    yield from made or [_dots(study)]
+
+
+def _curve(study: Study, key: str) -> Plot | None:
+    others = [other for other in study.keys if other != key]
+    groups: dict[Key, list[tuple[float, Setting]]] = {}
+    for setting in study.settings:
+        x = _position(study, setting, key)
+        if study.metric in setting.means and x is not None and study.leads_its_tie(setting):
+            groups.setdefault(study.pick(setting, others), []).append((x, setting))
+    if not groups or max(len({x for x, _ in points}) for points in groups.values()) < 2:
+        return None
+    groups, left_out = _best(study, groups, others)
+    means = [setting.means[study.metric] for points in groups.values() for _, setting in points]
+    column = columns.column(study.metric, [mean.value for mean in means])
+    lines = [_line(study, key, others, values, sorted(points, key=lambda p: p[0]), column)
+             for values, points in groups.items()]  # fmt: skip
+    lines += _reference_lines(study, key, others, column)
+    note = "Means over seeds; bars are 95 % intervals where seeds differ." if any(m.half_width for m in means) else ""
+    if left_out:
+        note += f" The best {len(groups)} with the baseline; {left_out} more are in the table."
+    label = "capacity (blocks)" if key in _CAPACITIES else key
+    return Plot(
+        name=f"curve_{key}",
+        title=f"{title(study.metric)} over {label}",
+        note=note.strip(),
+        figure=curve.draw(lines, x_label=label, y_label=column.head),
+    )
+
+
+def _line(
+    study: Study, key: str, others: Sequence[str], values: Key, points: Sequence[tuple[float, Setting]], column: Any
+) -> curve.Line:
+    means = [setting.means[study.metric] for _, setting in points]
+    return curve.Line(
+        label=study.label_of(others, values, points[0][1]),
+        x=[x for x, _ in points],
+        y=[column.scale * mean.value for mean in means],
+        half_widths=[column.scale * (mean.half_width or 0.0) for mean in means],
+    )
+
+
+def _reference_lines(study: Study, key: str, others: Sequence[str], column: Any) -> Iterator[curve.Line]:
+    """What every run computed besides: the optimum of its capacity, one line for each trace."""
+    rest = [other for other in others if other not in study.compared_keys]
+    for name, words in _REFERENCES.get(study.metric, {}).items():
+        found: dict[Key, dict[float, float]] = {}
+        for setting in study.settings:
+            x = _position(study, setting, key)
+            if name in setting.means and x is not None:
+                found.setdefault(study.pick(setting, rest), {})[x] = setting.means[name].value
+        for values, points in found.items():
+            suffix = f", {study.label_of(rest, values)}" if len(found) > 1 else ""
+            xs = sorted(points)
+            yield curve.Line(label=words + suffix, x=xs, y=[column.scale * points[x] for x in xs], reference=True)
+
+
+def _position(study: Study, setting: Setting, key: str) -> float | None:
+    """Where a setting stands on the axis of this key; a capacity in blocks, however it was given."""
+    if key in _CAPACITIES and (blocks := setting.runs[0].number("num_blocks")) is not None:
+        return blocks
+    values = {other.values[study.keys.index(key)] for other in study.settings} - {None}
+    value: Any = setting.values[study.keys.index(key)]
+    return float(value) if is_number(value) and all(is_number(other) for other in values) else None
+
+
+def _best(
+    study: Study, groups: dict[Key, list[tuple[float, Setting]]], keys: Sequence[str]
+) -> tuple[dict[Key, list[tuple[float, Setting]]], int]:
+    """As many series as can be told apart: the baseline's, and those that lead on average."""
+    sign = -1 if study.higher_is_better else 1
+
+    def average(values: Key) -> float:
+        means = [setting.means[study.metric].value for _, setting in groups[values]]
+        return sign * sum(means) / len(means)
+
+    def is_baseline(values: Key) -> bool:
+        key = study.baseline_key
+        return key is not None and key in keys and values[list(keys).index(key)] == study.baseline
+
+    order = sorted(groups, key=average)
+    kept = order[:MOST_SERIES]
+    if len(order) > MOST_SERIES and not any(map(is_baseline, kept)):
+        kept = [*kept[:-1], *[values for values in order if is_baseline(values)][:1]]
+    return {values: groups[values] for values in kept}, len(groups) - len(kept)
+
+
+def _dots(study: Study) -> Plot:
+    ranked = [setting for _, setting in study.ranked if study.metric in setting.means][:_MOST_BARS]
+    column = columns.column(study.metric, [setting.means[study.metric].value for setting in ranked])
+    dots = []
+    for setting in ranked:
+        mean = setting.means[study.metric]
+        half = None if mean.half_width is None else column.scale * mean.half_width
+        baseline = bool(study.compared_keys) and study.compared(setting)[0] == study.baseline
+        dots.append(
+            ranking.Dot(label=study.label(setting), value=column.scale * mean.value, half_width=half, baseline=baseline)
+        )
+    note = "Means over seeds, with 95 % intervals where seeds differ; the square is the baseline."
+    figure = ranking.draw(dots, x_label=column.head)
+    return Plot(name="settings", title=f"{title(study.metric)} of each setting", note=note, figure=figure)
+
+
+def _tradeoff(study: Study) -> Iterator[Plot]:
+    """Latency over throughput, a line for each component combination along the load; needs both."""
+    throughput = next((metric for metric in _THROUGHPUTS if metric in study.metrics), None)
+    latency = next((metric for metric in _LATENCIES if metric in study.metrics), None)
+    if throughput is None or latency is None:
+        return
+    points = [s for s in study.settings if throughput in s.means and latency in s.means]
+    if len(points) < 2:
+        return
+    categorical = [key for key in study.keys if _position(study, points[0], key) is None]
+    groups: dict[Key, list[Setting]] = {}
+    for setting in points:
+        groups.setdefault(study.pick(setting, categorical), []).append(setting)
+    order = sorted(groups, key=lambda values: -max(setting.means[throughput].value for setting in groups[values]))
+    xs, ys = (columns.column(key, [s.means[key].value for s in points]) for key in (throughput, latency))
+    lines = []
+    for values in order[:MOST_SERIES]:
+        along = sorted(groups[values], key=lambda setting: setting.means[throughput].value)
+        lines.append(
+            curve.Line(
+                label=study.label_of(categorical, values),
+                x=[xs.scale * setting.means[throughput].value for setting in along],
+                y=[ys.scale * setting.means[latency].value for setting in along],
+            )
+        )
+    note = "Down and to the right is better. Each point is the mean over the seeds of one setting."
+    if len(order) > MOST_SERIES:
+        note += f" The fastest {MOST_SERIES}; {len(order) - MOST_SERIES} more are in the table."
+    figure = tradeoff.draw(lines, x_label=xs.head, y_label=ys.head)
+    yield Plot(name="throughput_latency", title="Latency over throughput", note=note, figure=figure)
+
+
+def _of_search(study: Study, found: Trials) -> Iterator[Plot]:
+    best = found.best
+    if best is None:
+        return
+    values = [(trial.number, trial.value) for trial in found.trials]
+    yield Plot(
+        name="history",
+        title="History of the search",
+        note=f"{len(found.trials)} trials in the order the sampler asked for them.",
+        figure=search_history.draw(values, found.best_so_far(), y_label=title(found.metric)),
+    )
+    runs = [(run, number) for run in study.good if (number := run.number(found.metric)) is not None]
+    keys = study.keys[:_MOST_PANELS]
+    if keys and runs:
+        panels = {key: [(run.settings.get(key), n, run.path.name == best.folder) for run, n in runs] for key in keys}
+        yield Plot(
+            name="varied",
+            title=f"{title(found.metric)} over what varied",
+            note=f"A dot is a run; the square is the best trial, {best.number}.",
+            figure=search_settings.draw(panels, y_label=title(found.metric)),
+        )

@@ -1,0 +1,174 @@
+"""What a report says in words: the sentence its reader wants first, what it rests on, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from framework.report import columns
+from framework.report.evidence import Comparison, Context, plural
+from framework.report.statistics import FEW, FEW_SESSIONS
+from framework.report.study import Setting, Study, label
+from framework.report.trials import Trials
+from framework.results.catalogue import title
+
+_CAPACITIES = frozenset({"cache.num_blocks", "replay.capacity"})
+_MOST_COMMANDS = 3
+
+
+def lead(study: Study) -> str:
+    """The finding, in one sentence: who leads by how much, with its interval, and at how many settings."""
+    if study.trials is not None:
+        return of_search(study.trials)
+    online = [made for made in study.comparisons if not study.is_offline(made.challenger)]
+    if online:
+        ahead = next((made for made in online if made.better and not made.identical), None)
+        return _ahead(study, ahead) if ahead is not None else _baseline_leads(study, online)
+    best = next((setting for _, setting in _by_metric(study)), None)
+    if best is None:
+        return f"No run has ended well: {len(study.rows)} in all"
+    column = columns.column(study.metric, [best.means[study.metric].value])
+    words = f"{title(study.metric)} {column.number(best.means[study.metric].value)} {column.unit}".rstrip()
+    gap = best.means.get("gap_to_optimum")
+    optimum = f", {100 * gap.value:.1f} % more misses than the optimum" if gap else ""
+    return f"{study.label(best)}: {words}{optimum}" if study.keys else f"{words[0].upper()}{words[1:]}{optimum}"
+
+
+def basis(study: Study) -> str:
+    """What the comparison rests on, and what it does not show; empty without a comparison."""
+    made = study.comparisons
+    if not made or study.trials is not None:
+        return ""
+    units = sorted({entry.difference.unit for entry in made if entry.difference.p is not None})
+    parts = [
+        f"Runs are paired that differ in {study.baseline_key} alone. Capacities of one trace are averaged, since they "
+        "share its requests; runs that repeat each other exactly count once."
+    ]
+    if units:
+        parts.append(
+            f"The unit of evidence is the {' or the '.join(units)}; p is two-sided and adjusted for "
+            f"{sum(entry.p_adjusted is not None for entry in made)} comparisons by Holm's method."
+        )
+    if any(entry.difference.p is None and not entry.identical for entry in made):
+        parts.append(
+            f"Not shown: fewer than {FEW} independent traces or seeds, and no {FEW_SESSIONS} sessions to resample, "
+            "can tell a difference from chance; it is then a fact about these runs alone."
+        )
+    if any("session" in unit or "requests" in unit for unit in units):
+        parts.append(
+            "Sessions are drawn with replacement, the same for all policies and capacities of a trace; what a draw "
+            "leaves out still passed through the cache."
+        )
+    return " ".join(parts)
+
+
+def ties(study: Study) -> str:
+    """Which values cannot be told apart on these runs; empty where all can."""
+    groups: dict[str, list[str]] = {}
+    for value, leader in study.ties.items():
+        if value != leader:
+            groups.setdefault(study.name_of(leader), []).append(study.name_of(value))
+    found = [
+        f"{', '.join(others)} equal{'s' if len(others) == 1 else ''} {leader}" for leader, others in groups.items()
+    ]
+    return f"Identical results in every run, at these options: {'; '.join(found)}." if found else ""
+
+
+def origin(study: Study) -> Iterator[tuple[str, str]]:
+    """(what, text) of where the runs come from: traces with checksum, commands, dates, machines, code."""
+    traces = {(run.trace_name, entry.sha256) for run in study.rows for entry in run.origin.inputs}
+    named = {run.trace_name for run in study.rows if run.trace_name and not run.origin.inputs}
+    for name, sha256 in sorted(traces):
+        yield "trace", f"{name}, SHA-256 {sha256 or 'unknown'}"
+    if named:
+        yield "workload", ", ".join(sorted(named))
+    commands = list(dict.fromkeys(run.origin.command for run in study.rows if run.origin.command))
+    for command in commands[:_MOST_COMMANDS]:
+        yield "command", command
+    if len(commands) > _MOST_COMMANDS:
+        yield "command", f"and {len(commands) - _MOST_COMMANDS} more, in each run's provenance.json"
+    dates = sorted(run.origin.date for run in study.rows if run.origin.date)
+    if dates:
+        yield "date", f"{dates[0]} UTC" if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]} UTC"
+    for machine in sorted({run.origin.machine for run in study.rows if run.origin.machine}):
+        yield "machine", machine
+    revisions = sorted({run.origin.revision for run in study.rows if run.origin.revision})
+    if revisions:
+        several = "; more than one: the numbers may not compare" if len(revisions) > 1 else ""
+        yield "code", ", ".join(revisions) + several
+
+
+def context_label(study: Study, context: Context) -> str:
+    """A setting of a comparison in words."""
+    keys = [key for key in study.keys if key not in study.compared_keys]
+    return label(keys, context.values)
+
+
+def of_search(found: Trials) -> str:
+    """The best trial in words."""
+    best, failed = found.best, sum(trial.value is None for trial in found.trials)
+    bad = f", {failed} failed" if failed else ""
+    if best is None:
+        return f"None of {len(found.trials)} trials was good"
+    return (
+        f"Best of {len(found.trials)} trials{bad}: {found.metric} {best.value:.6g} with {' '.join(best.overrides)} "
+        f"(trial {best.number})"
+    )
+
+
+def _ahead(study: Study, made: Comparison) -> str:
+    size = len(made.by_setting)
+    where = f", best at {made.best_at} of {size} {plural(_setting_word(study), size)}"
+    shown = _shown(made)
+    return f"{study.name_of(made.challenger)}: {difference(study, made)} over {study.baseline}{where}. {shown}"
+
+
+def _baseline_leads(study: Study, online: list[Comparison]) -> str:
+    nearest = online[0]
+    if nearest.identical:
+        return (
+            f"{study.baseline}: no {study.baseline_key} is ahead of it; {study.name_of(nearest.challenger)} equals it"
+        )
+    text = f"{study.baseline} leads; next is {study.name_of(nearest.challenger)}: {difference(study, nearest)}"
+    return f"{text}. {_shown(nearest)}"
+
+
+def difference(study: Study, made: Comparison) -> str:
+    """`+0.9 points of hit rate, 95 % interval [0.2, 1.6]`."""
+    found = made.difference
+    column = columns.differences(study.metric, list(made.by_setting.values()))
+    words = f"{column.signed(found.mean)} {column.unit}".rstrip() + f" of {title(study.metric)}"
+    if found.low is None or found.high is None:
+        return words
+    return f"{words}, 95 % interval [{column.signed(found.low)}, {column.signed(found.high)}]"
+
+
+def _shown(made: Comparison) -> str:
+    if made.identical:
+        return "The results are identical"
+    if made.difference.p is None:
+        return f"Not shown beyond these runs: {made.evidence}"
+    p = p_value(made)
+    if made.shown:
+        return f"Shown: {made.evidence}, p {p}"
+    return f"Not shown: {made.evidence}, p {p}"
+
+
+def p_value(made: Comparison) -> str:
+    """Adjusted; a dash where there is no test."""
+    if made.p_adjusted is None:
+        return "-"
+    return "<0.001" if made.p_adjusted < 0.001 else f"{made.p_adjusted:.3f}"
+
+
+def _setting_word(study: Study) -> str:
+    keys = {key for key in study.keys if key not in study.compared_keys}
+    if keys and keys <= _CAPACITIES:
+        return "size"
+    return "trace" if keys and all(key.startswith("workload") for key in keys) else "setting"
+
+
+def _by_metric(study: Study) -> list[tuple[float, Setting]]:
+    sign = -1 if study.higher_is_better else 1
+    found = [(sign * setting.means[study.metric].value, setting) for setting in study.settings
+             if study.metric in setting.means]  # fmt: skip
+    return sorted(found, key=lambda pair: pair[0])

@@ -1,0 +1,166 @@
+"""What a comparison rests on; above all, data from which nothing can be shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework.report.evidence import Comparison
+from framework.report.sentences import basis, lead, ties
+from framework.report.study import Study
+from framework.report.tables import comparison, ranking
+from framework.results.records import collect
+from report.runs import make_run
+
+
+def compare(folder: Path, **options: Any) -> dict[str, Comparison]:
+    return {str(made.challenger[0]): made for made in Study(collect([folder]), **options).comparisons}
+
+
+def add_sha256(folder: Path, sha256: str) -> None:
+    text = json.dumps({"inputs": [{"name": "trace.jsonl", "sha256": sha256}]})
+    (folder / "provenance.json").write_text(text)
+
+
+def test_seeds_that_repeat_one_deterministic_run_are_one_observation(tmp_path: Path) -> None:
+    for eviction, rate in (("lru", 0.5), ("s3fifo", 0.6)):
+        for seed in range(8):
+            make_run(tmp_path / f"{eviction}{seed}", result={"hit_rate": rate}, eviction=eviction, seed=seed)
+    made = compare(tmp_path)["s3fifo"]
+    assert (made.verdict, made.p_adjusted, made.evidence) == ("not shown", None, "1 trace, no repetition")
+    assert made.difference.low is None
+
+
+def test_a_random_policy_in_the_sweep_makes_no_evidence_of_the_copies_of_others(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(8):
+        rates = {"lru": 0.5, "s3fifo": 0.6, "random": 0.4 + 0.01 * float(rng.random())}
+        for eviction, rate in rates.items():
+            make_run(tmp_path / f"{eviction}{seed}", result={"hit_rate": rate}, eviction=eviction, seed=seed)
+    found = compare(tmp_path)
+    assert (found["s3fifo"].verdict, found["s3fifo"].p_adjusted) == ("not shown", None)
+    assert (found["random"].verdict, found["random"].evidence) == ("worse", "8 seeds, 1 trace")
+    assert found["random"].p_adjusted == pytest.approx(2 / 2**8)
+
+
+def test_capacities_of_one_trace_are_not_independent(tmp_path: Path) -> None:
+    for num_blocks in (8, 16, 32, 64, 128, 256, 512, 1024):
+        for eviction, rate in (("lru", 0.5), ("arc", 0.51)):
+            result = {"hit_rate": rate + num_blocks / 1e5}
+            make_run(tmp_path / f"{eviction}{num_blocks}", result=result, eviction=eviction, num_blocks=num_blocks)
+    made = compare(tmp_path)["arc"]
+    assert (made.verdict, made.p_adjusted, len(made.by_setting)) == ("not shown", None, 8)
+    assert made.best_at == 8
+    assert made.difference.mean == pytest.approx(0.01)
+    study = Study(collect([tmp_path]))
+    assert lead(study) == (
+        "arc: +1.00 points of hit rate over lru, best at 8 of 8 sizes. "
+        "Not shown beyond these runs: 1 trace, no repetition"
+    )
+
+
+@pytest.mark.parametrize("differ", [True, False])
+def test_six_traces_are_evidence_and_six_copies_of_one_are_not(tmp_path: Path, differ: bool) -> None:
+    rng = np.random.default_rng(0)
+    for trace in range(7):
+        noise = float(rng.random()) / 100
+        for eviction, rate in (("lru", 0.5), ("arc", 0.52 + noise)):
+            folder = tmp_path / f"{eviction}{trace}"
+            make_run(folder, result={"hit_rate": rate}, eviction=eviction, path=f"trace{trace}.jsonl")
+            add_sha256(folder, f"{trace if differ else 0}" * 64)
+    made = compare(tmp_path)["arc"]
+    if differ:
+        assert (made.verdict, made.evidence, made.p_adjusted) == ("better", "7 traces", 2 / 2**7)
+    else:
+        assert (made.verdict, made.evidence) == ("not shown", "1 trace, no repetition"), "one file under seven names"
+
+
+def test_seeds_that_draw_the_workload_are_evidence(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(6):
+        base = float(rng.random())
+        for eviction, rate in (("lru", base), ("arc", base + 0.01 + 0.001 * float(rng.random()))):
+            make_run(tmp_path / f"{eviction}{seed}", result={"hit_rate": rate}, eviction=eviction, seed=seed)
+    made = compare(tmp_path)["arc"]
+    assert (made.verdict, made.evidence, made.difference.unit) == ("better", "6 seeds, 1 trace", "seed")
+
+
+def write_requests(folder: Path, hits: np.ndarray, prompts: np.ndarray, sessions: int) -> None:
+    lines = [
+        {"request": i, "session": f"s{i % sessions}", "prompt_tokens": int(prompt), "cached_tokens": int(hit)}
+        for i, (hit, prompt) in enumerate(zip(hits, prompts, strict=True))
+    ]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("sessions", "shift", "verdict"), [(60, 40, "better"), (60, 0, "not shown"), (5, 40, "not shown")]
+)
+def test_the_sessions_of_one_trace_are_resampled(tmp_path: Path, sessions: int, shift: int, verdict: str) -> None:
+    rng = np.random.default_rng(5)
+    prompts = rng.integers(500, 1500, size=600)
+    base = rng.integers(0, 400, size=600)
+    for num_blocks in (64, 128):
+        for eviction, more in (("lru", 0), ("arc", shift)):
+            hits = base + more + rng.integers(-30, 31, size=600)
+            folder = tmp_path / f"{eviction}{num_blocks}"
+            make_run(folder, result={"hit_rate": hits.sum() / prompts.sum()}, eviction=eviction, num_blocks=num_blocks)
+            write_requests(folder, hits, prompts, sessions)
+    made = compare(tmp_path)["arc"]
+    assert (made.verdict, made.difference.unit, made.difference.count) == (verdict, "session", sessions)
+    assert made.difference.low < made.difference.mean < made.difference.high
+    if sessions < 20:
+        assert (made.p_adjusted, made.evidence) == (None, "5 sessions, 1 trace: too few")
+    else:
+        assert "Sessions are drawn with replacement" in basis(Study(collect([tmp_path])))
+
+
+def test_policies_with_the_same_results_everywhere_share_a_row_and_the_report_says_so(tmp_path: Path) -> None:
+    for num_blocks in (64, 128):
+        for eviction in ("lru", "ttl", "priority", "fifo", "arc"):
+            rate = 0.4 if eviction == "fifo" else 0.6 if (eviction, num_blocks) == ("arc", 64) else 0.5
+            result = {"hit_rate": rate, "num_evictions": 5}
+            make_run(tmp_path / f"{eviction}{num_blocks}", result=result, eviction=eviction, num_blocks=num_blocks)
+    study = Study(collect([tmp_path]))
+    rows = [(row[0], row[1], row[2]) for row in ranking(study)]
+    assert rows == [
+        ("1", "arc", "64"), ("2", "lru = priority = ttl", "64"), ("5", "fifo", "64"),
+        ("1", "arc", "128"), ("1", "lru = priority = ttl", "128"), ("5", "fifo", "128"),
+    ]  # fmt: skip
+    assert ties(study) == "Identical results in every run, at these options: priority, ttl equal lru."
+    verdicts = {row[0]: row[5] for row in comparison(study)}
+    assert verdicts == {"arc": "not shown", "priority": "equal", "ttl": "equal", "fifo": "not shown"}
+
+
+def test_a_policy_that_knows_the_future_is_never_best(tmp_path: Path) -> None:
+    for eviction, rate in (("lru", 0.5), ("arc", 0.6), ("belady", 0.8)):
+        facts = {"eviction_needs_future": True} if eviction == "belady" else {}
+        make_run(tmp_path / eviction, result={"hit_rate": rate, **facts}, eviction=eviction)
+    study = Study(collect([tmp_path]))
+    assert lead(study).startswith("arc: +10.0 points of hit rate over lru, best at 1 of 1 setting.")
+    assert comparison(study)[0][3] == "knows the future"
+
+
+def test_nothing_ahead_of_the_baseline_is_said_first(tmp_path: Path) -> None:
+    for eviction, rate in (("lru", 0.5), ("fifo", 0.4)):
+        make_run(tmp_path / eviction, result={"hit_rate": rate}, eviction=eviction)
+    assert lead(Study(collect([tmp_path]))).startswith("lru leads; next is fifo: -10.0 points of hit rate.")
+
+
+def test_wall_time_repeats_are_called_repeats(tmp_path: Path) -> None:
+    for seed in range(6):
+        for eviction, rate in (("lru", 100.0 + seed), ("fifo", 90.0 + 1.5 * seed)):
+            make_run(tmp_path / f"{eviction}{seed}", result={"output_tokens_per_s": rate}, eviction=eviction, seed=seed)
+    made = compare(tmp_path)["fifo"]
+    assert (made.evidence, made.verdict) == ("6 repeats, 1 trace", "worse")
+
+
+def test_an_undeclared_metric_is_compared_without_a_better_or_worse(tmp_path: Path) -> None:
+    for seed in range(6):
+        for eviction, rate in (("lru", 1.0), ("fifo", 2.0 + 0.1 * seed)):
+            make_run(tmp_path / f"{eviction}{seed}", result={"eviction_depth": rate}, eviction=eviction, seed=seed)
+    assert compare(tmp_path, metric="eviction_depth")["fifo"].verdict == "higher"
