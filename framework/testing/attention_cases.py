@@ -1,4 +1,4 @@
-"""Which paged-attention problems should a backend be tried on, and how is one built?"""
+"""Paged-attention problems for backends to be tried on: what varies in them, and how one is built."""
 
 # Shapes: T query tokens (packed)  B rows  N blocks  S tokens a block  M blocks a table row
 #         H query heads  K kv heads  D head dim  C context length
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,12 +33,13 @@ class Case:
 
     def __str__(self) -> str:
         s = self.spec
-        extras = [f"{name} {getattr(s, name)}" for name in ("sliding_window", "soft_cap") if getattr(s, name)]
-        extras += [name for name in ("sinks", "alibi") if getattr(s, name)]
+        optional = [field for field in fields(s) if field.default is not MISSING and field.name != "layout"]
+        changed = [f.name for f in optional if getattr(s, f.name) != f.default]
+        extras = [name if getattr(s, name) is True else f"{name} {getattr(s, name)}" for name in changed]
         return (
-            f"block size {s.block_size}, heads {s.num_heads}/{s.num_kv_heads}/{s.head_dim}, {s.dtype}"
-            f"{'/' + s.kv_dtype if s.kv_dtype else ''}, {s.layout}, {', '.join(extras) or 'plain'}, "
-            f"contexts {list(self.contexts)}, queries {list(self.queries)}"
+            f"block size {s.block_size}, heads {s.num_heads}/{s.num_kv_heads}/{s.head_dim}, {s.dtype}, {s.layout}, "
+            f"{', '.join(extras) or 'plain'}, contexts {list(self.contexts)}, queries {list(self.queries)}, "
+            f"seed {self.seed}"
         )
 
 
@@ -171,8 +172,8 @@ def _batch(case: Case, tables: Tensor, device: str) -> Batch:
         max_query_len=max(case.queries, default=0),
         max_context_len=max(case.contexts, default=0),
         num_decodes=len(list(itertools.takewhile(lambda queries: queries == 1, case.queries))),
-        host_context_lens=contexts,
-        host_query_starts=starts,
+        host_context_lens=contexts.copy(),  # torch.from_numpy shares its array on a CPU
+        host_query_starts=starts.copy(),
     )
 
 

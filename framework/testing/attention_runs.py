@@ -1,4 +1,4 @@
-"""How is a backend run on a problem, which problems does it declare it can do, and how far off may it be?"""
+"""Running a backend on a problem, choosing problems inside what it declares, and judging how far off it is."""
 
 from __future__ import annotations
 
@@ -78,6 +78,19 @@ def judge(out: Tensor, problem: Problem) -> Verdict:
     return Verdict(
         str(problem.case), math.inf if math.isnan(error) else error, plain_error, factor * plain_error + floor
     )
+
+
+def wrong_lse(sums: Tensor, problem: Problem, verdict: Verdict) -> list[str]:
+    """A sentence where `sums` (T, H) is further from the oracle's log-sum-exp than rounding explains; else nothing."""
+    _, want = attend_dense(problem.q, problem.pool, problem.batch, problem.spec)
+    got, empty = sums.double().cpu(), want == -math.inf
+    if not torch.equal(got == -math.inf, empty):
+        return [f"{verdict.case}: lse is -inf at {int((got == -math.inf).sum())} places, should be {int(empty.sum())}"]
+    error = float((got - want)[~empty].abs().max()) if not bool(empty.all()) else 0.0
+    limit = max(1e-5, 2e-7 * float(want[~empty].abs().max())) if not bool(empty.all()) else 0.0
+    half = problem.spec.dtype in ("float16", "bfloat16") or problem.spec.kv_dtype
+    limit = limit if not half else 2e-2
+    return [] if error <= limit else [f"{verdict.case}: lse is off by {error:.3g}, allowed {limit:.3g}"]
 
 
 def run_attention(backend: AttentionBackend, problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""Does an attention backend keep its contract? Plain checks: `check_*(make)`, where `make()` gives a fresh backend.
+"""Conformance kit of attention backends: plain checks `check_*(make)`, where `make()` gives a fresh backend.
 
     @pytest.mark.parametrize("check", backend_checks)
     def test_my_backend(check):
@@ -23,7 +23,6 @@ from framework.interfaces.backend import LAYOUTS, Batch
 from framework.testing.attention_cases import LENGTHS, NULL_FILL, Case, Problem, build_problem, query_lengths
 from framework.testing.attention_runs import (
     Make,
-    Verdict,
     grid,
     judge,
     pool_bytes,
@@ -32,7 +31,9 @@ from framework.testing.attention_runs import (
     run_attention,
     same_bytes,
     supported,
+    wrong_lse,
 )
+from framework.testing.backend_batches import batch_checks
 from framework.testing.backend_memory import (
     check_block_copies_are_exact_and_in_order,
     check_blocks_beyond_2_31_elements_are_addressed,
@@ -40,7 +41,6 @@ from framework.testing.backend_memory import (
     check_tokens_are_rotated_on_their_way,
     check_written_tokens_are_stored_exactly,
 )
-from framework.testing.oracles.attention import attend_dense
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,22 +80,10 @@ def check_numbers_match_fp64_over_the_grid(make: Make, device: str = "cpu", case
             if not verdict.ok:
                 wrong.append(f"{verdict}{' (with lse)' if lse else ''}")
             if sums is not None:
-                wrong += _wrong_lse(sums, problem, verdict)
+                wrong += wrong_lse(sums, problem, verdict)
         if not same_bytes(before, pool_bytes(problem.pool)):
             wrong.append(f"{case}: attend wrote to the pool")
     assert not wrong, f"{len(wrong)} of {len(chosen)} cases are wrong:\n" + "\n".join(wrong[:20])
-
-
-def _wrong_lse(sums: Tensor, problem: Problem, verdict: Verdict) -> list[str]:
-    _, want = attend_dense(problem.q, problem.pool, problem.batch, problem.spec)
-    got, empty = sums.double().cpu(), want == -math.inf
-    if not torch.equal(got == -math.inf, empty):
-        return [f"{verdict.case}: lse is -inf at {int((got == -math.inf).sum())} places, should be {int(empty.sum())}"]
-    error = float((got - want)[~empty].abs().max()) if not bool(empty.all()) else 0.0
-    limit = max(1e-5, 2e-7 * float(want[~empty].abs().max())) if not bool(empty.all()) else 0.0
-    half = problem.spec.dtype in ("float16", "bfloat16") or problem.spec.kv_dtype
-    limit = limit if not half else 2e-2
-    return [] if error <= limit else [f"{verdict.case}: lse is off by {error:.3g}, allowed {limit:.3g}"]
 
 
 def check_unused_slots_are_never_read(make: Make, device: str = "cpu", cases: str = "full") -> None:
@@ -313,6 +301,7 @@ backend_checks = (
     check_a_second_run_gives_the_same_bits,
     check_a_row_does_not_depend_on_its_batch,
     check_extreme_logits_stay_finite,
+    *batch_checks,
     check_numbers_match_fp64_over_the_grid,
     check_blocks_beyond_2_31_elements_are_addressed,
 )

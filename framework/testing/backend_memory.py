@@ -1,4 +1,4 @@
-"""Does a backend write and copy exactly the KV it was told to, wherever it lies?"""
+"""Checks that a backend writes and copies exactly the KV that it should, wherever it lies."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ import torch
 
 from framework.errors import InvalidArgument
 from framework.interfaces import _torch_ops
-from framework.interfaces.backend import AttentionBackend, Capabilities, LayerKV
+from framework.interfaces.backend import AttentionBackend, AttentionSpec, Capabilities, LayerKV
+from framework.testing.attention_cases import Case
 from framework.testing.backend import backend_checks
 
 ALL = Capabilities(
@@ -495,10 +496,114 @@ class CopiesBackwards(Correct):
         super().copy_blocks(pool, copies.flip(1))
 
 
+class RemembersByShape(Correct):
+    """The same shapes give the output of the first call."""
+
+    def setup(self, spec, device):
+        super().setup(spec, device)
+        self.memo = {}
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        key = (q.shape, pool.k.shape, batch.block_tables.shape, tuple(batch.context_lens.tolist()), lse is None)
+        if key not in self.memo:
+            super().attend(q, pool, batch, out, lse=lse)
+            self.memo[key] = (out.clone(), None if lse is None else lse.clone())
+        self.refuse(q, pool, batch, out, lse)
+        out.copy_(self.memo[key][0])
+        if lse is not None:
+            lse.copy_(self.memo[key][1])
+
+
+class FirstPaddingKeyIsSeen(Correct):
+    """In plain decode of unequal rows, a row's tile ends one key too late."""
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        spec, lengths = self.spec, batch.context_lens.tolist()
+        plain = not (spec.sliding_window or spec.soft_cap or spec.sinks or spec.alibi) and spec.scale is None
+        ragged = len(set(lengths)) > 3 and 0 not in lengths and len(q) == len(lengths)
+        self.longest = max(lengths) if plain and ragged else 0
+        super().attend(q, pool, batch, out, lse=lse)
+
+    def slots(self, table, context):
+        slots = super().slots(table, context)
+        return torch.cat([slots, torch.zeros(1, dtype=torch.int64)]) if context < self.longest else slots
+
+    def seen(self, query, key):
+        return super().seen(query, key) | (key > query.max())
+
+
+class GroupCutTo16(Correct):
+    def attend(self, q, pool, batch, out, *, lse=None):
+        super().attend(q, pool, batch, out, lse=lse)
+        if self.spec.num_heads // self.spec.num_kv_heads > 16:
+            out[:, 16:] = 0
+
+
+class SplitsMergeInBaseTwo(Correct):
+    """The log-sum-exp of rows long enough to be split."""
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        super().attend(q, pool, batch, out, lse=lse)
+        if lse is not None and batch.max_context_len > 16 * self.spec.block_size:
+            lse[batch.context_lens > 16 * self.spec.block_size] *= 1.4426950408889634
+
+
+class StridesOfThePoolIgnored(Correct):
+    def read(self, pool, slots):
+        size, flat = pool.k.shape, torch.empty(pool.k.shape, device="meta").stride()
+        k, v = (t.as_strided(size, flat) for t in (pool.k, pool.v))
+        return super().read(LayerKV(k, v, pool.layout), slots)
+
+
+class BlockIdsClamped(Correct):
+    def read(self, pool, slots):
+        return super().read(pool, slots.clamp(max=pool.num_blocks * pool.block_size - 1))
+
+
+class ReadsLengthsOnTheHost(Correct):
+    capabilities = replace(SINGLE, graph_safe=True, simulated_devices=frozenset({"cpu"}))  # its loops are not judged
+
+    def plan(self, batch):
+        self.contexts = torch.from_numpy(batch.host_context_lens.copy())
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        super().attend(q, pool, replace(batch, context_lens=self.contexts), out, lse=lse)
+
+
+class Narrow(Correct):
+    """Also right: reads and writes fp8."""
+
+    capabilities = replace(ALL, kv_dtypes=frozenset({"float8_e4m3fn"}))
+
+    def read(self, pool, slots):
+        if pool.k_scale is None:
+            return super().read(pool, slots)
+        raw = LayerKV(pool.k.view(torch.uint8), pool.v.view(torch.uint8), pool.layout)
+        block, offset = slots // pool.block_size, slots % pool.block_size
+        pair = (t[block, offset] if pool.layout == "NHD" else t[block, :, offset] for t in (raw.k, raw.v))
+        scales = (pool.k_scale, pool.v_scale)
+        return tuple(t.view(pool.k.dtype).float() * s[None, :, None] for t, s in zip(pair, scales, strict=True))
+
+
+class NarrowWritesAreCutOff(Narrow):
+    def write(self, pool, k, v, slot_mapping):
+        if pool.k_scale is not None:
+            k, v = (
+                self.cut(values.float() / scale[None, :, None], pool.k.dtype) * scale[None, :, None]
+                for values, scale in ((k, pool.k_scale), (v, pool.v_scale))
+            )
+        super().write(pool, k, v, slot_mapping)
+
+    def cut(self, values, dtype):
+        stored = values.to(dtype)
+        bits = stored.view(torch.uint8) - (stored.float().abs() > values.abs()).to(torch.uint8)
+        return bits.view(dtype).float()
+
+
 MUTANTS = [
     value
     for value in list(globals().values())
-    if isinstance(value, type) and issubclass(value, Correct) and value is not Correct
+    if isinstance(value, type) and issubclass(value, Correct) and value not in (Correct, Narrow)
 ]
 FAR = "check_blocks_beyond_2_31_elements_are_addressed"
 
@@ -541,6 +646,14 @@ INTENDED = {
     ContiguousQueriesAssumed: "check_numbers_match_fp64_over_the_grid",
     WindowFromTheContextsEnd: "check_numbers_match_fp64_over_the_grid",
     HeadsInterleaved: "check_numbers_match_fp64_over_the_grid",
+    RemembersByShape: "check_values_decide_and_not_shapes",
+    FirstPaddingKeyIsSeen: "check_rows_of_unequal_length_decode",
+    GroupCutTo16: "check_many_query_heads_share_one_kv_head",
+    SplitsMergeInBaseTwo: "check_long_rows_beside_short_ones",
+    StridesOfThePoolIgnored: "check_interleaved_pools_are_read_and_written",
+    BlockIdsClamped: "check_a_block_outside_the_pool_is_refused",
+    ReadsLengthsOnTheHost: "check_a_recorded_step_serves_other_lengths",
+    NarrowWritesAreCutOff: "check_narrow_writes_round_to_nearest",
     RowsAfterTheFirstDropped: "check_numbers_match_fp64_over_the_grid",
 }
 
@@ -550,6 +663,21 @@ def test_the_rule_a_mutant_breaks_is_the_one_that_fails(mutant):
     check = next(check for check in backend_checks if check.__name__ == INTENDED[mutant])
     with pytest.raises(AssertionError):
         check(mutant, "cpu", "small")
+
+
+def test_a_backend_with_a_narrow_pool_passes():
+    for check in backend_checks:
+        if "write" in check.__name__ or "declared" in check.__name__:
+            check(Narrow, "cpu", "small")
+
+
+def test_a_failing_case_prints_all_that_differs_from_the_default():
+    spec = AttentionSpec(
+        num_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", block_size=16, scale=0.3, sinks=True
+    )
+    text = str(Case(spec, (3,), (1,), seed=7))
+    assert "scale 0.3, sinks" in text, text
+    assert "seed 7" in text, text
 
 
 def test_there_are_enough_mutants():

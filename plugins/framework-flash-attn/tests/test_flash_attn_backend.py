@@ -24,7 +24,9 @@ SPEC = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, dtype="bfloat16",
 class OnCpu(FlashAttnBackend):
     """With the stand-ins in place of the packages, on a CPU."""
 
-    capabilities = replace(FlashAttnBackend.capabilities, devices=frozenset({"cpu"}))
+    capabilities = replace(
+        FlashAttnBackend.capabilities, devices=frozenset({"cpu"}), simulated_devices=frozenset({"cpu"})
+    )
 
 
 class OnCpuInPagesOf256(OnCpu):

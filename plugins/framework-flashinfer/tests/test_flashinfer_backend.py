@@ -23,7 +23,9 @@ SPEC = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=64, dtype="float16", 
 class OnCpu(FlashInferBackend):
     """With the stand-in in place of the package, on a CPU."""
 
-    capabilities = replace(FlashInferBackend.capabilities, devices=frozenset({"cpu"}))
+    capabilities = replace(
+        FlashInferBackend.capabilities, devices=frozenset({"cpu"}), simulated_devices=frozenset({"cpu"})
+    )
 
     def __init__(self) -> None:
         super().__init__(workspace_bytes=16)
