@@ -6,7 +6,6 @@ import argparse
 import csv
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import ConfigError, FrameworkError
+from framework.cli.exit import command, exit_with
+from framework.errors import ConfigError
 from framework.workload.traces import FORMATS, open_trace
 
 if TYPE_CHECKING:
@@ -25,14 +25,11 @@ _POLICIES = "lru,fifo,lfu,s3fifo,arc,optimum"
 _CAPACITIES = "0.5%,1%,2%,5%,10%,20%,50%,100%"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 on success, 2 with one sentence on stderr when it cannot be done."""
     options = _parser().parse_args(arguments)
-    try:
-        _run(options)
-    except FrameworkError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+    _run(options)
     return 0
 
 
@@ -187,4 +184,4 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

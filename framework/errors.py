@@ -4,7 +4,14 @@ from __future__ import annotations
 
 
 class FrameworkError(Exception):
-    """Base of all errors below. Raised before anything changed, unless an error says otherwise."""
+    """Base of all errors below. Raised before anything changed, unless an error says otherwise.
+
+    Attributes:
+        exit_status: of a command that it ends: 2 for an invalid command, configuration or input; 1 for a run that
+            failed. Declared here once, on each class; see `framework.cli.exit`.
+    """
+
+    exit_status: int = 1
 
 
 class Interruption(BaseException):
@@ -14,9 +21,13 @@ class Interruption(BaseException):
 class InvalidTokens(FrameworkError, ValueError):
     """Token ids that are no ids: floats, booleans, negative, 2**31 and up, or not one-dimensional."""
 
+    exit_status = 2
+
 
 class InvalidArgument(FrameworkError, ValueError):
     """A number or a choice outside its range, found before any state changed."""
+
+    exit_status = 2
 
 
 class OutOfBlocks(FrameworkError):
@@ -61,29 +72,50 @@ class NoCandidate(FrameworkError):
 class Unsupported(FrameworkError):
     """Outside what a component declares it can do. Nothing was written."""
 
+    exit_status = 2
+
 
 class BackendUnavailable(FrameworkError):
     """The chosen backend cannot run this model on this device; lists the reasons and what would work."""
+
+    exit_status = 2
 
 
 class UnknownPlugin(FrameworkError, LookupError):
     """No installed plugin of that kind and name."""
 
+    exit_status = 2
+
 
 class DuplicatePlugin(FrameworkError):
     """Two distributions offer the same name of the same kind, and it was chosen."""
+
+    exit_status = 2
+
+
+class InvalidPlugin(PluginError):
+    """The chosen class is no plugin of its kind: another base class, abstract methods, or a constructor that asks for
+    what is not given. Found before it is made."""
+
+    exit_status = 2
 
 
 class ContractMismatch(PluginError):
     """The chosen plugin was made for a version of the plugin contract that this framework does not have."""
 
+    exit_status = 2
+
 
 class PluginImportError(FrameworkError, ImportError):
     """The chosen plugin's module fails to import."""
 
+    exit_status = 2
+
 
 class ConfigError(FrameworkError, ValueError):
     """A configuration that cannot be run: names the key, the value found and what is allowed."""
+
+    exit_status = 2
 
 
 class RequestRejected(FrameworkError):
@@ -93,6 +125,8 @@ class RequestRejected(FrameworkError):
 class ModelError(FrameworkError):
     """A checkpoint or tokenizer that is missing, incomplete or of a family that is not supported."""
 
+    exit_status = 2
+
 
 class RankError(FrameworkError):
     """Another rank of a tensor-parallel run died, raised or kept the others waiting; names the rank and its error."""
@@ -101,9 +135,13 @@ class RankError(FrameworkError):
 class WorkloadError(FrameworkError, ValueError):
     """A prompt file or trace that cannot be read: names file, line and field."""
 
+    exit_status = 2
+
 
 class RunDirectoryError(FrameworkError, OSError):
     """A run directory that cannot be written, or that holds what may not be replaced."""
+
+    exit_status = 2
 
 
 class RunDirectoryInUse(RunDirectoryError):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from framework import registry
+from framework.cli.exit import command, exit_with
 from framework.errors import FrameworkError
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def _reasons(plugin: registry.Plugin, cls: type, device: str) -> tuple[str, ...]
         return (f"its check raised {type(error).__name__}: {error}",)
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is installed; 0, or 2 with one sentence on stderr."""
     parser = argparse.ArgumentParser(prog="python -m framework.plugins", description=__doc__)
@@ -104,11 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help='where backends would run: "cpu", "cuda", "cuda:1"; default: the best here')
     parser.add_argument("--json", action="store_true", help="a list of objects, for programs")
     options = parser.parse_args(arguments)
-    try:
-        found = installed(options.kind, device=options.device)
-    except FrameworkError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+    found = installed(options.kind, device=options.device)
     if options.json:
         print(json.dumps([{**asdict(entry), "verdict": entry.verdict} for entry in found], indent=2))  # noqa: T201
     else:
@@ -142,6 +139,4 @@ def _print(found: Sequence[Entry]) -> None:
 
 
 if __name__ == "__main__":
-    from framework.cli.exit import exit_with
-
     exit_with(main)

@@ -1,28 +1,22 @@
 """The command line: `python -m framework.run [OVERRIDES]` and the console script `kvcache-framework`.
 
-The only module that runs Hydra: overrides in, one checked plain dict out, and `framework.api.run` called with it,
-once a job. Exit status: 0 done, 1 a run failed, 2 the request could not be understood.
+Overrides in, one checked configuration out, and `framework.api.run` called with it, once a job. Exit status: see
+`framework.cli.exit`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import (
-    BackendUnavailable,
-    ConfigError,
-    DuplicatePlugin,
-    FrameworkError,
-    InvalidArgument,
-    PluginError,
-    PluginImportError,
-    UnknownPlugin,
-)
+from framework.cli.exit import DONE, FAILED, command, complain, exit_with, full_error, sentence, status_of
+from framework.errors import BackendUnavailable, ConfigError
+from framework.files.faults import is_disk_failure
 
 if TYPE_CHECKING:
     import argparse
@@ -32,16 +26,9 @@ if TYPE_CHECKING:
     from framework.config.config import Config
     from framework.sweep.job import Outcome, State
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
-_ASKED_WRONGLY = (ConfigError, InvalidArgument, UnknownPlugin, DuplicatePlugin, PluginImportError)
-_REFUSALS = (*_ASKED_WRONGLY, PluginError)
-"""Of what is asked. Once a run began, a PluginError is that run's failure."""
-
 
 def main() -> None:
     """The console script: runs `sys.argv` and exits with its status."""
-    from framework.cli.exit import exit_with
-
     exit_with(lambda: call(sys.argv[1:]))
 
 
@@ -49,30 +36,25 @@ def call(arguments: Sequence[str]) -> int:
     """The exit status of one command line, as `main` would run it. Prints; raises only under HYDRA_FULL_ERROR=1."""
     outcomes: list[Outcome] = []
     try:
-        if _asks(arguments, "--help", "-h"):
-            from framework.config.hydra.help import help_text
-
-            print(help_text(), end="")  # noqa: T201
-            return 0
-        if _asks(arguments, "--version"):
-            from framework.config.hydra.help import version_text
-
-            print(version_text())  # noqa: T201
-            return 0
-        _dispatch(list(arguments), outcomes)
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
-        raise  # `| head` has read enough: see main
-    except Exception as error:
-        if _full_error():
-            raise
-        _complain(_sentence(error))
-        return REFUSED if isinstance(error, _REFUSALS) else FAILED
+        status = _called(arguments, outcomes)
     finally:
         _finish(outcomes)
-    return _status(outcomes)
+    return status or _status(outcomes)
+
+
+@command
+def _called(arguments: Sequence[str], outcomes: list[Outcome]) -> int:
+    if _asks(arguments, "--help", "-h"):
+        from framework.config.hydra.help import help_text
+
+        print(help_text(), end="")  # noqa: T201
+    elif _asks(arguments, "--version"):
+        from framework.config.hydra.help import version_text
+
+        print(version_text())  # noqa: T201
+    else:
+        _dispatch(list(arguments), outcomes)
+    return DONE
 
 
 def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> DictConfig:
@@ -91,28 +73,25 @@ def job(config: DictConfig) -> Outcome:
     from hydra.core.hydra_config import HydraConfig
 
     from framework.config.hydra.multirun import job_directory
-    from framework.sweep.job import Outcome, fail, is_disk_failure
+    from framework.sweep.job import Outcome, fail
 
     hydra = HydraConfig.get()
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
     own = job_directory(hydra) if sweep else None
     directory = str(own or Path(hydra.runtime.output_dir).absolute())
-    began = False
     try:
         settings = _prepare(config, hydra, directory, sweep)
-        began = True
         reason = _run_job(settings, directory, sweep)
-        status, disk = FAILED if reason else 0, False
+        status, disk = FAILED if reason else DONE, False
         state: State = "failed" if reason else "ok"
         if reason:
-            _complain(f"{_job_name(hydra)}{reason}; see {directory}")
+            complain(f"{_job_name(hydra)}{reason}; see {directory}")
     except Exception as error:
-        if _full_error() and sweep is None:
+        if full_error() and sweep is None:
             raise
-        reason = _sentence(error)
-        _complain(_job_name(hydra) + reason)
-        refused = isinstance(error, _ASKED_WRONGLY) or (isinstance(error, PluginError) and not began)
-        status, disk = REFUSED if refused else FAILED, is_disk_failure(error)
+        reason = sentence(error)
+        complain(_job_name(hydra) + reason)
+        status, disk = status_of(error), is_disk_failure(error)
         state = "unavailable" if isinstance(error, BackendUnavailable) else "failed"
     if sweep is not None and reason:
         fail(Path(directory), state, reason, list(hydra.overrides.task))
@@ -134,12 +113,13 @@ def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) 
     from framework.config.hydra.compose import checked
     from framework.sweep.job import begin, config_hash
 
+    _refuse_chdir(hydra.job.chdir)
     if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
     settings = checked(config)
     if sweep is None:
-        for sentence in (*registry.clashes(settings.plain()), *without_effect(settings)):
-            _complain(sentence)
+        for said in (*registry.clashes(settings.plain()), *without_effect(settings)):
+            complain(said)
     else:
         begin(Path(directory), list(hydra.overrides.task), config_hash(settings.plain()))
         # The sweep's own progress has the terminal.
@@ -147,6 +127,14 @@ def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) 
             settings, run=replace(settings.run, progress=False, group=settings.run.group or Path(sweep).name)
         )
     return replace(settings, run=replace(settings.run, dir=directory))
+
+
+def _refuse_chdir(chdir: Any) -> None:
+    if chdir:
+        raise ConfigError(
+            "hydra.job.chdir=true is not supported: paths on the command line are relative to where the command was "
+            "started, and a run writes to run.dir; leave hydra.job.chdir out"
+        )
 
 
 def _run_job(settings: Config, directory: str, sweep: str | None) -> str:
@@ -188,6 +176,7 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     args = parser.parse_args(arguments)
     conf = defaults.conf_folder()
     groups = groups_of(conf)
+    _refuse_chdir(any(re.fullmatch(r"\+*hydra\.job\.chdir=(?i:true|yes|on|1)", word) for word in args.overrides))
     args.overrides = overrides.normalise(args.overrides, groups, lambda word: Path(word).exists())
     name = args.config_name or compose.CONFIG_NAME
     if args.shell_completion:
@@ -256,17 +245,17 @@ def _finish(outcomes: Sequence[Outcome]) -> None:
 
             report_sweep(Path(folder))
         except Exception as error:  # the results are safe; `python -m framework.report` can be asked again
-            _complain(f"no report of {folder}: {_sentence(error)}")
+            complain(f"no report of {folder}: {sentence(error)}")
     if sweeps:
         from framework.report.kernel import print_sweep
 
         print_sweep([outcome.directory for outcome in outcomes if outcome.directory])
     for outcome in outcomes:
         if outcome.directory is None and outcome.reason:
-            _complain(outcome.reason)
+            complain(outcome.reason)
     if len(outcomes) > 1 and any(_is_failure(outcome) for outcome in outcomes):
         failed = sum(1 for outcome in outcomes if _is_failure(outcome) and outcome.directory)
-        _complain(f"{failed} of {sum(1 for outcome in outcomes if outcome.directory)} jobs failed")
+        complain(f"{failed} of {sum(1 for outcome in outcomes if outcome.directory)} jobs failed")
 
 
 def _status(outcomes: Sequence[Outcome]) -> int:
@@ -296,21 +285,6 @@ def _refuse_option(parser: argparse.ArgumentParser) -> Any:
         raise ConfigError(f"command line: {message}{near}")
 
     return refuse
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, FrameworkError):
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    text = " ".join(str(error).split())
-    return f"internal error: {type(error).__name__}: {text}; set HYDRA_FULL_ERROR=1 for the traceback"
-
-
-def _complain(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _full_error() -> bool:
-    return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from framework.errors import ConfigError, FrameworkError
+from framework.cli.exit import FAILED, command, exit_with
+from framework.errors import ConfigError
 from framework.report.trials import Trial, Trials, write_trials
 from framework.results.reading import read_result, what_went_wrong
 from framework.sweep.job import begin, config_hash, fail, folder_name, is_done
@@ -137,30 +138,27 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
     return tuple(str(word) for word in fixed), axes
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search and report; 0 done, 1 no trial was good, 2 the request cannot be met."""
     options = _parser().parse_intermixed_args(arguments)
-    try:
-        fixed, axes = axes_of(options.overrides)
-        plan = Search(
-            folder=Path(options.folder) / options.name,
-            fixed=fixed,
-            axes=axes,
-            metric=options.metric,
-            maximize=not options.minimize,
-            trials=options.trials,
-            seed=options.seed,
-        )
-        best = search(plan, say=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
-        from framework.report.write import report_sweep
+    fixed, axes = axes_of(options.overrides)
+    plan = Search(
+        folder=Path(options.folder) / options.name,
+        fixed=fixed,
+        axes=axes,
+        metric=options.metric,
+        maximize=not options.minimize,
+        trials=options.trials,
+        seed=options.seed,
+    )
+    best = search(plan, say=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+    from framework.report.write import report_sweep
 
-        report_sweep(plan.folder)
-    except (FrameworkError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+    report_sweep(plan.folder)
     if best.value is None:
         print(f"none of {best.num_trials} trials was good", file=sys.stderr)  # noqa: T201
-        return 1
+        return FAILED
     print(f"best of {best.num_trials}: {plan.metric} {best.value:g} with {' '.join(best.overrides)}")  # noqa: T201
     return 0
 
@@ -322,6 +320,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    from framework.cli.exit import exit_with
-
     exit_with(main)

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import ConfigError, FrameworkError, WorkloadError
+from framework.cli.exit import command, exit_with
+from framework.errors import ConfigError, WorkloadError
 from framework.workload.traces import FORMATS, Trace, TraceRequest, open_trace, write_trace
 
 if TYPE_CHECKING:
     from framework.replay.datasheet import DataSheet
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 2 with one sentence on stderr when it cannot be done."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and ("words" not in options or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
-        if rest:
-            options.words += rest  # argparse ends a list of words at the first option
-        code: int = options.run(options)
-    except FrameworkError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+    if rest:
+        options.words += rest  # argparse ends a list of words at the first option
+    code: int = options.run(options)
     return code
 
 
@@ -185,4 +182,4 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

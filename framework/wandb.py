@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from framework.errors import FrameworkError
+from framework.cli.exit import command, exit_with
 from framework.search import Axis, axes_of
 
 METHODS = ("grid", "random", "bayes")
@@ -110,6 +109,7 @@ def publish_report(folder: Path, files: Sequence[Path], tracker: Mapping[str, An
         run.finish()
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a sweep configuration; 0 done, 2 the overrides cannot be read."""
     parser = argparse.ArgumentParser(
@@ -122,18 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     import yaml
 
-    try:
-        config = sweep_config(
-            options.overrides, method=options.method, metric=options.metric, minimize=options.minimize
-        )
-    except FrameworkError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+    config = sweep_config(options.overrides, method=options.method, metric=options.metric, minimize=options.minimize)
     print(yaml.safe_dump(config, sort_keys=False), end="")  # noqa: T201
     return 0
 
 
 if __name__ == "__main__":
-    from framework.cli.exit import exit_with
-
     exit_with(main)

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from framework import registry
-from framework.errors import ConfigError, FrameworkError
+from framework.cli.exit import command, exit_with
+from framework.errors import ConfigError
 
-BROKEN, REFUSED, INTERRUPTED = 1, 2, 130
+BROKEN = 1
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check one plugin and print what was found; see the module's first line for the status."""
     options = _parser().parse_intermixed_args(arguments)
-    try:
-        return _check(options)
-    except FrameworkError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return REFUSED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)  # noqa: T201
-        return INTERRUPTED
+    return _check(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,6 +82,4 @@ def _best_device() -> str:
 
 
 if __name__ == "__main__":
-    from framework.cli.exit import exit_with
-
     exit_with(main)

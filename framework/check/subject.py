@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework import registry
-from framework.errors import ConfigError, FrameworkError, PluginError, PluginImportError, UnknownPlugin
+from framework.errors import ConfigError, FrameworkError, InvalidPlugin, PluginError, PluginImportError, UnknownPlugin
 from framework.guard.boundary import OUTSIDE, shown
 from framework.registry.places import import_place
 from framework.registry.signatures import did_you_mean, listing, signature
@@ -85,7 +85,7 @@ def _imported(what: str, kind: str | None) -> tuple[str, str, type]:
     except (Exception, SystemExit) as error:  # a plugin's module may raise anything at import
         raise PluginImportError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(found, type):
-        raise PluginError(f"{what} is not a class: {found!r}")
+        raise InvalidPlugin(f"{what} is not a class: {found!r}")
     kinds = [one for one in registry.kinds() if issubclass(found, registry.interface_of(one))]
     if kind is None and len(kinds) != 1:
         bases = listing(registry.interface_of(one).__name__ for one in kinds or registry.kinds())
@@ -95,9 +95,9 @@ def _imported(what: str, kind: str | None) -> tuple[str, str, type]:
         )  # fmt: skip
     kind = kind or kinds[0]
     if kind not in kinds:
-        raise PluginError(f"{what} is not a subclass of {registry.interface_of(kind).__name__}")
+        raise InvalidPlugin(f"{what} is not a subclass of {registry.interface_of(kind).__name__}")
     if inspect.isabstract(found):
-        raise PluginError(f"{what} does not implement {listing(sorted(getattr(found, '__abstractmethods__', ())))}")
+        raise InvalidPlugin(f"{what} does not implement {listing(sorted(getattr(found, '__abstractmethods__', ())))}")
     return kind, f"{kind} {what}", found
 
 
@@ -108,7 +108,7 @@ def _bound(kind: str, name: str, title: str, cls: type, options: Mapping[str, An
     given = (*bound, *(_GIVEN_BY_KIT if kind == "allocator" else ()))
     lacking = [parameter.name for parameter in whole.parameters if parameter.required and parameter.name not in given]
     if lacking:
-        raise PluginError(f"{title} asks for {listing(lacking)}, which no {kind} is given")
+        raise InvalidPlugin(f"{title} asks for {listing(lacking)}, which no {kind} is given")
     return bound
 
 

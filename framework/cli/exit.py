@@ -1,11 +1,98 @@
-"""How does a command end?"""
+"""How every command ends: its exit status, its last sentence, and who decides both.
+
+0: done. 1: a run failed. 2: invalid command, configuration or input. 128 + N: interrupted by signal N (130 Ctrl-C,
+143 SIGTERM, 129 SIGHUP). An error's status is declared on its class in `framework.errors`.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, ParamSpec
+
+from framework.cli import signals
+from framework.errors import FrameworkError
+from framework.files.faults import is_disk_failure
+
+DONE, FAILED, INVALID = 0, 1, 2
+P = ParamSpec("P")
+
+
+def command(main: Callable[P, int]) -> Callable[P, int]:
+    """A command's main function whose errors end as one sentence on standard error and the status of their class."""
+
+    @functools.wraps(main)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs)
+        except BrokenPipeError:
+            raise  # `| head` has read enough: see `exit_with`
+        except KeyboardInterrupt as error:
+            complain(f"interrupted by {signals.describe(error)}")
+            return signals.exit_status(error)
+        except Exception as error:
+            if full_error():
+                raise
+            complain(sentence(error))
+            return status_of(error)
+
+    return run
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Run a command and exit with its status; a reader that has read enough, such as `head`, is no failure."""
+    try:
+        with signals.interrupts():
+            status = main()
+            sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        status = DONE
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # raised by rich for a closed pipe
+            raise
+        drop_output()
+        status = DONE
+    except KeyboardInterrupt as error:
+        complain(f"interrupted by {signals.describe(error)}")
+        status = signals.exit_status(error)
+    except OSError as error:
+        complain(f"standard output cannot be written: {error.strerror}")
+        drop_output()
+        status = FAILED
+    sys.exit(status)
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status of a command that this error ends."""
+    if is_disk_failure(error):
+        return FAILED
+    if isinstance(error, FrameworkError):
+        return error.exit_status
+    return INVALID if _is_about_a_path(error) else FAILED
+
+
+def sentence(error: BaseException) -> str:
+    """An error as one line: what was asked, what was found, what to do; of an error that nobody expected, its type."""
+    text = " ".join(str(error).split())
+    if isinstance(error, FrameworkError):
+        return f"{type(error).__name__}: {text}"
+    if _is_about_a_path(error) or is_disk_failure(error):
+        return text
+    return f"internal error: {type(error).__name__}: {text}; set HYDRA_FULL_ERROR=1 for the traceback"
+
+
+def complain(text: str) -> None:
+    """One line on standard error, whatever characters it can show."""
+    encoding = sys.stderr.encoding or "ascii"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def full_error() -> bool:
+    """Whether the user asked for tracebacks."""
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
 def drop_output() -> None:
@@ -13,20 +100,5 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def exit_with(main: Callable[[], int]) -> NoReturn:
-    """Run a command and exit with its status; a reader that has read enough, such as `head`, is no failure."""
-    try:
-        status = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        drop_output()
-        status = 0
-    except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):  # rich's way to say it
-            raise
-        drop_output()
-        status = 0
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)  # noqa: T201
-        status = 130
-    sys.exit(status)
+def _is_about_a_path(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.filename is not None

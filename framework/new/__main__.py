@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from framework import registry
-from framework.errors import FrameworkError
+from framework.cli.exit import command, exit_with
 from framework.new import create
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write a package; 0, or 2 with one sentence on stderr."""
     parser = argparse.ArgumentParser(
@@ -20,11 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", required=True, help="one of: " + ", ".join(registry.kinds()))
     parser.add_argument("--dir", default=".", help="where its directory is made; default: here")
     options = parser.parse_args(arguments)
-    try:
-        place = create(options.name, options.kind, options.dir)
-    except FrameworkError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+    place = create(options.name, options.kind, options.dir)
     plugin = options.name.replace("-", "_")
     print(  # noqa: T201
         f"wrote {place}; next:\n"
@@ -37,6 +33,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from framework.cli.exit import exit_with
-
     exit_with(main)

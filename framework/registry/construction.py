@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from framework.errors import ConfigError, PluginError
+from framework.errors import ConfigError, InvalidPlugin
 from framework.guard.construct import construct
 from framework.registry.kinds import SHARED
 from framework.registry.lookup import load
@@ -76,7 +76,7 @@ def build(
     required_shared = [parameter.name for parameter in own if parameter.required and parameter.name in SHARED]
     lacking = [key for key in required_shared if key not in (options or {})]
     if lacking:
-        raise PluginError(f"{kind} {name!r} asks for {listing(lacking)}, which a {kind} is not given here")
+        raise InvalidPlugin(f"{kind} {name!r} asks for {listing(lacking)}, which a {kind} is not given here")
     arguments = checked_options(kind, name, options or {}, Signature(own, whole.open))
     given = set(whole.names())
     arguments.update((key, value) for key, value in shared.items() if key in given)

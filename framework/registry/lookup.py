@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from framework.errors import ContractMismatch, PluginError, PluginImportError
+from framework.errors import ContractMismatch, InvalidPlugin, PluginImportError
 from framework.guard.boundary import OUTSIDE, remember_origin, shown
 from framework.registry import contract
 from framework.registry.entry_points import find
@@ -49,10 +49,10 @@ def load(kind: str, name: str) -> type:
 def _checked(plugin: Plugin, found: Any) -> type:
     interface = interface_of(plugin.kind)
     if not (isinstance(found, type) and issubclass(found, interface)):
-        raise PluginError(f"{title(plugin)}: {plugin.value} is not a subclass of {interface.__name__}")
+        raise InvalidPlugin(f"{title(plugin)}: {plugin.value} is not a subclass of {interface.__name__}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise PluginError(f"{title(plugin)}: {plugin.value} does not implement {missing}")
+        raise InvalidPlugin(f"{title(plugin)}: {plugin.value} does not implement {missing}")
     return found
 
 

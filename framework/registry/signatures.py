@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NewType, Union
 
-from framework.errors import ConfigError, PluginError
+from framework.errors import ConfigError, InvalidPlugin
 
 MISSING: Any = inspect.Parameter.empty
 """Stands for "no default" in `Parameter.default`."""
@@ -58,7 +58,7 @@ def signature(cls: type) -> Signature:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             is_open = True
         elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is MISSING:
-            raise PluginError(f"{cls.__module__}.{cls.__qualname__}: parameter {name!r} cannot be given by keyword")
+            raise InvalidPlugin(f"{cls.__module__}.{cls.__qualname__}: parameter {name!r} cannot be given by keyword")
         elif parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             found.append(Parameter(name, hints.resolve(parameter.annotation), parameter.default))
     return Signature(tuple(found), is_open)

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from framework.errors import FrameworkError
+from framework.cli.exit import command, exit_with
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; 0 done, 2 the request cannot be met."""
     options = _parser().parse_args(arguments)
     from framework.report.tables import print_study
     from framework.report.write import write_report
 
-    try:
-        report = write_report(
-            options.folders,
-            options.to or options.folders[0],
-            metric=options.metric,
-            baseline=options.baseline,
-            title=options.title,
-        )
-    except (FrameworkError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+    report = write_report(
+        options.folders,
+        options.to or options.folders[0],
+        metric=options.metric,
+        baseline=options.baseline,
+        title=options.title,
+    )
     print_study(report.study)
     for path in report.files:
         print(path)  # noqa: T201
@@ -43,6 +39,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    from framework.cli.exit import exit_with
-
     exit_with(main)

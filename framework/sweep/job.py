@@ -7,7 +7,6 @@ belongs to the hash beside it, whenever the process is killed.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import re
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 from framework.errors import RunDirectoryError
 from framework.files.atomic import write_json
+from framework.files.faults import is_disk_failure as is_disk_failure
 from framework.files.jsonl import to_plain
 from framework.results.layout import FAILURE, JOB, RESULT
 from framework.results.reading import read_json, read_result, what_went_wrong
@@ -36,11 +36,6 @@ _NOT_IN_HASH = frozenset(
 """Keys of `run` that say where a job writes or how it is watched, not what it computes."""
 _NOT_A_JOB = re.compile(r"^[+~]*(hydra|tracker|run\.(" + "|".join(sorted(_NOT_IN_HASH)) + r"))\b")
 _FIRST = ("mode", "allocator", "eviction", "hash", "backend", "model", "cache", "seed")
-_DISK = frozenset(
-    getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EIO", "EFBIG", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENODEV", "ENOTCONN")
-    if hasattr(errno, name)
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +114,6 @@ def fail(directory: Path, state: State, reason: str, overrides: Sequence[str] = 
     with suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / FAILURE, {"status": state, "reason": reason, "overrides": list(overrides)})
-
-
-def is_disk_failure(error: BaseException) -> bool:
-    """Whether the error says that nothing can be written here any more."""
-    return isinstance(error, OSError) and error.errno in _DISK
 
 
 def _bare(word: str) -> str:

@@ -205,7 +205,7 @@ function = print
         ("two_kinds:Two", "backend", PluginError, "not a subclass of AttentionBackend"),
         ("two_kinds:Abstract", None, PluginError, "does not implement digest"),
         ("two_kinds:None_", None, ConfigError, "a subclass of none of"),
-        ("two_kinds:function", None, PluginError, "is no class"),
+        ("two_kinds:function", None, PluginError, "is not a class"),
         ("two_kinds:Nope", None, PluginImportError, "AttributeError"),
         ("no_such_module_at_all:X", None, PluginImportError, "ModuleNotFoundError"),
         ("no_such_file.py:X", None, PluginImportError, "no file"),

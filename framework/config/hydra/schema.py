@@ -12,7 +12,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from framework import registry
-from framework.errors import PluginError
+from framework.errors import InvalidPlugin
 from framework.registry.signatures import Parameter
 
 
@@ -26,7 +26,7 @@ def options_schema(kind: str, name: str) -> Any:
     """
     own = registry.own_options(registry.load(kind, name)).parameters
     if any(parameter.name == "name" for parameter in own):
-        raise PluginError(f"{kind} {name!r}: an option may not be called 'name', which says which plugin is meant")
+        raise InvalidPlugin(f"{kind} {name!r}: an option may not be called 'name', which says which plugin is meant")
     fields = [("name", str, field(default=name)), *(_field(parameter) for parameter in own)]
     node = OmegaConf.structured(make_dataclass("Options", fields))
     # The made class exists in this process only: the node forgets it, so that a worker can unpickle the config. The
