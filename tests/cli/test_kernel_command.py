@@ -26,7 +26,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 def test_a_backend_that_cannot_run_here_exits_with_its_reasons(command: Command, elsewhere: Path) -> None:
     status, _, err = command(*TINY, "+backend=varlen", "run.dir=out")
-    assert status == 1, err
+    assert status == 2, err
     for part in ("device cpu is not supported", "nearest: 256", "Would work: gather"):
         assert part in err, f"{part!r} not in {err!r}"
     assert json.loads((elsewhere / "out" / "result.json").read_text())["status"] == "unavailable"

@@ -131,7 +131,7 @@ def test_interrupted_in_the_middle_it_keeps_what_it_has_and_says_so(tmp_path: Pa
     assert "Traceback" not in err, err
     assert (tmp_path / "out" / "result.json").exists(), err
     result = read_result(tmp_path / "out")
-    assert result["status"] == "failed", result
+    assert result["status"] == "interrupted", result
     assert len(read_jsonl(tmp_path / "out" / "requests.jsonl")) == 32
     assert result["num_steps"] > 0, result
 

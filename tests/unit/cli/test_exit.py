@@ -1,0 +1,75 @@
+"""How commands end: one sentence, and the status that the error's class declares."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import inspect
+
+import pytest
+
+from framework import errors
+from framework.cli.exit import FAILED, INVALID, command, sentence, status_of
+from framework.errors import ConfigError, FrameworkError, Interrupted, PluginError, RunDirectoryError, WorkloadError
+
+COMMANDS = ["run", "trace", "curve", "plugins", "search", "wandb", "check.__main__", "new.__main__", "report.__main__"]
+
+
+def ended(error: BaseException) -> int:
+    @command
+    def main() -> int:
+        raise error
+
+    return main()
+
+
+def test_every_error_class_ends_a_command_with_1_or_2() -> None:
+    classes = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, FrameworkError)]
+    assert {cls.exit_status for cls in classes} == {FAILED, INVALID}
+    assert {cls.__name__ for cls in classes if cls.exit_status == FAILED} >= {
+        "FrameworkError", "OutOfBlocks", "OutOfMemory", "UnknownRequest", "DuplicateRequest", "StaleHit", "PluginError",
+        "InvariantViolation", "TimedOut", "NoCandidate", "RequestRejected", "RankError",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (ConfigError("cache.x is unknown"), 2, "ConfigError: cache.x is unknown"),
+        (WorkloadError("trace.jsonl:3: no length"), 2, "WorkloadError: trace.jsonl:3: no length"),
+        (PluginError("eviction Mine.victim raised"), 1, "PluginError: eviction Mine.victim raised"),
+        (RunDirectoryError(errno.ENOTDIR, "x is no folder"), 2, "x is no folder"),
+        (RunDirectoryError(errno.ENOSPC, "x cannot be written"), 1, "x cannot be written"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "nowhere"), 2, "No such file or directory"),
+        (ZeroDivisionError("division by zero"), 1, "internal error: ZeroDivisionError: division by zero"),
+        (KeyboardInterrupt(), 130, "interrupted by Ctrl-C"),
+        (Interrupted(15), 143, "interrupted by SIGTERM"),
+        (Interrupted(1), 129, "interrupted by SIGHUP"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_error_ends_a_command_with_a_sentence_and_its_status(
+    error: BaseException, status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(error) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.count("\n") == 1, err
+
+
+def test_tracebacks_are_there_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ConfigError):
+        ended(ConfigError("no"))
+
+
+def test_an_error_of_several_lines_is_one_sentence() -> None:
+    assert sentence(ConfigError("a\n  b")) == "ConfigError: a b"
+    assert status_of(ConfigError("a")) == INVALID
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_ends_through_the_one_rule(name: str) -> None:
+    module = importlib.import_module(f"framework.{name}")
+    assert hasattr(module._called if name == "run" else module.main, "__wrapped__"), "decorated with cli.exit.command"
