@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,13 +14,10 @@ __all__ = ["LLM", "Sampling", "__version__"]
 __version__ = "0.1.0"
 
 
+_PLACES = {"LLM": "framework.llm", "Sampling": "framework.sampling"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from framework.llm import LLM
-
-        return LLM
-    if name == "Sampling":
-        from framework.sampling import Sampling
-
-        return Sampling
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'framework' has no attribute {name!r}")

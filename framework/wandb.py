@@ -1,4 +1,4 @@
-"""Weights & Biases around sweeps: its own sweep controller driving our command line, and a sweep's report on it.
+"""A sweep configuration for Weights & Biases, whose own sweep controller then drives our command line.
 
 `python -m framework.wandb OVERRIDE... > sweep.yaml` turns the overrides of a sweep into a W&B sweep configuration;
 then `wandb sweep sweep.yaml` and, on as many machines as wanted, `wandb agent ENTITY/PROJECT/ID`. Nothing here needs
@@ -9,9 +9,7 @@ was recorded offline.
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from framework.cli.exit import command, exit_with
@@ -68,45 +66,6 @@ def parameter(axis: Axis) -> dict[str, Any]:
     kind = {(False, False): "uniform", (True, False): "log_uniform_values", (True, True): "q_log_uniform_values"}
     found = {"distribution": kind[axis.log, axis.whole], "min": axis.low, "max": axis.high}
     return {**found, "q": 1} if axis.whole else found
-
-
-def publish_report(folder: Path, files: Sequence[Path], tracker: Mapping[str, Any], group: str) -> None:
-    """Put a sweep's report on W&B, as one more run of its group: the page to look at, all files as an artifact.
-
-    Args:
-        tracker: options of `tracker=wandb`, as the sweep's jobs had them; offline where these were.
-
-    Raises:
-        wandb.errors.Error: cannot be reached in time, or refuses.
-    """
-    import wandb
-
-    from framework.tracking.wandb import has_account
-
-    mode = os.environ.get("WANDB_MODE") or str(tracker.get("mode", "auto"))
-    if mode in ("auto", "online"):
-        mode = "online" if has_account() else "offline"
-    timeout = float(tracker.get("init_timeout_s", 15.0))
-    run = wandb.init(
-        project=str(tracker.get("project", "kvcache-framework")),
-        entity=tracker.get("entity"),
-        group=str(tracker.get("group") or group),
-        job_type="report",
-        name=f"report of {group}",
-        mode=mode,  # type: ignore[arg-type]
-        dir=str(folder),
-        reinit="create_new",
-        settings=wandb.Settings(console="off", silent=True, init_timeout=timeout, login_timeout=timeout),
-    )
-    try:
-        artifact = wandb.Artifact(f"report-{run.id}", type="report")
-        for path in files:
-            artifact.add_file(str(path), name=path.name)
-            if path.suffix == ".html":
-                run.log({"report": wandb.Html(path.read_text(encoding="utf-8"), inject=False)})
-        run.log_artifact(artifact)
-    finally:
-        run.finish()
 
 
 @command
