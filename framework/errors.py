@@ -143,6 +143,9 @@ class RunDirectoryError(FrameworkError, OSError):
 
     exit_status = 2
 
+    def __str__(self) -> str:
+        return str(self.args[-1]) if self.args else ""
+
 
 class RunDirectoryInUse(RunDirectoryError):
     """Another live run holds the run directory; names its process and machine."""

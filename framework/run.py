@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.cli.exit import DONE, FAILED, command, complain, exit_with, full_error, sentence, status_of
-from framework.errors import BackendUnavailable, ConfigError
+from framework.cli.exit import DONE, FAILED, command, complain, drop_output, exit_with, full_error, sentence, status_of
+from framework.errors import BackendUnavailable, ConfigError, RunDirectoryInUse
 from framework.files.faults import is_disk_failure
 
 if TYPE_CHECKING:
@@ -72,28 +73,37 @@ def job(config: DictConfig) -> Outcome:
     """One run: the task that Hydra calls, in this process or in a launcher's worker. A failure is an outcome."""
     from hydra.core.hydra_config import HydraConfig
 
+    from framework.api import run
     from framework.config.hydra.multirun import job_directory
+    from framework.results.reading import what_went_wrong
     from framework.sweep.job import Outcome, fail
 
     hydra = HydraConfig.get()
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
     own = job_directory(hydra) if sweep else None
     directory = str(own or Path(hydra.runtime.output_dir).absolute())
+    state: State = "ok"
+    status, reason, disk = DONE, "", False
+    result: dict[str, Any] = {}
     try:
-        settings = _prepare(config, hydra, directory, sweep)
-        reason = _run_job(settings, directory, sweep)
-        status, disk = FAILED if reason else DONE, False
-        state: State = "failed" if reason else "ok"
-        if reason:
+        settings, on_begin = _prepare(config, hydra, directory, sweep)
+        result = run(settings, on_begin=on_begin)
+        if reason := what_went_wrong(result):
+            status, state = FAILED, "failed"
             complain(f"{_job_name(hydra)}{reason}; see {directory}")
     except Exception as error:
         if full_error() and sweep is None:
             raise
         reason = sentence(error)
         complain(_job_name(hydra) + reason)
-        status, disk = status_of(error), is_disk_failure(error)
-        state = "unavailable" if isinstance(error, BackendUnavailable) else "failed"
-    if sweep is not None and reason:
+        status, state, disk = status_of(error), "failed", is_disk_failure(error)
+        if isinstance(error, BackendUnavailable):
+            state = "unavailable"
+        elif isinstance(error, RunDirectoryInUse) and sweep is not None:
+            status, state = DONE, "elsewhere"
+    if sweep is None:
+        status = _print_table(result, directory) or status
+    elif status != DONE:
         fail(Path(directory), state, reason, list(hydra.overrides.task))
     return Outcome(
         directory=directory,
@@ -106,8 +116,10 @@ def job(config: DictConfig) -> Outcome:
     )
 
 
-def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) -> Config:
-    """The settings of one run, checked; a sweep's job is marked as begun."""
+def _prepare(
+    config: DictConfig, hydra: Any, directory: str, sweep: str | None
+) -> tuple[Config, Callable[[Path], None]]:
+    """The settings of one run, checked, and what marks the folder of a sweep's job once that job begins."""
     from framework import registry
     from framework.config.check import without_effect
     from framework.config.hydra.compose import checked
@@ -117,16 +129,17 @@ def _prepare(config: DictConfig, hydra: Any, directory: str, sweep: str | None) 
     if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
     settings = checked(config)
+    on_begin: Callable[[Path], None] = lambda directory: None  # noqa: E731
     if sweep is None:
         for said in (*registry.clashes(settings.plain()), *without_effect(settings)):
             complain(said)
     else:
-        begin(Path(directory), list(hydra.overrides.task), config_hash(settings.plain()))
+        on_begin = partial(begin, overrides=list(hydra.overrides.task), digest=config_hash(settings.plain()))
         # The sweep's own progress has the terminal.
         settings = replace(
             settings, run=replace(settings.run, progress=False, group=settings.run.group or Path(sweep).name)
         )
-    return replace(settings, run=replace(settings.run, dir=directory))
+    return replace(settings, run=replace(settings.run, dir=directory)), on_begin
 
 
 def _refuse_chdir(chdir: Any) -> None:
@@ -137,27 +150,26 @@ def _refuse_chdir(chdir: Any) -> None:
         )
 
 
-def _run_job(settings: Config, directory: str, sweep: str | None) -> str:
-    """Run, and say what went wrong though the run ended; empty when all is well."""
-    from framework.api import run
-    from framework.results.reading import what_went_wrong
-
-    result = run(settings)
-    _print_table(result, directory, sweep=sweep is not None)
-    return what_went_wrong(result)
-
-
 def _job_name(hydra: Any) -> str:
     return f"job {hydra.job.num} ({hydra.job.override_dirname}): " if _is_sweep(hydra) else ""
 
 
-def _print_table(result: Mapping[str, Any], directory: str, *, sweep: bool) -> None:
-    """The table of one run; a sweep's jobs are told in its report instead."""
-    if sweep:
-        return
+def _print_table(result: Mapping[str, Any], directory: str) -> int:
+    """The table of one run, if it has a result. Its exit status: FAILED where standard output cannot be written."""
     from framework.report.console import print_result
 
-    print_result({**result, "run_directory": directory})
+    if not result:
+        return DONE
+    try:
+        print_result({**result, "run_directory": directory})
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        complain(f"standard output cannot be written: {error.strerror}; the results are in {directory}")
+        drop_output()
+        return FAILED
+    return DONE
 
 
 def _is_sweep(hydra: Any) -> bool:
@@ -256,6 +268,9 @@ def _finish(outcomes: Sequence[Outcome]) -> None:
     if len(outcomes) > 1 and any(_is_failure(outcome) for outcome in outcomes):
         failed = sum(1 for outcome in outcomes if _is_failure(outcome) and outcome.directory)
         complain(f"{failed} of {sum(1 for outcome in outcomes if outcome.directory)} jobs failed")
+    if elsewhere := sum(outcome.state == "elsewhere" for outcome in outcomes):
+        again = "run the same command again when they have ended"
+        complain(f"{elsewhere} of {len(outcomes)} jobs are running elsewhere; {again}")
 
 
 def _status(outcomes: Sequence[Outcome]) -> int:

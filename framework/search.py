@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -191,9 +192,9 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
         if is_done(directory, digest):
             result: Mapping[str, Any] = read_result(directory)
         else:
-            begin(directory, words, digest)
             where = replace(settings.run, dir=str(directory), group=plan.folder.name, progress=False)
-            result = run(replace(settings, run=where))
+            on_begin = partial(begin, overrides=words, digest=digest)
+            result = run(replace(settings, run=where), on_begin=on_begin)
         reason = what_went_wrong(result)
         if not reason and not isinstance(result.get(plan.metric), (int, float)):
             reason = f"its result has no number {plan.metric!r}"

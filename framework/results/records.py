@@ -105,8 +105,11 @@ def _read_whole(path: Path, name: str) -> Run:
     try:
         result = {_printable(canonical(key)): value for key, value in read_result(path).items()}
         reason = what_went_wrong(result)
-        status = str(failure.get("status", "failed")) if reason else "ok"
-        reason = reason and str(failure.get("reason", reason))
+        if failure and not reason:  # an earlier result, of other settings, that a job which cannot start left alone
+            result = {}
+        ended = result.get("status", "ok")
+        status = str(failure.get("status", "failed" if ended == "ok" else ended)) if reason or failure else "ok"
+        reason = str(failure.get("reason", reason))
     except RunDirectoryError as error:
         missing = not (path / RESULT).exists()
         result = {}

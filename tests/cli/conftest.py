@@ -20,7 +20,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Every configuration that `framework.api.run` was called with; nothing is served."""
     seen: list[dict[str, Any]] = []
 
-    def record(config: Config) -> dict[str, Any]:
+    def record(config: Config, **begin: Any) -> dict[str, Any]:
         seen.append(config.plain())
         return {"status": "ok"}
 

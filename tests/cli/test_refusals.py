@@ -113,7 +113,7 @@ def test_one_bad_job_does_not_lose_the_others(command: Any, runs: list[Any]) -> 
 
 
 def test_a_crash_in_a_run_is_one_sentence_and_status_1(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(config: Any) -> Any:
+    def crash(config: Any, **begin: Any) -> Any:
         raise KeyError("lost\nits head")
 
     monkeypatch.setattr("framework.api.run", crash)
@@ -127,7 +127,7 @@ def test_a_crash_in_a_run_is_one_sentence_and_status_1(command: Any, monkeypatch
 def test_a_run_that_went_wrong_says_so_in_its_status(
     result: Any, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.api.run", lambda config: result)
+    monkeypatch.setattr("framework.api.run", lambda config, **begin: result)
     status, _, err = command("backend=gather")
     assert (status, err.count("\n")) == (1, 1), err
 

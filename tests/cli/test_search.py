@@ -89,10 +89,10 @@ def test_a_trial_that_fails_is_told_and_counted(place: Path, monkeypatch: pytest
 
     real = api.run
 
-    def flaky(config: Config) -> dict[str, Any]:
+    def flaky(config: Config, **begin: Any) -> dict[str, Any]:
         if config.eviction.name == "fifo":
             raise KeyError("lost")
-        return real(config)
+        return real(config, **begin)
 
     monkeypatch.setattr(api, "run", flaky)
     best = search(plan(6))
@@ -111,10 +111,10 @@ def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_h
 
     real = api.run
 
-    def flaky(config: Config) -> dict[str, Any]:
+    def flaky(config: Config, **begin: Any) -> dict[str, Any]:
         if config.eviction.name == "fifo":
             raise KeyError("lost")
-        return real(config)
+        return real(config, **begin)
 
     monkeypatch.setattr(api, "run", flaky)
     words = ["y", *FIXED, *VARIED, "--trials", "10", "--metric", "num_evictions", "--minimize"]

@@ -183,10 +183,10 @@ def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
 
     real = api.run
 
-    def flaky(config: Config) -> dict[str, Any]:
+    def flaky(config: Config, **begin: Any) -> dict[str, Any]:
         if config.eviction.name == "fifo":
             raise KeyError("lost its head")
-        return real(config)
+        return real(config, **begin)
 
     words = ("-m", *COMMON, "run.sweep=s", "eviction=lru,fifo,lfu")
     with monkeypatch.context() as patch:
@@ -215,10 +215,10 @@ def test_a_backend_that_cannot_run_here_is_a_row_of_its_own_and_no_failure(
 
     real = api.run
 
-    def picky(config: Config) -> dict[str, Any]:
+    def picky(config: Config, **begin: Any) -> dict[str, Any]:
         if config.seed == 1:
             raise BackendUnavailable("needs a GPU")
-        return real(config)
+        return real(config, **begin)
 
     monkeypatch.setattr(api, "run", picky)
     status, out, _ = command("-m", *COMMON, "run.sweep=s", "seed=0,1")
@@ -233,7 +233,7 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
 
     ran: list[int] = []
 
-    def full(config: Config) -> dict[str, Any]:
+    def full(config: Config, **begin: Any) -> dict[str, Any]:
         ran.append(config.seed)
         raise RunDirectoryError(28, "no space left on device")
 
@@ -367,10 +367,11 @@ def test_an_interrupted_sweep_reports_what_it_has(
 
     real = api.run
 
-    def interrupted(config: Config) -> dict[str, Any]:
+    def interrupted(config: Config, **begin: Any) -> dict[str, Any]:
         if config.seed == 2:
+            begin["on_begin"](Path(config.run.dir))
             raise KeyboardInterrupt
-        return real(config)
+        return real(config, **begin)
 
     monkeypatch.setattr(api, "run", interrupted)
     assert call(["-m", *COMMON, "run.sweep=s", "seed=0,1,2,3"]) == 130
