@@ -118,6 +118,14 @@ class ConfigError(FrameworkError, ValueError):
     exit_status = 2
 
 
+class EngineInterrupted(FrameworkError):
+    """A step was interrupted, or is running: what the engine holds cannot be trusted until it is reset."""
+
+
+class RequestFailed(FrameworkError):
+    """A request whose tokens were being streamed has failed; says why. Other requests are unaffected."""
+
+
 class RequestRejected(FrameworkError):
     """A request that can never be served, with the numbers that say why. Other requests are unaffected."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,13 @@ from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import make_executor, require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
+from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.pool import KVPool, num_blocks_for
 from framework.engine.request import Request
-from framework.errors import ConfigError, InvalidArgument
+from framework.engine.streaming import RequestStream, abandon
+from framework.engine.text import StopTexts, StopWatch, cut_at_stop
+from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
+from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.model.loading import LoadedModel, load_model, read_model_config
 from framework.model.shard import Shard
@@ -27,16 +31,13 @@ from framework.registry.components import build_component as build_component
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
 
-if TYPE_CHECKING:
-    pass
-
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 _DEFAULT_BLOCKS = 1024
 
 
 class LLM:
-    """Serves prompts on a real model through any installed allocator, policy, hash and backend.
+    """Serves prompts on a real model through any installed allocator, policy, hash and backend. See docs/python.md.
 
     Each component is a name ("prefix"), a mapping with options ({"name": "prefix", "watermark": 0.02}), a class, or,
     for eviction, hash and backend, an object of your own.
@@ -47,12 +48,18 @@ class LLM:
         block_size: tokens a block.
         num_blocks: blocks in the pool; or `memory_fraction` of the device's free memory, 0 to 1. With neither: 0.9 of a
             GPU's, 1024 blocks on a CPU.
-        dtype: of weights and KV, torch's name; None takes the checkpoint's own.
+        dtype: of the weights, and of K and V, torch's name; None takes the checkpoint's own.
+        kv_dtype: of K and V in the pool, where it is to be another; the backend must support it.
         layout: of the KV pool, "NHD" or "HND".
         poison: fill blocks with NaN as they are handed out: a read of what was never written fails its request.
+        record: keep what a replay cannot compute again, in `recorder`.
         log: receives scheduling and cache events as (event, **facts).
         engine: with `tensor_parallel_size` above 1 the model is spread over as many processes, this one included, and
             `num_blocks` counts the same blocks on each, of that rank's heads. Close the LLM, or use it in a `with`.
+
+    Attributes:
+        max_model_len: longest sequence, tokens: the least of engine.max_model_len, the model's positions and the pool.
+        kv_dtype: of K and V in the pool.
 
     Raises:
         ConfigError, UnknownPlugin, BackendUnavailable, ModelError: before any weights or pool are allocated where
@@ -72,10 +79,12 @@ class LLM:
         num_blocks: int | None = None,
         memory_fraction: float | None = None,
         dtype: str | None = None,
+        kv_dtype: str | None = None,
         device: str | None = None,
         layout: str = "NHD",
         seed: int = 0,
         poison: bool = False,
+        record: bool = False,
         log: Callable[..., Any] | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
@@ -85,56 +94,85 @@ class LLM:
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
         require_graphs(options, self.backend, self.device)
         self._owns_model = not isinstance(model, LoadedModel)
-        self.model = self._load(model, dtype, block_size, layout, options)
+        self.model = self._load(model, dtype, kv_dtype, block_size, layout, options)
         try:
-            kv_dtype = str(self.model.decoder.dtype).removeprefix("torch.")
+            own = str(self.model.decoder.dtype).removeprefix("torch.")
             shape = self.model.decoder.shard.config(self.model.config)
-            self.spec = attention_spec(shape, kv_dtype, block_size, layout)
+            self.spec = attention_spec(shape, own, block_size, layout, kv_dtype)
+            self.kv_dtype = self.spec.kv_dtype or own
             require_backend(self.backend, self.spec, self.device)
             self.num_blocks = self._pool_blocks(num_blocks, memory_fraction)
-            self.namespace = Namespace(model=f"{self.model.name}/{kv_dtype}")
-            self._start((allocator, eviction, hash), chosen, options, poison, log)
+            stored = own if self.kv_dtype == own else f"{own}/{self.kv_dtype}"
+            self.namespace = Namespace(model=f"{self.model.name}/{stored}")
+            self.max_model_len, advice = self._longest(options)
+            self._components = allocator, eviction, hash
+            built = self._build_allocator()
+            executor = self._make_executor(chosen, options, poison)
+            self.recorder = RecordingExecutor(executor) if record else None
+            self.executor: Executor = self.recorder or executor
+            self.engine = self._make_engine(built, options, advice, log)
         except BaseException:
             self.close()
             raise
 
-    def _start(
-        self,
-        books: tuple[Component, Component, Component],
-        backend: Component,
-        options: EngineOptions,
-        poison: bool,
-        log: Callable[..., Any] | None,
-    ) -> None:
-        """The allocator, the executor and the engine over both."""
-        config, seed, block_size = self.model.config, self.seed, self.spec.block_size
-        longest = config.max_position_embeddings
-        max_len = min(options.max_model_len or longest, longest, self.num_blocks * block_size)
-        self.allocator = build_allocator(
-            *books,
+    @property
+    def allocator(self) -> Allocator:
+        """Of the blocks that are in use now; another object after `reset`."""
+        return self.engine.allocator
+
+    def _longest(self, options: EngineOptions) -> tuple[int, str]:
+        """The longest sequence, tokens, and how to raise it: what stands in the way is not always the option."""
+        positions, blocks = self.model.config.max_position_embeddings, self.num_blocks
+        pool = blocks * self.spec.block_size
+        limits = [
+            (pool, f"raise cache.num_blocks: the pool's {blocks} blocks hold {pool} tokens"),
+            (positions, f"take another model: '{self.model.name}' has {positions} positions"),
+            (options.max_model_len or positions, "raise engine.max_model_len"),
+        ]
+        return min(limits, key=lambda limit: limit[0])
+
+    def _build_allocator(self) -> Allocator:
+        return build_allocator(
+            *self._components,
             num_blocks=self.num_blocks,
-            block_size=block_size,
-            max_model_len=max_len,
-            seed=seed,
+            block_size=self.spec.block_size,
+            max_model_len=self.max_model_len,
+            seed=self.seed,
         )
-        self.executor = self._make_executor(backend, options, max_len, poison)
-        self.engine = Engine(
-            self.allocator,
+
+    def _make_engine(
+        self, allocator: Allocator, options: EngineOptions, advice: str, log: Callable[..., Any] | None
+    ) -> Engine:
+        tokenizer = self.model.tokenizer
+
+        def watch(number: int, stream: int, stops: Sequence[str]) -> StopWatch:
+            return StopTexts(tokenizer.decode, stops)
+
+        return Engine(
+            allocator,
             self.executor,
-            max_model_len=max_len,
+            max_model_len=self.max_model_len,
+            length_advice=advice,
             max_batch_tokens=options.max_batch_tokens,
             max_batch_requests=options.max_batch_requests,
             chunk_size=options.chunk_size,
             share_within_step=options.share_within_step,
             preempt_every=options.preempt_every,
-            eos_token_ids=self.model.tokenizer.eos_token_ids,
-            vocab_size=config.vocab_size,
-            seed=seed,
+            eos_token_ids=tokenizer.eos_token_ids,
+            vocab_size=self.model.config.vocab_size,
+            seed=self.seed,
             log=log,
+            stop_watch=watch if tokenizer.has_text else None,
         )
 
     def _load(
-        self, model: str | LoadedModel, dtype: str | None, block_size: int, layout: str, options: EngineOptions
+        self,
+        model: str | LoadedModel,
+        dtype: str | None,
+        kv_dtype: str | None,
+        block_size: int,
+        layout: str,
+        options: EngineOptions,
     ) -> LoadedModel:
         """The model, after its shape alone has shown that the backend can serve it."""
         size = options.tensor_parallel_size
@@ -148,14 +186,14 @@ class LLM:
             return model
         shape = Shard(0, size).config(read_model_config(model))
         own = dtype if dtype not in (None, "auto") else shape.dtype
-        require_backend(self.backend, attention_spec(shape, str(own), block_size, layout), self.device)
+        require_backend(self.backend, attention_spec(shape, str(own), block_size, layout, kv_dtype), self.device)
         spread = spread_over(size, timeout_s=options.collective_timeout_s)
         return load_model(model, dtype=dtype, device=self.device, spread=spread)
 
-    def _make_executor(self, backend: Component, options: EngineOptions, max_len: int, poison: bool) -> Executor:
+    def _make_executor(self, backend: Component, options: EngineOptions, poison: bool) -> Executor:
         """This process's executor, which leads those of the other ranks if there are any."""
         facts: dict[str, Any] = {
-            "num_blocks": self.num_blocks, "max_len": max_len, "options": options, "poison": poison,
+            "num_blocks": self.num_blocks, "max_len": self.max_model_len, "options": options, "poison": poison,
         }  # fmt: skip
         ranks, decoder = self.model.ranks, self.model.decoder
         if ranks is None:
@@ -210,7 +248,7 @@ class LLM:
             "num_layers": self.model.config.num_layers,
             "num_kv_heads": self.spec.num_kv_heads,
             "head_dim": self.spec.head_dim,
-            "dtype": self.spec.dtype,
+            "dtype": self.kv_dtype,
         }
         ranks = self.model.ranks
         if ranks is None:
@@ -229,8 +267,9 @@ class LLM:
         return replace(namespace, model=self.namespace.model)
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, **facts: Any) -> Request:
-        """Queue one prompt; see Engine.submit for `facts` (arrival_s, priority, tenant, namespace)."""
-        facts.setdefault("namespace", self.namespace)
+        """Queue one prompt; see Engine.submit for `facts` (arrival_s, priority, tenant, session, namespace)."""
+        self._recover()
+        facts["namespace"] = self._namespace(facts.get("namespace"))
         return self.engine.submit(self.encode(prompt), sampling or Sampling(), **facts)
 
     def generate(
@@ -238,29 +277,129 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = "",
+        session: str | Sequence[str | None] | None = None,
+        namespace: Namespace | str | Sequence[Namespace | str] | None = None,
         progress: bool = False,
     ) -> list[Request]:
         """Serve all prompts and return them in order, each with its completions and their texts.
 
-        A request that could not be served is among them, with its status and reason; the others are unaffected.
+        A request that could not be served is among them, with its status and reason; the others are unaffected. Left
+        early, by Ctrl-C above all, its requests are cancelled; a step that was cut off makes the next call `reset`.
 
         Args:
             prompts: one prompt or many, as `encode` takes them.
-            sampling: one for all, or one each.
+            sampling, priority, tenant, session, namespace: one for all, or a list with one each. Larger priorities go
+                first; only requests of one namespace share blocks, and a text is one with that salt.
             progress: show a progress bar.
+
+        Raises:
+            InvalidArgument, InvalidTokens, ModelError: a prompt or a value that cannot be. Nothing is queued.
+            EngineInterrupted: the engine must be reset and cannot be, see `reset`.
         """
         batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        each = [sampling] * len(batch) if sampling is None or isinstance(sampling, Sampling) else list(sampling)
-        if len(each) != len(batch):
-            raise InvalidArgument(f"{len(batch)} prompts but {len(each)} samplings; give one for all or one each")
+        each = [
+            _one_each(name, values, len(batch))
+            for name, values in (
+                ("samplings", sampling), ("priorities", priority), ("tenants", tenant), ("sessions", session),
+                ("namespaces", namespace),
+            )
+        ]  # fmt: skip
         encoded = [self.encode(prompt) for prompt in batch]  # a bad one raises before any is queued
-        requests = [
-            self.engine.submit(ids, one or Sampling(), namespace=self.namespace)
-            for ids, one in zip(encoded, each, strict=True)
-        ]
-        self.drain(progress=progress)
+        self._recover()
+        requests: list[Request] = []
+        try:
+            for ids, one, importance, who, talk, space in zip(encoded, *each, strict=True):
+                requests.append(
+                    self.engine.submit(
+                        ids,
+                        one or Sampling(),
+                        priority=importance,
+                        tenant=who,
+                        session=talk,
+                        namespace=self._namespace(space),
+                    )
+                )
+            self.drain(progress=progress)
+        except BaseException:
+            abandon(self.engine, requests)
+            raise
         self.add_texts(requests)
         return requests
+
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None, **facts: Any) -> RequestStream:
+        """Queue one prompt and iterate over what it generates, as it comes: see RequestStream and Increment.
+
+        Args:
+            facts: priority, tenant, session, namespace.
+
+        Raises:
+            InvalidArgument: beam search, whose tokens are not settled before its end.
+        """
+        if sampling is not None and sampling.beam_width > 1:
+            raise InvalidArgument("a beam search cannot be streamed: its tokens are settled at its end; use generate")
+        tokenizer = self.model.tokenizer
+        request = self.submit(prompt, sampling, **facts)
+        return RequestStream(self.engine, request, tokenizer.decode if tokenizer.has_text else None, self.add_texts)
+
+    def cancel(self, request: Request) -> None:
+        """End a request now and free its blocks. What it generated so far is kept. Idempotent."""
+        if not self.engine.interrupted:  # a reset ends it
+            self.engine.cancel(request)
+
+    def reset(self) -> None:
+        """Forget all cached content and end all requests, which fail; `stats` start at 0 again.
+
+        Called by the next `submit`, `generate` or `stream` after a step was interrupted.
+
+        Raises:
+            EngineInterrupted: a step was interrupted that may have left an object of your own half changed.
+            RankError: the other ranks of the model were ended with the step; load it again.
+        """
+        own = [name for name, part in zip(("allocator", "eviction", "hash"), self._components, strict=True)
+               if not isinstance(part, (str, Mapping, type))]  # fmt: skip
+        if not own:
+            self.engine.reset(self._build_allocator())
+            return
+        if self.engine.interrupted:
+            raise EngineInterrupted(
+                f"a step was interrupted, and {' and '.join(own)} is an object of your own, which may be half changed: "
+                "make a new LLM with a new one, or give it by name or class"
+            )
+        abandon(self.engine, list(self.engine.state.requests.values()))
+        self.allocator.reset()
+        self.engine.reset(self.allocator)
+
+    def stats(self) -> dict[str, Any]:
+        """What was served since the start or the last `reset`, as a serve run's result, and what the pool holds now.
+
+        Beside the keys of docs/results.md: `running`, `waiting` and `unfinished` requests; `free_blocks`,
+        `cached_blocks` and `used_blocks`, which sum to `num_blocks`; `kv_bytes`.
+        """
+        state = self.engine.state
+        blocks = state.guarded.stats()
+        return {
+            **state.metrics.summary(state),
+            **self.executor.summary(),
+            "running": state.rows.num_active,
+            "waiting": len(state.waiting),
+            "unfinished": len(state.requests),
+            "num_blocks": blocks.num_blocks,
+            "free_blocks": blocks.free_blocks,
+            "cached_blocks": blocks.cached_blocks,
+            "used_blocks": blocks.used_blocks,
+            "kv_bytes": self.kv_bytes,
+        }
+
+    def _recover(self) -> None:
+        if self.engine.interrupted:
+            self.reset()
+
+    def _namespace(self, asked: Namespace | str | None) -> Namespace:
+        if asked is None:
+            return self.namespace
+        return self.namespace_for(Namespace(salt=asked) if isinstance(asked, str) else asked)
 
     def drain(self, *, progress: bool = False, on_step: Callable[[Engine], Any] | None = None) -> None:
         """Step until every submitted request has ended."""
@@ -273,18 +412,27 @@ class LLM:
             self.engine.run(lambda engine: (tick(), on_step and on_step(engine)))
 
     def add_texts(self, requests: Sequence[Request]) -> None:
-        """Decode the completions of `requests`, without their stop token."""
+        """Decode the completions of `requests`, without their stop token, up to their stop text."""
         if not self.model.tokenizer.has_text:
             return
         eos = set(self.model.tokenizer.eos_token_ids)
         for request in requests:
-            stops = eos | set(request.sampling.stop_token_ids)
+            ends = eos | set(request.sampling.stop_token_ids)
             for completion in request.completions:
                 tokens = completion.tokens
-                cut = tokens[:-1] if completion.finish_reason == "stop" and tokens[-1] in stops else tokens
-                completion.text = self.model.tokenizer.decode(cut)
+                cut = tokens[:-1] if completion.finish_reason == "stop" and tokens[-1] in ends else tokens
+                completion.text = cut_at_stop(self.model.tokenizer.decode(cut), request.sampling.stop)
 
 
 def _is_one_prompt(prompts: Any) -> bool:
     """A text, a list of ids or a chat is one prompt; a list of these is many."""
     return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence, np.ndarray)))
+
+
+def _one_each(name: str, values: Any, count: int) -> list[Any]:
+    """A list of one for each of `count` prompts, from such a list or from one for all."""
+    if not isinstance(values, (list, tuple)):
+        return [values] * count
+    if len(values) != count:
+        raise InvalidArgument(f"{count} prompts but {len(values)} {name}; give one for all or one each")
+    return list(values)

@@ -51,14 +51,14 @@ def usage(lengths: Sequence[tuple[int, int]], width: int, *, beam: bool, allocat
         engine.step()
         block_steps += books.stats().used_blocks
     engine.check()
-    assert not engine.scheduler.num_preemptions, "the pool was full; schedules differ"
-    metrics, scheduler = engine.metrics, engine.scheduler
+    assert not engine.state.num_preemptions, "the pool was full; schedules differ"
+    metrics, state = engine.metrics, engine.state
     return Usage(
         block_steps,
         metrics.num_steps,
         metrics.num_output_tokens,
-        scheduler.num_forks,
-        scheduler.num_copied_blocks,
+        state.num_forks,
+        state.num_copied_blocks,
     )
 
 

@@ -105,11 +105,11 @@ def saturated(prompts: Ints, outputs: Ints, limit: int, how: Reservation, pool_s
     sums, steps = np.zeros(len(engine.metrics.slots), dtype=np.int64), 0
     while True:
         engine.step()
-        if not engine.scheduler.waiting:
+        if not engine.state.waiting:
             break
         sums += engine.metrics.slots
         steps += 1
     live, internal, reserved, external, cached, free = (sums / max(1, sums.sum())).tolist()
     assert cached == 0, "nothing is published by these allocators"
-    preemptions = engine.scheduler.num_preemptions
+    preemptions = engine.state.num_preemptions
     return Saturated(live, internal, reserved, external, free, steps, engine.metrics.peak_rows, preemptions)

@@ -36,7 +36,7 @@ def request_progress(engine: Engine) -> Iterator[Callable[[], None]]:
                 task,
                 completed=total - engine.num_unfinished,
                 tokens=engine.metrics.num_output_tokens,
-                rows=engine.scheduler.rows.num_active,
+                rows=engine.state.rows.num_active,
             )
 
         yield tick
@@ -61,7 +61,7 @@ def replay_progress(*, enabled: bool) -> Iterator[Callable[[Engine], None]]:
         task = bar.add_task("replay", total=None, tokens=0)
 
         def tick(engine: Engine) -> None:
-            if engine.scheduler.step_number % 64 == 0:
+            if engine.state.step_number % 64 == 0:
                 done = sum(engine.metrics.statuses.values())
                 bar.update(task, completed=done, tokens=engine.metrics.num_scheduled_tokens)
 

@@ -11,6 +11,8 @@ from framework.config.setting import Section, setting
 
 Lengths = Literal["uniform", "ragged"]
 
+KVDtype = Literal["float64", "float32", "bfloat16", "float16", "float8_e4m3fn"]
+
 MAX_BLOCKS = 2**31 - 1
 """Block ids are int32."""
 
@@ -26,7 +28,8 @@ class CacheOptions(Section):
     memory_fraction: float | None = setting(
         None, "share of the device's free memory; needs num_blocks=null", above=0, at_most=1
     )
-    dtype: str | None = setting(None, "of K and V; null: the model's")
+    kv_dtype: KVDtype | None = setting(None, "of K and V in the pool; null: the model's")
+    dtype: KVDtype | None = setting(None, "older spelling of kv_dtype; null")
     layout: Literal["NHD", "HND"] = setting("NHD", "order of a block's dimensions in memory: NHD | HND")
     poison: bool = setting(False, "fault injection: NaN in every block as it is handed out")
 

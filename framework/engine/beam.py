@@ -1,4 +1,4 @@
-"""Beam search: which continuations of a request's beams live on?"""
+"""Beam search: the continuations of a request's beams that live on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from framework.sampling import Sampling
 
 if TYPE_CHECKING:
     from framework.engine.lifecycle import Lifecycle
+    from framework.engine.state import EngineState
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,8 @@ class BeamGroup:
 class BeamSearch:
     """Moves beam groups one token on."""
 
-    def __init__(self, life: Lifecycle) -> None:
-        self.life = life
-        self.scheduler, self.executor, self.metrics = life.scheduler, life.executor, life.metrics
+    def __init__(self, state: EngineState, life: Lifecycle) -> None:
+        self.state, self.life = state, life
 
     def by_group(self, beams: list[tuple[int, Sequence]]) -> list[tuple[BeamGroup, list[tuple[int, Sequence]]]]:
         groups: dict[int, tuple[BeamGroup, list[tuple[int, Sequence]]]] = {}
@@ -102,19 +102,19 @@ class BeamSearch:
         return list(groups.values())
 
     def step(self, group: BeamGroup, entries: list[tuple[int, Sequence]]) -> None:
-        request, now = entries[0][1].request, self.executor.now()
+        request, now = entries[0][1].request, self.state.executor.now()
         if request.status.ended:
             return
         at = {seq: i for i, seq in entries}
         index = np.array([at[seq] for seq in group.live], dtype=np.int64)
         k = group.num_candidates
-        _, ids, values = self.executor.logprobs(index, np.zeros(len(index), dtype=np.int64), k)
+        _, ids, values = self.state.executor.logprobs(index, np.zeros(len(index), dtype=np.int64), k)
         if not np.isfinite(values[:, 0]).all():
             self.life.drop(request)
-            self.life.end(request, Status.FAILED, f"logits not finite at step {self.scheduler.step_number}")
+            self.life.end(request, Status.FAILED, f"logits not finite at step {self.state.step_number}")
             return
         self.life.mark_first_token(request, now)
-        length = int(self.scheduler.rows.length[group.live[0].row]) + 1
+        length = int(self.state.rows.length[group.live[0].row]) + 1
         ways = [way for way in group.rank(ids.tolist(), values.tolist()) if np.isfinite(way.cumulative)]
         ending, living = group.split(ways, lambda token: self.life.why_stop(request, token, 0) == "stop")
         num_generated = length - len(request.prompt)
@@ -130,7 +130,7 @@ class BeamSearch:
             self._regroup(request, group, living)
 
     def _beam_completion(self, group: BeamGroup, way: Continuation, reason: str) -> Completion:
-        seq, rows = group.live[way.parent], self.scheduler.rows
+        seq, rows = group.live[way.parent], self.state.rows
         start = len(seq.request.prompt)
         tokens = [*rows.tokens[seq.row, start : int(rows.length[seq.row])].tolist(), way.token]
         wanted = seq.request.sampling.logprobs is not None
@@ -140,26 +140,26 @@ class BeamSearch:
     def _finish_beams(self, request: Request, group: BeamGroup) -> None:
         for seq in group.live:
             try:
-                self.scheduler.commit(seq, int(self.scheduler.rows.computed[seq.row]))
+                self.life.commit(seq, int(self.state.rows.computed[seq.row]))
             except FrameworkError as error:
                 self.life.fail(seq, error)
                 return
-            self.scheduler.release(seq)
+            self.life.release(seq)
             seq.done = True
         request.completions = group.completions()
-        self.metrics.num_output_tokens += request.num_output_tokens
+        self.state.metrics.num_output_tokens += request.num_output_tokens
         self.life.end(request, Status.FINISHED)
 
     def _regroup(self, request: Request, group: BeamGroup, living: list[Continuation]) -> None:
         """Free beams without a successor, go on in place with the first of each, fork off the others."""
-        rows, parents = self.scheduler.rows, list(group.live)
+        rows, parents = self.state.rows, list(group.live)
         kept = {way.parent for way in living}
         for i, seq in enumerate(parents):
             if i not in kept:
-                self.scheduler.release(seq)
+                self.life.release(seq)
                 seq.done = True
                 request.sequences.remove(seq)
-        self.scheduler.reserved_rows -= sum(parents[i].forks_due for i in kept)
+        self.state.reserved_rows -= sum(parents[i].forks_due for i in kept)
         for i in kept:
             parents[i].forks_due = 0
         heads: dict[int, tuple[Sequence, Continuation]] = {}
@@ -182,13 +182,13 @@ class BeamSearch:
             self._put_back(group)
 
     def _fork_beam(self, parent: Sequence, way: Continuation) -> Sequence:
-        rows = self.scheduler.rows
+        rows = self.state.rows
         length = int(rows.length[parent.row])
         tokens = np.append(rows.tokens[parent.row, :length], np.int32(way.token)).astype(np.int32)
-        child = Sequence(self.life.take_id(), parent.request, parent.stream, tokens)
+        child = Sequence(self.state.take_id(), parent.request, parent.stream, tokens)
         child.cumulative_logprob, child.logprobs = parent.cumulative_logprob, list(parent.logprobs)
         parent.request.sequences.append(child)
-        self.scheduler.fork(parent, child, int(rows.computed[parent.row]))
+        self.life.fork(parent, child, int(rows.computed[parent.row]))
         self._extend_beam(child, way)
         return child
 
@@ -201,4 +201,4 @@ class BeamSearch:
         """Blocks ran out while forking: the beams that have a table wait too, and come back together."""
         seated = next((seq for seq in group.live if seq.row >= 0), None)
         if seated is not None:
-            self.scheduler.preempt(seated)
+            self.life.preempt(seated)

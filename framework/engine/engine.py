@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import Any
+from threading import get_ident
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -13,27 +14,64 @@ from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
 from framework.engine.outputs import Outputs
+from framework.engine.promises import Promises
 from framework.engine.request import Request, Sequence, Status, derived_seed
-from framework.engine.scheduler import Log, Scheduler
-from framework.errors import FrameworkError, InvalidArgument, InvariantViolation, PluginError, Unsupported
-from framework.interfaces.allocator import Allocator
+from framework.engine.rows import Rows
+from framework.engine.scheduler import Scheduler
+from framework.engine.state import EngineState, Log, write_log_header
+from framework.engine.submission import require_facts, why_never
+from framework.engine.text import MakeStopWatch
+from framework.errors import (
+    EngineInterrupted,
+    FrameworkError,
+    InvalidArgument,
+    InvariantViolation,
+    PluginError,
+    Unsupported,
+)
+from framework.guard.allocator import GuardedAllocator
+from framework.interfaces.allocator import Allocator, CacheEvent
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
+
+
+class _Change:
+    """A change of an engine's state, as a context: left by an exception of any kind, the engine is torn."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        self._engine.begin_change()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._engine.end_change(whole=kind is None)
 
 
 class Engine:
     """Serves requests over one allocator and one executor. Knows no class of either by name.
 
+    NOTE: whatever ends a step or a submission early, a KeyboardInterrupt above all, leaves rows, tables and blocks half
+    changed. So each begins by marking the engine as torn and ends by unmarking it; a torn engine refuses to go on until
+    `reset` has replaced its whole state. Nothing is rolled back: rollback code is run least and wrong most.
+
     Args:
         max_model_len: longest sequence, tokens; longer requests are rejected.
+        length_advice: what to do about a request that is too long: which limit `max_model_len` stems from.
         eos_token_ids: end a sequence unless its sampling ignores them.
         seed: of the run; requests without a seed of their own derive one from it and their number.
         share_within_step: requests admitted in one step share the blocks that one of them computes in it.
         preempt_every: fault injection: preempt the newest row every so many steps; 0 never.
         virtual_clock: the executor's clock is virtual, the same in every run: policies see arrivals in its seconds.
             Else they see the step a request arrived at, so that what they do can be repeated.
-        log: receives scheduling and cache events as (event, **facts); None for none.
+        log: receives scheduling and cache events as (event, **facts), the log's version first; None for none.
         vocab_size: prompts with larger ids are rejected; None accepts all.
+        stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
+
+    Attributes:
+        state: what the engine holds; another object after each `reset`.
     """
 
     def __init__(
@@ -42,6 +80,7 @@ class Engine:
         executor: Executor,
         *,
         max_model_len: int,
+        length_advice: str = "raise engine.max_model_len",
         max_batch_tokens: int = 2048,
         max_batch_requests: int = 64,
         chunk_size: int | None = None,
@@ -52,34 +91,87 @@ class Engine:
         vocab_size: int | None = None,
         virtual_clock: bool = False,
         log: Log | None = None,
+        stop_watch: MakeStopWatch | None = None,
     ) -> None:
-        self.allocator, self.executor, self._virtual_clock = allocator, executor, virtual_clock
-        self.scheduler = Scheduler(
-            allocator,
-            executor,
-            max_batch_tokens=max_batch_tokens,
-            max_batch_requests=max_batch_requests,
-            chunk_size=chunk_size,
-            max_model_len=max_model_len,
-            share_within_step=share_within_step,
-            log=log,
-        )
+        _require_batch(max_batch_tokens, max_batch_requests, chunk_size)
+        self.executor, self._virtual_clock = executor, virtual_clock
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
-        self.vocab_size, self._log = vocab_size, log
-        if log is not None:
-            self.scheduler.guarded.listen(
-                lambda e: log(e.kind, step=int(e.now), block=int(e.block), key=bytes(e.key).hex())
-            )
-        self.metrics = Metrics(self.scheduler.guarded.num_blocks, self.scheduler.guarded.block_size)
-        eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
-        self.life = Lifecycle(self.scheduler, executor, self.metrics, eos)
-        self._outputs = Outputs(self.life)
+        self.length_advice, self.vocab_size = length_advice, vocab_size
+        self._log, self._stop_watch = log, stop_watch
+        self._batch = max_batch_tokens, max_batch_requests, chunk_size or max_batch_tokens
+        self._share_within_step = share_within_step
+        self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
         self._num_submitted = 0
+        self._torn, self._inside = False, 0
+        self._change = _Change(self)
+        write_log_header(log)
+        self._begin_anew(allocator)
 
-    def replace_executor(self, executor: Executor) -> None:
-        """Let `executor`, such as one that records, do the work from here on. Only while nothing runs."""
-        self.executor = self.scheduler.executor = self.life.executor = executor
-        self._outputs = Outputs(self.life)
+    def _begin_anew(self, allocator: Allocator) -> None:
+        """An empty state over `allocator`, and all that works on it."""
+        max_batch_tokens, max_batch_requests, chunk_size = self._batch
+        guarded = GuardedAllocator(allocator, -(-self.max_model_len // allocator.block_size))
+        state = EngineState(
+            guarded=guarded,
+            executor=self.executor,
+            rows=Rows(max_batch_requests, self.max_model_len),
+            metrics=Metrics(guarded.num_blocks, guarded.block_size),
+            log=self._log,
+        )
+        if self._log is not None:
+            guarded.listen(lambda event: _log_cache_event(state, event))
+        life = Lifecycle(state, self._eos, self._stop_watch)
+        if self._share_within_step:
+            state.promises = Promises(state, life, chunk_size)
+        self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
+        self.scheduler = Scheduler(state, life, max_batch_tokens=max_batch_tokens, chunk_size=chunk_size)
+        self._outputs = Outputs(state, life)
+
+    # Interruption
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a step or a submission was ended early, so that only `reset` helps."""
+        return self._torn and not self._inside
+
+    def reset(self, allocator: Allocator) -> None:
+        """Fail all requests that have not ended, and begin anew with an empty cache; counts start at 0 again.
+
+        Args:
+            allocator: a new one of the same sizes: what the last one holds may be half changed.
+
+        Raises:
+            RankError: the other ranks of the model were ended by what interrupted this one.
+        """
+        self._torn = True
+        old, numbered = list(self.state.requests.values()), (self.state.last_id, self.state.step_number)
+        self.executor.reset()
+        self._begin_anew(allocator)
+        self.state.last_id, self.state.step_number = numbered
+        for request in old:
+            request.status, request.reason = Status.FAILED, "the engine was reset"
+        self._torn, self._inside = False, 0
+
+    def begin_change(self) -> None:
+        """The state is about to be changed: torn until `end_change` says that all went well."""
+        if self._torn:
+            self._refuse()
+        self._torn = True
+        self._inside = get_ident()
+
+    def end_change(self, *, whole: bool) -> None:
+        """See `begin_change`."""
+        self._inside = 0
+        self._torn = not whole
+
+    def _refuse(self) -> NoReturn:
+        if self._inside == get_ident():
+            raise EngineInterrupted("this engine was called from within one of its own steps; wait until it has ended")
+        if self._inside:
+            raise EngineInterrupted("this engine is in a step in another thread; use it from one thread at a time")
+        raise EngineInterrupted(
+            "a step of this engine was interrupted: its blocks and tables cannot be trusted until it is reset"
+        )
 
     # Requests
 
@@ -98,169 +190,185 @@ class Engine:
         hint: Hint | None = None,
         turn: int | None = None,
     ) -> Request:
-        """Queue one prompt (token ids). A request that can never be served comes back rejected, with the reason."""
-        number = self._num_submitted
-        self._num_submitted += 1
-        request = Request(
-            number=number,
-            prompt=as_tokens(prompt),
-            sampling=sampling,
-            arrival_s=self.executor.now() if arrival_s is None else arrival_s,
-            namespace=namespace,
-            priority=priority,
-            tenant=tenant,
-            key=key,
-            session=session,
-            category=category,
-            hint=hint,
-            turn=turn,
-            seed=derived_seed(self.seed, number) if sampling.seed is None else sampling.seed,
-        )
-        self.metrics.submitted(request)
+        """Queue one prompt (token ids). A request that can never be served comes back rejected, with the reason.
+
+        Raises:
+            InvalidTokens, InvalidArgument: no token ids, or a priority, an arrival or a name outside its range. Nothing
+                was queued.
+            EngineInterrupted: the engine must be reset first.
+        """
+        arrival_s = self.executor.now() if arrival_s is None else arrival_s
+        require_facts(arrival_s=arrival_s, priority=priority, tenant=tenant, session=session, namespace=namespace)
+        tokens = as_tokens(prompt)
+        with self._change:
+            number = self._num_submitted
+            self._num_submitted += 1
+            request = Request(
+                number=number,
+                prompt=tokens,
+                sampling=sampling,
+                arrival_s=float(arrival_s),
+                namespace=namespace,
+                priority=priority,
+                tenant=tenant,
+                key=key,
+                session=session,
+                category=category,
+                hint=hint,
+                turn=turn,
+                seed=derived_seed(self.seed, number) if sampling.seed is None else sampling.seed,
+            )
+            self._queue(request)
+        return request
+
+    def _queue(self, request: Request) -> None:
+        state = self.state
+        state.metrics.submitted(request)
         seq = Sequence(RequestId(0), request, stream=0, tokens=request.prompt)
         seq.forks_due = request.width - 1
         request.sequences.append(seq)
         try:
-            reason = self._why_never(request)
+            reason = why_never(
+                request,
+                state,
+                max_model_len=self.max_model_len,
+                length_advice=self.length_advice,
+                vocab_size=self.vocab_size,
+                has_text=self._stop_watch is not None,
+            )
         except FrameworkError as error:
             self.life.fail(seq, error)
-            return request
+            return
         if reason:
             seq.done = True
             self.life.end(request, Status.REJECTED, reason)
-            return request
-        if sampling.beam_width > 1:
-            request.group = BeamGroup(sampling, [seq])
-        self.life.requests[number] = request
-        heapq.heappush(self.life.arrivals, (request.arrival_s, number, request))
-        return request
-
-    def _why_never(self, request: Request) -> str:
-        total, rows = request.max_total_tokens, self.scheduler.rows.max_rows
-        if len(request.prompt) == 0:
-            return "the prompt is empty; give it at least one token"
-        if self.vocab_size is not None and int(request.prompt.max()) >= self.vocab_size:
-            return f"token id {int(request.prompt.max())} is outside the model's vocabulary of {self.vocab_size}"
-        if total > self.max_model_len:
-            return (
-                f"{len(request.prompt)} prompt + {request.sampling.max_tokens} new tokens = {total} pass the longest "
-                f"sequence of {self.max_model_len} tokens; shorten it or raise engine.max_model_len"
-            )
-        if request.width > rows:
-            return f"{request.width} samples or beams need as many rows; engine.max_batch_requests is {rows}"
-        if not self.scheduler.guarded.ever_fits(request.sequences[0].info):
-            return (
-                f"{total} tokens can never fit a pool of {self.allocator.num_blocks} blocks of "
-                f"{self.allocator.block_size} tokens; raise cache.num_blocks"
-            )
-        return ""
+            return
+        if request.sampling.beam_width > 1:
+            request.group = BeamGroup(request.sampling, [seq])
+        state.requests[request.number] = request
+        heapq.heappush(state.arrivals, (request.arrival_s, request.number, request))
 
     def cancel(self, request: Request, reason: str = "cancelled by the caller") -> None:
-        """End a request now and give back its blocks. What it generated so far is kept. Idempotent."""
+        """End a request now and free its blocks. What it generated so far is kept. Idempotent.
+
+        Raises:
+            EngineInterrupted: the engine must be reset first, which ends all requests.
+        """
         if not request.status.ended:
-            self.life.drop(request)
-            self.life.end(request, Status.CANCELLED, reason)
+            with self._change:
+                self.life.drop(request)
+                self.life.end(request, Status.CANCELLED, reason)
 
     @property
     def num_unfinished(self) -> int:
         """Requests not ended yet."""
-        return len(self.life.requests)
+        return len(self.state.requests)
 
     # Steps
 
     def run(self, on_step: Callable[[Engine], Any] | None = None) -> None:
         """Step until every request has ended."""
-        while self.life.requests:
+        while self.state.requests:
             self.step()
             if on_step is not None:
                 on_step(self)
 
     def step(self) -> None:
-        """Compute at least one token, or end or await at least one request."""
-        scheduler, executor = self.scheduler, self.executor
+        """Compute at least one token, or end or await at least one request.
+
+        Raises:
+            EngineInterrupted: an earlier step was interrupted, or another thread is in one.
+        """
+        with self._change:
+            self._step()
+
+    def _step(self) -> None:
+        state, executor = self.state, self.executor
         start = executor.now()
         self._let_in(start)
-        scheduler.step_number += 1
-        executor.begin_step(scheduler.step_number)
+        state.step_number += 1
+        executor.begin_step(state.step_number)
         try:
-            scheduler.guarded.advance(float(scheduler.step_number))
+            state.guarded.advance(float(state.step_number))
         except FrameworkError as error:
             self._fail_one(error)
-        if self.preempt_every and scheduler.step_number % self.preempt_every == 0:
+        if self.preempt_every and state.step_number % self.preempt_every == 0:
             self._inject_preemption()
-        before = len(self.life.requests), scheduler.num_preemptions
-        step = scheduler.schedule()
+        before = len(state.requests), state.num_preemptions
+        step = self.scheduler.schedule()
         if step is None:
             # Where a request failed or was preempted just now, the next step finds room; nobody is stuck yet.
-            if before == (len(self.life.requests), scheduler.num_preemptions):
+            if before == (len(state.requests), state.num_preemptions):
                 self._idle()
             return
         self._log_step(step)
         scheduled = executor.now()
         try:
-            executor.forward(step, scheduler.rows)
+            executor.forward(step, state.rows)
         except (PluginError, Unsupported, InvalidArgument) as error:
             self._fail_rows(step, error)
             return
+        if self.state is not state:
+            raise EngineInterrupted("the engine was reset while this step ran: what it computed is thrown away")
         computed = executor.now()
         self._commit(step)
         try:
-            self.metrics.occupancy(step, scheduler, self.allocator)
+            state.metrics.occupancy(step, state)
         except FrameworkError as error:
             self._fail_one(error)
         self._outputs.sample(step)
-        self.metrics.stepped(step, start, scheduled, computed, executor.now())
+        state.metrics.stepped(step, start, scheduled, computed, executor.now())
 
     def _fail_one(self, error: FrameworkError) -> None:
         """End the most important request for an error that is no single request's: the others may do without."""
-        active = self.scheduler.rows.active()
-        seq = self.scheduler.rows.sequence(int(active[0])) if len(active) else self.scheduler.waiting.peek()
+        active = self.state.rows.active()
+        seq = self.state.rows.sequence(int(active[0])) if len(active) else self.state.waiting.peek()
         if seq is not None:
             self.life.fail(seq, error)
 
     def _fail_rows(self, step: Step, error: FrameworkError) -> None:
         """End the requests of a step that the backend failed: their K and V may be half written."""
         for row in step.rows.tolist():
-            seq = self.scheduler.rows.sequences[row]
+            seq = self.state.rows.sequences[row]
             if seq is not None:
                 self.life.fail(seq, error)
 
     def _log_step(self, step: Step) -> None:
         if self._log is not None:
-            ids = [self.scheduler.rows.sequence(int(row)).id for row in step.rows]
+            ids = [self.state.rows.sequence(int(row)).id for row in step.rows]
             self._log("step", step=step.number, sequences=ids, new=step.num_new.tolist())
 
     def _let_in(self, now: float) -> None:
-        arrivals = self.life.arrivals
+        arrivals = self.state.arrivals
         while arrivals and (arrivals[0][0] <= now or arrivals[0][2].status.ended):
             request = heapq.heappop(arrivals)[2]
             if request.status.ended:
                 continue
-            request.arrival_step = self.scheduler.step_number
+            request.arrival_step = self.state.step_number
             request.arrival = request.arrival_s if self._virtual_clock else float(request.arrival_step)
             # Numbered on arrival, so that a trace fed as it goes and one queued at once count alike.
-            request.sequences[0].id = self.life.take_id()
+            request.sequences[0].id = self.state.take_id()
             if request.group is not None:
-                self.scheduler.groups.append(request.group)
-            self.scheduler.waiting.push(request.sequences[0])
-            self.scheduler.log("arrive", request.sequences[0])
+                self.state.groups.append(request.group)
+            self.state.waiting.push(request.sequences[0])
+            self.state.note("arrive", request.sequences[0])
 
     def _idle(self) -> None:
         """Nothing to compute: wait for the next arrival, or end what can never go on."""
-        stuck = self.scheduler.waiting.peek()
-        active = self.scheduler.rows.active()
+        stuck = self.state.waiting.peek()
+        active = self.state.rows.active()
         if stuck is None and not len(active):
-            if self.life.arrivals:
-                self.executor.wait_until(self.life.arrivals[0][0])
+            if self.state.arrivals:
+                self.executor.wait_until(self.state.arrivals[0][0])
             return
-        last = self.scheduler.rows.sequence(int(active[-1])) if len(active) else None
+        last = self.state.rows.sequence(int(active[-1])) if len(active) else None
         if last is not None and stuck is not None and stuck.request is not last.request:
-            self.scheduler.preempt(last)
+            self.life.preempt(last)
             return
         seq = stuck if stuck is not None else last
         if seq is not None:
             try:
-                stats = self.scheduler.guarded.stats()
+                stats = self.state.guarded.stats()
             except FrameworkError as error:
                 self.life.fail(seq, error)
                 return
@@ -274,14 +382,14 @@ class Engine:
 
     def _inject_preemption(self) -> None:
         """Preempt the newest row, unless its request is the only one running: that would never end."""
-        rows = self.scheduler.rows
+        rows = self.state.rows
         running = [rows.sequence(int(row)) for row in rows.active()]
         if running and running[0].request is not running[-1].request:
-            self.scheduler.preempt(running[-1])
+            self.life.preempt(running[-1])
 
     def _commit(self, step: Step) -> None:
         """Publish the blocks this step filled: Python is touched once a block, not once a token."""
-        rows, size = self.scheduler.rows, self.allocator.block_size
+        rows, size = self.state.rows, self.allocator.block_size
         now_computed = step.computed + step.num_new
         rows.computed[step.rows] = now_computed
         filled = now_computed // size > step.computed // size
@@ -290,11 +398,11 @@ class Engine:
             if seq is None:
                 continue
             try:
-                self.scheduler.commit(seq, count)
+                self.life.commit(seq, count)
             except FrameworkError as error:
                 self.life.fail(seq, error)
-        if self.scheduler.promises is not None:
-            self.scheduler.promises.keep()
+        if self.state.promises is not None:
+            self.state.promises.keep()
 
     def check(self) -> None:
         """The allocator's invariants, and that nothing is held for requests that ended.
@@ -302,11 +410,29 @@ class Engine:
         Raises:
             InvariantViolation: lists what is broken.
         """
-        self.scheduler.guarded.check()
-        stats = self.scheduler.guarded.stats()
-        if not self.life.requests and (stats.used_blocks or stats.num_requests or self.scheduler.rows.num_active):
+        self.state.guarded.check()
+        stats = self.state.guarded.stats()
+        if not self.state.requests and (stats.used_blocks or stats.num_requests or self.state.rows.num_active):
             raise InvariantViolation(
                 f"{type(self.allocator).__name__}: every request has ended, yet {stats.used_blocks} blocks, "
                 f"{stats.num_requests} tables and "
-                f"{self.scheduler.rows.num_active} rows are in use"
+                f"{self.state.rows.num_active} rows are in use"
             )
+
+
+def _log_cache_event(state: EngineState, event: CacheEvent) -> None:
+    if state.log is not None:
+        kind = "publish" if event.kind == "admit" else event.kind
+        state.log(kind, step=int(event.now), block=int(event.block), key=bytes(event.key).hex())
+
+
+def _require_batch(max_batch_tokens: int, max_batch_requests: int, chunk_size: int | None) -> None:
+    if max_batch_requests < 1:
+        raise InvalidArgument(f"engine.max_batch_requests must be at least 1, found {max_batch_requests}")
+    if max_batch_tokens < max_batch_requests:
+        raise InvalidArgument(
+            f"engine.max_batch_tokens ({max_batch_tokens}) must be at least engine.max_batch_requests "
+            f"({max_batch_requests}): every row decodes one token a step"
+        )
+    if chunk_size is not None and chunk_size < 1:
+        raise InvalidArgument(f"engine.chunk_size must be at least 1 or null, found {chunk_size}")

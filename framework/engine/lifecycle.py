@@ -1,46 +1,182 @@
-"""How requests end: finished, cancelled, rejected or failed, each exactly once and without harm to others."""
+"""The life of a sequence on its row, and how requests end: each exactly once and without harm to others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import numpy as np
+import numpy.typing as npt
 
-from framework.engine.executors.base import Executor
-from framework.engine.metrics import Metrics
 from framework.engine.request import Completion, Request, Sequence, Status
 from framework.engine.rows import IntArray
-from framework.engine.scheduler import Scheduler
-from framework.errors import FrameworkError
-from framework.types import RequestId
+from framework.engine.state import EngineState
+from framework.engine.text import MakeStopWatch
+from framework.errors import FrameworkError, OutOfBlocks
+from framework.types import TableChange
 
 
 class Lifecycle:
-    """The requests that have not ended, and the ways out."""
+    """Keeps rows, block tables and requests in step with each other, from a sequence's row to its request's end.
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, metrics: Metrics, eos_token_ids: IntArray) -> None:
-        self.scheduler, self.executor, self.metrics = scheduler, executor, metrics
-        self.eos_token_ids = eos_token_ids
-        self.requests: dict[int, Request] = {}
-        self.arrivals: list[tuple[float, int, Request]] = []
-        self.on_end: Callable[[Request], object] | None = None
-        """Called with each request as it ends, completions and status in place."""
-        self._next_id = 0
-        scheduler.fail = self.fail
+    NOTE: one class, because these are one recursion: a release may break a promise, which preempts who relied on it,
+    which may fail a request, which releases its other rows.
+    """
 
-    def take_id(self) -> RequestId:
-        """A sequence id nobody had before."""
-        self._next_id += 1
-        return RequestId(self._next_id)
+    def __init__(self, state: EngineState, eos_token_ids: IntArray, stop_watch: MakeStopWatch | None = None) -> None:
+        self.state, self.eos_token_ids, self._stop_watch = state, eos_token_ids, stop_watch
+
+    # A sequence and its row
+
+    def admitted(self, seq: Sequence, num_cached: int) -> None:
+        """`seq` has just got its row, with the KV of its first `num_cached` tokens."""
+        request = seq.request
+        if not seq.was_admitted:
+            request.num_cached_tokens += num_cached
+            request.first_scheduled_s = self.state.executor.now()
+        else:
+            again = seq.computed_before - num_cached
+            request.num_recomputed_tokens += max(0, again)
+            request.num_spared_tokens += max(0, -again)
+        seq.was_admitted = True
+        seq.hit = None
+        seq.committed = num_cached
+        request.status = Status.RUNNING
+        self.state.reserved_rows += seq.forks_due
+        self.state.note("admit", seq, cached=num_cached)
+
+    def place(self, seq: Sequence, computed: int) -> None:
+        """Give `seq`, which has a table, a row; `computed` of its tokens have their KV.
+
+        Raises:
+            PluginError: the table is none. It was freed.
+        """
+        size = self.state.guarded.block_size
+        try:
+            table = self.state.guarded.table(seq.id, len(seq.tokens) if computed == 0 else computed)
+            row = self.state.rows.add(seq, computed, len(table) * size)
+        except Exception:
+            self._free(seq)
+            raise
+        self.state.executor.set_table(row, 0, table)
+        self.state.executor.fresh(table[-(-computed // size) :])
+
+    def release(self, seq: Sequence, *, returning: bool = False) -> None:
+        """Give back the row and the blocks of `seq`; `returning` when it is preempted and will want them again."""
+        row = seq.row
+        self.state.executor.clear_table(row)
+        seq.computed_before = int(self.state.rows.computed[row])
+        self.state.rows.remove(seq)
+        self.state.reserved_rows -= seq.forks_due
+        if self.state.promises is not None:
+            self.state.promises.withdraw(seq)
+        if self.state.foresee is not None:
+            try:
+                self.state.foresee(seq, returning)
+            except FrameworkError as error:
+                seq.request.plugin_error = seq.request.plugin_error or error
+        self._free(seq)
+
+    def _free(self, seq: Sequence) -> None:
+        """A plugin that fails here fails the request in the end, not whoever asked for its blocks."""
+        try:
+            self.state.guarded.free(seq.id)
+        except FrameworkError as error:
+            seq.request.plugin_error = seq.request.plugin_error or error
+
+    def preempt(self, seq: Sequence) -> None:
+        """Give back the blocks of `seq`, and of its whole beam group; they wait to be recomputed."""
+        group = seq.request.group
+        for member in list(group.live) if group else [seq]:
+            if member.row >= 0:
+                self.release(member, returning=True)
+                self.state.num_preemptions += 1
+                member.request.num_preemptions += 1
+                self.state.note("preempt", member)
+                self.state.waiting.push(member)
+        if seq.request.plugin_error is not None:
+            self.fail(seq, seq.request.plugin_error)
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> bool:
+        """Give `child` a table that shares the parent's first `num_tokens`, and a row.
+
+        False if blocks or rows ran out: `child` then waits, to be computed from its tokens.
+        """
+        child.was_admitted, child.computed_before = True, num_tokens
+        if self.state.rows.num_free == 0:
+            self.state.waiting.push(child)
+            return False
+        try:
+            change = self.state.guarded.fork(parent.id, child.info, num_tokens)
+            try:
+                self._copy(change)
+            except FrameworkError:
+                self._free(child)
+                raise
+            self.place(child, num_tokens)
+        except OutOfBlocks:
+            self.state.waiting.push(child)
+            return False
+        except FrameworkError as error:
+            self.fail(parent, error)
+            return False
+        self.state.num_forks += 1
+        child.committed = parent.committed
+        if parent.row >= 0:
+            self.state.rows.touch[parent.row] = True
+        self.state.note("fork", child, parent=parent.id)
+        return True
+
+    def _copy(self, change: TableChange) -> None:
+        if change.copies:
+            start = self.state.executor.now()
+            self.state.executor.copy_blocks(change.copies)
+            self.state.copy_seconds += self.state.executor.now() - start
+            self.state.num_copied_blocks += len(change.copies)
+
+    def commit(self, seq: Sequence, num_tokens: int) -> None:
+        """Tell the allocator that the first `num_tokens` of `seq`, which has a row, have their KV."""
+        if num_tokens <= seq.committed:
+            return
+        row = seq.row
+        change = self.state.guarded.commit(seq.id, self.state.rows.known[row, :num_tokens])
+        seq.committed = num_tokens
+        if change.start * self.state.guarded.block_size < self.state.rows.room[row]:
+            self._update_table(seq, change.start)
+
+    def _update_table(self, seq: Sequence, start: int) -> None:
+        size = self.state.guarded.block_size
+        table = self.state.guarded.table(seq.id, start=start)
+        self.state.executor.set_table(seq.row, start, table[start:])
+        self.state.rows.room[seq.row] = len(table) * size
+
+    def take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
+        """The table of `seq` is now `table`, changed as `change` says: bring its row and the executor up to date."""
+        row, executor, count = seq.row, self.state.executor, len(table)
+        if change.start < count:
+            new = table[change.start :]
+            copied = [copy.destination for copy in change.copies]
+            executor.fresh(new[~np.isin(new, copied)] if copied else new)
+            self._copy(change)
+            executor.set_table(row, change.start, new)
+        self.state.rows.room[row] = count * self.state.guarded.block_size
+        self.state.rows.touch[row] = False
+
+    # How requests end
 
     def fail(self, seq: Sequence, error: FrameworkError) -> None:
         """End the request of `seq`, and no other, because of `error`."""
         self.drop(seq.request)
         self.end(seq.request, Status.FAILED, f"{type(error).__name__}: {error}")
 
+    def fail_unforeseen(self, seq: Sequence, error: Exception) -> None:
+        """`fail`, for an error that nobody raised on purpose: it costs one request, not the run."""
+        named = FrameworkError(f"internal error: {type(error).__name__}: {error}")
+        named.__cause__ = error
+        self.fail(seq, named)
+
     def drop(self, request: Request) -> None:
         """Take every sequence of a request out of rows and queues; keep what they generated so far."""
         for seq in request.sequences:
             if seq.row >= 0:
-                self.scheduler.release(seq)
+                self.release(seq)
         ended = request.group.completions() if request.group is not None else []
         request.completions = ended + [
             self.completion(seq, self._reason_of(seq) if seq.done else "aborted")
@@ -51,30 +187,30 @@ class Lifecycle:
             seq.done = True
 
     def end(self, request: Request, status: Status, reason: str = "") -> None:
-        """Close the books on a request whose sequences hold nothing any more."""
+        """Close a request whose sequences hold nothing any more."""
         error = request.plugin_error
         if error is not None and status is not Status.FAILED:
             status, reason = Status.FAILED, f"{type(error).__name__}: {error}"
         request.status, request.reason = status, reason
-        request.finished_s = self.executor.now()
-        self.requests.pop(request.number, None)
-        if request.group in self.scheduler.groups:
-            self.scheduler.groups.remove(request.group)
-        self.metrics.ended(request)
+        request.finished_s = self.state.executor.now()
+        self.state.requests.pop(request.number, None)
+        if request.group in self.state.groups:
+            self.state.groups.remove(request.group)
+        self.state.metrics.ended(request)
         if request.sequences:
-            self.scheduler.log(status.value, request.sequences[0])
-        if self.on_end is not None:
-            self.on_end(request)
+            self.state.note(status.value, request.sequences[0])
+        if self.state.on_end is not None:
+            self.state.on_end(request)
 
     def finish_row(self, seq: Sequence) -> None:
         """One sequence is complete; its request ends with the last of them."""
         if seq.row >= 0:
             try:
-                self.scheduler.commit(seq, int(self.scheduler.rows.computed[seq.row]))
+                self.commit(seq, int(self.state.rows.computed[seq.row]))
             except FrameworkError as error:
                 self.fail(seq, error)
                 return
-            self.scheduler.release(seq)
+            self.release(seq)
         seq.done = True
         request = seq.request
         if all(other.done for other in request.sequences) and len(request.sequences) == request.sampling.n:
@@ -83,7 +219,7 @@ class Lifecycle:
             self.end(request, Status.FINISHED)
 
     def _reason_of(self, seq: Sequence) -> str:
-        return self.why_stop(seq.request, int(seq.tokens[-1]), len(seq.tokens))
+        return seq.finish_reason or self.why_stop(seq.request, int(seq.tokens[-1]), len(seq.tokens))
 
     def completion(self, seq: Sequence, reason: str) -> Completion:
         """What a sequence without a row has generated."""
@@ -102,6 +238,18 @@ class Lifecycle:
         if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in self.eos_token_ids):
             return "stop"
         return "length" if length >= request.max_total_tokens else ""
+
+    def take_token(self, seq: Sequence, token: int, length: int) -> str:
+        """`why_stop` of a sequence that just got `token`, stop texts included. Once a token."""
+        reason = self.why_stop(seq.request, token, length)
+        stops = seq.request.sampling.stop
+        if stops and self._stop_watch is not None and reason != "stop":
+            if seq.watch is None:
+                seq.watch = self._stop_watch(seq.request.number, seq.stream, stops)
+            if seq.watch.push(token):
+                reason = "stop"
+        seq.finish_reason = reason
+        return reason
 
     def mark_first_token(self, request: Request, now: float) -> None:
         """Note when the request's first token came, once."""

@@ -1,4 +1,4 @@
-"""What a run measures, with every definition in one place."""
+"""What is counted and timed of a run, with every definition in one place."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy.typing as npt
 from framework.engine.executors.base import Step
 from framework.engine.request import Request, Status
 from framework.errors import PluginError
-from framework.interfaces.allocator import Allocator, AllocatorStats
+from framework.interfaces.allocator import AllocatorStats
 
 if TYPE_CHECKING:
-    from framework.engine.scheduler import Scheduler
+    from framework.engine.state import EngineState
 
 _sum = np.add.reduce  # what ndarray.sum() calls, at a third of its cost for the few rows of a step
 _KINDS = ("live", "internal", "reserved", "external", "cached_idle", "free")
@@ -94,9 +94,9 @@ class Metrics:
         )
         return _ratio(met, self.last_end_s - (self.first_arrival_s or 0.0))
 
-    def occupancy(self, step: Step, scheduler: Scheduler, allocator: Allocator) -> None:
+    def occupancy(self, step: Step, state: EngineState) -> None:
         """Take the slots' split, after this step's writes."""
-        rows, size, stats = scheduler.rows, self.block_size, scheduler.guarded.stats()
+        rows, size, stats = state.rows, self.block_size, state.guarded.stats()
         active = rows.active()
         computed = rows.computed[active]
         unwritten_each = rows.room[active] - computed
@@ -123,16 +123,16 @@ class Metrics:
         self.slot_seconds += self.slots * (end - start)
         self.slot_steps += self.slots
 
-    def step_row(self, scheduler: Scheduler, now: float) -> dict[str, Any]:
+    def step_row(self, state: EngineState) -> dict[str, Any]:
         """One line for a run's metrics file: the state after the last step. Shares of 0 reserved slots are None."""
         live, internal, reserved, external, cached, free = (int(count) for count in self.slots)
         used, pool = live + internal + reserved, self.num_blocks * self.block_size
         return {
-            "time_s": now,
-            "running": scheduler.rows.num_active,
-            "waiting": len(scheduler.waiting),
+            "time_s": state.executor.now(),
+            "running": state.rows.num_active,
+            "waiting": len(state.waiting),
             "output_tokens": self.num_output_tokens,
-            "preemptions": scheduler.num_preemptions,
+            "preemptions": state.num_preemptions,
             "live_slots": live,
             "internal_slots": internal,
             "reserved_slots": reserved,
@@ -146,16 +146,16 @@ class Metrics:
             "cached_idle": _ratio(cached, pool),
         }
 
-    def _final_stats(self, scheduler: Scheduler) -> AllocatorStats | None:
+    def _final_stats(self, state: EngineState) -> AllocatorStats | None:
         try:
-            return scheduler.guarded.stats()
+            return state.guarded.stats()
         except PluginError as error:
             self.first_failure = self.first_failure or str(error)
             return None
 
-    def summary(self, scheduler: Scheduler, allocator: Allocator) -> dict[str, Any]:
+    def summary(self, state: EngineState) -> dict[str, Any]:
         """The run's result, flat. What has no denominator, or the allocator failed to count, is None."""
-        stats = self._final_stats(scheduler)
+        stats = self._final_stats(state)
         wall = self.last_end_s - (self.first_arrival_s or 0.0)
         result: dict[str, Any] = {
             "num_requests": self.num_submitted,
@@ -179,11 +179,11 @@ class Metrics:
             **{f"{name}_by_step": share for name, share in _shares(self.slot_steps).items()},
             "peak_used_blocks": self.peak_used_blocks,
             "peak_running": self.peak_rows,
-            "num_forks": scheduler.num_forks,
-            "num_copied_blocks": scheduler.num_copied_blocks,
+            "num_forks": state.num_forks,
+            "num_copied_blocks": state.num_copied_blocks,
             "num_evictions": stats and stats.evictions,
             "num_collisions": stats and stats.collisions,
-            "num_preemptions": scheduler.num_preemptions,
+            "num_preemptions": state.num_preemptions,
             "num_steps": self.num_steps,
             "schedule_s": self.schedule_s,
             "forward_s": self.forward_s,

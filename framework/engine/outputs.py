@@ -1,4 +1,4 @@
-"""What a step's logits become: tokens on rows, samples forked off, sequences finished."""
+"""What becomes of a step's logits: tokens on rows, samples forked off, sequences finished."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ from framework.engine.executors.base import BoolArray, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import Sequence, Status, TokenLogprobs
 from framework.engine.rows import IntArray
+from framework.engine.state import EngineState
+from framework.errors import FrameworkError
 
 
 class Outputs:
     """Draws each sampled row's next token and acts on it."""
 
-    def __init__(self, life: Lifecycle) -> None:
-        self.life = life
-        self.scheduler, self.executor, self.metrics = life.scheduler, life.executor, life.metrics
-        self.beams = BeamSearch(life)
+    def __init__(self, state: EngineState, life: Lifecycle) -> None:
+        self.state, self.life = state, life
+        self.beams = BeamSearch(state, life)
 
     def sample(self, step: Step) -> None:
-        rows = self.scheduler.rows
+        rows = self.state.rows
         where = step.rows[step.sampled]
         if not rows.special[where].any():
             at, streams = np.arange(len(where), dtype=np.int64), rows.stream[where]
             if len(at):
-                self._append(where, at, streams, *self.executor.sample(at, streams, step, rows))
+                self._append(where, at, streams, *self.state.executor.sample(at, streams, step, rows))
             return
         at, streams, beams = self._expand(where)
         if len(at):
-            tokens, bad = self.executor.sample(at, streams, step, rows)
+            tokens, bad = self.state.executor.sample(at, streams, step, rows)
             self._append(where[at], at, streams, tokens, bad)
         for group, entries in self.beams.by_group(beams):
-            self.beams.step(group, entries)
+            try:
+                self.beams.step(group, entries)
+            except FrameworkError:
+                raise
+            except Exception as error:
+                self.life.fail_unforeseen(entries[0][1], error)
 
     def _expand(self, where: IntArray) -> tuple[IntArray, IntArray, list[tuple[int, Sequence]]]:
         """Index into the sampled rows, and stream, of each token to draw; beam rows apart."""
@@ -40,7 +46,7 @@ class Outputs:
         streams: list[int] = []
         beams: list[tuple[int, Sequence]] = []
         for i, row in enumerate(where):
-            seq = self.scheduler.rows.sequences[int(row)]
+            seq = self.state.rows.sequences[int(row)]
             if seq is None:
                 continue
             if seq.request.group is not None:
@@ -54,7 +60,7 @@ class Outputs:
 
     def _append(self, where: IntArray, at: IntArray, streams: IntArray, tokens: IntArray, bad: BoolArray) -> None:
         """Give each drawn token to its row; fork, finish and fail where it says so."""
-        rows, now = self.scheduler.rows, self.executor.now()
+        rows, now = self.state.rows, self.state.executor.now()
         present = rows.length[where] > 0
         plain = present & ~(rows.special[where] | bad)
         special: list[tuple[int, Sequence]] = []
@@ -68,7 +74,7 @@ class Outputs:
             self.life.mark_first_token(rows.sequence(row).request, now)
         lengths += 1
         rows.length[plain_rows] = lengths
-        self.metrics.num_output_tokens += len(plain_rows)
+        self.state.metrics.num_output_tokens += len(plain_rows)
         ended = lengths >= rows.limit[plain_rows]
         if len(self.life.eos_token_ids):
             ended |= np.isin(plain_tokens, self.life.eos_token_ids) & ~rows.ignore_eos[plain_rows]
@@ -83,44 +89,44 @@ class Outputs:
         self, parent: Sequence, told: TokenLogprobs | None, stream: int, token: int, bad: bool, now: float
     ) -> None:
         """One token of a row with stop ids, log-probabilities or forks due, or with logits that are not finite."""
-        rows, request = self.scheduler.rows, parent.request
+        rows, request = self.state.rows, parent.request
         if bad:
             self.life.drop(request)
-            self.life.end(request, Status.FAILED, f"logits not finite at step {self.scheduler.step_number}")
+            self.life.end(request, Status.FAILED, f"logits not finite at step {self.state.step_number}")
             return
         self.life.mark_first_token(request, now)
         seq = parent
         if stream != parent.stream:
             seq = self._fork_sample(parent, stream, token)
-            length = len(seq.tokens)
         else:
             rows.tokens[parent.row, rows.length[parent.row]] = token
             rows.length[parent.row] += 1
-            length = int(rows.length[parent.row])
-        self.metrics.num_output_tokens += 1
+            self.life.take_token(parent, token, int(rows.length[parent.row]))
+        self.state.metrics.num_output_tokens += 1
         if request.status.ended:  # the fork failed; what the child drew is kept
             return
         if told is not None:
             seq.logprobs.append(told)
             seq.cumulative_logprob += told.chosen
-        reason = self.life.why_stop(request, token, length)
-        if reason:
+        if seq.finish_reason:
             self.life.finish_row(seq)
 
     def _fork_sample(self, parent: Sequence, stream: int, token: int) -> Sequence:
         """Sample `stream` of a request leaves its parent after the prompt, with its own first token."""
         request = parent.request
         child = Sequence(
-            self.life.take_id(), request, stream, np.append(request.prompt, np.int32(token)).astype(np.int32)
+            self.state.take_id(), request, stream, np.append(request.prompt, np.int32(token)).astype(np.int32)
         )
         child.was_admitted = True
         request.sequences.append(child)
         parent.forks_due -= 1
-        self.scheduler.reserved_rows -= 1
-        if parent.forks_due == 0 and not request.sampling.stop_token_ids and request.sampling.logprobs is None:
-            self.scheduler.rows.special[parent.row] = False
-        if not self.life.why_stop(request, token, len(child.tokens)):
-            self.scheduler.fork(parent, child, len(request.prompt))
+        self.state.reserved_rows -= 1
+        if parent.forks_due == 0 and not (
+            request.sampling.stop_token_ids or request.sampling.stop or request.sampling.logprobs is not None
+        ):
+            self.state.rows.special[parent.row] = False
+        if not self.life.take_token(child, token, len(child.tokens)):
+            self.life.fork(parent, child, len(request.prompt))
         return child
 
     def _logprobs(
@@ -132,7 +138,7 @@ class Outputs:
         if not wanted:
             return {}
         rows = np.array(list(wanted), dtype=np.int64)
-        found = self.executor.logprobs(at[rows], tokens[rows], max(wanted.values()))
+        found = self.state.executor.logprobs(at[rows], tokens[rows], max(wanted.values()))
         told = {}
         for (i, k), chosen, ids, values in zip(wanted.items(), *found, strict=True):
             top = tuple((int(token), float(value)) for token, value in zip(ids[:k], values[:k], strict=True))

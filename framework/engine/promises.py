@@ -10,7 +10,8 @@ from framework.errors import FrameworkError
 from framework.types import RequestId
 
 if TYPE_CHECKING:
-    from framework.engine.scheduler import Scheduler
+    from framework.engine.lifecycle import Lifecycle
+    from framework.engine.state import EngineState
 
 
 class Promises:
@@ -22,8 +23,8 @@ class Promises:
     or the step did not finish) is preempted: its tokens are computed again, and nothing is read that was not written.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, state: EngineState, life: Lifecycle, chunk_size: int) -> None:
+        self._state, self._life, self._chunk_size = state, life, chunk_size
         self._planned: list[Sequence] = []
         self._made: dict[Sequence, int] = {}
 
@@ -41,26 +42,26 @@ class Promises:
 
     def make(self) -> None:
         """Promise what was planned since: a sequence is about to be looked up."""
-        scheduler, planned = self._scheduler, self._planned
+        state, planned = self._state, self._planned
         self._planned = []
         for seq in planned:
             if seq.row < 0:
                 continue
-            start, end = int(scheduler.rows.computed[seq.row]), int(scheduler.rows.length[seq.row])
-            end = min(end, start + scheduler.chunk_size)
-            if end // scheduler.guarded.block_size == start // scheduler.guarded.block_size:
+            start, end = int(self._state.rows.computed[seq.row]), int(self._state.rows.length[seq.row])
+            end = min(end, start + self._chunk_size)
+            if end // state.guarded.block_size == start // state.guarded.block_size:
                 continue
             try:
-                scheduler.guarded.promise(seq.id, end)
+                state.guarded.promise(seq.id, end)
             except FrameworkError as error:
-                scheduler.fail(seq, error)
+                self._life.fail(seq, error)
                 continue
             self._made[seq] = end
 
     def require(self, num_new: IntArray) -> None:
         """Withdraw what rows promised and, as planned, do not compute. Sets `num_new` of rows preempted for it to 0."""
         self._planned = []
-        rows = self._scheduler.rows
+        rows = self._state.rows
         for seq, end in list(self._made.items()):
             if seq.row >= 0 and rows.computed[seq.row] + num_new[seq.row] < end:
                 self.withdraw(seq)
@@ -79,14 +80,13 @@ class Promises:
         """What `seq` promised is not computed: preempt whoever relies on it."""
         if self._made.pop(seq, None) is None:
             return
-        scheduler = self._scheduler
         relying = self._withdraw(seq)
-        for other in list(scheduler.rows.sequences):
+        for other in list(self._state.rows.sequences):
             if other is not None and other is not seq and other.id in relying and other.row >= 0:
-                scheduler.preempt(other)
+                self._life.preempt(other)
 
     def _withdraw(self, seq: Sequence) -> set[RequestId]:
-        guarded = self._scheduler.guarded
+        guarded = self._state.guarded
         try:
             return {*guarded.withdraw(seq.id)}
         except FrameworkError as error:
@@ -95,4 +95,4 @@ class Promises:
             return {*guarded.withdraw(seq.id)}
         except FrameworkError as error:
             seq.request.plugin_error = seq.request.plugin_error or error
-            return {other.id for other in self._scheduler.rows.sequences if other is not None} - {seq.id}
+            return {other.id for other in self._state.rows.sequences if other is not None} - {seq.id}

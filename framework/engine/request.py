@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what comes back."""
+"""Requests: what is asked of the engine, and what comes back."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, RequestI
 
 if TYPE_CHECKING:
     from framework.engine.beam import BeamGroup
+    from framework.engine.text import StopWatch
     from framework.interfaces.allocator import Hit
 
 
@@ -128,7 +129,9 @@ class Sequence:
         tokens: prompt and generated tokens; kept up to date only while it has no row.
         row: its row among the running, or -1.
         forks_due: samples still to be forked off once the prompt is computed.
-        committed: tokens the allocator was told of.
+        committed: tokens that were committed to the allocator.
+        finish_reason: why it ended; empty while it goes on.
+        watch: watches it for stop texts; None without any.
     """
 
     id: RequestId
@@ -142,6 +145,8 @@ class Sequence:
     computed_before: int = 0
     hit: Hit | None = None
     done: bool = False
+    finish_reason: str = ""
+    watch: StopWatch | None = None
     cumulative_logprob: float = 0.0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     _info: RequestInfo | None = None

@@ -58,21 +58,26 @@ class Rows:
 
     def add(self, seq: Sequence, computed: int, room: int) -> int:
         """Give `seq` a row; its tokens move into the row's buffer."""
-        row = self._free.pop()
+        row = self._free[-1]  # taken once all is written: a value that no column can hold changes nothing
         request, sampling, count = seq.request, seq.request.sampling, len(seq.tokens)
-        self.sequences[row] = seq
         self.tokens[row, :count] = seq.tokens
         self.length[row], self.computed[row], self.room[row] = count, computed, room
         self.limit[row] = request.max_total_tokens
         self.order[row], self.priority[row] = request.number, request.priority
         self.touch[row] = True
         self.special[row] = bool(
-            sampling.stop_token_ids or sampling.logprobs is not None or request.group is not None or seq.forks_due
+            sampling.stop_token_ids
+            or sampling.stop
+            or sampling.logprobs is not None
+            or request.group is not None
+            or seq.forks_due
         )
         self.ignore_eos[row] = sampling.ignore_eos
         self.temperature[row], self.top_k[row], self.top_p[row] = (sampling.temperature, sampling.top_k, sampling.top_p)
         self.seed[row], self.stream[row] = request.seed, seq.stream
         self.first_output[row] = len(request.prompt)
+        self._free.pop()
+        self.sequences[row] = seq
         seq.row = row
         self._active = None
         return row

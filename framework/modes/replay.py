@@ -12,6 +12,7 @@ from framework.config.sections import EngineOptions, ReplayOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.engine.text import RecordedEnd
 from framework.errors import ConfigError, WorkloadError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.modes.cache_only import cache_only
@@ -62,18 +63,18 @@ def full_replay(session: Session, options: ReplayOptions) -> dict[str, Any]:
     session.facts |= {**names_of(session.config, (*KINDS[:3], "workload"))}
     session.begin("none")
     if session.settings.get("requests", True):
-        engine.life.on_end = lambda request: session.run.log_request(request_row(request, unit=unit))
+        engine.state.on_end = lambda request: session.run.log_request(request_row(request, unit=unit))
     log_every, start = max(1, int(session.settings.get("log_every", 1))), time.perf_counter()
 
     def work() -> None:
         for number, _ in enumerate(feed(engine, source.items, progress=session.progress), start=1):
             if number % log_every == 0 and (log_every > 1 or number < 10_000 or number % 100 == 0):
-                row = engine.metrics.step_row(engine.scheduler, engine.executor.now())
-                session.log(engine.scheduler.step_number, in_steps(row) if unit == "steps" else row)
+                row = engine.metrics.step_row(engine.state)
+                session.log(engine.state.step_number, in_steps(row) if unit == "steps" else row)
         engine.check()
 
     def outcome(complete: bool) -> dict[str, Any]:
-        summary = engine.metrics.summary(engine.scheduler, engine.allocator)
+        summary = engine.metrics.summary(engine.state)
         summary["goodput_requests_per_s"] = engine.metrics.goodput(options.slo_ttft_s, options.slo_tpot_s)
         summary = in_steps(summary) if unit == "steps" else summary
         for measured_by_the_wall in ("schedule_s", "sample_s", "engine_overhead"):
@@ -135,7 +136,7 @@ def open_source(config: Mapping[str, Any], options: ReplayOptions, log: Any) -> 
     outputs: dict[tuple[int, int], TokenArray] = {}
     engine, policy = build_engine(config, options, log, None, outputs)
     if policy.needs_future:
-        Foresight(engine.allocator, first(trace, limit), max_len=engine.max_model_len).attach(engine.scheduler)
+        Foresight(engine.allocator, first(trace, limit), max_len=engine.max_model_len).attach(engine)
     require_requests(trace, limit)
     clock = "virtual" if config.get("executor") == "roofline" else f"{options.step_s} s a step"
     items = trace_items(first(trace, limit), speed, outputs)
@@ -185,10 +186,15 @@ def build_engine(
         seed=seed,
     )
     executor = _executor(config, options, recording, outputs)
+    pool = num_blocks * block_size
+    to_raise = f"cache.num_blocks: the pool holds {pool} tokens" if max_len == pool else "engine.max_model_len"
+    recorded = recording.requests if recording is not None else ()
+    lengths = {(r.number, i): len(tokens) for r in recorded for i, tokens in enumerate(r.outputs)}
     engine = Engine(
         allocator,
         executor,
         max_model_len=max_len,
+        length_advice=f"raise {to_raise}",
         max_batch_tokens=engine_options.max_batch_tokens,
         max_batch_requests=engine_options.max_batch_requests,
         chunk_size=engine_options.chunk_size,
@@ -198,6 +204,7 @@ def build_engine(
         seed=seed,
         virtual_clock=True,
         log=log,
+        stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
     )
     return engine, policy
 

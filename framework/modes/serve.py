@@ -11,7 +11,6 @@ from framework import registry, workload
 from framework.engine.engine import Engine
 from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
-from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.request import Request
 from framework.errors import ConfigError, PluginError, WorkloadError
 from framework.guard.backend import GuardedBackend
@@ -52,13 +51,12 @@ def serve(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> d
 def _answer(llm: LLM, session: Session, items: Sequence[EncodedRequest]) -> dict[str, Any]:
     """Serve `items` and write down what became of them, also of a run that does not come to its end."""
     log_every = int(session.settings.get("log_every", 1))
-    recorder = record_into(llm) if session.settings.get("record") else None
     requests: list[Request] = []
 
     def on_step(engine: Engine) -> None:
-        step = engine.scheduler.step_number
+        step = engine.state.step_number
         if step % log_every == 0:
-            session.log(step, engine.metrics.step_row(engine.scheduler, engine.executor.now()))
+            session.log(step, engine.metrics.step_row(engine.state))
 
     def work() -> None:
         requests.extend(submit_workload(llm, items))
@@ -70,11 +68,11 @@ def _answer(llm: LLM, session: Session, items: Sequence[EncodedRequest]) -> dict
         verdicts = dense_verdicts(llm, requests, int(session.settings.get("check_requests", 8))) if complete else None
         for request in requests:
             session.run.log_request(served_row(request, verdicts or ()))
-        if recorder is not None:
+        if llm.recorder is not None:
             write_recording(
                 session.run.path / RECORDING,
                 requests,
-                recorder,
+                llm.recorder,
                 eos_token_ids=llm.model.tokenizer.eos_token_ids,
                 max_model_len=llm.engine.max_model_len,
             )
@@ -92,13 +90,6 @@ def refuse_foresight(config: Mapping[str, Any]) -> None:
             f"eviction={name} needs every block's next use, which is known in a replay only; use mode=replay with "
             "workload=trace, or another policy"
         )
-
-
-def record_into(llm: LLM) -> RecordingExecutor:
-    """Put a recorder between the engine and its executor."""
-    recorder = RecordingExecutor(llm.executor)
-    llm.engine.replace_executor(recorder)
-    return recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +120,37 @@ def check_backend(config: Mapping[str, Any]) -> None:
         shape = Shard(0, options.tensor_parallel_size).config(shape)
     if shape is None or not config.get("backend"):
         return
-    asked = [dtype for dtype in (model.get("dtype"), cache.get("dtype"), shape.dtype) if dtype not in (None, "auto")]
-    spec = attention_spec(shape, str(asked[0]), int(cache.get("block_size", 16)), str(cache.get("layout", "NHD")))
+    dtype = model.get("dtype") if model.get("dtype") not in (None, "auto") else shape.dtype
+    size, layout = int(cache.get("block_size", 16)), str(cache.get("layout", "NHD"))
+    spec = attention_spec(shape, str(dtype), size, layout, kv_dtype_of(cache))
     backend = build_component("backend", config["backend"], {"seed": int(config.get("seed", 0))})
     device = default_device(config.get("device"))
     require_backend(backend, spec, device)
     require_graphs(options, backend, device)
 
 
+def kv_dtype_of(cache: Mapping[str, Any]) -> str | None:
+    """What `cache.kv_dtype` asks for, or `cache.dtype`, its older spelling; None: the model's.
+
+    Raises:
+        ConfigError: two different ones.
+    """
+    asked, older = cache.get("kv_dtype"), cache.get("dtype")
+    if asked is not None and older is not None and asked != older:
+        raise ConfigError(
+            f"cache.kv_dtype={asked} and cache.dtype={older}, its older spelling, differ; set cache.kv_dtype alone"
+        )
+    return asked or older
+
+
 def load_model(config: Mapping[str, Any]) -> LoadedModel:
     """The model that `config` names, on its device."""
     model = section(config, "model")
-    device, dtype = default_device(config.get("device")), section(config, "cache").get("dtype")
+    device = default_device(config.get("device"))
     options = call_checked("engine", EngineOptions, section(config, "engine"))
     return build_model(
         model.pop("name", "tiny"),
         model,
-        dtype=dtype,
         device=device,
         seed=int(config.get("seed", 0)),
         spread=spread_over(options.tensor_parallel_size, timeout_s=options.collective_timeout_s),
@@ -158,12 +163,15 @@ def build_llm(config: Mapping[str, Any], model: LoadedModel, *, longest: int, lo
     Where `engine.max_model_len` is null it is `longest`, the workload's longest request: what `contiguous` reserves.
     """
     cache, options = section(config, "cache"), section(config, "engine")
+    cache["kv_dtype"] = kv_dtype_of(cache)
     cache.pop("dtype", None)
     if options.get("max_model_len") is None:
         options["max_model_len"] = longest
     parts: dict[str, Any] = {kind: config[kind] for kind in KINDS if config.get(kind)}
     parts.update(cache, model=model, device=default_device(config.get("device")), seed=int(config.get("seed", 0)))
-    return call_checked("cache", LLM, {**parts, "log": log, "engine": call_checked("engine", EngineOptions, options)})
+    record = bool(section(config, "run").get("record"))
+    built = call_checked("engine", EngineOptions, options)
+    return call_checked("cache", LLM, {**parts, "log": log, "record": record, "engine": built})
 
 
 def build_workload(config: Mapping[str, Any], model: LoadedModel) -> list[EncodedRequest]:
@@ -198,18 +206,24 @@ def submit_workload(llm: LLM, items: Sequence[EncodedRequest]) -> list[Request]:
 def dense_verdicts(llm: LLM, requests: Sequence[Request], limit: int) -> list[DenseVerdict] | None:
     """The dense check's verdicts; None where nothing can be judged."""
     ranks = llm.model.ranks
-    if ranks is not None and ranks.broken:
-        return None
+    if (ranks is not None and ranks.broken) or llm.kv_dtype != llm.spec.dtype:
+        return None  # nobody can answer, or K and V lose what the dense model keeps
     return dense_check.compare_dense(llm.model, requests, limit, device=llm.device)
 
 
 def summarise(llm: LLM, config: Mapping[str, Any]) -> dict[str, Any]:
     """What the run measured, and on what."""
     result: dict[str, Any] = {"clock": "wall", **names_of(config, (*KINDS, "model", "workload"))}
-    result.update(device=llm.device, dtype=llm.spec.dtype, num_blocks=llm.num_blocks, block_size=llm.spec.block_size)
+    result.update(
+        device=llm.device,
+        dtype=llm.spec.dtype,
+        kv_dtype=llm.kv_dtype,
+        num_blocks=llm.num_blocks,
+        block_size=llm.spec.block_size,
+    )
     size = llm.tensor_parallel_size
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
-    result.update(llm.engine.metrics.summary(llm.engine.scheduler, llm.allocator))
+    result.update(llm.engine.metrics.summary(llm.engine.state))
     result.update(llm.executor.summary())
     try:
         result.update({f"backend_{name}": value for name, value in GuardedBackend(llm.backend).facts().items()})

@@ -9,8 +9,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
+from framework.engine.engine import Engine
 from framework.engine.request import Sequence
-from framework.engine.scheduler import Scheduler
 from framework.errors import ConfigError
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
@@ -46,12 +46,12 @@ class Foresight:
         self._following = _following(self._paths, np.array(prompts, dtype=np.int64))
         self._known = np.zeros(self._paths.num_nodes)
 
-    def attach(self, scheduler: Scheduler) -> None:
-        """From here on the scheduler's allocator knows."""
-        scheduler.foresee = self
+    def attach(self, engine: Engine) -> None:
+        """From here on the engine's allocator knows."""
+        engine.state.foresee = self
 
     def __call__(self, seq: Sequence, returning: bool) -> None:
-        """See Scheduler.foresee."""
+        """See EngineState.foresee."""
         number = seq.request.number
         if returning:
             self._allocator.foresee(seq.id, [float(number + 1)] * (len(seq.tokens) // self._size))

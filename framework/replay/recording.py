@@ -80,12 +80,18 @@ def write_recording(
                 file.write(json.dumps(_row(request, executor.tops.get(request.number, []))) + "\n")
 
 
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    """Its fields; `stop` only where there is one, so that readers from before it read the rest."""
+    fields = dataclasses.asdict(sampling)
+    return fields if fields["stop"] else {key: value for key, value in fields.items() if key != "stop"}
+
+
 def _row(request: Request, tops: list[Candidates]) -> dict[str, Any]:
     return {
         "number": request.number,
         "arrival_step": request.arrival_step,
         "prompt": request.prompt.tolist(),
-        "sampling": dataclasses.asdict(request.sampling),
+        "sampling": _sampling(request.sampling),
         "seed": request.seed,
         "priority": request.priority,
         "tenant": request.tenant,
@@ -132,13 +138,11 @@ def read_recording(path: Path) -> Recording:
 
 
 def _request(row: dict[str, Any]) -> RecordedRequest:
-    sampling = dict(row["sampling"])
-    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
     return RecordedRequest(
         number=row["number"],
         arrival_step=row["arrival_step"],
         prompt=as_tokens(row["prompt"]),
-        sampling=Sampling(**sampling),
+        sampling=Sampling(**row["sampling"]),
         seed=row["seed"],
         priority=row["priority"],
         tenant=row["tenant"],

@@ -116,13 +116,13 @@ def drive(engine: Engine, each_step: Callable[[Engine], Any] | None = None, limi
 
 def describe(engine: Engine) -> str:
     """Where an engine stands, for messages."""
-    rows, stats = engine.scheduler.rows, engine.allocator.stats()
+    rows, stats = engine.state.rows, engine.allocator.stats()
     running = [
         (seq.id, seq.request.number, int(rows.computed[r]), int(rows.length[r]))
         for r, seq in enumerate(rows.sequences)
         if seq
     ]
     return (
-        f"running (sequence, request, computed, length) {running}, waiting {len(engine.scheduler.waiting)}, "
-        f"reserved rows {engine.scheduler.reserved_rows}, {stats}"
+        f"running (sequence, request, computed, length) {running}, waiting {len(engine.state.waiting)}, "
+        f"reserved rows {engine.state.reserved_rows}, {stats}"
     )

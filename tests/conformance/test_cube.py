@@ -111,7 +111,7 @@ def differences(served: Served, count: int | None = None, **point: Any) -> str:
     dense = check_dense(served.model, requests, len(requests), device="cpu")
     if dense["dense_mismatches"] or dense["dense_checked"] != len(requests):
         wrong.append(f"against the dense model: {dense}")
-    if options["preempt_every"] and not llm.engine.scheduler.num_preemptions:
+    if options["preempt_every"] and not llm.engine.state.num_preemptions:
         wrong.append("nothing was preempted")
     return f"{point} {options}: {wrong}" if wrong else ""
 

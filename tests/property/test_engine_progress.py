@@ -79,14 +79,14 @@ def run_case(allocator: Any, case: dict[str, Any]) -> None:
         if not engine.num_unfinished:
             break
         before, tokens, clock = engine.num_unfinished, engine.executor.num_tokens, engine.executor.now()
-        preempted = engine.scheduler.num_preemptions
+        preempted = engine.state.num_preemptions
         engine.step()
         engine.allocator.check()
-        books(engine, requests)
+        counts_add_up(engine, requests)
         spent = engine.executor.num_tokens - tokens
         assert spent <= case["max_batch_tokens"], f"{spent} tokens in one step of {case['max_batch_tokens']}"
         moved = engine.num_unfinished < before or engine.executor.num_tokens > tokens or engine.executor.now() > clock
-        assert moved or engine.scheduler.num_preemptions > preempted, f"step {step} did nothing: {describe(engine)}"
+        assert moved or engine.state.num_preemptions > preempted, f"step {step} did nothing: {describe(engine)}"
         if case["force"] % 3 == 0 and shuffle.random() < 0.1:
             preempt_someone(engine, shuffle)
     assert not engine.num_unfinished, f"no end after {bound} steps: {describe(engine)}"
@@ -95,16 +95,16 @@ def run_case(allocator: Any, case: dict[str, Any]) -> None:
 
 
 def preempt_someone(engine: Engine, shuffle: random.Random) -> None:
-    running = [seq for seq in engine.scheduler.rows.sequences if seq is not None]
+    running = [seq for seq in engine.state.rows.sequences if seq is not None]
     if running:
-        engine.scheduler.preempt(shuffle.choice(running))
+        engine.life.preempt(shuffle.choice(running))
 
 
-def books(engine: Engine, requests: list[Request]) -> None:
-    scheduler, metrics = engine.scheduler, engine.metrics
-    due = sum(seq.forks_due for seq in scheduler.rows.sequences if seq is not None)
-    assert scheduler.reserved_rows == due, f"{scheduler.reserved_rows} rows reserved, {due} forks due"
-    assert due <= scheduler.rows.num_free, f"{due} forks due, {scheduler.rows.num_free} rows free"
+def counts_add_up(engine: Engine, requests: list[Request]) -> None:
+    state, metrics = engine.state, engine.metrics
+    due = sum(seq.forks_due for seq in state.rows.sequences if seq is not None)
+    assert state.reserved_rows == due, f"{state.reserved_rows} rows reserved, {due} forks due"
+    assert due <= state.rows.num_free, f"{due} forks due, {state.rows.num_free} rows free"
     pool = engine.allocator.num_blocks * engine.allocator.block_size
     if metrics.num_steps:
         assert int(metrics.slots.sum()) == pool, f"slots {metrics.slots} do not sum to {pool}"

@@ -42,7 +42,7 @@ def make_executor(
         num_layers=decoder.config.num_layers,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        dtype=spec.dtype,
+        dtype=spec.kv_dtype or spec.dtype,
         device=device,
         layout=spec.layout,
         poison=poison,

@@ -28,14 +28,17 @@ def default_device(device: str | None) -> str:
     return device
 
 
-def attention_spec(config: ModelConfig, dtype: str, block_size: int, layout: str) -> AttentionSpec:
-    """What a model asks of a backend."""
+def attention_spec(
+    config: ModelConfig, dtype: str, block_size: int, layout: str, kv_dtype: str | None = None
+) -> AttentionSpec:
+    """What a model asks of a backend. `kv_dtype`: of K and V in the pool; None, "auto" or `dtype` itself is `dtype`."""
     return AttentionSpec(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=dtype,
         block_size=block_size,
+        kv_dtype=None if kv_dtype in (None, "auto", dtype) else kv_dtype,
         layout=layout,
         sliding_window=config.sliding_window,
     )

@@ -35,7 +35,7 @@ def assert_right(requests: list[Request], model: FakeModel = MODEL) -> None:
 def ended_once(engine: Engine) -> None:
     metrics = engine.metrics
     assert sum(metrics.statuses.values()) == metrics.num_submitted, f"{metrics.statuses} of {metrics.num_submitted}"
-    lengths = engine.scheduler.rows.length
+    lengths = engine.state.rows.length
     assert not lengths.any(), f"rows that nobody uses are {lengths} tokens long"
 
 
@@ -70,7 +70,7 @@ def test_cancelled_before_it_arrives_a_request_never_enters_the_schedule(kind: s
     drive(engine)
     assert request.status is Status.CANCELLED
     assert log.count("arrive") == 1, log
-    assert not engine.scheduler.groups, engine.scheduler.groups
+    assert not engine.state.groups, engine.state.groups
     assert_right([other])
 
 
@@ -98,7 +98,7 @@ def test_preempted_at_any_step_a_request_ends_as_if_it_never_was(allocator: Any,
             engine.step()
         for seq in list(requests[1].sequences):
             if seq.row >= 0:
-                engine.scheduler.preempt(seq)
+                engine.life.preempt(seq)
         drive(engine)
         assert_right(requests)
 
@@ -110,7 +110,7 @@ def test_the_same_victim_preempted_at_every_step_ends_when_left_alone(which: int
     for _ in range(50):
         victim = requests[which].sequences[0]
         if victim.row >= 0 and engine.num_unfinished > 1:
-            engine.scheduler.preempt(victim)
+            engine.life.preempt(victim)
         if engine.num_unfinished:
             engine.step()
     drive(engine)
@@ -155,8 +155,8 @@ def test_a_preempted_request_comes_back_before_an_earlier_one_that_has_not_start
     early = engine.submit([2] * 5, KINDS["plain"])
     for _ in range(4):
         engine.step()
-    assert len(engine.scheduler.waiting) == 1, "the late request has not arrived"
-    engine.scheduler.preempt(early.sequences[0])
+    assert len(engine.state.waiting) == 1, "the late request has not arrived"
+    engine.life.preempt(early.sequences[0])
     engine.step()
     assert early.sequences[0].row >= 0, "the late one took its place"
     drive(engine)

@@ -70,7 +70,7 @@ def test_every_pool_from_the_smallest_that_holds_one_request_up_gives_the_same(a
     for num_blocks in (*range(needed, needed + 6), 40):
         engine, requests = serve(batch, allocator=allocator, num_blocks=num_blocks, max_model_len=4 * needed)
         assert_as_model(requests)
-        preempted += engine.scheduler.num_preemptions
+        preempted += engine.state.num_preemptions
     assert preempted or named(allocator).startswith("contiguous"), "no pool was tight"
 
 
@@ -166,7 +166,7 @@ def test_sampled_tokens_do_not_depend_on_the_schedule(preempt_every: int, chunk:
     options = {"preempt_every": preempt_every, "chunk_size": chunk, "num_blocks": 30, "seed": 11}
     engine, requests = serve(prompts(6), SAMPLED, **options)
     assert_as_model(requests)
-    assert engine.scheduler.num_preemptions > 0 or not preempt_every
+    assert engine.state.num_preemptions > 0 or not preempt_every
 
 
 def test_two_requests_without_a_seed_draw_from_different_streams() -> None:

@@ -79,7 +79,7 @@ def count_steps(llm: LLM, samplings: list[Sampling], each: Callable[[int, int], 
     while llm.engine.num_unfinished:
         with Uploads() as uploads:
             llm.engine.step()
-        each(uploads.count, llm.engine.scheduler.rows.num_active)
+        each(uploads.count, llm.engine.state.rows.num_active)
 
 
 @pytest.mark.parametrize("sizes", [None, (1, 2, 4, 8)], ids=["eager", "graphs"])

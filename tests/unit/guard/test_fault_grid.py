@@ -225,7 +225,7 @@ def test_the_future_that_an_allocator_will_not_take_costs_the_request_it_was_for
     cls, _ = faulty("allocator", "foresee", FAULTS[fault], lambda call: call == 2)
     engine = fake_engine(cls, num_blocks=14)
     guarded = GuardedAllocator(engine.allocator)
-    engine.scheduler.foresee = lambda seq, returning: guarded.foresee(seq.id, [])
+    engine.state.foresee = lambda seq, returning: guarded.foresee(seq.id, [])
     requests = serve(engine, 6)
     assert [request.status.value for request in requests].count("failed") == 1, [r.reason for r in requests]
     right(engine, requests)

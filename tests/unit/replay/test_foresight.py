@@ -47,11 +47,13 @@ def requests_of(ids: list[list[int]], block_tokens: int = 4, gap_s: float = 100.
     ]
 
 
-def engine_of(eviction: Any, num_blocks: int, block_size: int, allocator: str = "prefix", **options: Any) -> Engine:
+def engine_of(
+    eviction: Any, num_blocks: int, block_size: int, allocator: str = "prefix", outputs: Any = None, **options: Any
+) -> Engine:
     built = build_allocator(
         allocator, eviction, "sha256", num_blocks=num_blocks, block_size=block_size, max_model_len=200
     )
-    return Engine(built, ReplayExecutor(constant_step(0.025)), max_model_len=200, **options)
+    return Engine(built, ReplayExecutor(constant_step(0.025), outputs=outputs), max_model_len=200, **options)
 
 
 def drain(engine: Engine, requests: list[TraceRequest]) -> Engine:
@@ -113,11 +115,10 @@ def test_belady_keeps_the_answer_that_the_next_turn_repeats() -> None:
     turns = [(said[:4], said[4:]), (other, [1]), (filler, [1]), ([*said, 50, 51], [1]), (other, [1])]
     for told in (True, False):
         requests = spoken(turns)
-        engine = engine_of(Belady(), 7, 4)
         outputs = {(number, 0): request.output for number, request in enumerate(requests)}
-        engine.replace_executor(ReplayExecutor(constant_step(0.025), outputs=outputs))
+        engine = engine_of(Belady(), 7, 4, outputs=outputs)
         known = requests if told else [replace(request, output=None) for request in requests]
-        Foresight(engine.allocator, known, max_len=200).attach(engine.scheduler)
+        Foresight(engine.allocator, known, max_len=200).attach(engine)
         hits[told] = drain(engine, requests[:4]).metrics.hit_blocks
     assert hits == {True: 3, False: 1}, "who is not told gives up the answer for what comes back later"
 
@@ -135,7 +136,7 @@ def test_belady_in_the_engine_keeps_what_comes_back() -> None:
         requests = requests_of(ids)
         engine = engine_of(name if name == "lru" else Belady(), 5, 4)
         if name == "belady":
-            Foresight(engine.allocator, requests, max_len=200).attach(engine.scheduler)
+            Foresight(engine.allocator, requests, max_len=200).attach(engine)
         drain(engine, requests)
         hits[name] = engine.metrics.hit_blocks
     assert hits == {"belady": 4, "lru": 2}, "only belady gives up 3 and 4 for 5 and 6"
@@ -147,7 +148,7 @@ def test_spaced_requests_hit_in_the_engine_what_forced_belady_hits() -> None:
         ids = random_requests(seed, count=80, width=3, longest=4)
         requests = requests_of(ids)
         engine = engine_of(Belady(), 12, 4)
-        Foresight(engine.allocator, requests, max_len=200).attach(engine.scheduler)
+        Foresight(engine.allocator, requests, max_len=200).attach(engine)
         found = drain(engine, requests).metrics.hit_blocks
         low, high = (replay(workload(ids), Belady(), size).hit_blocks for size in (10, 12))
         assert low <= found <= high, (seed, low, found, high)
@@ -160,9 +161,9 @@ def test_a_preempted_request_finds_its_blocks_near() -> None:
     future = Foresight(engine.allocator, requests, max_len=200)
     plain = engine.allocator.foresee
     engine.allocator.foresee = lambda request, uses: (seen.append(list(uses)), plain(request, uses))[1]  # type: ignore[method-assign]
-    future.attach(engine.scheduler)
+    future.attach(engine)
     drain(engine, requests)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.state.num_preemptions > 0
     own = [uses for uses in seen if uses and set(uses) <= {1.0, 2.0, 3.0, 4.0}]
     assert own, seen
 

@@ -1,0 +1,85 @@
+"""Everything that one engine holds of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from framework.engine.executors.base import Executor
+from framework.engine.metrics import Metrics
+from framework.engine.request import Request, Sequence
+from framework.engine.rows import Rows
+from framework.engine.waiting import WaitingQueue
+from framework.guard.allocator import GuardedAllocator
+from framework.types import RequestId
+
+if TYPE_CHECKING:
+    from framework.engine.beam import BeamGroup
+    from framework.engine.promises import Promises
+
+Log = Callable[..., Any]
+"""(event, **facts): receives scheduling and cache events."""
+
+Foresee = Callable[[Sequence, bool], None]
+"""(sequence, returning): called as a sequence is about to free its blocks, and whether it will want them again."""
+
+
+LOG_VERSION = 2
+"""Of the event log. 1 had no line that says so, and called a `publish` "admit", as it does a request's admission."""
+
+
+def write_log_header(log: Log | None) -> None:
+    """The first line of an event log: its version."""
+    if log is not None:
+        log("log", version=LOG_VERSION)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class EngineState:
+    """The requests of an engine, the rows and blocks they hold, and what was counted of them.
+
+    A reset replaces it as a whole: work that was begun before and comes late changes a state that nobody reads.
+
+    Attributes:
+        guarded: the allocator, behind the error boundary.
+        foresee: passes a replay's knowledge of the future on to the allocator; None without.
+        on_end: called with each request as it ends, completions and status in place.
+        requests: that have not ended, by number.
+        arrivals: a heap of (arrival, number, request) that are not due yet.
+        groups: of beam searches that have arrived.
+        promises: blocks that rows of this step share before they are computed; None where that is off.
+        reserved_rows: kept free for samples that will be forked off.
+        step_number: steps begun.
+        last_id: of the sequence that arrived last.
+    """
+
+    guarded: GuardedAllocator
+    executor: Executor
+    rows: Rows
+    metrics: Metrics
+    log: Log | None = None
+    foresee: Foresee | None = None
+    on_end: Callable[[Request], object] | None = None
+    promises: Promises | None = None
+    requests: dict[int, Request] = field(default_factory=dict)
+    arrivals: list[tuple[float, int, Request]] = field(default_factory=list)
+    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    groups: list[BeamGroup] = field(default_factory=list)
+    reserved_rows: int = 0
+    step_number: int = 0
+    last_id: int = 0
+    num_preemptions: int = 0
+    num_forks: int = 0
+    num_copied_blocks: int = 0
+    copy_seconds: float = 0.0
+
+    def take_id(self) -> RequestId:
+        """A sequence id nobody had before."""
+        self.last_id += 1
+        return RequestId(self.last_id)
+
+    def note(self, event: str, seq: Sequence, **facts: Any) -> None:
+        """One line of the scheduling log: no wall clock, no object ids."""
+        if self.log is not None:
+            self.log(event, step=self.step_number, request=seq.request.number, sequence=seq.id, **facts)

@@ -1,0 +1,86 @@
+"""What is asked of a request before it is queued."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from framework.engine.request import Request
+from framework.engine.state import EngineState
+from framework.errors import InvalidArgument
+from framework.types import Namespace
+
+_LARGEST_PRIORITY = 2**31 - 1
+_LATEST_S = 1e12
+
+
+def require_facts(*, arrival_s: Any, priority: Any, tenant: Any, session: Any, namespace: Any) -> None:
+    """Raise unless these are of their types and within what arrays, policies and files can hold.
+
+    Raises:
+        InvalidArgument: names the first that is not.
+    """
+    numeric = isinstance(arrival_s, (int, float)) and not isinstance(arrival_s, bool)
+    if not numeric or not -_LATEST_S <= arrival_s <= _LATEST_S or math.isnan(arrival_s):
+        raise InvalidArgument(f"arrival_s must be seconds, at most {_LATEST_S:g}, found {_short(arrival_s)}")
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > _LARGEST_PRIORITY:
+        raise InvalidArgument(f"priority must be an integer between -2**31 and 2**31, found {_short(priority)}")
+    if not isinstance(namespace, Namespace):
+        raise InvalidArgument(f"namespace must be a Namespace, found {_short(namespace)}")
+    names = {"tenant": tenant, "session": "" if session is None else session}
+    names |= {f"namespace.{name}": getattr(namespace, name) for name in ("model", "adapter", "salt")}
+    for name, value in names.items():
+        if not isinstance(value, str) or not _is_unicode(value):
+            raise InvalidArgument(f"{name} must be Unicode text, found {_short(value)}")
+
+
+def why_never(
+    request: Request,
+    state: EngineState,
+    *,
+    max_model_len: int,
+    length_advice: str,
+    vocab_size: int | None,
+    has_text: bool,
+) -> str:
+    """Why `request` can never be served, with the numbers; empty if it can.
+
+    Raises:
+        PluginError: the allocator could not say.
+    """
+    total, rows, prompt = request.max_total_tokens, state.rows.max_rows, request.prompt
+    if len(prompt) == 0:
+        return "the prompt is empty; give it at least one token"
+    if vocab_size is not None and int(prompt.max()) >= vocab_size:
+        return f"token id {int(prompt.max())} is outside the model's vocabulary of {vocab_size}"
+    if request.sampling.stop and not has_text:
+        return "stop texts need a tokenizer, and there is none; use stop_token_ids"
+    if total > max_model_len:
+        return (
+            f"{len(prompt)} prompt + {request.sampling.max_tokens} new tokens = {total} pass the longest sequence of "
+            f"{max_model_len} tokens; shorten it or {length_advice}"
+        )
+    if request.width > rows:
+        return f"{request.width} samples or beams need as many rows; engine.max_batch_requests is {rows}"
+    if not state.guarded.ever_fits(request.sequences[0].info):
+        return (
+            f"{total} tokens can never fit a pool of {state.guarded.num_blocks} blocks of {state.guarded.block_size} "
+            "tokens; raise cache.num_blocks"
+        )
+    return ""
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4300 digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:60]}..."
