@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from framework.replay.paths import RequestPaths
 
 _POLICIES = "lru,fifo,lfu,s3fifo,arc,optimum"
+_HEAD = "hit rate, %"
 _CAPACITIES = "0.5%,1%,2%,5%,10%,20%,50%,100%"
 
 
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from framework.replay.curves import hit_curves, plot_curves, save_figure
+    from framework.replay.curves import hit_curves
     from framework.replay.paths import build_paths
 
     if options.plot and Path(options.plot).suffix.lower() not in (".png", ".svg"):
@@ -78,11 +79,10 @@ def _run(options: argparse.Namespace) -> None:
             paths, {name: name for name in policies}, capacities,
             jobs=options.jobs, seed=options.seed, leaf_first=options.leaf_first, progress=progress,
         )  # fmt: skip
-    ceiling = float(paths.infinite_hits.sum() / max(1, paths.num_references))
     if options.csv:
         _write_csv(Path(options.csv), points)
     if options.plot:
-        save_figure(plot_curves(points, trace.path.name, ceiling=ceiling), Path(options.plot))
+        _plot(Path(options.plot), trace.path.name, points, _ceiling(paths))
     _report(options, trace.path.name, trace.num_skipped, paths, points)
 
 
@@ -112,6 +112,7 @@ def _report(
             "prompt_blocks": paths.num_references,
             "unique_blocks": paths.num_nodes,
             "infinite_hit_blocks": int(paths.infinite_hits.sum()),
+            "infinite_hit_rate": _ceiling(paths),
             "points": [_row(point) for point in points],
         }
         text = json.dumps(data, indent=2)
@@ -119,7 +120,7 @@ def _report(
             print(text)  # noqa: T201
             return
         _write(Path(options.json), text + "\n")
-    _print_table(name, points)
+    _print_table(name, points, paths)
 
 
 def _row(point: CurvePoint) -> dict[str, Any]:
@@ -144,19 +145,50 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _print_table(name: str, points: Sequence[CurvePoint]) -> None:
+def _ceiling(paths: RequestPaths) -> float:
+    """The hit rate of a cache that never evicts."""
+    return float(paths.hit_tokens(paths.infinite_hits).sum() / max(1, paths.input_tokens.sum()))
+
+
+def _plot(path: Path, name: str, points: Sequence[CurvePoint], ceiling: float) -> None:
+    from framework.figures import curve
+    from framework.figures.style import save
+
+    lines = []
+    for label in dict.fromkeys(point.policy for point in points):
+        mine = sorted((p for p in points if p.policy == label), key=lambda p: p.num_blocks)
+        lines.append(curve.Line(label=label, x=[p.num_blocks for p in mine], y=[100 * p.hit_rate for p in mine]))
+    xs = sorted({float(point.num_blocks) for point in points})
+    lines.append(curve.Line(label="infinite cache", x=xs, y=[100 * ceiling] * len(xs), reference=True))
+    figure = curve.draw(lines, x_label="capacity (blocks)", y_label=_HEAD, title=name)
+    try:
+        save(figure, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _print_table(name: str, points: Sequence[CurvePoint], paths: RequestPaths) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     capacities = sorted({point.num_blocks for point in points})
-    table = Table(title=f"{name}: hit rate by block over capacity in blocks")
-    table.add_column("policy", style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    table.add_column("policy", no_wrap=True)
     for capacity in capacities:
-        table.add_column(f"{capacity:,}", justify="right")
+        table.add_column(f"{capacity:,}", justify="right", no_wrap=True)
     for label in dict.fromkeys(point.policy for point in points):
-        rates = {point.num_blocks: point.hit_rate_blocks for point in points if point.policy == label}
-        table.add_row(label, *(f"{rates[capacity]:.4f}" for capacity in capacities))
-    Console().print(table)
+        rates = {point.num_blocks: point.hit_rate for point in points if point.policy == label}
+        table.add_row(label, *(f"{100 * rates[capacity]:.1f}" for capacity in capacities))
+    table.add_section()
+    table.add_row("infinite cache", *[f"{100 * _ceiling(paths):.1f}"] * len(capacities), style="dim")
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(80, 16 + 9 * len(capacities))
+    console.print(
+        f"{name}: {_HEAD} of prompt tokens, over capacity in blocks of {paths.block_tokens} tokens", markup=False
+    )
+    console.print(table)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from framework.workload.traces import FORMATS, Trace, TraceRequest, open_trace, 
 
 if TYPE_CHECKING:
     from framework.replay.datasheet import DataSheet
+    from framework.replay.paths import Ints
 
 
 @command
@@ -69,14 +70,14 @@ def _open(options: argparse.Namespace) -> Trace:
 
 
 def _describe(options: argparse.Namespace) -> int:
-    from framework.replay.datasheet import describe, plot_reuse
+    from framework.replay.datasheet import describe
 
     trace = _open(options)
     sheet, distances = describe(trace)
     if options.plot:
         if distances is None:
             raise WorkloadError(f"{trace.path} has lengths only: no reuse to plot")
-        plot_reuse(distances, options.plot, title=trace.path.name)
+        _plot_reuse(distances, Path(options.plot), trace.path.name)
     text = json.dumps(sheet.as_dict(), indent=2)
     if options.json == "-":
         print(text)  # noqa: T201
@@ -85,6 +86,20 @@ def _describe(options: argparse.Namespace) -> int:
         Path(options.json).write_text(text + "\n")
     _print_sheet(sheet, trace.first_error)
     return 0
+
+
+def _plot_reuse(distances: Ints, path: Path, title: str) -> None:
+    from framework.figures import reuse_distance
+    from framework.figures.style import save
+    from framework.replay.stack import distance_histogram
+
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise WorkloadError(f"a plot is .png or .svg, found {path}")
+    edges, counts = distance_histogram(distances)
+    try:
+        save(reuse_distance.draw(edges, counts, len(distances), title=title), path)
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _print_sheet(sheet: DataSheet, first_error: str) -> None:

@@ -39,6 +39,8 @@ def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
         "block_size": block_size,
         "unique_blocks": paths.num_nodes,
         "infinite_hit_blocks": int(paths.infinite_hits.sum()),
+        "infinite_hit_rate": float(paths.hit_tokens(paths.infinite_hits).sum() / max(1, paths.input_tokens.sum())),
+        **({"eviction_needs_future": True} if policy.needs_future else {}),
         "num_skipped_lines": trace.num_skipped,
     }
     session.begin("none")
@@ -109,6 +111,8 @@ def _gap(paths: RequestPaths, counts: CacheOnlyResult, num_blocks: int) -> dict[
     least = best.prompt_blocks - best.hit_blocks
     return {
         "optimum_hit_blocks": best.hit_blocks,
+        "optimum_hit_rate": best.hit_rate,
+        "optimum_hit_rate_blocks": best.block_hit_rate,
         "gap_to_optimum": (best.hit_blocks - counts.hit_blocks) / least if least else None,
         "optimum_rules": "exact: one atomic access a request, only prompts cached, content may be declined",
     }

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
 from framework.replay.stack import reuse_distances
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # fmt: skip
@@ -148,6 +144,9 @@ def _point(
     )
 
 
+_WORTH_A_PROCESS = 1_000_000
+"""Block references; below, a new process takes longer to start than the replays take."""
+
 _worker: list[tuple[RequestPaths, int, bool]] = []
 """What a worker process replays; set once when it starts, so that the trace travels once a worker and not a task."""
 
@@ -168,7 +167,7 @@ def _replay(paths: RequestPaths, seed: int, leaf_first: bool, task: tuple[str, A
 
 
 def _replays(paths: RequestPaths, tasks: list[tuple[str, Any, int]], jobs: int, seed: int, leaf_first: bool) -> Any:
-    if jobs <= 1 or len(tasks) <= 1:
+    if jobs <= 1 or len(tasks) <= 1 or paths.num_references * len(tasks) < _WORTH_A_PROCESS:
         yield from (_replay(paths, seed, leaf_first, task) for task in tasks)
         return
     context = multiprocessing.get_context("spawn")
@@ -177,33 +176,3 @@ def _replays(paths: RequestPaths, tasks: list[tuple[str, Any, int]], jobs: int, 
     ) as pool:
         for future in as_completed([pool.submit(_replay_task, task) for task in tasks]):
             yield future.result()
-
-
-def plot_curves(points: Sequence[CurvePoint], title: str, *, ceiling: float) -> Figure:
-    """Hit rate by block over capacity, a line a policy; `ceiling` is the infinite cache's."""
-    from framework.figures.style import legend, new_axes, new_figure, series_style
-
-    figure = new_figure(7.5, 4.6)
-    figure.patch.set(facecolor="white", alpha=1.0)
-    axes = new_axes(figure)
-    labels = list(dict.fromkeys(point.policy for point in points))
-    for index, label in enumerate(labels):
-        mine = sorted((p for p in points if p.policy == label), key=lambda p: p.num_blocks)
-        axes.plot([p.num_blocks for p in mine], [p.hit_rate_blocks for p in mine], label=label, **series_style(index))
-    axes.axhline(ceiling, color="#777777", linewidth=1, linestyle=":", label="infinite cache")
-    axes.set(xscale="log", xlabel="capacity (blocks)", ylabel="hit rate by block", title=title)
-    axes.set_ylim(0, min(1.0, 1.08 * ceiling) or 1.0)
-    legend(axes, len(labels) + 1)
-    return figure
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a picture; its suffix says which kind.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error

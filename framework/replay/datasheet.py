@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from framework.errors import WorkloadError
 from framework.replay.paths import Ints, RequestPaths, build_paths
-from framework.replay.stack import distance_histogram, lru_curve, reuse_distances
+from framework.replay.stack import lru_curve, reuse_distances
 from framework.workload.traces.reader import Trace
 from framework.workload.traces.record import TraceRequest
 
@@ -156,28 +155,3 @@ def _sharing(trace: Trace, paths: RequestPaths, distances: Ints) -> Sharing:
             zip(capacities, (n / references for n in lru_curve(paths, capacities, distances)), strict=True)
         ),
     )
-
-
-def plot_reuse(distances: Ints, path: str | Path, title: str) -> None:
-    """Draw the histogram of reuse distances and the LRU hit rate over capacity; the suffix chooses PNG or SVG.
-
-    Raises:
-        WorkloadError: the file cannot be written or has another suffix.
-    """
-    if Path(path).suffix.lower() not in (".png", ".svg"):
-        raise WorkloadError(f"a plot is .png or .svg, found {path}")
-    from matplotlib.figure import Figure
-
-    edges, counts = distance_histogram(distances)
-    share = np.cumsum(counts) / max(1, len(distances))
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.bar(edges[:-1], counts / max(1, len(distances)), width=np.diff(edges), align="edge", color="#4477AA")
-    axes.set(xscale="log", xlabel="reuse distance (blocks)", ylabel="share of block references", title=title)
-    curve = axes.twinx()
-    curve.plot(edges[1:] - 1, share, color="#EE6677", linewidth=2)
-    curve.set(ylabel="LRU hit rate by block at that capacity", ylim=(0, 1))
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -191,6 +191,12 @@ _DECLARED: tuple[Metric, ...] = (
     _optimum("optimum_hit_blocks", "blocks", "", "hits of the optimum",
              "Prompt blocks that the offline optimum of this capacity hits.", of="prompt_blocks"),
     _text("optimum", "optimum_rules", "optimum's rules", "Rules that the optimum was bound by."),
+    _optimum("optimum_hit_rate", "share", "", "hit rate of the optimum",
+             "Prompt tokens that the offline optimum of this capacity hits over prompt tokens."),
+    _optimum("optimum_hit_rate_blocks", "share", "", "the same by blocks", "Prompt blocks that it hits over prompt "
+             "blocks."),
+    _optimum("infinite_hit_rate", "share", "", "hit rate without evictions",
+             "Prompt tokens that a cache that never evicts hits over prompt tokens."),
     _optimum("infinite_hit_blocks", "blocks", "", "hits without evictions",
              "Prompt blocks that a cache that never evicts hits.", of="prompt_blocks"),
     _optimum("unique_blocks", "blocks", "", "distinct blocks", "Distinct blocks of the trace: its working set."),
