@@ -77,7 +77,7 @@ def _run_all(cells: Sequence[Cell], jobs: int) -> list[dict[str, Any]]:
 
 
 def _cell_rows(results: Sequence[dict[str, Any]], standings: Sequence[Standing]) -> list[dict[str, Any]]:
-    gaps = {(s.policy, *cell): gap for s in standings for cell, gap in s.gaps.items()}
+    gaps = {(policy, *cell): gap for s in standings for policy in (s.policy, *s.equals) for cell, gap in s.gaps.items()}
     none = Interval(0.0, 0.0, 0.0)
     rows = []
     for result in results:
@@ -93,6 +93,7 @@ def _ranking_rows(standings: Sequence[Standing], offline: Sequence[str]) -> list
         row: dict[str, Any] = {
             "place": place,
             "policy": standing.policy,
+            "equals": " ".join(standing.equals),
             "offline": standing.policy in offline,
             "score": standing.score.value,
             "score_low": standing.score.low,
@@ -117,7 +118,7 @@ def _tables(
     ranking = table(
         ["", "policy", "score, %", f"minus {REFERENCE}, points", *(f"{trace}, %" for trace in traces), "best in"],
         [
-            [place, s.policy + (" (offline)" if s.policy in offline else ""), _percent(s.score), _percent(s.versus),
+            [place, _name(s, offline), _percent(s.score), _percent(s.versus),
              *(_percent(s.by_trace[trace]) for trace in traces), f"{100 * s.best:.0f} %"]
             for place, s in enumerate(standings, start=1)
         ],
@@ -136,9 +137,15 @@ def _tables(
     )  # fmt: skip
     gaps = table(
         ["policy", *(f"{trace} {100 * fraction:g} %" for trace, fraction in cells)],
-        [[s.policy, *(f"{100 * s.gaps[cell].value:.1f}" for cell in cells)] for s in standings],
+        [[_name(s, offline), *(f"{100 * s.gaps[cell].value:.1f}" for cell in cells)] for s in standings],
     )
     return {"ranking": ranking, "gaps": gaps, "optimum": optimum}
+
+
+def _name(standing: Standing, offline: Sequence[str]) -> str:
+    """A policy, with those that did exactly the same in every cell."""
+    names = " = ".join([standing.policy, *standing.equals])
+    return f"{names} (offline)" if standing.policy in offline else names
 
 
 def _percent(found: Interval) -> str:
@@ -160,7 +167,7 @@ def _plot(standings: Sequence[Standing], offline: Sequence[str], traces: Sequenc
     errors = [[100 * (s.value - s.low) for s in scores], [100 * (s.high - s.value) for s in scores]]
     axes.errorbar(values, places, xerr=[[max(0.0, e) for e in side] for side in errors], fmt="o", color="#222222",
                   capsize=3, markersize=6, label="all, with 95 % interval")  # fmt: skip
-    axes.set_yticks(list(places), [s.policy + (" (offline)" if s.policy in offline else "") for s in standings])
+    axes.set_yticks(list(places), [_name(s, offline) for s in standings])
     axes.invert_yaxis()
     axes.set_xscale("symlog", linthresh=10)
     highest = 100 * max(f.high for s in standings for f in (s.score, *s.by_trace.values()))

@@ -32,6 +32,7 @@ class Standing:
         versus: score minus the reference policy's, resampled together.
         by_trace: the score over each trace's cells alone.
         gaps: (trace, fraction) -> (misses - optimum's misses) / optimum's misses.
+        equals: policies with the same hits in every unit of every cell, which this row stands for as well.
         best: share of the resamples in which no other online policy has a lower score.
     """
 
@@ -41,6 +42,7 @@ class Standing:
     by_trace: dict[str, Interval]
     gaps: dict[tuple[str, float], Interval]
     best: float
+    equals: tuple[str, ...] = ()
 
 
 def gap_resamples(references: Floats, optimum_hits: Floats, policy_hits: Floats, weights: Floats) -> Floats:
@@ -78,7 +80,8 @@ def rank(
         references: trace -> (U,) block references of each unit.
         offline: policies that know the future; never counted as best.
     """
-    policies = list(dict.fromkeys(r["policy"] for r in results if r["policy"] != optimum))
+    equals = tied(results, optimum=optimum, reference_policy=reference_policy)
+    policies = list(equals)
     by_cell = {(r["trace"], r["fraction"], r["policy"]): np.array(r["unit_hits"], np.float64) for r in results}
     cells = list(dict.fromkeys((r["trace"], r["fraction"]) for r in results))
     rng = np.random.default_rng(_SEED)
@@ -108,10 +111,26 @@ def rank(
             {name: _interval(values[:, i]) for name, values in traces.items()},
             {cell: _interval(gaps[cell][:, i]) for cell in cells},
             float(np.mean(scores[1:, i] <= lowest)) if i in online else 0.0,
+            equals[policy],
         )
         for i, policy in enumerate(policies)
     ]
     return sorted(standings, key=lambda standing: (standing.score.value, standing.policy))
+
+
+def tied(results: Sequence[dict[str, Any]], *, optimum: str, reference_policy: str) -> dict[str, tuple[str, ...]]:
+    """Policy -> those with the same hits in every unit of every cell; the others stand for themselves.
+
+    Of such a group the reference policy comes first, else the first by name.
+    """
+    hits: dict[str, list[tuple[Any, ...]]] = {}
+    for r in sorted(results, key=lambda r: (r["trace"], r["fraction"])):
+        if r["policy"] != optimum:
+            hits.setdefault(r["policy"], []).append((r["trace"], r["fraction"], tuple(r["unit_hits"])))
+    groups: dict[tuple[tuple[Any, ...], ...], list[str]] = {}
+    for policy in sorted(hits, key=lambda policy: (policy != reference_policy, policy)):
+        groups.setdefault(tuple(hits[policy]), []).append(policy)
+    return {first: tuple(others) for first, *others in groups.values()}
 
 
 def _geometric(gaps: Sequence[Floats]) -> Floats:

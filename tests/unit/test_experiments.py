@@ -348,6 +348,22 @@ def test_the_ranking_of_known_hits(experiment: Callable[[str], ModuleType]) -> N
     assert good.versus.value == pytest.approx((1.5 * 1.25) ** 0.5 - (3.0 * 1.25) ** 0.5)
 
 
+def test_policies_with_the_same_hits_everywhere_share_a_place(experiment: Callable[[str], ModuleType]) -> None:
+    module = experiment("tournament.ranking")
+    hits = {"optimum": [9, 9], "lru": [5, 6], "aaa": [5, 6], "ttl": [5, 6], "fifo": [5, 6], "arc": [6, 5]}
+    results = [
+        {"trace": "a", "policy": policy, "fraction": fraction, "unit_hits": values}
+        for fraction in (0.1, 0.3)
+        for policy, values in hits.items()
+    ]
+    results[-2] = {**results[-2], "unit_hits": [5, 7]}  # fifo differs in one unit of one cell
+    standings = module.rank(
+        results, {"a": np.full(2, 10.0)}, optimum="optimum", reference_policy="lru", offline=[], resamples=10
+    )
+    found = {s.policy: s.equals for s in standings}
+    assert found == {"lru": ("aaa", "ttl"), "fifo": (), "arc": ()}, "equal sums over units are not enough"
+
+
 def test_unequal_units_widen_the_interval_around_the_value(experiment: Callable[[str], ModuleType]) -> None:
     module = experiment("tournament.ranking")
     rng = np.random.default_rng(1)
@@ -368,6 +384,7 @@ def test_unequal_units_widen_the_interval_around_the_value(experiment: Callable[
 def test_the_committed_tournament_has_every_installed_built_in_policy(repository: Path) -> None:
     from framework import registry
 
-    ranked = {row["policy"] for row in rows_of(repository / "experiments" / "tournament" / "results" / "ranking.csv")}
+    rows = rows_of(repository / "experiments" / "tournament" / "results" / "ranking.csv")
+    ranked = {policy for row in rows for policy in (row["policy"], *row["equals"].split())}
     built_in = {p.name for p in registry.entries("eviction") if p.distribution == "kvcache-framework"} - {"optimum"}
     assert built_in <= ranked, built_in - ranked
