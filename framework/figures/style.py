@@ -1,4 +1,4 @@
-"""One style for all figures: colours told apart by colour-blind readers, markers and dashes besides, ink of the page.
+"""One style for all figures: colours that colour-blind readers distinguish, markers, dashes, and the page's own ink.
 
 Figures are drawn narrow, so that their text can still be read where a page is as wide as a phone.
 """

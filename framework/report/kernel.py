@@ -143,16 +143,16 @@ def _time(seconds: float) -> str:
 
 
 def _print_reasons(rows: Sequence[Row], console: Console, several: bool) -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     for row in rows:
         for reason in row.get("reasons") or ():
             line = f"{row['backend']} {row['status']}: {reason}" if several else f"{row['status']}: {reason}"
-            if line not in told:
-                told.append(line)
-    for line in told[:_MANY]:
+            if line not in reasons:
+                reasons.append(line)
+    for line in reasons[:_MANY]:
         console.print(line, style="red" if "failed" in line.split(":")[0] else "dim")
-    if len(told) > _MANY:
-        console.print(f"and {len(told) - _MANY} more, in {KERNEL}", style="dim")
+    if len(reasons) > _MANY:
+        console.print(f"and {len(reasons) - _MANY} more, in {KERNEL}", style="dim")
 
 
 def _print_screen(screen: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from framework.figures import curve, differences, of_runs, ranking, search_history, search_settings, tradeoff
 from framework.files.jsonl import read_jsonl
 from framework.report import columns
+from framework.report.sentences import column_of_differences
 from framework.report.study import Setting, Study
 from framework.report.trials import Trials
 from framework.results.catalogue import title
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_SERIES = 9
-"""Lines that a reader can tell apart; where there are more, the best and the baseline are shown."""
+"""Lines that a reader can distinguish; where there are more, the best and the baseline are shown."""
 _MOST_BARS, _MOST_PANELS, _MOST_STACKS, _MOST_LOGGED = 40, 8, 8, 4
 _MOST_BYTES = 50_000_000
 _LATENCIES = ("ttft_s_p95", "tpot_s_p95", "latency_s_p95")
@@ -84,7 +85,7 @@ def _differences(study: Study) -> Iterator[Plot]:
     found = [made for made in study.comparisons if not made.identical][:_MOST_BARS]
     if not found:
         return
-    column = columns.differences(study.metric, [number for made in found for number in made.by_setting.values()])
+    column = column_of_differences(study)
     rows = [
         differences.Row(
             label=study.name_of(made.challenger),
@@ -180,7 +181,7 @@ def _position(study: Study, setting: Setting, key: str) -> float | None:
 def _best(
     study: Study, groups: dict[Key, list[tuple[float, Setting]]], keys: Sequence[str]
 ) -> tuple[dict[Key, list[tuple[float, Setting]]], int]:
-    """As many series as can be told apart: the baseline's, and those that lead on average."""
+    """As many series as a reader can distinguish: the baseline's, and those that lead on average."""
     sign = -1 if study.higher_is_better else 1
 
     def average(values: Key) -> float:

@@ -62,7 +62,7 @@ def basis(study: Study) -> str:
 
 
 def ties(study: Study) -> str:
-    """Which values cannot be told apart on these runs; empty where all can."""
+    """Which values have the same results on all these runs; empty where none have."""
     groups: dict[str, list[str]] = {}
     for value, leader in study.ties.items():
         if value != leader:
@@ -119,7 +119,7 @@ def _ahead(study: Study, made: Comparison) -> str:
     size = len(made.by_setting)
     where = f", best at {made.best_at} of {size} {plural(_setting_word(study), size)}"
     shown = _shown(made)
-    return f"{study.name_of(made.challenger)}: {difference(study, made)} over {study.baseline}{where}. {shown}"
+    return f"{study.name_of(made.challenger)}: {difference(study, made, ' over ')}{where}. {shown}"
 
 
 def _baseline_leads(study: Study, online: list[Comparison]) -> str:
@@ -128,18 +128,24 @@ def _baseline_leads(study: Study, online: list[Comparison]) -> str:
         return (
             f"{study.baseline}: no {study.baseline_key} is ahead of it; {study.name_of(nearest.challenger)} equals it"
         )
-    text = f"{study.baseline} leads; next is {study.name_of(nearest.challenger)}: {difference(study, nearest)}"
-    return f"{text}. {_shown(nearest)}"
+    words = difference(study, nearest, " against ")
+    return f"{study.baseline} leads; next is {study.name_of(nearest.challenger)}: {words}. {_shown(nearest)}"
 
 
-def difference(study: Study, made: Comparison) -> str:
-    """`+0.9 points of hit rate, 95 % interval [0.2, 1.6]`."""
-    found = made.difference
-    column = columns.differences(study.metric, list(made.by_setting.values()))
-    words = f"{column.signed(found.mean)} {column.unit}".rstrip() + f" of {title(study.metric)}"
+def difference(study: Study, made: Comparison, against: str) -> str:
+    """`+0.9 points of hit rate over lru, 95 % interval [0.2, 1.6]`."""
+    found, column = made.difference, column_of_differences(study)
+    amount = f"{column.signed(found.mean)} {column.unit}".rstrip()
+    words = f"{amount} of {title(study.metric)}{against}{study.baseline}"
     if found.low is None or found.high is None:
         return words
     return f"{words}, 95 % interval [{column.signed(found.low)}, {column.signed(found.high)}]"
+
+
+def column_of_differences(study: Study) -> columns.Column:
+    """One unit and one precision for every difference of a report."""
+    numbers = [number for made in study.comparisons for number in made.by_setting.values()]
+    return columns.differences(study.metric, numbers)
 
 
 def _shown(made: Comparison) -> str:

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from framework.report import columns
 from framework.report.evidence import Context
-from framework.report.sentences import basis, context_label, lead, origin, p_value, ties
+from framework.report.sentences import basis, column_of_differences, context_label, lead, origin, p_value, ties
 from framework.report.study import SEED, Setting, Study, sortable
 from framework.results.catalogue import title as title_of
 from framework.results.metric import is_number
@@ -89,7 +89,7 @@ def _columns(study: Study) -> dict[str, columns.Column]:
 
 def comparison_header(study: Study) -> list[str]:
     """Column names of `comparison`."""
-    unit = _differences(study).unit
+    unit = column_of_differences(study).unit
     head = f"{title_of(study.metric)}{', ' + unit if unit else ''}"
     return [f"{study.baseline_key} against {study.baseline}", head, "95 % interval", "best at", "p", "verdict",
             "rests on"]  # fmt: skip
@@ -97,7 +97,7 @@ def comparison_header(study: Study) -> list[str]:
 
 def comparison(study: Study) -> list[list[str]]:
     """One row a value of the compared key, best first."""
-    column = _differences(study)
+    column = column_of_differences(study)
     rows = []
     for made in study.comparisons:
         found = made.difference
@@ -120,7 +120,7 @@ def by_setting_header(study: Study) -> list[str]:
 
 def by_setting(study: Study) -> list[list[str]]:
     """The difference in each setting, a row a value; empty with one setting, or more than 8."""
-    contexts, column = _contexts(study), _differences(study)
+    contexts, column = _contexts(study), column_of_differences(study)
     if not 1 < len(contexts) <= _MOST_CONTEXTS:
         return []
     return [
@@ -137,12 +137,6 @@ def by_setting(study: Study) -> list[list[str]]:
 def _contexts(study: Study) -> list[Context]:
     found = dict.fromkeys(context for made in study.comparisons for context in made.by_setting)
     return sorted(found, key=lambda context: sortable(context.values))
-
-
-def _differences(study: Study) -> columns.Column:
-    return columns.differences(
-        study.metric, [number for made in study.comparisons for number in made.by_setting.values()]
-    )
 
 
 def troubles(study: Study) -> list[list[str]]:

@@ -148,7 +148,7 @@ def test_a_policy_that_knows_the_future_is_never_best(tmp_path: Path) -> None:
 def test_nothing_ahead_of_the_baseline_is_said_first(tmp_path: Path) -> None:
     for eviction, rate in (("lru", 0.5), ("fifo", 0.4)):
         make_run(tmp_path / eviction, result={"hit_rate": rate}, eviction=eviction)
-    assert lead(Study(collect([tmp_path]))).startswith("lru leads; next is fifo: -10.0 points of hit rate.")
+    assert lead(Study(collect([tmp_path]))).startswith("lru leads; next is fifo: -10.0 points of hit rate against lru.")
 
 
 def test_wall_time_repeats_are_called_repeats(tmp_path: Path) -> None:

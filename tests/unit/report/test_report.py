@@ -208,7 +208,7 @@ def test_the_same_runs_make_the_same_files(sweep: Path, tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_lines_beyond_what_can_be_told_apart_are_left_out_but_not_the_baseline(tmp_path: Path) -> None:
+def test_lines_beyond_what_a_reader_can_distinguish_are_left_out_but_not_the_baseline(tmp_path: Path) -> None:
     for index in range(14):
         for num_blocks in (8, 16):
             name = "lru" if index == 0 else f"p{index:02}"
@@ -227,7 +227,7 @@ def test_settings_without_numbers_become_dots(tmp_path: Path) -> None:
     study = Study(collect([tmp_path]))
     plots = {plot.name: plot for plot in plots_of(study)}
     labels = [text.get_text() for text in plots["settings"].figure.axes[0].get_yticklabels()]
-    assert labels == ["lru = fifo"], "what cannot be told apart shares a row"
+    assert labels == ["lru = fifo"], "what has the same results shares a row"
     assert "throughput_latency" not in plots
 
 
