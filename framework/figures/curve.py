@@ -11,6 +11,8 @@ from framework.figures.style import INK, legend, new_axes, new_figure, power_tic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+REFERENCE_DASHES = ("--", ":", "-.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -38,10 +40,13 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "") 
     """
     figure = new_figure(height_in=3.0 + 0.17 * -(-len(lines) // 3))
     axes = new_axes(figure)
-    index = 0
+    index = references = 0
     for line in lines:
-        options: dict[str, Any] = {"color": INK, "alpha": 0.55, "linestyle": ":", "linewidth": 1.6}
-        if not line.reference:
+        if line.reference:
+            look = REFERENCE_DASHES[references % len(REFERENCE_DASHES)]
+            options: dict[str, Any] = {"color": INK, "alpha": 0.6, "linestyle": look, "linewidth": 1.6}
+            references += 1
+        else:
             options, index = series_style(index), index + 1
         bars = list(line.half_widths) if any(line.half_widths) else None
         axes.errorbar(list(line.x), list(line.y), yerr=bars, label=_named(line.label), capsize=3, **options)

@@ -91,10 +91,15 @@ def origin(study: Study) -> Iterator[tuple[str, str]]:
         yield "date", f"{dates[0]} UTC" if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]} UTC"
     for machine in sorted({run.origin.machine for run in study.rows if run.origin.machine}):
         yield "machine", machine
-    revisions = sorted({run.origin.revision for run in study.rows if run.origin.revision})
+    revisions = sorted({_short(run.origin.revision) for run in study.rows if run.origin.revision})
     if revisions:
         several = "; more than one: the numbers may not compare" if len(revisions) > 1 else ""
-        yield "code", ", ".join(revisions) + several
+        changed = "; + has changes beyond it" if any(revision.endswith("+") for revision in revisions) else ""
+        yield "code", ", ".join(revisions) + changed + several
+
+
+def _short(revision: str) -> str:
+    return revision[:12] + ("+" if revision.endswith("+") and len(revision) > 12 else "")
 
 
 def context_label(study: Study, context: Context) -> str:

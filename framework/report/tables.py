@@ -51,7 +51,8 @@ def headline(study: Study) -> str:
 
 def ranking_header(study: Study) -> list[str]:
     """Column names of `ranking`."""
-    return ["rank", *_ranking_keys(study), "runs", *(made.head for made in _columns(study).values())]
+    names = [key.removeprefix("cache.") for key in _ranking_keys(study)]
+    return ["rank", *names, *(made.head for made in _columns(study).values()), "runs"]
 
 
 def ranking(study: Study, between: str = " ± ") -> list[list[str]]:
@@ -61,8 +62,8 @@ def ranking(study: Study, between: str = " ± ") -> list[list[str]]:
         [
             str(rank),
             *_ranking_values(study, setting),
-            str(len(setting.runs)),
             *(column.mean(setting.means.get(metric), between) for metric, column in written.items()),
+            str(len(setting.runs)),
         ]
         for rank, setting in study.ranked
     ]
@@ -155,7 +156,7 @@ def print_study(study: Study, *, file: IO[str] | None = None, width: int | None 
     console.print(Text(lead(study), style="bold"))
     console.print(Text(headline(study)))
     if study.settings and study.keys:
-        _print(console, ranking_header(study), ranking(study))
+        _print(console, ranking_header(study), ranking(study), len(_ranking_keys(study)))
     if ties(study):
         console.print(Text(ties(study)))
     if study.comparisons:
@@ -246,13 +247,14 @@ def _cell(value: Any) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _print(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int = 0) -> None:
+    """A table; with `num_keys` leading keys after the rank, columns that do not fit are left out."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table: Table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown = _fitting(header, rows, console.width) if header[0] == "rank" else list(range(len(header)))
+    shown = _fitting(header, rows, console.width, num_keys) if num_keys else list(range(len(header)))
     for index in shown:
         right = is_numeric_column(rows, index)
         whole = right or header[0] == "rank"
@@ -265,10 +267,10 @@ def _print(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]
         console.print(f"and {len(rows) - _MOST_ROWS} more rows in the report's files")
 
 
-def _fitting(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def _fitting(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, num_keys: int) -> list[int]:
     """The columns that fit side by side, the last metrics left out first; the ranked one always stays."""
     widths = [max(len(name), *(len(row[index]) for row in rows)) + 2 for index, name in enumerate(header)]
-    least = header.index("runs") + 2
+    least = num_keys + 2
     count = len(header)
     while count > least and sum(widths[:count]) > width:
         count -= 1
