@@ -50,6 +50,25 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What a backend gives up on purpose: its output differs from exact attention over the K and V it was given.
+
+    Attributes:
+        max_error: largest difference of an output element, as a share of the largest magnitude in the row's V.
+        reason: what is given up and for what, in a few words: "K and V are read as int8".
+    """
+
+    max_error: float
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.max_error < 1.0:
+            raise InvalidArgument(f"max_error must be a share above 0 and below 1, found {self.max_error}")
+        if not self.reason.strip():
+            raise InvalidArgument("a loss needs a reason: what is given up, and for what")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a backend can do. None means any.
 
@@ -62,6 +81,9 @@ class Capabilities:
         graph_safe: `plan`, `write` and `attend` read no lengths on the host and wait for nothing; launches depend on
             shapes and host bounds only. The engine then captures all three in the CUDA graph of a decode step, whose
             batch stays the same object, and replays them with other values; framework.testing.recorder checks it.
+        lossy: what the backend loses on purpose; None: nothing but rounding. The kit then allows that much more, and a
+            serve run reports agreement with the dense model, logit error, KL divergence and attention error instead
+            of asking for equal tokens. What is lost and not declared is an error.
         simulated_devices: of `devices`, where the kernels run in a simulator (Triton's interpreter): right, and a time
             taken there says nothing. Kernel mode never times them.
     """
@@ -77,6 +99,7 @@ class Capabilities:
     batch_invariant: bool = False
     graph_safe: bool = False
     simulated_devices: frozenset[str] = frozenset()
+    lossy: Loss | None = None
 
     def reasons_against(self, spec: AttentionSpec, device: str) -> list[str]:
         """One sentence for each thing asked that is not offered; empty when all is."""

@@ -1,4 +1,4 @@
-"""Is the backend right at these shapes? Asked before anything is timed."""
+"""Whether a backend is right at some shapes: asked before anything is timed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ def gate(make: Make, spec: AttentionSpec, device: str) -> Gate:
     for case in chosen:
         problem = build_problem(case, device)
         try:
-            out, _ = run_attention(prepared(make, spec, device), problem)
+            backend = prepared(make, spec, device)
+            out, _ = run_attention(backend, problem)
         except Exception as error:  # a plugin may fail in any way: it is told, and the backend not timed
             wrong.append(f"{case}: {type(error).__name__}: {error}")
             continue
-        verdict = judge(out, problem)
+        verdict = judge(out, problem, backend.capabilities.lossy)
         verdicts.append(verdict)
         if not verdict.ok:
             wrong.append(str(verdict))

@@ -43,12 +43,16 @@ def compare_dense(
     """
     if next(model.decoder.parameters()).dtype != torch.float32 or limit == 0:
         return None
-    greedy = [
+    return [_compare(model, request, device) for request in greedy_requests(requests)[:limit]]
+
+
+def greedy_requests(requests: Sequence[Request]) -> list[Request]:
+    """Those that finished and whose every token is the likeliest, no beam search: what can be decoded again."""
+    return [
         request
         for request in requests
         if request.status is Status.FINISHED and request.sampling.temperature == 0 and request.sampling.beam_width == 1
     ]
-    return [_compare(model, request, device) for request in greedy[:limit]]
 
 
 def check_dense(model: LoadedModel, requests: Sequence[Request], limit: int, *, device: str) -> dict[str, Any]:

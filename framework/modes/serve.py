@@ -12,15 +12,16 @@ from framework.engine.engine import Engine
 from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
 from framework.engine.request import Request
-from framework.errors import ConfigError, PluginError, WorkloadError
+from framework.errors import ConfigError, FrameworkError, PluginError, WorkloadError
 from framework.guard.backend import GuardedBackend
 from framework.llm import LLM, EngineOptions, build_component
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
 from framework.model.shard import Shard
 from framework.model.tokenizer import encode
-from framework.modes import dense_check
+from framework.modes import dense_check, loss_check
 from framework.modes.dense_check import DenseVerdict
+from framework.modes.loss_check import LossVerdict
 from framework.modes.rows import completion_rows, request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.parallel.spread import spread_over
@@ -65,9 +66,9 @@ def _answer(llm: LLM, session: Session, items: Sequence[EncodedRequest]) -> dict
 
     def outcome(complete: bool) -> dict[str, Any]:
         llm.add_texts(requests)
-        verdicts = dense_verdicts(llm, requests, int(session.settings.get("check_requests", 8))) if complete else None
+        verdicts, judged = compare(llm, requests, int(session.settings.get("check_requests", 8)) if complete else 0)
         for request in requests:
-            session.run.log_request(served_row(request, verdicts or ()))
+            session.run.log_request(served_row(request, verdicts))
         if llm.recorder is not None:
             write_recording(
                 session.run.path / RECORDING,
@@ -76,7 +77,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[EncodedRequest]) -> dict
                 eos_token_ids=llm.model.tokenizer.eos_token_ids,
                 max_model_len=llm.engine.max_model_len,
             )
-        return {**summarise(llm, session.config), **dense_check.summarise(verdicts)}
+        return {**summarise(llm, session.config), **judged}
 
     return session.record(work, outcome)
 
@@ -203,12 +204,29 @@ def submit_workload(llm: LLM, items: Sequence[EncodedRequest]) -> list[Request]:
     ]
 
 
-def dense_verdicts(llm: LLM, requests: Sequence[Request], limit: int) -> list[DenseVerdict] | None:
-    """The dense check's verdicts; None where nothing can be judged."""
+def compare(
+    llm: LLM, requests: Sequence[Request], limit: int
+) -> tuple[Sequence[DenseVerdict | LossVerdict], dict[str, Any]]:
+    """Up to `limit` requests beside the dense model: a verdict each, and the run's results.
+
+    A backend that declares a loss is measured, in any dtype; the others must give the dense model's tokens in fp32.
+    """
     ranks = llm.model.ranks
-    if (ranks is not None and ranks.broken) or llm.kv_dtype != llm.spec.dtype:
-        return None  # nobody can answer, or K and V lose what the dense model keeps
-    return dense_check.compare_dense(llm.model, requests, limit, device=llm.device)
+    if limit == 0 or (ranks is not None and ranks.broken):
+        return (), dense_check.summarise(None)
+    loss = llm.backend.capabilities.lossy
+    if loss is None and llm.kv_dtype != llm.spec.dtype:
+        return (), dense_check.summarise(None)  # K and V lose what the dense model keeps
+    if loss is None:
+        verdicts = dense_check.compare_dense(llm.model, requests, limit, device=llm.device)
+        return verdicts or (), dense_check.summarise(verdicts)
+    if ranks is not None:  # one rank's backend sees its heads only
+        return (), dense_check.summarise(None)
+    try:
+        measured = loss_check.measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, limit)
+    except FrameworkError as error:
+        return (), {**dense_check.summarise(None), "first_failure": str(error)}
+    return measured, loss_check.summarise(measured, loss.max_error)
 
 
 def summarise(llm: LLM, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,7 +250,7 @@ def summarise(llm: LLM, config: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def served_row(request: Request, verdicts: Sequence[DenseVerdict]) -> dict[str, Any]:
+def served_row(request: Request, verdicts: Sequence[DenseVerdict | LossVerdict]) -> dict[str, Any]:
     """One request for `requests.jsonl`, with what was generated and whether the dense model agrees.
 
     `dense` is "equal", "differs" (and `dense_differs_at` the index of the first such token) or null: not compared.

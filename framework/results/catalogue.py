@@ -46,6 +46,10 @@ def _dense_checked(result: Mapping[str, Any]) -> bool:
     return bool(result.get("dense_checked"))
 
 
+def _lossy(result: Mapping[str, Any]) -> bool:
+    return result.get("attention_error") is not None
+
+
 def _text(section: str, key: str, title: str, definition: str, **more: Any) -> Metric:
     return Metric(key=key, unit="text", better="", section=section, title=title, definition=definition, **more)
 
@@ -210,11 +214,24 @@ _DECLARED: tuple[Metric, ...] = (
     _requests("num_skipped_lines", "lower", "lines skipped", "Lines of the trace left out by `on_error=skip`.",
               hide_zero=True),
     _requests("dense_mismatches", "lower", "differ from dense", "Checked requests whose tokens differ from the plain "
-              "dense model's; any makes the run a failure.", of="dense_checked", when=_dense_checked),
+              "dense model's, or, for a backend that declares a loss, whose attention lost more; any makes the run a "
+              "failure.", of="dense_checked", when=_dense_checked),
     _requests("dense_checked", "", "checked", "Greedy requests decoded again without a cache."),
     Metric(key="dense_mismatched_requests", unit="list", better="", section="requests", title="which differ",
            definition="Numbers of the checked requests that differ; `requests.jsonl` says from which token on.",
            when=lambda result: bool(result.get("dense_mismatches"))),
+    Metric(key="dense_agreement", unit="share", better="higher", section="requests", title="agrees with dense",
+           definition="Served tokens that are the plain dense model's likeliest, over all tokens of the checked "
+           "requests; for a backend that declares a loss.", when=_lossy),
+    Metric(key="dense_logit_error", unit="logits", better="lower", section="requests", title="largest logit error",
+           definition="Largest difference of a logit from the dense model's, the same tokens given.", when=_lossy),
+    Metric(key="dense_kl_divergence", unit="nats", better="lower", section="requests", title="KL divergence",
+           definition="KL(dense || served) of the next token's distribution, mean over tokens.", when=_lossy),
+    Metric(key="attention_error", unit="share", better="lower", section="requests", title="attention error",
+           definition="Largest difference of an attention output from the exact one over the same K and V, as a share "
+           "of the largest |V|. More than the backend declares makes the run a failure.", when=_lossy),
+    Metric(key="attention_error_declared", unit="share", better="", section="requests", title="declared",
+           definition="What the backend declares to lose: `Capabilities.lossy.max_error`.", when=_lossy),
     Metric(key="dense_ties", unit="tokens", better="", section="requests", title="dense ties", hide_zero=True,
            definition="Tokens whose two likeliest logits are too close for a verdict."),
     # Speed

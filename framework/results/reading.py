@@ -48,6 +48,12 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
     if result.get("num_failed"):
         first = f" (the first: {result['first_failure']})" if result.get("first_failure") else ""
         reasons.append(f"{result['num_failed']} requests failed{first}")
-    if result.get("dense_mismatches"):
+    if result.get("dense_mismatches") and result.get("attention_error") is not None:
+        lost, declared = result["attention_error"], result.get("attention_error_declared")
+        reasons.append(
+            f"the attention of {result['dense_mismatches']} requests lost more than the backend declares: "
+            f"{lost:.2g} of the largest value, declared {declared:.2g}"
+        )
+    elif result.get("dense_mismatches"):
         reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
     return " and ".join(reasons)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpec, LayerKV
+from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpec, LayerKV, Loss
 from framework.testing.attention_cases import LENGTHS, QUERIES, WINDOWS, Case, Problem, pairwise, query_lengths
-from framework.testing.oracles.attention import attend_dense, attend_plain
+from framework.testing.oracles.attention import attend_dense, attend_plain, gather_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,8 +61,11 @@ class Verdict:
         )
 
 
-def judge(out: Tensor, problem: Problem) -> Verdict:
+def judge(out: Tensor, problem: Problem, loss: Loss | None = None) -> Verdict:
     """Compare `out` (T, H, D) with the oracle.
+
+    Args:
+        loss: what the backend declares to lose: its share of the problem's largest |V| is allowed on top.
 
     Allowed: fp32 1e-5 (or twice plain PyTorch's own error, where logits are extreme), fp64 1e-10, half precision
     twice the error of plain PyTorch in the same dtype plus 1e-5, fp8 pools four times.
@@ -75,9 +78,14 @@ def judge(out: Tensor, problem: Problem) -> Verdict:
     factor = 4 if spec.kv_dtype else 2
     got = out.double().cpu()
     error = float((got - want).abs().max()) if want.numel() else 0.0
-    return Verdict(
-        str(problem.case), math.inf if math.isnan(error) else error, plain_error, factor * plain_error + floor
-    )
+    limit = factor * plain_error + floor + (loss.max_error * _largest_value(problem) if loss is not None else 0.0)
+    return Verdict(str(problem.case), math.inf if math.isnan(error) else error, plain_error, limit)
+
+
+def _largest_value(problem: Problem) -> float:
+    rows = zip(problem.batch.block_tables.tolist(), problem.batch.context_lens.tolist(), strict=True)
+    values = [gather_tokens(problem.pool, table, context)[1] for table, context in rows if context]
+    return max((float(v.double().abs().max()) for v in values), default=0.0)
 
 
 def wrong_lse(sums: Tensor, problem: Problem, verdict: Verdict) -> list[str]:

@@ -76,7 +76,7 @@ def check_numbers_match_fp64_over_the_grid(make: Make, device: str = "cpu", case
         both = "lse" in backend.capabilities.features and (cases == "full" or case.seed % 3 == 0)
         for lse in (False, True) if both else (False,):
             out, sums = run_attention(backend, problem, lse=lse)
-            verdict = judge(out, problem)
+            verdict = judge(out, problem, backend.capabilities.lossy)
             if not verdict.ok:
                 wrong.append(f"{verdict}{' (with lse)' if lse else ''}")
             if sums is not None:
@@ -163,7 +163,11 @@ def check_extreme_logits_stay_finite(make: Make, device: str = "cpu", cases: str
             problem = build_problem(case, device)
             change(problem)
             out, _ = run_attention(backend, problem)
-            verdict = judge(out, problem)
+            loss = backend.capabilities.lossy
+            verdict = judge(out, problem, loss)
+            if loss is not None and name in _AMPLIFIED:  # a small loss of a logit is a large one of the output
+                assert bool(out.isfinite().all()), f"{name}: the output is not finite"
+                continue
             assert verdict.ok, f"{name}: {verdict}"
 
 
@@ -206,7 +210,7 @@ def check_rows_of_context_zero_give_zeros(make: Make, device: str = "cpu", cases
         assert bool((rows == 0).all()), f"contexts {contexts}: a row of context 0 gives {rows.flatten()[:4].tolist()}"
         assert sums is None or bool((sums.cpu()[empty] == -math.inf).all()), f"contexts {contexts}: lse is not -inf"
         assert same_bytes(before, pool_bytes(problem.pool)), f"contexts {contexts}: attend wrote to the pool"
-        verdict = judge(out, problem)
+        verdict = judge(out, problem, backend.capabilities.lossy)
         assert verdict.ok, str(verdict)
 
 
@@ -239,7 +243,7 @@ def check_what_is_declared_is_served(make: Make, device: str = "cpu", cases: str
         assert not reasons, f"capabilities name {change}, and check refuses it: {reasons}"
         problem = build_problem(Case(spec, (spec.block_size + 2, 3), (1, 2)), device)
         out, _ = run_attention(prepared(make, spec, device), problem)
-        verdict = judge(out, problem)
+        verdict = judge(out, problem, can.lossy)
         assert verdict.ok, f"{change} is declared and wrong: {verdict}"
 
 
@@ -286,6 +290,8 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def _gap(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max())
 
+
+_AMPLIFIED = ("logits of hundreds",)
 
 backend_checks = (
     check_what_is_declared_is_served,

@@ -61,7 +61,7 @@ def _judged(make: Make, problem: Problem, *, lse: bool = False, backend: Attenti
     declared = "lse" in backend.capabilities.features
     for asked in (False, True) if lse and declared else (False,):
         out, sums = run_attention(backend, problem, lse=asked)
-        verdict = judge(out, problem)
+        verdict = judge(out, problem, backend.capabilities.lossy)
         assert verdict.ok, f"{verdict}{' (with lse)' if asked else ''}"
         wrong = [] if sums is None else wrong_lse(sums, problem, verdict)
         assert not wrong, wrong[0]
@@ -112,7 +112,7 @@ def check_interleaved_pools_are_read_and_written(make: Make, device: str = "cpu"
         out, _ = run_attention(backend, problem)
     except FrameworkError:
         return
-    verdict = judge(out, problem)
+    verdict = judge(out, problem, backend.capabilities.lossy)
     assert verdict.ok, f"K and V interleaved: {verdict}"
     _check_interleaved_writes(backend, problem.pool, device)
 
@@ -206,7 +206,7 @@ def check_a_recorded_step_serves_other_lengths(make: Make, device: str = "cpu", 
         problem.batch.max_context_len = problem.batch.block_tables.shape[1] * size
         out.fill_(math.nan)
         replay()
-        verdict = judge(out, Problem(other, problem.q, problem.pool, problem.batch))
+        verdict = judge(out, Problem(other, problem.q, problem.pool, problem.batch), can.lossy)
         assert verdict.ok, f"recorded for {case.contexts}, replayed for {contexts}: {verdict}"
 
 

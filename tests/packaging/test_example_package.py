@@ -48,6 +48,6 @@ def test_the_wheel_holds_the_package_alone_and_works_in_a_fresh_environment(repo
     words = ["+eviction=capped_hits", "eviction.cap=2", "+allocator=packed", "+hash=keyed", "hash.secret=s"]
     job = ["workload.num_requests=6", "workload.output_tokens=4"]
     assert "hit rate" in _run(python, "-m", "framework.run", *words, *job, cwd=tmp_path)
-    for name in ("capped_hits", "packed", "keyed"):
+    for name in ("capped_hits", "packed", "keyed", "int8_reader"):
         checked = _run(python, "-m", "framework.check", name, "--no-cost", cwd=tmp_path)
         assert "(framework-example 0.1.0)" in checked, checked

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from framework_example.allocator import PackedAllocator
+from framework_example.backend import Int8Reader
 from framework_example.eviction import CappedHits
 from framework_example.hash import Keyed
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
+from framework.llm import LLM
+from framework.modes.loss_check import measure_loss, summarise
+from framework.sampling import Sampling
 from framework.testing import allocator_checks, eviction_checks, hash_checks
+from framework.testing.backend import backend_checks, check_numbers_match_fp64_over_the_grid
 from framework.testing.eviction import Cache
 from framework.types import Namespace, RequestId, RequestInfo, as_tokens
 
@@ -31,6 +38,32 @@ def test_the_allocator_passes_its_kit(check: Any) -> None:
 @pytest.mark.parametrize("check", hash_checks, ids=lambda check: check.__name__)
 def test_the_hash_passes_its_kit(check: Any) -> None:
     check(Keyed)
+
+
+@pytest.mark.parametrize("check", backend_checks, ids=lambda check: check.__name__)
+def test_the_backend_passes_its_kit_with_what_it_declares_to_lose(check: Any) -> None:
+    check(Int8Reader, "cpu", "small")
+
+
+class SaysNothing(Int8Reader):
+    """Loses as much and declares nothing."""
+
+    capabilities = replace(Int8Reader.capabilities, lossy=None)
+
+
+def test_a_loss_that_is_not_declared_fails_the_kit() -> None:
+    with pytest.raises(AssertionError, match="max error"):
+        check_numbers_match_fp64_over_the_grid(SaysNothing, "cpu", "small")
+
+
+def test_a_run_reports_what_the_backend_loses(tmp_path: Path) -> None:
+    llm = LLM("tiny", backend=Int8Reader(), num_blocks=64, block_size=4)
+    requests = llm.generate([[1, 2, 3, 4, 5], [9, 8, 7]], Sampling(max_tokens=12))
+    verdicts = measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, 8)
+    found = summarise(verdicts, 0.05)
+    assert 0.0 < found["attention_error"] < 0.05, found
+    assert found["dense_mismatches"] == 0, found
+    assert 0.0 < found["dense_kl_divergence"] < 0.1, found
 
 
 def _evicted_after(policy: EvictionPolicy, uses: list[int]) -> int:
