@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any, NoReturn
@@ -47,7 +48,8 @@ class _Change:
         self._engine.begin_change()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._engine.end_change(whole=kind is None)
+        if kind is None:
+            self._engine.end_change()
 
 
 class Engine:
@@ -102,7 +104,7 @@ class Engine:
         self._share_within_step = share_within_step
         self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
         self._num_submitted = 0
-        self._torn, self._inside = False, 0
+        self._torn, self._thread = False, 0
         self._change = _Change(self)
         write_log_header(log)
         self._begin_anew(allocator)
@@ -132,7 +134,7 @@ class Engine:
     @property
     def interrupted(self) -> bool:
         """Whether a step or a submission was ended early, so that only `reset` helps."""
-        return self._torn and not self._inside
+        return self._torn and not self._is_changing()
 
     def reset(self, allocator: Allocator) -> None:
         """Fail all requests that have not ended, and begin anew with an empty cache; counts start at 0 again.
@@ -150,28 +152,37 @@ class Engine:
         self.state.last_id, self.state.step_number = numbered
         for request in old:
             request.status, request.reason = Status.FAILED, "the engine was reset"
-        self._torn, self._inside = False, 0
+        self._torn = False
 
     def begin_change(self) -> None:
         """The state is about to be changed: torn until `end_change` says that all went well."""
         if self._torn:
             self._refuse()
+        self._thread = get_ident()
         self._torn = True
-        self._inside = get_ident()
 
-    def end_change(self, *, whole: bool) -> None:
+    def end_change(self) -> None:
         """See `begin_change`."""
-        self._inside = 0
-        self._torn = not whole
+        self._torn = False
 
     def _refuse(self) -> NoReturn:
-        if self._inside == get_ident():
+        if not self._is_changing():
+            raise EngineInterrupted(
+                "a step of this engine was interrupted: its blocks and tables cannot be trusted until it is reset"
+            )
+        if self._thread == get_ident():
             raise EngineInterrupted("this engine was called from within one of its own steps; wait until it has ended")
-        if self._inside:
-            raise EngineInterrupted("this engine is in a step in another thread; use it from one thread at a time")
-        raise EngineInterrupted(
-            "a step of this engine was interrupted: its blocks and tables cannot be trusted until it is reset"
-        )
+        raise EngineInterrupted("this engine is in a step in another thread; use it from one thread at a time")
+
+    def _is_changing(self) -> bool:
+        """Whether a change is under way, by the frames that run: an interrupt could leave a flag behind."""
+        frame = sys._current_frames().get(self._thread)
+        inside = {method.__code__ for method in (Engine._step, Engine._queue, Engine._cancel)}
+        while frame is not None:
+            if frame.f_code in inside and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
 
     # Requests
 
@@ -256,8 +267,11 @@ class Engine:
         """
         if not request.status.ended:
             with self._change:
-                self.life.drop(request)
-                self.life.end(request, Status.CANCELLED, reason)
+                self._cancel(request, reason)
+
+    def _cancel(self, request: Request, reason: str) -> None:
+        self.life.drop(request)
+        self.life.end(request, Status.CANCELLED, reason)
 
     @property
     def num_unfinished(self) -> int:

@@ -74,7 +74,7 @@ class TorchBackend(AttentionBackend):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
-        kv_dtypes=frozenset({"float8_e4m3fn"}),
+        kv_dtypes=frozenset({"float64", "float32", "bfloat16", "float16", "float8_e4m3fn"}),
         devices=frozenset({"cpu", "cuda"}),
         layouts=frozenset({"NHD", "HND"}),
         features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),

@@ -1,0 +1,208 @@
+"""An engine that was interrupted at any line of a step never gives wrong tokens and never runs for ever."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import framework
+import framework_builtin
+from framework.engine.engine import Engine
+from framework.engine.request import Status
+from framework.errors import EngineInterrupted, RankError
+from framework.llm import LLM, EngineOptions
+from framework.registry.components import build_allocator
+from framework.sampling import Sampling
+from framework.testing.engines import expected, fake_engine, prompts, tokens_of
+from framework.testing.fake_executor import FakeModel
+from framework_builtin.eviction.lru import Lru
+
+OURS = tuple(str(Path(str(package.__file__)).parent) for package in (framework, framework_builtin))
+ALLOCATORS = ["prefix_cow", "radix", "contiguous"]
+
+
+@contextmanager
+def interrupted_at_line(number: int) -> Iterator[dict[str, int]]:
+    """KeyboardInterrupt at the `number`th line of this package's code that runs within; `lines` counts them."""
+    count = {"lines": 0}
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        if event == "line":
+            count["lines"] += 1
+            if count["lines"] == number:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+def small_engine(allocator: str) -> Engine:
+    return fake_engine(allocator, num_blocks=20, max_batch_requests=3, chunk_size=6, preempt_every=4)
+
+
+def new_allocator(allocator: str) -> Any:
+    return build_allocator(allocator, "lru", "xxh64", num_blocks=20, block_size=4, max_model_len=64)
+
+
+def serve(engine: Engine, limit: int = 400) -> list[Any]:
+    asked = [Sampling(max_tokens=6), Sampling(max_tokens=4, n=2, temperature=1.0), Sampling(max_tokens=5)]
+    requests = [engine.submit(prompt, one) for prompt, one in zip(prompts(3), asked, strict=True)]
+    for _ in range(limit):
+        if not engine.num_unfinished:
+            return requests
+        engine.step()
+    raise AssertionError("the engine never ends")
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_after_an_interrupt_at_any_line_the_engine_is_whole_or_refuses_until_it_is_reset(allocator: str) -> None:
+    engine = small_engine(allocator)
+    with interrupted_at_line(0) as count:
+        serve(engine)
+    refused = 0
+    for number in range(1, count["lines"], 41):
+        engine = small_engine(allocator)
+        with pytest.raises(KeyboardInterrupt), interrupted_at_line(number):
+            serve(engine)
+        if engine.interrupted:
+            refused += 1
+            with pytest.raises(EngineInterrupted, match="until it is reset"):
+                serve(engine)
+            with pytest.raises(EngineInterrupted):
+                engine.step()
+            old = list(engine.state.requests.values())
+            engine.reset(new_allocator(allocator))
+            assert all(request.status is Status.FAILED for request in old), number
+        for request in serve(engine):
+            assert tokens_of(request) == expected(FakeModel(), request), f"line {number}: {request.reason}"
+        engine.check()
+    assert refused > 20, refused
+
+
+def greedy(llm: LLM) -> list[list[int]]:
+    texts = ["the quick brown fox", "the quick brown dog jumps", "a"]
+    return [r.completions[0].tokens for r in llm.generate(texts, Sampling(max_tokens=6, ignore_eos=True))]
+
+
+def test_generate_after_an_interrupt_at_any_line_gives_the_right_tokens() -> None:
+    make = {"num_blocks": 24, "block_size": 4, "engine": EngineOptions(max_batch_requests=2, chunk_size=8)}
+    llm = LLM("tiny", **make)
+    wanted = greedy(llm)
+    llm.reset()
+    with interrupted_at_line(0) as count:
+        greedy(llm)
+    for number in range(1, count["lines"], count["lines"] // 40):
+        llm.reset()
+        with pytest.raises(KeyboardInterrupt), interrupted_at_line(number):
+            greedy(llm)
+        assert greedy(llm) == wanted, f"line {number}"
+        assert llm.stats()["unfinished"] == 0
+        llm.engine.check()
+
+
+def test_an_llm_with_an_object_of_the_caller_s_own_refuses_instead() -> None:
+    llm = LLM("tiny", num_blocks=24, eviction=Lru())
+    wanted = greedy(llm)
+    llm.reset()
+    assert greedy(llm) == wanted, "an orderly reset keeps the object"
+    interrupt_a_step(llm)
+    with pytest.raises(EngineInterrupted, match="eviction is an object of your own, which may be half changed"):
+        greedy(llm)
+
+
+def interrupt_a_step(llm: LLM) -> None:
+    def interrupt(step: Any, rows: Any) -> None:
+        raise KeyboardInterrupt
+
+    forward, llm.executor.forward = llm.executor.forward, interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("abc")
+    llm.executor.forward = forward  # type: ignore[method-assign]
+
+
+def test_requests_of_a_call_left_between_steps_are_cancelled() -> None:
+    llm = LLM("tiny", num_blocks=24)
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    drain, llm.drain = llm.drain, interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("abc")
+    llm.drain = drain  # type: ignore[method-assign]
+    assert not llm.engine.interrupted
+    assert llm.stats()["unfinished"] == 0
+
+
+def test_a_step_that_comes_late_lands_nowhere() -> None:
+    engine = small_engine("prefix_cow")
+    forward = engine.executor.forward
+
+    def slow(step: Any, rows: Any) -> None:
+        forward(step, rows)
+        engine.reset(new_allocator("prefix_cow"))  # as another thread would, which gave up waiting
+
+    engine.executor.forward = slow  # type: ignore[method-assign]
+    request = engine.submit([1, 2, 3], Sampling(max_tokens=3))
+    with pytest.raises(EngineInterrupted, match="reset while this step ran"):
+        engine.step()
+    engine.executor.forward = forward  # type: ignore[method-assign]
+    assert (request.status, request.completions) == (Status.FAILED, [])
+    engine.reset(new_allocator("prefix_cow"))
+    for request in serve(engine):
+        assert tokens_of(request) == expected(FakeModel(), request)
+
+
+def test_an_engine_in_a_step_refuses_another_thread_and_its_own_callbacks() -> None:
+    engine = small_engine("prefix_cow")
+    caught: list[Exception] = []
+
+    def intrude() -> None:
+        try:
+            engine.submit([1], Sampling())
+        except EngineInterrupted as error:
+            caught.append(error)
+
+    forward = engine.executor.forward
+
+    def slow(step: Any, rows: Any) -> None:
+        intrude()
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        thread.join()
+        forward(step, rows)
+
+    engine.executor.forward = slow  # type: ignore[method-assign]
+    request = engine.submit([1, 2, 3], Sampling(max_tokens=1))
+    engine.run()
+    assert request.status is Status.FINISHED, request.reason
+    assert ["from within one of its own steps" in str(caught[0]), "in another thread" in str(caught[1])] == [True] * 2
+
+
+def test_ranks_that_were_left_in_a_step_are_a_clear_refusal() -> None:
+    with LLM("tiny", num_blocks=24, engine=EngineOptions(tensor_parallel_size=2)) as llm:
+        inner = llm.executor.inner  # type: ignore[attr-defined]
+
+        def interrupt(step: Any, rows: Any) -> None:
+            raise KeyboardInterrupt
+
+        inner.forward = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("abc")
+        with pytest.raises(RankError, match="load it again"):
+            llm.generate("abc")
