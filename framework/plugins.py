@@ -1,6 +1,6 @@
 """`python -m framework.plugins`: what is installed, whether it loads, and which backends can run here.
 
-Exit status: 0, or 2 when the question could not be understood. A plugin that does not load is a line, not a failure.
+A plugin that does not load is a line, not a failure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from framework import registry
 from framework.cli.exit import command, exit_with
 from framework.errors import FrameworkError
+from framework.registry.contract import DISTRIBUTION
 
 if TYPE_CHECKING:
     from framework.interfaces.backend import AttentionSpec
@@ -25,7 +26,7 @@ class Entry:
 
     Attributes:
         name: the word that chooses it: `DISTRIBUTION:NAME` where the name alone is another's.
-        summary: its class's first docstring line, read without importing it; "-" where there is none.
+        summary: first sentence of its class's docstring, read without importing it; "-" where there is none.
         error: why it does not load; empty when it does.
         device: the device a backend was asked about; None for other kinds, and when it does not load.
         reasons: why that backend cannot run there.
@@ -90,7 +91,7 @@ def _device() -> str:
 
 
 def _reasons(plugin: registry.Plugin, cls: type, device: str) -> tuple[str, ...]:
-    """What `check` says; a stranger's `check` may raise anything, and that is a reason too."""
+    """What `check` says; whatever it raises is a reason too."""
     try:
         return tuple(str(reason) for reason in cls().check(default_spec(), device))
     except Exception as error:
@@ -114,28 +115,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print(found: Sequence[Entry]) -> None:
+    """One table a kind: name, what it is and, where something is in the way, what; readable at 80 columns."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 120)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("kind", "name", "distribution"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("what it is", ratio=3)
-    table.add_column("here", ratio=2)
-    before = ""
-    for entry in found:
-        if before and entry.kind != before:
-            table.add_section()
-        style = "green" if entry.verdict == "ok" else ("red" if entry.error else "yellow")
-        owner = f"{entry.distribution} {entry.version}"
-        table.add_row(*map(Text, (entry.kind, entry.name, owner, entry.summary)), Text(entry.verdict, style=style))
-        before = entry.kind
-    console.print(table)
+    widest = max((len(word) for entry in found for word in (entry.name, entry.kind)), default=0)
+    built_in = next((f"{e.distribution} {e.version}" for e in found if e.distribution == DISTRIBUTION), "")
+    for kind in dict.fromkeys(entry.kind for entry in found):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+        table.add_column(kind, width=min(widest, 24), overflow="fold")
+        table.add_column(f"what it is ({built_in}, or as said)" if built_in else "what it is", ratio=1, overflow="fold")
+        for entry in (entry for entry in found if entry.kind == kind):
+            style = "" if entry.verdict == "ok" else ("red" if entry.error else "yellow")
+            text = Text(entry.summary)
+            if entry.distribution != DISTRIBUTION:
+                text.append(f" [{entry.distribution} {entry.version}]", style="dim")
+            if entry.verdict != "ok":
+                text.append(f"\n{entry.verdict}", style=style)
+            table.add_row(Text(entry.name, style=style), text)
+        console.print(table)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ from framework.registry.entry_points import choice, clashes, entries, find, name
 from framework.registry.kinds import KINDS, SHARED, Kind, check_kind, groups, interface_of, kinds
 from framework.registry.lookup import load, title
 from framework.registry.plugin import Plugin
-from framework.registry.sources import source_path, summary
+from framework.registry.sources import Source, read_source, source_path, summary
 
 __all__ = [
     "KINDS",
     "SHARED",
     "Kind",
     "Plugin",
+    "Source",
     "build",
     "check_kind",
     "check_options",
@@ -27,6 +28,7 @@ __all__ = [
     "names",
     "own_options",
     "parameters",
+    "read_source",
     "source_path",
     "summary",
     "title",

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from framework.errors import DuplicatePlugin, UnknownPlugin
-from framework.registry import contract
 from framework.registry.kinds import KINDS, check_kind
 from framework.registry.places import located
 from framework.registry.plugin import Plugin
@@ -123,7 +122,7 @@ def _clash(kind: str, name: str) -> str:
 
 
 def _ours(plugins: Sequence[Plugin]) -> list[Plugin]:
-    return [plugin for plugin in plugins if _is_of(plugin, contract.DISTRIBUTION)]
+    return [plugin for plugin in plugins if plugin.is_built_in]
 
 
 def _is_of(plugin: Plugin, distribution: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from framework.registry import contract
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Plugin:
@@ -19,3 +21,10 @@ class Plugin:
     def full_name(self) -> str:
         """`DISTRIBUTION:NAME`: means this plugin, whoever else offers its name."""
         return f"{self.distribution}:{self.name}"
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the framework's own distribution offers it."""
+        from packaging.utils import canonicalize_name
+
+        return canonicalize_name(self.distribution) == contract.DISTRIBUTION

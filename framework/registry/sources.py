@@ -1,37 +1,121 @@
-"""What a plugin's source says of it, read without running it."""
+"""What a plugin's source says of it, read without running it: first sentence, options, place."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+from framework.registry.kinds import SHARED
 from framework.registry.plugin import Plugin
+
+_HOPS = 6
+"""Imports and base classes that are followed from a plugin's entry point, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A class as its source shows it.
+
+    Attributes:
+        summary: first sentence of its docstring, or of its module's; "" where there is none.
+        options: the constructor's own keywords as they are written, such as `k=2`; `k` alone has no default.
+    """
+
+    summary: str = ""
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    node: ast.ClassDef
+    module: str
+    path: Path
+    tree: ast.Module
+
+
+def read_source(plugin: Plugin) -> Source:
+    """What the source of a plugin's class says; empty where there is no Python source to read."""
+    module, _, attribute = plugin.value.rpartition(":")
+    found = _find(module, attribute.split(".")[0], _HOPS)
+    if found is None:
+        return Source()
+    text = ast.get_docstring(found.node) or ast.get_docstring(found.tree) or ""
+    return Source(first_sentence(text), tuple(_options(found)))
 
 
 def summary(plugin: Plugin) -> str:
-    """The first docstring line of the plugin's class, read from source without running it; `-` where there is none."""
-    module, _, attribute = plugin.value.partition(":")
-    return _class_summary(module, attribute.split(".")[0], hops=4) or "-"
+    """The first sentence of the docstring of the plugin's class; `-` where there is none."""
+    return read_source(plugin).summary or "-"
 
 
-def _class_summary(module: str, name: str, hops: int) -> str:
-    path = source_path(module)
-    if path is None or path.suffix != ".py" or hops == 0:
-        return ""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ""
+def first_sentence(text: str) -> str:
+    """The first sentence of a docstring, on one line, or its whole first paragraph where no sentence ends in it."""
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    end = re.search(r"(?<![A-Z])(?<!e\.g)(?<!i\.e)(?<!et al)(?<!vs)[.!?](?=\s+[A-Z`(\d])", paragraph)
+    return paragraph[: end.end()] if end else paragraph
+
+
+def _options(found: _Class) -> Iterator[str]:
+    for cls in _with_bases(found, _HOPS):
+        for node in cls.node.body:
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                yield from _keywords(node.args)
+                return
+
+
+def _with_bases(found: _Class, hops: int) -> Iterator[_Class]:
+    """The class and its bases, nearest first, as far as their source can be found."""
+    yield found
+    for base in found.node.bases:
+        if isinstance(base, ast.Name) and hops:
+            parent = _find(found.module, base.id, hops - 1, found)
+            if parent is not None:
+                yield from _with_bases(parent, hops - 1)
+
+
+def _keywords(arguments: ast.arguments) -> Iterator[str]:
+    positional = arguments.args[1:]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
+    pairs = [*zip(positional, defaults[-len(positional) :] if positional else [], strict=True)]
+    for argument, default in [*pairs, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
+        if argument.arg not in SHARED:
+            yield argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}"
+
+
+def _find(module: str, name: str, hops: int, within: _Class | None = None) -> _Class | None:
+    """The class of this name in a module, or where the module imports it from."""
+    if within is not None:
+        path, tree = within.path, within.tree
+    else:
+        place = Path(module) if module.endswith(".py") else source_path(module)
+        if place is None or place.suffix != ".py":
+            return None
+        path, parsed = place, _parsed(place)
+        if parsed is None:
+            return None
+        tree = parsed
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == name:
-            return _first_line(ast.get_docstring(node) or ast.get_docstring(tree) or "")
-    for node in tree.body:
+            return _Class(node, module, path, tree)
+    for node in tree.body if hops else ():
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    return _class_summary(_absolute(module, path, node), alias.name, hops - 1)
-    return ""
+                    return _find(_absolute(module, path, node), alias.name, hops - 1)
+    return None
+
+
+@lru_cache(maxsize=256)
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
 
 
 def _absolute(module: str, path: Path, node: ast.ImportFrom) -> str:
@@ -61,7 +145,3 @@ def source_path(module: str) -> Path | None:
             if candidate.is_file() or (candidate == base and base.is_dir()):
                 return candidate
     return None
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")

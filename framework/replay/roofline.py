@@ -56,11 +56,11 @@ class Roofline:
     ) -> None:
         for what, name, known in (("device", device, DEVICES), ("shape", shape, SHAPES), ("dtype", dtype, _BYTES)):
             if name not in known:
-                raise ConfigError(f"roofline.{what} {name!r} is unknown; known: {', '.join(known)}")
+                raise ConfigError(f"replay.{what} {name!r} is unknown; known: {', '.join(known)}")
         if not 0 < efficiency <= 1:
-            raise ConfigError(f"roofline.efficiency must be above 0 and at most 1, found {efficiency}")
+            raise ConfigError(f"replay.efficiency must be above 0 and at most 1, found {efficiency}")
         if overhead_s < 0:
-            raise ConfigError(f"roofline.overhead_s must be at least 0, found {overhead_s}")
+            raise ConfigError(f"replay.overhead_s must be at least 0, found {overhead_s}")
         self.config: ModelConfig = SHAPES[shape]
         size, model = _BYTES[dtype], self.config
         self._bandwidth = DEVICES[device].bytes_per_s * efficiency

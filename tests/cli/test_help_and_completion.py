@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from framework import registry
+from framework.config.sections import SECTIONS
+from framework.config.setting import settings_of
 
 LINES = [
     ("kvcache-framework +alloc", ["+allocator.", "+allocator="]),
@@ -27,17 +29,28 @@ LINES = [
 ]
 
 
-def test_help_lists_every_plugin_with_its_line_and_distribution(command: Any) -> None:
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_lists_every_plugin_with_its_sentence_and_options_and_every_setting(
+    width: int, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
     status, out, err = command("--help")
     assert (status, err) == (0, "")
-    rows = [line.removeprefix("*").split() for line in out.splitlines()]
+    assert max(map(len, out.splitlines())) <= width
+    words = " ".join(out.split())
     for kind in registry.kinds():
         for plugin in registry.entries(kind):
             # One name may be of several kinds: `native` is an allocator and a backend.
-            row = [plugin.name, plugin.distribution, plugin.version, *registry.summary(plugin).split()]
-            assert row in rows, (plugin, out)
+            owner = "" if plugin.is_built_in else f" ({plugin.distribution} {plugin.version})"
+            found = registry.read_source(plugin).options
+            options = f" options: {', '.join(found)}" if found else ""
+            assert " ".join(f"{plugin.name} {registry.summary(plugin)}{owner}{options}".split()) in words, plugin
     for group in ("model", "workload", "tracker", "experiment"):
-        assert f"{group}:" in out, out
+        assert f"{group}=" in out, out
+    for section in SECTIONS.values():
+        for key, _, doc in settings_of(section):
+            assert key in words, key
+            assert doc in words, doc
 
 
 def test_help_works_beside_other_words(command: Any) -> None:

@@ -57,12 +57,19 @@ def test_what_does_not_load_is_a_line_and_spoils_no_other(distribution: Any, cap
     assert verdicts["sha256", "kvcache-framework"] == "ok"
 
 
-def test_the_table_names_kind_name_distribution_version_and_what_it_is(capsys: Any) -> None:
+def test_the_table_fits_80_columns_and_says_what_each_is_and_whose(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["--kind", "backend", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80, out
+    words = " ".join(out.split())
     for plugin in registry.entries("backend"):
-        line = next(line for line in out.splitlines() if line.split()[:2] == ["backend", plugin.name])
-        assert f"{plugin.distribution} {plugin.version}" in line, line
+        owner = f" [{plugin.distribution} {plugin.version}]" if not plugin.is_built_in else ""
+        assert f"{plugin.name} {registry.summary(plugin)}{owner}" in words, out
+    assert "varlen One call" in words
+    assert "not on cpu: device cpu is not supported" in words
     assert "eviction" not in out
 
 

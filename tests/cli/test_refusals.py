@@ -24,7 +24,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("workload=chatt",), "did you mean 'chat'"),
     (("tracker=wandbb",), "did you mean 'wandb'"),
     (("+experiment=nothing_like_it",), "no experiment named 'nothing_like_it'"),
-    (("allocator.watermrk=0.1",), "did you mean 'allocator.watermark'"),
+    (("allocator.watermrk=0.1",), "did you mean 'watermark'"),
     (("+allocator.watermrk=0.1",), "did you mean 'watermark'"),
     (("++allocator.watermrk=0.1",), "did you mean 'watermark'"),
     (("allocator.watermark=abc",), "allocator.watermark"),
@@ -32,9 +32,12 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("allocator.watermark=[1,2]",), "allocator.watermark"),
     (("allocator.leaf_only=perhaps",), "allocator.leaf_only"),
     (("+allocator=contiguous", "+allocator.reserve=maxx"), "did you mean 'max'"),
-    (("+allocator=contiguous", "allocator.watermark=0.1"), "unknown key 'allocator.watermark'"),
+    (
+        ("+allocator=contiguous", "allocator.watermark=0.1"),
+        "'contiguous' has no option 'watermark'; its options: reserve",
+    ),
     (("+allocator=contiguous", "+allocator.reserve=1"), "one of max, pow2, oracle"),
-    (("allocator.num_blocks=8",), "did you mean 'cache.num_blocks'"),
+    (("allocator.num_blocks=8",), "shared by all components; set cache.num_blocks instead"),
     (("+allocator.num_blocks=8",), "set cache.num_blocks instead"),
     (("+eviction.seed=8",), "set seed instead"),
     (("allocator={a: 1}",), "chosen by its name"),
@@ -90,6 +93,34 @@ def test_a_bad_request_is_one_sentence(words: Any, says: str, command: Any, runs
     assert err.count("\n") == 1, err
     assert "Traceback" not in err, err
     assert out == "", out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("hydra.job.chdir=true",), "hydra.job.chdir=true is not supported: paths on the command line are relative to"),
+        (("eviction.k=3",), "eviction 'lru' has no option 'k'; its options: none"),
+        (("eviction=lru_k", "eviction.kk=3"), "its options: k, history; did you mean 'k'?"),
+        (("eviction=./nowhere.py:Mine",), "nowhere.py"),
+        (("hydra/sweeper=optuna",), "`python -m framework.search NAME OVERRIDE...`"),
+        (("engine.max_batch_requests=10000000",), "engine.max_batch_requests must be at most 65536"),
+        (("cache=null",), "cache"),
+    ],
+)
+def test_what_is_meant_is_said(words: Any, says: str, command: Any, runs: list[Any]) -> None:
+    status, out, err = command(*words, "backend=gather")
+    assert (status, out, err.count("\n"), runs) == (2, "", 1, []), err
+    assert says in err, err
+
+
+def test_a_defaults_list_that_overrides_a_setting_is_told_from_a_key(command: Any, elsewhere: Path) -> None:
+    (elsewhere / "mine" / "experiment").mkdir(parents=True)
+    (elsewhere / "mine" / "experiment" / "x.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /mode: replay\n"
+    )
+    status, _, err = command("-cd", "mine", "+experiment=x")
+    assert (status, err.count("\n")) == (2, 1), err
+    assert "overrides `mode`, which is a setting and no group; write `mode: VALUE` below the list" in err, err
 
 
 @pytest.mark.parametrize("words", [("+allocator.watermrk=1",), ("cache.num_blocks=x",), ("+allocatr=prefix",)])

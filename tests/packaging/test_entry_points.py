@@ -45,10 +45,12 @@ def test_the_console_script_is_main(project: Any) -> None:
 )
 def test_every_installed_plugin_loads_and_its_summary_is_its_docstring(plugin: registry.Plugin) -> None:
     cls = registry.load(plugin.kind, plugin.name)
-    doc = inspect.cleandoc(cls.__doc__ or "").splitlines()
-    assert registry.summary(plugin) == (doc[0] if doc else "-")
-    assert registry.own_options(cls) is not None
+    source = registry.read_source(plugin)
+    doc = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+    assert doc.startswith(source.summary), source
+    assert source.summary.endswith((".", "!", "?")), f"--help shows whole sentences: {source.summary}"
+    assert [word.partition("=")[0] for word in source.options] == registry.own_options(cls).names(), source
 
 
 def test_the_conf_folder_lies_beside_the_package(repository: Path) -> None:
-    assert conf_folder() in (repository / "conf", Path(inspect.getfile(registry)).parent / "conf")
+    assert conf_folder() in (repository / "conf", Path(inspect.getfile(registry)).parents[1] / "conf")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from framework import registry
@@ -37,6 +37,8 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
     if "Config group override must be" in text:
         return _not_a_name(overrides)
     unknown = re.search(r"Could not (?:override|append[^']*|delete[^']*) '([^']*)'", text)
+    if unknown and "No match in the defaults list" in text:
+        return _no_group(unknown[1])
     if unknown and ("not in" in text or "No match" in text):
         return _unknown_key(unknown[1], overrides, path)
     where = re.search(r"full_key: (\S+)", text)
@@ -71,15 +73,43 @@ def _no_option(missing: str, options: list[str]) -> FrameworkError:
         except FrameworkError as error:
             return error
     near = did_you_mean(name, options)
+    if group == "hydra/sweeper":
+        return ConfigError(
+            f"no {group} named {name!r}; options: {listing(options)}; optuna chooses the trials of "
+            "`python -m framework.search NAME OVERRIDE...`"
+        )
     hint = "; a file or folder of that name is not there either" if group in ("model", "workload") and not near else ""
     return ConfigError(f"no {group or 'configuration'} named {name!r}; options: {listing(options)}{near}{hint}")
+
+
+def _no_group(key: str) -> ConfigError:
+    """An `override /KEY: ...` of a defaults list whose key is no group."""
+    name = key.strip("/").split("@")[0]
+    if name in _settings():
+        return ConfigError(
+            f"a defaults list overrides `{name}`, which is a setting and no group; write `{name}: VALUE` below the list"
+        )
+    near = did_you_mean(name, _group_names())
+    return ConfigError(
+        f"a defaults list overrides {name!r}, which is no group; groups: {listing(_group_names())}{near}"
+    )
 
 
 def _unknown_key(key: str, overrides: Sequence[str], path: ConfigSearchPath) -> ConfigError:
     key = key.split("@")[0]
     if key in _group_names():
         return ConfigError(f"the {key} is chosen by its name, set {key}=NAME; --help lists them")
-    known = known_keys(overrides, path)
+    config = _composed(overrides, path)
+    group, _, option = key.partition(".")
+    if group in registry.groups() and option and isinstance(config.get(group), dict):
+        if option in registry.SHARED:
+            return ConfigError(f"{key} is shared by all components; set {registry.SHARED[option]} instead")
+        options = [name for name in config[group] if name != "name"]
+        return ConfigError(
+            f"{group} {config[group].get('name')!r} has no option {option!r}; its options: {listing(options)}"
+            f"{did_you_mean(option, options)}"
+        )
+    known = _flat(config)
     parent = key.rpartition(".")[0]
     siblings = [name for name in known if name.rpartition(".")[0] == parent]
     near = did_you_mean(key, known)
@@ -88,18 +118,26 @@ def _unknown_key(key: str, overrides: Sequence[str], path: ConfigSearchPath) -> 
     )
 
 
-def known_keys(overrides: Sequence[str], path: ConfigSearchPath) -> list[str]:
-    """Every key that can be set under the group choices among `overrides`, or under the defaults."""
+def _composed(overrides: Sequence[str], path: ConfigSearchPath) -> dict[str, Any]:
+    """The configuration under the choices among `overrides`, or under the defaults; empty where neither composes."""
     from framework.config.hydra.compose import compose_normal
 
     choices = [override for override in overrides if re.match(r"^\w+=[\w.:/-]+$", override)]
     groups = [override for override in choices if override.split("=")[0] in _group_names()]
     for attempt in (groups, []):
         try:
-            return _flat(compose_normal(attempt, path))
+            plain = OmegaConf.to_container(compose_normal(attempt, path), resolve=False)
         except (FrameworkError, RecursionError):
             continue
-    return []
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}
+    return {}
+
+
+def _settings() -> dict[str, Any]:
+    from framework.config.defaults import default_settings
+
+    return default_settings()
 
 
 def _group_names() -> frozenset[str]:
@@ -108,13 +146,10 @@ def _group_names() -> frozenset[str]:
     return frozenset(default_choices(conf_folder()))
 
 
-def _flat(config: DictConfig) -> list[str]:
-    def walk(node: Any, prefix: str) -> list[str]:
-        keys = []
-        for key, value in node.items():
-            keys.append(f"{prefix}{key}")
-            if isinstance(value, dict):
-                keys.extend(walk(value, f"{prefix}{key}."))
-        return keys
-
-    return walk(OmegaConf.to_container(config, resolve=False), "")
+def _flat(node: Mapping[str, Any], prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in node.items():
+        keys.append(f"{prefix}{key}")
+        if isinstance(value, dict):
+            keys.extend(_flat(value, f"{prefix}{key}."))
+    return keys
