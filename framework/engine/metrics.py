@@ -148,7 +148,7 @@ class Metrics:
 
     def _final_stats(self, state: EngineState) -> AllocatorStats | None:
         try:
-            return state.guarded.stats()
+            return state.guarded.final_stats()
         except PluginError as error:
             self.first_failure = self.first_failure or str(error)
             return None

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from framework.errors import InvalidArgument, Unsupported
-from framework.export.books import Books, build_policy
+from framework.export.host_blocks import HostBlocks, build_policy
 from framework.registry.components import Component
 
 
@@ -39,7 +39,7 @@ def as_libcachesim(
         library = importlib.import_module("libcachesim")
     except ImportError as error:
         raise Unsupported(f"libcachesim cannot be imported ({error}); pip install libcachesim") from error
-    hooks = _Hooks(Books(made, num_blocks), object_size)
+    hooks = _Hooks(HostBlocks(made, num_blocks), object_size)
     return library.PluginCache(
         cache_size=num_blocks * object_size,
         cache_init_hook=hooks.start,
@@ -56,37 +56,37 @@ def as_libcachesim(
 class _Hooks:
     """The cache's data as libcachesim hands it to every hook. A miss on a full cache calls `evict`, then `miss`."""
 
-    def __init__(self, books: Books, object_size: int) -> None:
-        self.books, self.object_size = books, object_size
+    def __init__(self, host: HostBlocks, object_size: int) -> None:
+        self.host, self.object_size = host, object_size
 
     def start(self, _: Any) -> _Hooks:
         return self
 
     def hit(self, request: Any) -> None:
-        self.books.tick()
-        self.books.hit([request.obj_id])
+        self.host.tick()
+        self.host.hit([request.obj_id])
 
     def evict(self, request: Any) -> int:
         self._require(request)
-        self.books.count += 1
+        self.host.count += 1
         try:
-            name = self.books.victim()
-            self.books.evict(name)
+            name = self.host.victim()
+            self.host.evict(name)
         finally:
-            self.books.count -= 1  # the miss that follows is the same access
+            self.host.count -= 1  # the miss that follows is the same access
         return int(name)  # type: ignore[call-overload, no-any-return]
 
     def miss(self, request: Any) -> None:
         self._require(request)
-        self.books.tick()
+        self.host.tick()
         name = request.obj_id
-        self.books.add(name, int(name).to_bytes(8, "little"))
-        self.books.admit([name])
-        self.books.release([name])
+        self.host.add(name, int(name).to_bytes(8, "little"))
+        self.host.admit([name])
+        self.host.release([name])
 
     def remove(self, name: int) -> None:
-        if name in self.books.block_of:
-            self.books.evict(name)
+        if name in self.host.block_of:
+            self.host.evict(name)
 
     def free(self) -> None:
         """Nothing to give back; libcachesim insists on the hook."""

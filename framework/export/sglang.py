@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from framework.errors import InvalidArgument
-from framework.export.books import Books, build_policy
+from framework.export.host_blocks import HostBlocks, build_policy
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
 from framework.registry.components import Component
 from framework.types import BlockHash, BlockId
@@ -128,7 +128,7 @@ class OrderStrategy:
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
-        self._books = Books(policy, num_blocks)
+        self._host = HostBlocks(policy, num_blocks)
         self._rank: dict[Any, int] = {}
         self._asked: set[int] = set()
         self._used: dict[Any, float] = {}
@@ -151,20 +151,20 @@ class OrderStrategy:
 
     def _observe(self, places: list[_Place]) -> None:
         """Tell the policy what happened to the tree since the last round. `places` in order of last use."""
-        books, present = self._books, {place.node.id for place in places}
-        for name in [name for name in books.block_of if name not in present]:
-            books.evict(name)
+        host, present = self._host, {place.node.id for place in places}
+        for name in [name for name in host.block_of if name not in present]:
+            host.evict(name)
         for place in places:
-            if place.node.id in books.block_of:
+            if place.node.id in host.block_of:
                 self._describe(place)
         for _, request in groupby(self._events(places), key=lambda event: event[0]):
             self._tell([place for _, _, _, place in request])
         self._used = {place.node.id: place.node.last_access_time for place in places}
         self._parent = {place.node.id: place.node.parent.id for place in places}
-        books.pin([place.node.id for place in places if place.node.lock_ref])
+        host.pin([place.node.id for place in places if place.node.lock_ref])
         for place in places:
             if not place.node.lock_ref:
-                books.release([place.node.id])
+                host.release([place.node.id])
 
     def _events(self, places: list[_Place]) -> list[tuple[float, int, int, _Place]]:
         """(time, -depth, node id, place) of each creation and last use since the last round, in order."""
@@ -181,33 +181,33 @@ class OrderStrategy:
 
     def _tell(self, request: list[_Place]) -> None:
         """What one request found and what it added, deepest first."""
-        books = self._books
-        books.tick()
-        added = [place for place in request if place.node.id not in books.block_of]
-        books.hit([place.node.id for place in request if place.node.id in books.block_of])
+        host = self._host
+        host.tick()
+        added = [place for place in request if place.node.id not in host.block_of]
+        host.hit([place.node.id for place in request if place.node.id in host.block_of])
         for place in added:
-            books.add(place.node.id, _key(place.node))
+            host.add(place.node.id, _key(place.node))
             self._describe(place)
-        books.admit([place.node.id for place in added])
-        books.release([place.node.id for place in added])
+        host.admit([place.node.id for place in added])
+        host.release([place.node.id for place in added])
 
     def _describe(self, place: _Place) -> None:
-        books, node = self._books, place.node
-        block = books.block_of[node.id]
-        books.depth[block], books.num_tokens[block] = place.depth, place.num_tokens
-        books.children[block], books.priority[block] = len(node.children), node.priority
+        host, node = self._host, place.node
+        block = host.block_of[node.id]
+        host.depth[block], host.num_tokens[block] = place.depth, place.num_tokens
+        host.children[block], host.priority[block] = len(node.children), node.priority
 
     def _order(self) -> dict[Any, int]:
         """Every candidate's rank, by a copy of the policy that is made to evict them all."""
-        books = copy.deepcopy(self._books)
+        host = copy.deepcopy(self._host)
         order: dict[Any, int] = {}
-        while books.candidates:
-            name = books.victim()
+        while host.candidates:
+            name = host.victim()
             order[name] = len(order)
-            books.evict(name)
-            parent = books.block_of.get(self._parent[name])
+            host.evict(name)
+            parent = host.block_of.get(self._parent[name])
             if parent is not None:
-                books.children[parent] -= 1
+                host.children[parent] -= 1
         return order
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from framework.errors import InvalidArgument, Unsupported
-from framework.export.books import Books, build_policy
+from framework.export.host_blocks import HostBlocks, build_policy
 from framework.registry.components import Component
 
 INTERFACE = "vllm 0.33.0, vllm/v1/kv_offload/cpu/policies/base.py"
@@ -56,7 +56,7 @@ def as_vllm(policy: Component, *, chunk_tokens: int = 16, seed: int = 0, base: t
 
     def start(self: Any, cache_capacity: int) -> None:
         base.__init__(self, cache_capacity)  # type: ignore[misc]
-        self._make = lambda: Books(
+        self._make = lambda: HostBlocks(
             build_policy(policy, cache_capacity, block_size=chunk_tokens, seed=seed), cache_capacity
         )
         self._chunk_tokens = chunk_tokens
@@ -74,14 +74,14 @@ def _cache_policy() -> type:
 
 
 class _Methods:
-    """`CachePolicy`'s methods over a policy's books. `key`s are vLLM's bytes, `chunk`s its `ChunkStatus`."""
+    """`CachePolicy`'s methods over a policy's host. `key`s are vLLM's bytes, `chunk`s its `ChunkStatus`."""
 
     _make: Any
     _chunk_tokens: int
 
     def clear(self) -> None:
         """All chunks are gone, whoever uses them, and the policy has learnt nothing."""
-        self._books: Books = self._make()
+        self._host: HostBlocks = self._make()
         self._chunks: dict[bytes, Any] = {}
         self._storing: Any = None
 
@@ -94,15 +94,15 @@ class _Methods:
         end = None if req_context is None else req_context.get_offload_key_position(key)
         tokens = self._chunk_tokens if end is None else int(end)
         if req_context is None or req_context is not self._storing:
-            self._books.tick()  # chunks that one request stores in a row share an access
+            self._host.tick()  # chunks that one request stores in a row share an access
             self._storing = req_context
-        self._books.add(key, key, depth=(tokens - 1) // self._chunk_tokens, num_tokens=tokens)
-        self._books.admit([key])
+        self._host.add(key, key, depth=(tokens - 1) // self._chunk_tokens, num_tokens=tokens)
+        self._host.admit([key])
         self._chunks[key] = chunk
 
     def remove(self, key: bytes) -> None:
         """A store failed."""
-        self._books.evict(key)
+        self._host.evict(key)
         del self._chunks[key]
 
     def touch(self, keys: Iterable[bytes], req_context: Any = None) -> None:
@@ -110,8 +110,8 @@ class _Methods:
         found = [key for key in keys if key in self._chunks]
         if found:
             self._storing = None
-            self._books.tick()
-            self._books.hit(found[::-1])
+            self._host.tick()
+            self._host.hit(found[::-1])
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
         """Nothing is here yet to be told of; `insert` follows."""
@@ -129,31 +129,31 @@ class _Methods:
 
     def mark_evictable(self, key: bytes) -> None:
         """Its transfers ended."""
-        self._books.release([key])
+        self._host.release([key])
 
     def mark_non_evictable(self, key: bytes) -> None:
         """A transfer reads it."""
-        self._books.pin([key])
+        self._host.pin([key])
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, Any]] | None:
         """The policy's next n victims outside `protected`, or None, and nothing changed, when there are fewer.
 
         Protected candidates that the policy names meanwhile count as in use until the last victim is found.
         """
-        books = self._books
-        idle = [books.name_of[block] for block in books.candidates]
+        host = self._host
+        idle = [host.name_of[block] for block in host.candidates]
         if sum(key not in protected for key in idle) < n:
             return None
         gone: list[tuple[bytes, Any]] = []
         spared: list[Any] = []
         while len(gone) < n:
-            key: Any = books.victim()
+            key: Any = host.victim()
             if key in protected:
-                books.pin([key])
+                host.pin([key])
                 spared.append(key)
             else:
-                books.evict(key)
+                host.evict(key)
                 gone.append((key, self._chunks.pop(key)))
         for key in spared:
-            books.release([key])
+            host.release([key])
         return gone

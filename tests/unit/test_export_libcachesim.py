@@ -8,7 +8,7 @@ import pytest
 
 from framework.errors import InvalidArgument, UnknownPlugin, Unsupported
 from framework.export import as_libcachesim
-from framework.export.books import build_policy
+from framework.export.host_blocks import build_policy
 from framework.replay.paths import build_paths, flat_paths
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest

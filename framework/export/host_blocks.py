@@ -1,11 +1,12 @@
-"""What does a policy need to be told of a cache that is not ours?"""
+"""The blocks of another engine's cache as an eviction policy sees them."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Iterable, Sequence
 
-from framework.errors import InvalidArgument, OutOfBlocks, PluginError, Unsupported
+from framework.errors import InvalidArgument, OutOfBlocks, Unsupported
+from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.registry.components import Component, build_component
 from framework.types import BlockHash, BlockId
@@ -32,7 +33,7 @@ def build_policy(policy: Component, num_blocks: int, *, block_size: int = 1, see
     return copy.deepcopy(built) if built is policy else built
 
 
-class Books:
+class HostBlocks:
     """The facts of another engine's blocks by block id, and which are candidates; drives one policy.
 
     The host knows its blocks by name: any hashable, unique among residents. Each list of names is deepest first.
@@ -52,8 +53,10 @@ class Books:
         self.block_of: dict[Hashable, BlockId] = {}
         self.name_of: list[Hashable] = [None] * rows
         self.candidates: set[BlockId] = set()
+        self._marks = bytearray(rows)  # 1 for candidates
         self._free = [BlockId(block) for block in range(num_blocks, 0, -1)]
-        policy.attach(
+        self._guarded = GuardedPolicy(policy)
+        self._guarded.attach(
             BlockView(
                 depth=self.depth,
                 num_tokens=self.num_tokens,
@@ -73,7 +76,7 @@ class Books:
         self.count += 1
 
     def add(self, name: Hashable, key: bytes, *, depth: int = 0, num_tokens: int = 1, priority: int = 0) -> BlockId:
-        """Give a new block its id and facts; the policy hears of it by `admit`.
+        """Give a new block its id and facts; `admit` tells the policy.
 
         Raises:
             InvalidArgument: the name is resident.
@@ -93,22 +96,26 @@ class Books:
     def admit(self, names: Iterable[Hashable]) -> None:
         """Added blocks were published; they are in use until released."""
         if blocks := self._ids(names):
-            self.policy.admit(blocks, self.count)
+            self._guarded.admit(blocks, self.count)
 
     def release(self, names: Iterable[Hashable]) -> None:
         """Nobody uses these blocks any more. Those that nobody used are left alone."""
         if blocks := [block for block in self._ids(names) if block not in self.candidates]:
-            self.policy.release(blocks, self.count)
+            self._guarded.release(blocks, self.count)
             self.candidates.update(blocks)
+            for block in blocks:
+                self._marks[block] = 1
 
     def pin(self, names: Iterable[Hashable]) -> None:
         """These blocks are in use now. Those in use already are left alone."""
         if blocks := [block for block in self._ids(names) if block in self.candidates]:
-            self.policy.pin(blocks, self.count)
+            self._guarded.pin(blocks, self.count)
             self.candidates.difference_update(blocks)
+            for block in blocks:
+                self._marks[block] = 0
 
     def hit(self, names: Sequence[Hashable]) -> None:
-        """A request found these blocks; candidates among them are in use only while it is told."""
+        """A request found these blocks; candidates among them are in use only for that call."""
         blocks = self._ids(names)
         if not blocks:
             return
@@ -117,27 +124,24 @@ class Books:
         for block in blocks:
             self.last_access[block] = self.count
             self.hits[block] += 1
-        self.policy.hit(blocks, self.count)
+        self._guarded.hit(blocks, self.count)
         self.release(idle)
 
     def victim(self) -> Hashable:
         """The name of the candidate to evict next; `evict` it.
 
         Raises:
-            NoCandidate: there is none.
-            PluginError: the policy named another block.
+            PluginError: there is no candidate, or the policy named another block.
         """
-        block = self.policy.victim(self.count)
-        if block not in self.candidates:
-            raise PluginError(f"{type(self.policy).__name__}.victim named {block!r}, which is no candidate")
-        return self.name_of[block]
+        return self.name_of[self._guarded.victim(self.count, self._marks)]
 
     def evict(self, name: Hashable) -> None:
-        """The content of this block is gone. One in use is released first: a policy hears only of candidates' ends."""
+        """The content of this block is gone. One in use is released first: only candidates are evicted."""
         self.release([name])
         block = self.block_of.pop(name)
-        self.policy.evicted(block, self.count)
+        self._guarded.evicted(block, self.count)
         self.candidates.discard(block)
+        self._marks[block] = 0
         self.name_of[block] = self.key[block] = None
         self._free.append(block)
 
