@@ -25,7 +25,8 @@ def _rows(section: str) -> Iterator[str]:
     yield "|---|---|---|---|"
     for metric in CATALOGUE.values():
         if metric.section == section:
-            yield f"| `{metric.key}` | {metric.unit} | {metric.better} | {metric.definition} |"
+            definition = metric.definition.replace("|", "\\|")  # a pipe would end the cell
+            yield f"| `{metric.key}` | {metric.unit} | {metric.better} | {definition} |"
     if section == "plugins":
         for kind, definition in FAMILIES.items():
             yield f"| `{kind}_*` | any | | {definition[0].upper()}{definition[1:]}. |"

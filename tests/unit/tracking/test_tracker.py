@@ -128,6 +128,11 @@ def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path) -
     assert rows["columns"] == ["key", "ttft_s", "tokens"]
     assert rows["data"] == [["r0", 0.0, "[1, 2]"], ["r1", 0.5, "[1, 2]"]]
     assert any("memory" in path and path.endswith(".png") for path in stored.files), stored.files
+    definitions = next(path for path in stored.files if "definitions" in path)
+    meanings = json.loads(next(tmp_path.rglob(Path(definitions).name)).read_text())
+    assert meanings["columns"] == ["key", "unit", "better", "definition"]
+    assert {row[0] for row in meanings["data"]} <= set(result), meanings["data"]
+    assert meanings["data"], "what the summary holds is defined"
 
 
 def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(tmp_path: Path) -> None:
