@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def replay_progress(*, enabled: bool) -> Iterator[Callable[[Engine], None]]:
 
 @contextmanager
 def sweep_progress(total: int, *, enabled: bool) -> Iterator[Callable[[Outcome], None]]:
-    """A bar over a sweep's jobs with what became of them, on standard error; nothing when not a terminal."""
+    """What became of a sweep's jobs, on standard error: a bar on a terminal, else a line a job."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -82,8 +84,11 @@ def sweep_progress(total: int, *, enabled: bool) -> Iterator[Callable[[Outcome],
     )
 
     console = Console(stderr=True)
-    if not (enabled and console.is_terminal):
+    if not enabled:
         yield lambda outcome: None
+        return
+    if not console.is_terminal:
+        yield _sweep_lines(total)
         return
     columns = (
         TextColumn("jobs"),
@@ -102,6 +107,28 @@ def sweep_progress(total: int, *, enabled: bool) -> Iterator[Callable[[Outcome],
             bar.update(task, advance=1, states=", ".join(f"{count} {state}" for state, count in sorted(states.items())))
 
         yield tick
+
+
+def _sweep_lines(total: int) -> Callable[[Outcome], None]:
+    """`4 of 54 done before`, then a line a job with its seconds."""
+    number = skipped = 0
+    last_s = time.monotonic()
+
+    def tick(outcome: Outcome) -> None:
+        nonlocal number, skipped, last_s
+        number, now = number + 1, time.monotonic()
+        took_s, last_s = now - last_s, now
+        skipped += outcome.state in ("skipped", "copy")
+        if outcome.state in ("skipped", "copy") and number < total:
+            return
+        if skipped:
+            print(f"{skipped} of {total} done before", file=sys.stderr, flush=True)  # noqa: T201
+            skipped = 0
+        if outcome.state not in ("skipped", "copy"):
+            name = "" if outcome.directory is None else f": {Path(outcome.directory).name}"
+            print(f"{number} of {total} {outcome.state}, {took_s:.1f} s{name}", file=sys.stderr, flush=True)  # noqa: T201
+
+    return tick
 
 
 @contextmanager

@@ -130,6 +130,7 @@ class RunOptions(Section):
     overwrite: bool = setting(True, "of what an earlier run left in dir")
     progress: bool = setting(True, "progress on standard error")
     events: bool = setting(False, "write the eviction and scheduling log")
+    requests: bool = setting(True, "write requests.jsonl, one object a request")
     record: bool = setting(False, "serve: write recording.jsonl, for workload=recording")
     report: bool = setting(True, "a sweep: tables, plots and a page at its end")
     stop_after_io_failures: int = setting(

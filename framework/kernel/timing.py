@@ -12,7 +12,7 @@ import torch
 Call = Callable[[int], None]
 """Does the work once; the argument is the turn, counted up, which chooses among rotated buffers."""
 
-_MIN_ROUNDS, _MAX_ROUNDS = 5, 400
+_WARM_UP_ROUNDS, _MIN_ROUNDS, _MAX_ROUNDS = 2, 5, 400
 _GRAPH_CALLS = 20
 
 
@@ -37,21 +37,29 @@ class Times:
 def time_on_cpu(calls: Mapping[str, Call], budget_s: float) -> dict[str, Times]:
     """Wall clock of each call, the calls in turn, so that a noisy second hurts all alike.
 
-    Rounds until the budget is spent, at least 5; two more go before, to warm up.
+    Two rounds warm up; then rounds until the budget is spent, at least 5. Once one call alone has taken longer than
+    the budget, its round is the last and counts, a first one as well.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     end = 0.0
-    for turn in range(-2, _MAX_ROUNDS):
-        if turn == 0:
+    for turn in range(_WARM_UP_ROUNDS + _MAX_ROUNDS):
+        if turn == _WARM_UP_ROUNDS:
             end = time.perf_counter() + budget_s
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call(turn + 2)
-            if turn >= 0:
-                samples[name].append(time.perf_counter() - start)
-        if turn >= _MIN_ROUNDS - 1 and time.perf_counter() > end:
+        taken = {name: _seconds(call, turn) for name, call in calls.items()}
+        too_slow = max(taken.values()) > budget_s
+        if turn >= _WARM_UP_ROUNDS or too_slow:
+            for name, seconds in taken.items():
+                samples[name].append(seconds)
+        enough = turn >= _WARM_UP_ROUNDS + _MIN_ROUNDS - 1 and time.perf_counter() > end
+        if too_slow or enough:
             break
     return {name: Times(tuple(values), "wall clock") for name, values in samples.items()}
+
+
+def _seconds(call: Call, turn: int) -> float:
+    start = time.perf_counter()
+    call(turn)
+    return time.perf_counter() - start
 
 
 def time_on_cuda(call: Call, budget_s: float, *, num_turns: int, graph: bool) -> Times:
@@ -72,6 +80,8 @@ def time_on_cuda(call: Call, budget_s: float, *, num_turns: int, graph: bool) ->
         torch.cuda.synchronize()
         once_s = time.perf_counter() - start
     torch.cuda.current_stream().wait_stream(side)
+    if once_s > budget_s:
+        return Times((once_s,), "wall clock, one call")
     affordable = int(budget_s / _MIN_ROUNDS / once_s)  # a slow call is repeated less often within a sample
     calls = num_turns * max(1, min(-(-_GRAPH_CALLS // num_turns), affordable // num_turns))
 

@@ -13,7 +13,7 @@ from framework.cli.signals import describe, interrupts
 from framework.errors import FrameworkError
 from framework.modes.watchdog import Watchdog
 from framework.registry.options import section
-from framework.results.layout import JOB
+from framework.results.layout import JOB, SHARED
 from framework.results.reading import read_json, what_went_wrong
 from framework.sweep.job import fail
 from framework.tracking import RunDirectory, RunLabel, Trackers
@@ -76,6 +76,11 @@ class Session:
     def progress(self) -> bool:
         """Whether a bar is wanted."""
         return bool(self.settings.get("progress", True))
+
+    @property
+    def shared_folder(self) -> Path | None:
+        """Where the jobs of a sweep keep what they share; None outside a sweep. After `begin`."""
+        return self.run.path.parent / SHARED if (self.run.path / JOB).exists() else None
 
     def event_log(self) -> Callable[..., None] | None:
         """What writes a line of `events.jsonl`, given (event, **facts); None where no log is wanted."""

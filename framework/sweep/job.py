@@ -23,7 +23,7 @@ from framework.files.jsonl import to_plain
 from framework.results.layout import FAILURE, JOB, RESULT
 from framework.results.reading import read_json, read_result, what_went_wrong
 
-State = Literal["ok", "failed", "unavailable", "skipped", "elsewhere"]
+State = Literal["ok", "failed", "unavailable", "skipped", "copy", "elsewhere"]
 
 _LONGEST = 80
 _HASH_CHARACTERS = 8
@@ -46,7 +46,8 @@ class Outcome:
         directory: of the run; None if it never got that far.
         sweep: the folder of its sweep; None for a single run.
         status: exit status of this job alone.
-        state: `skipped` is a job that was done before, `elsewhere` one that another process is running.
+        state: `skipped` is a job that was done before, `copy` one that would repeat
+            another but for a seed it does not use, `elsewhere` one that another process is running.
         reason: why it failed, one sentence.
         disk: whether it failed because nothing can be written.
         report: whether its sweep wants a report at its end.

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -22,12 +23,24 @@ from framework import registry
 from framework.config.config import Config
 from framework.errors import BackendUnavailable, RunDirectoryError
 from framework.results.catalogue import is_wall_time
+from framework.results.reading import read_result
 from framework.run import call
+from framework.tracking import RunDirectory
 from framework.workload.traces import TraceRequest, write_trace
 
-COMMON = ("mode=replay", "executor=cache_only", "workload=trace", "workload.path=trace.jsonl", "backend=gather")
+COMMON = (
+    "mode=replay",
+    "executor=cache_only",
+    "workload=trace",
+    "workload.path=trace.jsonl",
+    "backend=gather",
+    "run.progress=false",
+)
 FEW = ("cache.num_blocks=8,16", "eviction=lru,fifo,random", "seed=0,1")
-MANY = ("cache.num_blocks=8,12,16,24", "eviction=lru,fifo,random,lfu", "seed=0,1,2,3")
+MANY = (
+    "cache.num_blocks=8,12,16,24", "eviction=lru,fifo,random,lfu", "replay.leaf_first=true,false",
+    "replay.full_blocks_only=true,false",
+)  # fmt: skip
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -131,6 +144,67 @@ def test_a_sweep_of_64_jobs_killed_three_times_ends_like_the_unkilled_one(tmp_pa
     kill_and_resume(tmp_path, MANY, kills=kills, seed=rng.randrange(1000))
 
 
+def test_off_a_terminal_a_sweep_says_a_line_a_job_and_what_was_done_before(trace: Path, command: Command) -> None:
+    words = ("-m", *COMMON, "run.progress=true", "run.sweep=s", "run.report=false", "cache.num_blocks=8,12,16")
+    status, _, err = command(*words, "eviction=lru")
+    assert status == 0, err
+    assert [re.sub(r"\d+\.\d s", "T", line).partition(":")[0] for line in err.splitlines()] == [
+        "1 of 3 ok, T", "2 of 3 ok, T", "3 of 3 ok, T",
+    ], err  # fmt: skip
+    _, _, err = command(*words, "eviction=lru,fifo")
+    assert sum(line.endswith("done before") for line in err.splitlines()) >= 1, err
+    assert sum(" ok, " in line for line in err.splitlines()) == 3, err
+    _, _, err = command(*words, "eviction=lru,fifo")
+    assert err == "6 of 6 done before\n", err
+
+
+def test_a_policy_that_does_not_use_the_seed_runs_once(trace: Path, command: Command) -> None:
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,random", "seed=3,4,5")
+    status, _, err = command(*words, "run.progress=true")
+    assert status == 0, err
+    assert "run with one seed only, since nothing in them uses it: eviction=lru (2)" in err
+    seeds = sorted((r["eviction"], r["seed"]) for r in map(read_result, finished(Path("sweeps/s"))))
+    assert seeds == [("lru", 3), ("random", 3), ("random", 4), ("random", 5)]
+
+
+def test_the_optimum_is_computed_once_a_trace_and_capacity(
+    trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework.modes import cache_only
+
+    asked: list[int] = []
+    real = cache_only.replay_optimum
+
+    def counted(paths: Any, num_blocks: int) -> Any:
+        asked.append(num_blocks)
+        return real(paths, num_blocks)
+
+    monkeypatch.setattr(cache_only, "replay_optimum", counted)
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo,lfu", "cache.num_blocks=8,16")
+    assert command(*words)[0] == 0
+    assert sorted(asked) == [8, 16]
+    for folder in finished(Path("sweeps/s")):
+        result = read_result(folder)
+        assert 0 <= result["gap_to_optimum"] < 3, result
+    make_trace(Path(), num_requests=60)
+    assert command(*words, "run.sweep=s", "seed=1")[0] == 0
+    assert sorted(asked) == [8, 8, 16, 16], "another trace has another optimum"
+
+
+def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, command: Command) -> None:
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo")
+    assert command(*words)[0] == 0
+    held = next(path for path in finished(Path("sweeps/s")) if "lru" in path.name)
+    (held / "result.json").unlink()
+    before = sorted(path.name for path in held.iterdir())
+    with RunDirectory(held):
+        status, _, err = command(*words)
+        assert (status, "1 of 2 jobs are running elsewhere" in err) == (0, True), err
+        assert sorted(path.name for path in held.iterdir()) == sorted([*before, "lock"]), "it is the other's folder"
+    assert command(*words)[0] == 0
+    assert read_result(held)["status"] == "ok"
+
+
 def test_a_job_has_one_folder_whatever_the_order_of_its_overrides(trace: Path, command: Command) -> None:
     words = (*COMMON, "run.sweep=s", "run.report=false")
     assert command("-m", *words, "eviction=lru,fifo", "cache.num_blocks=8")[0] == 0
@@ -221,9 +295,9 @@ def test_a_backend_that_cannot_run_here_is_a_row_of_its_own_and_no_failure(
         return real(config, **begin)
 
     monkeypatch.setattr(api, "run", picky)
-    status, out, _ = command("-m", *COMMON, "run.sweep=s", "seed=0,1")
+    status, out, _ = command("-m", *COMMON, "run.sweep=s", "eviction=random", "seed=0,1")
     assert (status, "2 runs (1 ok, 1 unavailable)" in out) == (0, True), out
-    assert command("-m", *COMMON, "run.sweep=t", "run.report=false", "seed=1")[0] == 1, "nothing could run"
+    assert command("-m", *COMMON, "run.sweep=t", "run.report=false", "seed=1")[0] == 2, "nothing could run"
 
 
 def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
@@ -238,7 +312,7 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
         raise RunDirectoryError(28, "no space left on device")
 
     monkeypatch.setattr(api, "run", full)
-    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "seed=0,1,2,3,4,5")
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=random", "seed=0,1,2,3,4,5")
     status, _, err = command(*words)
     assert (status, ran) == (1, [0, 1, 2]), err
     assert "3 jobs were not run" in err, err
@@ -257,7 +331,7 @@ def test_a_broken_plugin_among_all_does_not_lose_the_sweep(trace: Path, distribu
 
 def test_a_sweep_over_processes_is_the_same_sweep(trace: Path, command: Command) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    words = (*COMMON, "run.sweep=s", "eviction=lru,fifo", "seed=0,1")
+    words = (*COMMON, "run.sweep=s", "eviction=lru,random", "seed=0,1")
     # A process of its own: joblib's workers outlive the sweep.
     done = subprocess.run(
         [sys.executable, "-m", "framework.run", "-m", *words, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
@@ -265,7 +339,7 @@ def test_a_sweep_over_processes_is_the_same_sweep(trace: Path, command: Command)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     stamps = {path: (path / "result.json").stat().st_mtime_ns for path in finished(Path("sweeps/s"))}
-    assert len(stamps) == 4
+    assert len(stamps) == 3, "lru does not use the seed"
     status, _, err = command("-m", *words)
     assert (status, err) == (0, ""), err
     assert {path: (path / "result.json").stat().st_mtime_ns for path in finished(Path("sweeps/s"))} == stamps
@@ -291,14 +365,14 @@ def test_a_sweep_through_ray_on_this_machine_is_the_same_sweep(trace: Path, else
             pytest.skip(
                 f"{package} is not installed: pip install 'kvcache-framework[ray]' in an environment of its own"
             )
-    words = ("run.sweep=s", "eviction=lru,fifo,mru", "seed=0,1")
+    words = ("run.sweep=s", "eviction=lru,fifo,random", "seed=0,1")
     done = subprocess.run(
         [sys.executable, "-m", "framework.run", "-m", *COMMON, *words, "hydra/launcher=ray",
          "+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.remote.num_cpus=1"],
         capture_output=True, text=True, check=False, timeout=850, cwd=elsewhere,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "6 runs (6 ok)" in done.stdout, done.stdout
+    assert "4 runs (4 ok)" in done.stdout, done.stdout
     alone = subprocess.run(
         [sys.executable, "-m", "framework.run", "-m", *COMMON, "run.sweep=alone", *words[1:]],
         capture_output=True, text=True, check=False, timeout=850, cwd=elsewhere,
@@ -324,7 +398,7 @@ def test_the_sweep_over_allocators_runs_and_is_reported(command: Command) -> Non
 
 
 def test_a_frozen_sweep_is_swept_by_its_name_and_the_command_line_wins(trace: Path, command: Command) -> None:
-    words = ("+sweep=evictions", "workload.path=trace.jsonl", "run.report=false")
+    words = ("+sweep=evictions", "workload.path=trace.jsonl", "run.report=false", "run.progress=false")
     status, _, err = command(*words, "cache.num_blocks=8", "eviction=lru,fifo")
     assert (status, err) == (0, "")
     assert len(finished(Path("sweeps/evictions"))) == 2
@@ -374,5 +448,5 @@ def test_an_interrupted_sweep_reports_what_it_has(
         return real(config, **begin)
 
     monkeypatch.setattr(api, "run", interrupted)
-    assert call(["-m", *COMMON, "run.sweep=s", "seed=0,1,2,3"]) == 130
+    assert call(["-m", *COMMON, "run.sweep=s", "eviction=random", "seed=0,1,2,3"]) == 130
     assert "(2 ok, 1 unfinished)" in capsys.readouterr().out

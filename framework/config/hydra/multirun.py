@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from framework.cli.progress import sweep_progress
 from framework.config.hydra.compose import checked
 from framework.errors import FrameworkError
 from framework.sweep.job import Outcome, config_hash, folder_name, is_done
+from framework.sweep.seeds import Repeats
 
 Task = Callable[[DictConfig], Outcome]
 _OWN_SUBDIR = "."  # conf/config.yaml's: the job names its own folder
@@ -38,6 +39,7 @@ class _Sweep:
     config: DictConfig
     context: HydraContext
     task: Task
+    repeats: Repeats = field(default_factory=Repeats)
 
     @property
     def folder(self) -> Path:
@@ -51,19 +53,25 @@ class _Sweep:
         return config
 
     def done(self, config: DictConfig) -> Outcome | None:
-        """The outcome of a job whose result is there already."""
-        directory = job_directory(config.hydra)
-        if directory is None or not self.folder.is_dir():
-            return None
+        """The outcome of a job that need not run: its result is there already, or it would repeat an earlier job."""
         try:
-            digest = config_hash(checked(without_hydra(config)).plain())
+            plain = checked(without_hydra(config)).plain()
+            repeats = self.repeats.repeats(list(config.hydra.overrides.task), plain)
         except FrameworkError:
             return None  # the job itself will say why
-        done = is_done(directory, digest)
-        if not done:
+        if repeats:
+            return Outcome(directory=None, sweep=str(self.folder), state="copy", report=bool(self.config.run.report))
+        directory = job_directory(config.hydra)
+        if directory is None or not self.folder.is_dir() or not is_done(directory, config_hash(plain)):
             return None
         report = bool(self.config.run.report)
         return Outcome(directory=str(directory), sweep=str(self.folder), state="skipped", report=report)
+
+    def say_repeats(self) -> None:
+        """One sentence on the jobs that were left out."""
+        if self.repeats.names and self.config.run.progress:
+            which = ", ".join(f"{name} ({count})" for name, count in self.repeats.names.items())
+            print(f"run with one seed only, since nothing in them uses it: {which}", file=sys.stderr)  # noqa: T201
 
 
 def multirun(hydra: Any, name: str, words: Sequence[str], task: Task) -> Iterator[Outcome]:
@@ -145,14 +153,17 @@ def _in_process(sweep: _Sweep, jobs: Sequence[Sequence[str]]) -> Iterator[Outcom
         for number, words in enumerate(jobs):
             config = sweep.composed(number, words)
             outcome = sweep.done(config) or _run(sweep, config)
-            yield outcome
             tick(outcome)
+            if outcome.state == "copy":
+                continue
+            yield outcome
             unwritten = unwritten + 1 if outcome.disk else 0
             left = len(jobs) - number - 1
             if patience and unwritten >= patience and left:
                 reason = f"stopped after {unwritten} jobs in a row that could not write; {left} jobs were not run"
                 yield Outcome(directory=None, sweep=str(sweep.folder), status=1, state="failed", reason=reason)
                 return
+    sweep.say_repeats()
 
 
 def _run(sweep: _Sweep, config: DictConfig) -> Outcome:
@@ -175,10 +186,13 @@ def _launched(sweep: _Sweep, sweeper: BasicSweeper, jobs: Sequence[Sequence[str]
     missing: list[list[str]] = []
     for number, words in enumerate(jobs):
         done = sweep.done(sweep.composed(number, words))
-        if done is not None:
-            yield done
-        else:
+        if done is None:
             missing.append(list(words))
+        elif done.state != "copy":
+            yield done
+    sweep.say_repeats()
+    if sweep.config.run.progress:
+        print(f"{len(jobs) - len(missing)} of {len(jobs)} done before", file=sys.stderr)  # noqa: T201
     state = Singleton.get_state()
     size = sweeper.max_batch_size or max(1, len(missing))
     for start in range(0, len(missing), size):
