@@ -1,0 +1,64 @@
+"""K and V are stored in the dtype that was asked, or the run is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from framework.api import run
+from framework.errors import BackendUnavailable, ConfigError
+from framework.llm import LLM
+from framework.sampling import Sampling
+
+SMALL = {
+    "mode": "serve", "workload": {"name": "shared_prefix", "num_requests": 2}, "allocator": "prefix_cow",
+    "eviction": "lru", "hash": "sha256", "backend": "torch", "tracker": "none",
+}  # fmt: skip
+
+
+def texts(**options: Any) -> tuple[LLM, list[str]]:
+    llm = LLM("tiny", num_blocks=40, **options)
+    return llm, [r.completions[0].text for r in llm.generate(["Hello world", "abc"], Sampling(max_tokens=12))]
+
+
+@pytest.mark.parametrize("name", ["float64", "bfloat16", "float16", "float8_e4m3fn"])
+def test_the_pool_has_the_dtype_that_was_asked_and_the_model_keeps_its_own(name: str) -> None:
+    (plain, wanted), (llm, found) = texts(), texts(kv_dtype=name)
+    assert llm.pool.layers[0].k.dtype == getattr(torch, name)
+    assert (llm.kv_dtype, llm.model.decoder.dtype) == (name, torch.float32)
+    assert llm.pool.bytes * plain.pool.layers[0].k.itemsize == plain.pool.bytes * llm.pool.layers[0].k.itemsize
+    assert llm.namespace != plain.namespace, "what was rounded is not shared with what was not"
+    if name == "float64":
+        assert found == wanted
+
+
+def test_the_model_s_own_dtype_may_be_named() -> None:
+    (plain, wanted), (llm, found) = texts(), texts(kv_dtype="float32")
+    assert (llm.kv_dtype, llm.namespace, found) == ("float32", plain.namespace, wanted)
+
+
+def test_a_backend_that_cannot_store_it_is_refused_before_the_model_is_loaded() -> None:
+    with pytest.raises(BackendUnavailable, match="KV dtype bfloat16 is not supported"):
+        LLM("tiny", backend="gather", kv_dtype="bfloat16")
+
+
+@pytest.mark.parametrize("key", ["kv_dtype", "dtype"])
+def test_a_serve_run_stores_what_was_asked_in_either_spelling_and_says_so(tmp_path: Path, key: str) -> None:
+    cache = {"num_blocks": 60, "block_size": 16, key: "bfloat16"}
+    result = run({**SMALL, "model": {"name": "tiny", "dtype": "auto"}, "cache": cache, "run": run_in(tmp_path)})
+    assert (result["dtype"], result["kv_dtype"]) == ("float32", "bfloat16")
+    assert result["kv_bytes"] == 61 * 16 * 2 * 2 * 2 * 16 * 2
+    assert result["dense_checked"] is None, "rounded K and V need not give the dense model's tokens"
+
+
+def test_two_spellings_that_differ_are_refused(tmp_path: Path) -> None:
+    cache = {"num_blocks": 60, "kv_dtype": "bfloat16", "dtype": "float16"}
+    with pytest.raises(ConfigError, match=r"cache\.kv_dtype=bfloat16 and cache\.dtype=float16, its older spelling"):
+        run({**SMALL, "model": {"name": "tiny"}, "cache": cache, "run": run_in(tmp_path)})
+
+
+def run_in(folder: Path) -> dict[str, Any]:
+    return {"dir": str(folder / "run"), "progress": False}

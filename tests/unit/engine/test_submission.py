@@ -1,0 +1,71 @@
+"""What no engine can do is refused where it enters, and what slips through costs one request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.engine.request import Status
+from framework.errors import InvalidArgument
+from framework.llm import LLM, EngineOptions
+from framework.sampling import Sampling
+from framework.testing.engines import drive, expected, fake_engine, prompts, tokens_of
+from framework.testing.fake_executor import FakeModel
+from framework.types import Namespace
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"priority": 10**30}, {"priority": 2**31}, {"priority": True}, {"priority": "1"}, {"arrival_s": 10**400},
+        {"arrival_s": float("nan")}, {"arrival_s": float("inf")}, {"arrival_s": "0"}, {"tenant": "\ud800"},
+        {"tenant": 3}, {"session": 3}, {"namespace": "salt"}, {"namespace": Namespace(salt="\udfff")},
+    ],
+)  # fmt: skip
+def test_a_fact_of_another_type_or_out_of_range_is_refused_and_nothing_is_queued(facts: dict[str, Any]) -> None:
+    engine = fake_engine()
+    with pytest.raises(InvalidArgument, match=next(iter(facts))):
+        engine.submit([1, 2], Sampling(), **facts)
+    assert engine.num_unfinished == 0
+    assert not engine.interrupted
+
+
+def others_are_served(engine: Any, bad: Any) -> None:
+    requests = [engine.submit(prompt, Sampling(max_tokens=4)) for prompt in prompts(3)]
+    drive(engine)
+    assert bad.status is Status.FAILED
+    for request in requests:
+        assert tokens_of(request) == expected(FakeModel(), request), request.reason
+
+
+def test_a_value_that_no_column_can_hold_fails_its_request_at_admission() -> None:
+    engine = fake_engine()
+    bad = engine.submit([1, 2, 3], Sampling(max_tokens=3))
+    bad.priority = 10**30  # past every check, as a fault of ours would be
+    others_are_served(engine, bad)
+    assert bad.reason.startswith("FrameworkError: internal error: OverflowError"), bad.reason
+
+
+def test_a_beam_search_that_cannot_be_scored_fails_alone() -> None:
+    engine = fake_engine()
+    sampling = Sampling(max_tokens=6, beam_width=2)
+    object.__setattr__(sampling, "length_penalty", 1e308)
+    others_are_served(engine, engine.submit([1, 2, 3], sampling))
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        ({"num_blocks": 2}, "raise cache.num_blocks: the pool's 2 blocks hold 32 tokens"),
+        ({"num_blocks": 64, "engine": EngineOptions(max_model_len=20)}, "raise engine.max_model_len"),
+        (
+            {"num_blocks": 2, "engine": EngineOptions(max_model_len=4000)},
+            "raise cache.num_blocks: the pool's 2 blocks hold 32 tokens",
+        ),
+    ],
+)
+def test_a_request_that_is_too_long_learns_which_limit_stands_in_its_way(make: Any, advice: str) -> None:
+    (request,) = LLM("tiny", **make).generate("x" * 40)
+    assert request.status is Status.REJECTED
+    assert request.reason.endswith(f"shorten it or {advice}"), request.reason
