@@ -148,3 +148,54 @@ def test_every_head_dim_and_dtype_has_a_row_on_every_chip() -> None:
 def test_a_capability_takes_the_newest_row_that_it_can_run() -> None:
     found = {capability: arch_of(*capability) for capability in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))}
     assert list(found.values()) == ["sm_80", "sm_80", "sm_80", "sm_90", "sm_100", "sm_80"], found
+
+
+def test_launches_of_any_batch_compile_no_further_kernel() -> None:
+    """Triton's own key of a launch (types, alignment, integers equal to 1, constants) over batches of all sizes.
+
+    In a process of its own, without TRITON_INTERPRET; nothing is compiled or launched.
+    """
+    code = (
+        "import itertools, json, numpy as np, torch\n"
+        "from triton.backends.compiler import GPUTarget\n"
+        "from triton.compiler import make_backend\n"
+        "from triton.runtime.jit import JITFunction, create_function_from_signature\n"
+        "from framework.interfaces.backend import AttentionSpec\n"
+        "from framework.testing.attention_cases import Case, build_problem\n"
+        "from framework_builtin.backend.triton_kernels import launch\n"
+        "from framework_builtin.backend.triton_kernels.configs import ARCHS\n"
+        "from framework_builtin.backend.triton_kernels.kernels import compiled\n"
+        "backend = make_backend(GPUTarget('cuda', 90, 32))\n"
+        "keys = {}\n"
+        "class Launch:\n"
+        "    def __init__(self, function): self.kernel = compiled(function)\n"
+        "    def __getitem__(self, grid): return self.start\n"
+        "    def start(self, *args, **constants):\n"
+        "        bind = create_function_from_signature(self.kernel.signature, self.kernel.params, backend)\n"
+        "        _, specialization, options = bind(*args, debug=False, **constants)\n"
+        "        key = str((specialization, options))\n"
+        "        keys.setdefault(self.kernel.fn.__name__, {}).setdefault(key, len(keys))\n"
+        "spec = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=64, dtype='bfloat16', block_size=16)\n"
+        "launcher = launch.Launcher(spec, 'cpu', arch=ARCHS['sm_90'], num_sms=132, split_tokens=None)\n"
+        "launcher._wrap, launcher._interpreted = Launch, False\n"
+        "rows = {'decode': [1, 2, 7, 16, 33, 64], 'chunk': [1, 2, 3, 16]}\n"
+        "for context in (17, 600, 4000, 4096):\n"
+        "    for kind, counts in rows.items():\n"
+        "        for count in counts:\n"
+        "            queries = (1,) * count if kind == 'decode' else (min(context, 16 + count),) * count\n"
+        "            problem = build_problem(Case(spec, (context,) * count, queries))\n"
+        "            out = torch.empty_like(problem.q)\n"
+        "            launcher.attend(problem.q, problem.pool, launcher.plan(problem.batch), out, None)\n"
+        "            tokens = len(problem.q)\n"
+        "            new = torch.zeros(tokens, 2, 64, dtype=torch.bfloat16)\n"
+        "            launcher.write(problem.pool, new, new, torch.zeros(tokens, dtype=torch.int64))\n"
+        "            launcher.copy_blocks(problem.pool, torch.zeros(count, 2, dtype=torch.int64), ordered=True)\n"
+        "print(json.dumps({name: len(found) for name, found in keys.items()}))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    # decode and prefill with and without splits, merging of decode rows and of chunks.
+    most = {"plan_splits": 1, "decode": 2, "prefill": 2, "merge_splits": 2, "write_kv": 1, "copy_blocks": 1}
+    assert found == most, f"kernels that batches of all sizes compile: {found}, expected {most}"

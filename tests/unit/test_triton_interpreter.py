@@ -178,8 +178,8 @@ def _batch(lengths: np.ndarray, block_size: int, width: int) -> Batch:
 
 
 @pytest.mark.parametrize("window", [None, 1, 100, 1000])
-@pytest.mark.parametrize("device_items", [8, 64, 1056])
-def test_splits_cover_every_visible_token_once_and_fill_the_device(device_items: int, window: int | None) -> None:
+@pytest.mark.parametrize("num_sms", [2, 16, 264])
+def test_splits_cover_every_visible_token_once_and_fill_the_device(num_sms: int, window: int | None) -> None:
     from framework_builtin.backend.triton_kernels.configs import ARCHS
     from framework_builtin.backend.triton_kernels.launch import Launcher
 
@@ -188,14 +188,14 @@ def test_splits_cover_every_visible_token_once_and_fill_the_device(device_items:
     for rows in (1, 3, 32):
         lengths = generator.integers(0, 5000, rows)
         lengths[0] = 5000
-        launcher = Launcher(spec, "cpu", arch=ARCHS["sm_90"], device_items=device_items, split_tokens=None)
+        launcher = Launcher(spec, "cpu", arch=ARCHS["sm_90"], num_sms=num_sms, split_tokens=None)
         step = launcher.plan(_batch(lengths, 16, 320))
         if step.work is None:
             assert step.num_work == rows
             continue
         work = step.work[: step.num_work * 4].reshape(-1, 4)
         live = work[work[:, 0] >= 0]
-        assert len(live) <= step.num_work <= max(rows, device_items // 2) + device_items // 4 + 1
+        assert len(live) <= step.num_work <= max(rows, 2 * num_sms) + num_sms + 1
         assert bool((work[len(live) :, 0] == -1).all()), f"spare items must be marked: {work.tolist()}"
         for row, length in enumerate(lengths.tolist()):
             mine = live[live[:, 0] == row]
@@ -214,7 +214,7 @@ def test_rows_split_by_work_match_fp64() -> None:
 
     spec = make_spec(dtype="float16")
     problem = build_problem(Case(spec, (1500, 5, 700), (1, 1, 1)))
-    launcher = Launcher(spec, "cpu", arch=ARCHS["sm_90"], device_items=16, split_tokens=None)
+    launcher = Launcher(spec, "cpu", arch=ARCHS["sm_90"], num_sms=4, split_tokens=None)
     step = launcher.plan(problem.batch)
     assert step.rows is not None
     splits = step.rows.reshape(-1, 2)[:3, 1].tolist()
@@ -222,6 +222,61 @@ def test_rows_split_by_work_match_fp64() -> None:
     out = torch.full_like(problem.q, float("nan"))
     launcher.attend(problem.q, problem.pool, step, out, None)
     assert judge(out, problem).ok, str(judge(out, problem))
+
+
+CHUNK_FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"sliding_window": 300},
+    "sinks": {"sinks": True},
+    "cap_alibi": {"soft_cap": 20.0, "alibi": True},
+    "fp8": {"kv_dtype": "float8_e4m3fn", "dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("features", list(CHUNK_FEATURES))
+def test_a_short_chunk_behind_a_long_prefix_is_split_over_its_context(
+    features: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework_builtin.backend.triton_kernels.configs import ARCHS
+    from framework_builtin.backend.triton_kernels.launch import Launcher
+
+    launched = _record_launches(monkeypatch)
+    spec = make_spec(**({"dtype": "float16"} | CHUNK_FEATURES[features]))
+    problem = build_problem(Case(spec, (1500, 700, 9), (20, 3, 9)))
+    launcher = Launcher(spec, "cpu", arch=ARCHS["sm_90"], num_sms=132, split_tokens=None)
+    out = torch.full_like(problem.q, float("nan"))
+    lse = torch.full(problem.q.shape[:2], float("nan"))
+    launcher.attend(problem.q, problem.pool, launcher.plan(problem.batch), out, lse)
+    names = [name for name, *_ in launched]
+    assert names == ["prefill", "merge_splits"], names
+    assert judge(out, problem).ok, str(judge(out, problem))
+    assert not bool(torch.isnan(lse).any()), lse
+
+
+@pytest.mark.parametrize("num_heads", [128, 80])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_groups_of_more_heads_than_a_tile_holds_are_cut_into_blocks(num_heads: int, dtype: str) -> None:
+    spec = make_spec(num_heads=num_heads, num_kv_heads=1, head_dim=64, dtype=dtype)
+    for lengths, queries in (((40, 3, 17), (1, 1, 1)), ((33, 20), (7, 20))):
+        problem = build_problem(Case(spec, lengths, queries))
+        out, _ = run_attention(ready(spec, arch="sm_90"), problem)
+        assert judge(out, problem).ok, f"{lengths}: {judge(out, problem)}"
+
+
+def test_block_copies_run_side_by_side_unless_one_reads_what_another_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = _record_launches(monkeypatch)
+    spec = make_spec()
+    problem = build_problem(Case(spec, (100,), (1,)))
+    backend = ready(spec)
+    for pairs, grid in (([(1, 2), (3, 4), (1, 5)], 3), ([(1, 2), (2, 3)], 1), ([(2, 1), (1, 2)], 1)):
+        pool = problem.pool
+        expected = pool.k.clone()
+        for source, destination in pairs:
+            expected[destination] = expected[source]
+        launched.clear()
+        backend.copy_blocks(pool, torch.tensor(pairs))
+        assert [call[1][1] for call in launched] == [grid], launched
+        assert torch.equal(torch.nan_to_num(pool.k), torch.nan_to_num(expected)), pairs
 
 
 def test_one_split_a_row_needs_neither_plan_nor_merge(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from framework.errors import InvalidArgument
@@ -20,6 +21,7 @@ from framework.interfaces.backend import (
 from framework_builtin.backend.triton_kernels.configs import ARCHS, ArchConfig, arch_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from framework_builtin.backend.triton_kernels.launch import Launcher, StepPlan
@@ -29,8 +31,8 @@ class TritonBackend(AttentionBackend):
     """Split-KV decode and ragged chunked prefill in Triton; interpreted on a machine without a GPU.
 
     Args:
-        split_tokens: cut every decode row at multiples of this many tokens, so that a row's result does not depend on
-            the other rows; None: by the work that is left, to fill the device.
+        split_tokens: cut every row's context at multiples of this many tokens, so that a row's result does not depend
+            on the other rows; None: by the work that is left, to fill the device.
         arch: a row of the configuration table ("sm_80", "sm_90", "sm_100", "gfx942"); None: the device's own, and on
             a CPU shapes that suit the interpreter.
         tma: prefill loads K and V by tensor descriptors, in larger tiles, on chips from sm_90 on, where the pool is of
@@ -59,6 +61,7 @@ class TritonBackend(AttentionBackend):
         self._tma = tma
         self._launcher: Launcher | None = None
         self._step: StepPlan | None = None
+        self._copies: _Copies | None = None
 
     def check(self, spec: AttentionSpec, device: str) -> list[str]:
         """Why not: also a missing triton, and a GPU older than the table."""
@@ -88,12 +91,12 @@ class TritonBackend(AttentionBackend):
 
         if device.split(":")[0] == "cpu":
             _say_interpreted()
-            arch, items = (ARCHS[self._arch] if self._arch else None), 0
+            arch, num_sms = (ARCHS[self._arch] if self._arch else None), 0
         else:
-            arch, items = _device_config(device, self._arch)
-        self._step = None
+            arch, num_sms = _device_config(device, self._arch)
+        self._step = self._copies = None
         self._launcher = Launcher(
-            spec, device, arch=arch, device_items=items, split_tokens=self._split_tokens, tma=self._tma
+            spec, device, arch=arch, num_sms=num_sms, split_tokens=self._split_tokens, tma=self._tma
         )
 
     def plan(self, batch: Batch) -> None:
@@ -119,23 +122,43 @@ class TritonBackend(AttentionBackend):
         return self._kernels().rotate_and_write(pool, q, k, v, rope, slot_mapping)
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
-        """Copy blocks (source, destination) in order, one launch.
+        """Copy blocks (source, destination) as if in order, one launch. Looking at them waits for the device if they lie
+        there; what was found, and the copy on the device, serve all layers that get the same tensor.
 
         Raises:
-            InvalidArgument: a destination is named twice. Looking at several waits for the device if they lie there.
+            InvalidArgument: a destination is named twice. Nothing was copied.
         """
-        import torch
-
         if len(copies) == 0:
             return
-        if len(copies) > 1 and len(torch.unique(copies[:, 1])) != len(copies):
-            raise InvalidArgument("copy_blocks: a destination block is named twice")
-        self._kernels().copy_blocks(pool, copies.to(pool.k.device, non_blocking=True))
+        if self._copies is None or not self._copies.are(copies):
+            self._copies = _Copies.of(copies, pool.k.device)
+        self._kernels().copy_blocks(pool, self._copies.on_device, ordered=self._copies.ordered)
 
     def _kernels(self) -> Launcher:
         if self._launcher is None:
             raise InvalidArgument("the triton backend was not set up; call setup(spec, device) first")
         return self._launcher
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Block copies as given, where the kernel reads them, and whether some source is another copy's destination."""
+
+    given: Tensor
+    version: int
+    on_device: Tensor
+    ordered: bool
+
+    def are(self, copies: Tensor) -> bool:
+        """Whether `copies` is the very tensor these were read from, unchanged since."""
+        return self.given is copies and self.version == copies._version
+
+    @classmethod
+    def of(cls, copies: Tensor, device: torch.device) -> _Copies:
+        sources, destinations = set(copies[:, 0].tolist()), copies[:, 1].tolist()
+        if len(set(destinations)) != len(destinations):
+            raise InvalidArgument("copy_blocks: a destination block is named twice")
+        return cls(copies, copies._version, copies.to(device, non_blocking=True), not sources.isdisjoint(destinations))
 
 
 @functools.cache
@@ -145,14 +168,14 @@ def _say_interpreted() -> None:
 
 
 def _device_config(device: str, arch: str | None) -> tuple[ArchConfig, int]:
-    """The table's row for a device and the decode programs that fill it."""
+    """The table's row for a device, and its multiprocessors."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
     if arch is None and torch.version.hip is not None:
         arch = "gfx942"
     config = ARCHS[arch or arch_of(properties.major, properties.minor)]
-    return config, config.items_per_sm * properties.multi_processor_count
+    return config, properties.multi_processor_count
 
 
 def _cuda_reasons(device: str, arch: str | None) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 from framework.interfaces.backend import AttentionSpec
 from framework_builtin.backend.triton_kernels import plan as plans
 from framework_builtin.backend.triton_kernels.configs import ARCHS, ArchConfig
+from framework_builtin.backend.triton_kernels.kernels import PER_BATCH
 
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _INT_POINTERS = {"TABLES": "*i32", "LENS": "*i32", "STARTS": "*i32", "WORK": "*i32", "ROWS": "*i32"}
@@ -25,8 +26,6 @@ _LONG_POINTERS = {"SLOTS": "*i64", "COPIES": "*i64", "POSITIONS": "*i64"}
 _FLOAT_POINTERS = ("LSE", "PART", "PART_LSE", "SINKS", "SLOPES", "K_SCALE", "V_SCALE")
 _HALF_POINTERS = ("Q", "OUT", "K_NEW", "V_NEW", "Q_OUT", "COS", "SIN")
 _FLOATS = ("score_scale", "cap_scale")
-# Written by the caller per batch, so nothing is known of their divisibility.
-_UNALIGNED = ("num_", "first_row", "min_tiles", "window", "table_stride", "lse_stride")
 
 
 _USUAL: dict[str, Any] = {
@@ -100,20 +99,28 @@ def shipped_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]
             kv_dtype = "float8_e4m3fn" if kind == "fp8" else None
             spec = AttentionSpec(**(_USUAL | {"head_dim": dim, "dtype": dtype, "kv_dtype": kv_dtype}))
             yield Variant(arch, "decode", spec)
-            yield Variant(arch, "prefill", spec)
+            yield Variant(arch, "prefill", spec, split=False)
+            if dim == 128:
+                yield Variant(arch, "prefill", spec)
         for changes in _UNUSUAL:
             spec = AttentionSpec(**(_USUAL | changes))
             yield Variant(arch, "decode", spec, split=spec.sinks, lse=spec.sinks)
-            yield Variant(arch, "prefill", spec, lse=spec.sinks)
+            yield Variant(arch, "prefill", spec, split=False, lse=spec.sinks)
         for dim, configs in ARCHS[arch].tma.items():
             for config in configs:
                 spec = AttentionSpec(**(_USUAL | {"head_dim": dim, "block_size": config.block_n}))
-                yield Variant(arch, "prefill", spec, tma=True)
+                yield Variant(arch, "prefill", spec, split=False, tma=True)
         if ARCHS[arch].tma:
-            yield Variant(arch, "prefill", AttentionSpec(**(_USUAL | _UNUSUAL[0])), lse=True, tma=True)
+            yield Variant(arch, "prefill", AttentionSpec(**(_USUAL | _UNUSUAL[0])), split=False, lse=True, tma=True)
         small = AttentionSpec(**_USUAL)
         for kernel in ("plan_splits", "merge_splits", "write_kv", "copy_blocks"):
             yield Variant(arch, kernel, small)
+        for kernel in ("merge_splits", "copy_blocks"):
+            yield Variant(arch, kernel, small, split=False)
+        for heads, group in ((128, 128), (32, 2)):  # one kv head for all, in blocks of heads; a group below 16 rows
+            spec = AttentionSpec(**(_USUAL | {"num_heads": heads, "num_kv_heads": heads // group}))
+            yield Variant(arch, "decode", spec)
+            yield Variant(arch, "prefill", spec, split=False)
         yield Variant(arch, "write_kv", small, rope="halves")
         quantised = AttentionSpec(**(_USUAL | {"kv_dtype": "float8_e4m3fn"}))
         yield Variant(arch, "write_kv", quantised, rope="neighbours")
@@ -163,25 +170,29 @@ def _specialise(
         shared |= {"K_SCALE": None, "V_SCALE": None}
     if variant.kernel == "decode":
         shape = shape or plans.decode_shape(spec, arch, 32, 8192)
-        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "ITEMS": 1, "SPLIT": variant.split}
-        constants = shared | tiles | {"NUM_KV_HEADS": spec.num_kv_heads}
+        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "HEAD_BLOCKS": shape.head_blocks}
+        constants = shared | tiles | {"NUM_KV_HEADS": spec.num_kv_heads, "ITEMS": 1, "SPLIT": variant.split}
         if not variant.split:
             constants |= {"WORK": None, "PART": None, "PART_LSE": None}
         return decode.decode, constants, {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     if variant.kernel == "prefill":
-        shape = shape or plans.prefill_shape(spec, arch, 8192, 8192, tma=variant.tma)
-        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "BLOCK_Q": shape.m // group, "SEARCH_STEPS": 3}
-        tiles["TMA"] = int(shape.tma)
+        if shape is None:
+            shape = plans.prefill_shape(spec, arch, 8192, 8192, tma=variant.tma)
+            shape = plans.split_shape(spec, shape) if variant.split else shape
+        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "BLOCK_Q": max(shape.m // group, 1)}
+        tiles |= {"TMA": int(shape.tma), "HEAD_BLOCKS": shape.head_blocks, "NUM_KV_HEADS": spec.num_kv_heads}
+        if not (variant.split):
+            tiles |= {"PART": None, "PART_LSE": None}
         return prefill.prefill, shared | tiles, {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     if variant.kernel == "plan_splits":
-        return decode.plan_splits, {"HAS_WINDOW": False, "N": 64, "B": 128, "W": 256, "STEPS": 12}, {}
+        return decode.plan_splits, {"HAS_WINDOW": False, "N": 64, "B": 256, "W": 1024}, {}
     if variant.kernel == "merge_splits":
         constants = {"NUM_HEADS": spec.num_heads, "HEAD_DIM": spec.head_dim, "M": 8, "D": 128, "LSE": None}
-        return decode.merge_splits, constants, {}
+        return decode.merge_splits, constants | ({} if variant.split else {"ROWS": None}), {}
     if variant.kernel == "write_kv":
         return store.write_kv, _write_constants(variant), {}
     elements = spec.num_kv_heads * spec.head_dim * spec.block_size
-    return store.copy_blocks, {"NUM_ELEMENTS": elements, "E": 1024}, {"num_stages": 1}
+    return store.copy_blocks, {"NUM_ELEMENTS": elements, "E": 1024, "ORDERED": variant.split}, {"num_stages": 1}
 
 
 def _write_constants(variant: Variant) -> dict[str, Any]:
@@ -219,7 +230,7 @@ def _signature(kernel: Any, spec: AttentionSpec, constants: dict[str, Any]) -> t
         pointers = _INT_POINTERS | _LONG_POINTERS | dict.fromkeys(_FLOAT_POINTERS, "*fp32")
         pointers |= dict.fromkeys(_HALF_POINTERS, f"*{_TYPES[spec.dtype]}") | {"K": stored, "V": stored}
         signature[name] = pointers.get(name, "i32")
-        if not name.startswith(_UNALIGNED):
+        if not name.startswith(PER_BATCH):
             attributes[(position,)] = [["tt.divisibility", 16]]
     return signature, attributes
 

@@ -9,11 +9,16 @@ from framework.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig:
-    """Tokens a tile, warps and pipeline stages of the decode kernel."""
+    """Tokens a tile, warps and pipeline stages of the decode kernel.
+
+    Attributes:
+        max_m: query heads a tile, at most; larger groups are cut into blocks. With 128 the registers spill.
+    """
 
     block_n: int
     num_warps: int
     num_stages: int
+    max_m: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,7 @@ class ArchConfig:
         native_fp8: the chip converts e4m3 itself.
         decode, prefill: by (kind, padded head dim); the kinds are `kind_of`'s.
         items_per_sm: programs of the decode grid for each multiprocessor; 0: rows are never split.
+        chunks_per_sm: programs of the prefill grid that a multiprocessor runs; with fewer the context is split.
         min_split_tokens: a split is at least this long.
         tma: prefill by tensor descriptors, by head dim, for half-precision pools whose pages hold whole tiles: of these
             the first whose tile divides the page. Larger tiles than `prefill`'s fit, as no register holds an address.
@@ -48,6 +54,7 @@ class ArchConfig:
     decode: dict[tuple[str, int], DecodeConfig]
     prefill: dict[tuple[str, int], PrefillConfig]
     items_per_sm: int = 4
+    chunks_per_sm: int = 1
     min_split_tokens: int = 256
     halve_when_biased: bool = False
     tma: dict[int, tuple[PrefillConfig, ...]] = field(default_factory=dict)
@@ -58,11 +65,11 @@ class ArchConfig:
 _DECODE = {
     ("half", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3),
     ("half", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3),
-    ("half", 256): DecodeConfig(block_n=32, num_warps=4, num_stages=3),
+    ("half", 256): DecodeConfig(block_n=32, num_warps=8, num_stages=3),  # 4 warps: 2 spills under triton 3.6
     ("fp8", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3),
     ("fp8", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3),
     ("fp8", 256): DecodeConfig(block_n=32, num_warps=4, num_stages=3),
-    ("float", 64): DecodeConfig(block_n=32, num_warps=4, num_stages=2),
+    ("float", 64): DecodeConfig(block_n=32, num_warps=8, num_stages=2),
     ("float", 128): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
     ("float", 256): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
 }
@@ -99,7 +106,12 @@ ARCHS: dict[str, ArchConfig] = {
         shared_bytes=99 * _KIB,  # the chip has 163; 8.6, 8.9 and 12.x, which share the row, have 99
         native_fp8=False,
         decode=_DECODE,
-        prefill=_PREFILL | {("fp8", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3)},
+        prefill=_PREFILL
+        | {
+            ("half", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
+            ("fp8", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
+            ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
+        },
         halve_when_biased=True,
     ),
     "sm_90": ArchConfig(

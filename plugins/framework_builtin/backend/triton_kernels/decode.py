@@ -20,11 +20,11 @@ def plan_splits(
     num_work,
     window,
     min_tiles,
+    num_steps,  # of the bisection: 2 ** num_steps is above the tiles of the longest row
     HAS_WINDOW: tl.constexpr,
     N: tl.constexpr,
     B: tl.constexpr,
     W: tl.constexpr,
-    STEPS: tl.constexpr,
 ):
     """Cut all rows into at most `num_work` pieces, each of the fewest tiles that allow it. One program."""
     row = tl.arange(0, B)
@@ -36,7 +36,7 @@ def plan_splits(
     tiles = tl.where(live, tl.maximum((context + N - 1) // N - skipped, 1), 0)
     low = min_tiles + tl.program_id(0)
     high = tl.maximum(tl.reduce(tiles, 0, tl.standard._elementwise_max), low)
-    for _ in range(STEPS):
+    for _ in range(num_steps):
         middle = (low + high) // 2
         fits = tl.reduce((tiles + middle - 1) // middle, 0, tl.standard._sum_combine) <= num_work
         low = tl.where(fits, low, tl.minimum(middle + 1, high))
@@ -95,6 +95,7 @@ def decode(
     lse_stride_h,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,  # of M query heads each, that a group is cut into
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     M: tl.constexpr,
@@ -107,7 +108,7 @@ def decode(
     FP8: tl.constexpr,  # 0: the pool holds q's dtype. 1: e4m3 decoded by bit moves. 2: by the chip's conversion
     UPCAST: tl.constexpr,  # the interpreter's bfloat16 arithmetic works on raw bits: compute in float32 there
 ):
-    """One work item and kv head a program (`ITEMS` of them in the interpreter): softmax(q k) v over its tokens."""
+    """One work item and block of heads a program (`ITEMS` of them in the interpreter): softmax(q k) v over its tokens."""
     g = tl.arange(0, M)
     d = tl.arange(0, D)
     n = tl.arange(0, N)
@@ -116,8 +117,9 @@ def decode(
     else:
         item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     live = item < num_items
-    kv_head = item % NUM_KV_HEADS
-    work = item // NUM_KV_HEADS
+    kv_head = item // HEAD_BLOCKS % NUM_KV_HEADS
+    first_head = item % HEAD_BLOCKS * M
+    work = item // (HEAD_BLOCKS * NUM_KV_HEADS)
     if SPLIT:
         row = tl.load(WORK + work * 4, mask=live, other=-1)
         live = live & (row >= 0)
@@ -162,7 +164,7 @@ def decode(
         first_heads_x = first_heads
         work_x = work
         context_x = context
-        g_x = g[:, None]
+        g_x = first_head + g[:, None]
         d_x = d[None, :]
         n_n = n
     else:
@@ -180,7 +182,7 @@ def decode(
         first_heads_x = first_heads[:, None, None]
         work_x = work[:, None, None]
         context_x = context[:, None, None]
-        g_x = g[None, :, None]
+        g_x = first_head[:, None, None] + g[None, :, None]
         d_x = d[None, None, :]
         n_n = n[None, :]
 
@@ -217,9 +219,10 @@ def decode(
         elif ITEMS == 1 and N % PAGE == 0:
             index = tile // PAGE + tl.arange(0, N // PAGE)
             page = tl.load(TABLES + row * table_stride + index, mask=index * PAGE < stop, other=0).to(tl.int64)
-            slot = tl.arange(0, PAGE)[None, :]
-            k_offset = tl.reshape(page[:, None] * k_stride_b + slot * k_stride_s, (N,))
-            v_offset = tl.reshape(page[:, None] * v_stride_b + slot * v_stride_s, (N,))
+            # One id a slot before any stride: a reshape of offsets hides their divisibility from triton 3.5 to 3.7.
+            page = tl.reshape(tl.broadcast_to(page[:, None], (N // PAGE, PAGE)), (N,))
+            k_offset = page * k_stride_b + (n % PAGE) * k_stride_s
+            v_offset = page * v_stride_b + (n % PAGE) * v_stride_s
         else:
             page = tl.load(TABLES + row_n * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
             k_offset = page * k_stride_b + (position % PAGE) * k_stride_s
@@ -292,9 +295,12 @@ def decode(
 def merge_splits(
     PART,
     PART_LSE,
-    ROWS,
+    ROWS,  # (B, 2) int32: a row's first split and their number; None: each has num_splits, num_rows apart
     OUT,
     LSE,
+    first_row,  # the row of OUT and LSE that the first program writes
+    num_rows,
+    num_splits,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -308,16 +314,22 @@ def merge_splits(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * M + tl.arange(0, M)
     d = tl.arange(0, D)
-    first = tl.load(ROWS + row * 2)
-    splits = tl.load(ROWS + row * 2 + 1)
+    if ROWS is None:
+        first = row
+        splits = num_splits
+        step = num_rows
+    else:
+        first = tl.load(ROWS + row * 2).to(tl.int64)
+        splits = tl.load(ROWS + row * 2 + 1)
+        step = 1
     if splits > 1:
         known = head < NUM_HEADS
         both = known[:, None] & (d < HEAD_DIM)[None, :]
         top = tl.full((M,), float("-inf"), tl.float32)
         total = tl.full((M,), 0.0, tl.float32)
         acc = tl.full((M, D), 0.0, tl.float32)
-        for split in range(first, first + splits):
-            part = (row * 0 + split) * NUM_HEADS + head  # row: int64
+        for split in range(splits):
+            part = (first + split * step) * NUM_HEADS + head  # first: int64
             lse = tl.load(PART_LSE + part, mask=known, other=float("-inf"))
             value = tl.load(PART + part[:, None] * HEAD_DIM + d[None, :], mask=both, other=0.0)
             new_top = tl.maximum(top, lse)
@@ -329,8 +341,8 @@ def merge_splits(
             top = new_top
         some = total > 0.0
         safe_total = tl.where(some, total, 1.0)
-        target = OUT + row * out_stride_t + head[:, None] * out_stride_h + d[None, :]
+        target = OUT + (first_row + row) * out_stride_t + head[:, None] * out_stride_h + d[None, :]
         tl.store(target, (acc / safe_total[:, None]).to(OUT.dtype.element_ty), mask=both)
         if LSE is not None:
             lse = tl.where(some, (top + tl.log2(safe_total)) * 0.6931471805599453, float("-inf"))
-            tl.store(LSE + row * lse_stride_t + head * lse_stride_h, lse, mask=known)
+            tl.store(LSE + (first_row + row) * lse_stride_t + head * lse_stride_h, lse, mask=known)

@@ -35,7 +35,7 @@ class Launcher:
 
     Args:
         arch: the configuration's row; None: the interpreter's own shapes (CPU only).
-        device_items: decode programs that fill the device; 0: never split by work.
+        num_sms: multiprocessors of the device, which the splits of a batch are to fill; 0: never split by work.
         split_tokens: cut every row at multiples of this many tokens instead.
         tma: prefill by tensor descriptors where the table has a tile for the pages.
     """
@@ -46,7 +46,7 @@ class Launcher:
         device: str,
         *,
         arch: ArchConfig | None,
-        device_items: int,
+        num_sms: int,
         split_tokens: int | None,
         tma: bool = False,
     ) -> None:
@@ -55,7 +55,8 @@ class Launcher:
         self._device = device
         self._interpreted = device.split(":")[0] == "cpu"
         self._arch = arch
-        self._share = device_items // spec.num_kv_heads
+        self._share = num_sms * (arch.items_per_sm if arch else 0) // spec.num_kv_heads
+        self._chunk_programs = num_sms * (arch.chunks_per_sm if arch else 0)
         self._min_split_tokens = arch.min_split_tokens if arch else 1
         self._split_tokens = split_tokens
         self._wrap = interpreted if self._interpreted else compiled
@@ -88,11 +89,11 @@ class Launcher:
             num_work,
             spec.sliding_window or 0,
             min_tiles,
+            max(capacity // shape.n, 1).bit_length() + 1,
             HAS_WINDOW=spec.sliding_window is not None,
             N=shape.n,
-            B=plans.next_power(num_rows),
-            W=plans.next_power(num_work),
-            STEPS=max(capacity // shape.n, 1).bit_length() + 1,
+            B=plans.next_size(num_rows),
+            W=plans.next_size(num_work),
         )
         return step
 
@@ -185,8 +186,8 @@ class Launcher:
             UPCAST=self._upcast,
         )
 
-    def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
-        """Copy whole blocks (source, destination), in order."""
+    def copy_blocks(self, pool: LayerKV, copies: Tensor, *, ordered: bool) -> None:
+        """Copy whole blocks (source, destination); in order, unless no destination is a source."""
         from framework_builtin.backend.triton_kernels.store import copy_blocks
 
         pool_k, pool_v = _as_stored(pool.k), _as_stored(pool.v)
@@ -195,7 +196,7 @@ class Launcher:
                 raise InvalidArgument(f"a block must be contiguous to be copied, found strides {stored.stride()}")
         elements = pool_k[0].numel()
         slice_size = min(plans.next_power(elements), 1 << 20) if self._interpreted else 1024
-        self._wrap(copy_blocks)[(-(-elements // slice_size),)](
+        self._wrap(copy_blocks)[(-(-elements // slice_size), 1 if ordered else len(copies))](
             pool_k,
             pool_v,
             copies.contiguous(),
@@ -204,13 +205,14 @@ class Launcher:
             pool_v.stride(0),
             NUM_ELEMENTS=elements,
             E=slice_size,
+            ORDERED=ordered,
             **({} if self._interpreted else {"num_stages": 1}),
         )
 
     def _decode(
         self, q: Tensor, pool: LayerKV, k: Tensor, v: Tensor, step: StepPlan, out: Tensor, lse: Tensor | None
     ) -> None:
-        from framework_builtin.backend.triton_kernels.decode import decode, merge_splits
+        from framework_builtin.backend.triton_kernels.decode import decode
 
         spec, shape, batch = self._spec, step.shape, step.batch
         split = step.work is not None
@@ -218,7 +220,7 @@ class Launcher:
         if split:
             part = self._workspace("part", step.num_work * spec.num_heads * spec.head_dim, "float32")
             part_lse = self._workspace("part_lse", step.num_work * spec.num_heads, "float32")
-        num_items = step.num_work * spec.num_kv_heads
+        num_items = step.num_work * spec.num_kv_heads * shape.head_blocks
         self._wrap(decode)[(-(-num_items // shape.items),)](
             q,
             k,
@@ -236,6 +238,7 @@ class Launcher:
             spec.sliding_window or 0,
             *self._all_strides(q, k, v, out, lse, batch, pool.layout),
             NUM_KV_HEADS=spec.num_kv_heads,
+            HEAD_BLOCKS=shape.head_blocks,
             M=shape.m,
             N=shape.n,
             D=shape.d,
@@ -246,21 +249,43 @@ class Launcher:
             **self._options(shape),
         )
         if split:
-            heads = plans.next_power(spec.num_heads) if self._interpreted else min(plans.next_power(spec.num_heads), 8)
-            self._wrap(merge_splits)[(step.num_decodes, -(-spec.num_heads // heads))](
-                part,
-                part_lse,
-                step.rows,
-                out,
-                lse,
-                out.stride(0),
-                out.stride(1),
-                *_token_strides(lse),
-                NUM_HEADS=spec.num_heads,
-                HEAD_DIM=spec.head_dim,
-                M=heads,
-                D=shape.d,
-            )
+            self._merge(part, part_lse, step.rows, out, lse, shape, first_row=0, num_rows=step.num_decodes)
+
+    def _merge(
+        self,
+        part: Tensor | None,
+        part_lse: Tensor | None,
+        rows: Tensor | None,
+        out: Tensor,
+        lse: Tensor | None,
+        shape: plans.Shape,
+        *,
+        first_row: int,
+        num_rows: int,
+        num_splits: int = 0,
+    ) -> None:
+        """Put splits together: of decode rows as `rows` says, else `num_splits` of each of `num_rows` tokens."""
+        from framework_builtin.backend.triton_kernels.decode import merge_splits
+
+        spec = self._spec
+        heads = plans.next_power(spec.num_heads) if self._interpreted else min(plans.next_power(spec.num_heads), 8)
+        self._wrap(merge_splits)[(num_rows, -(-spec.num_heads // heads))](
+            part,
+            part_lse,
+            rows,
+            out,
+            lse,
+            first_row,
+            num_rows,
+            num_splits,
+            out.stride(0),
+            out.stride(1),
+            *_token_strides(lse),
+            NUM_HEADS=spec.num_heads,
+            HEAD_DIM=spec.head_dim,
+            M=heads,
+            D=shape.d,
+        )
 
     def _prefill(
         self, q: Tensor, pool: LayerKV, k: Tensor, v: Tensor, step: StepPlan, out: Tensor, lse: Tensor | None
@@ -272,9 +297,22 @@ class Launcher:
         shape = plans.prefill_shape(spec, self._arch, batch.max_query_len, batch.max_context_len, tma=tma)
         strides = self._all_strides(q, k, v, out, lse, batch, pool.layout)
         num_rows = len(batch.context_lens) - step.num_decodes
-        block_q = shape.m // (spec.num_heads // spec.num_kv_heads)
-        num_tiles = (q.shape[0] - step.num_decodes) // block_q + num_rows
-        self._wrap(prefill)[(num_tiles, spec.num_kv_heads)](
+        num_tokens = q.shape[0] - step.num_decodes
+        split_len = plans.chunk_split_len(
+            plans.prefill_grid(spec, shape, num_tokens, num_rows),
+            batch.max_context_len,
+            shape.n,
+            self._chunk_programs,
+            self._min_split_tokens,
+            self._split_tokens,
+        )
+        num_splits = -(-batch.max_context_len // split_len) if split_len else 1
+        part = part_lse = None
+        if split_len:
+            shape = shape if self._arch is None else plans.split_shape(spec, shape)
+            part = self._workspace("part", num_splits * num_tokens * spec.num_heads * spec.head_dim, "float32")
+            part_lse = self._workspace("part_lse", num_splits * num_tokens * spec.num_heads, "float32")
+        self._wrap(prefill)[(*plans.prefill_grid(spec, shape, num_tokens, num_rows), num_splits)](
             q,
             _descriptor(k, shape.n, pool.layout) if shape.tma else k,
             _descriptor(v, shape.n, pool.layout) if shape.tma else v,
@@ -284,21 +322,39 @@ class Launcher:
             batch.context_lens,
             batch.query_starts,
             *self._layer_constants(pool),
+            part,
+            part_lse,
             step.num_decodes,
             num_rows,
+            num_tokens,
+            (num_rows - 1).bit_length(),
+            split_len,
             *plans.scales(spec),
             spec.sliding_window or 0,
             *strides,
-            BLOCK_Q=block_q,
+            NUM_KV_HEADS=spec.num_kv_heads,
+            HEAD_BLOCKS=shape.head_blocks,
+            BLOCK_Q=plans.block_q(spec, shape),
             M=shape.m,
             N=shape.n,
             D=shape.d,
-            SEARCH_STEPS=(num_rows - 1).bit_length(),
             UPCAST=self._upcast,
             TMA=(1 if pool.layout == "NHD" else 2) if shape.tma else 0,
             **self._constants,
             **self._options(shape),
         )
+        if split_len:
+            self._merge(
+                part,
+                part_lse,
+                None,
+                out,
+                lse,
+                shape,
+                first_row=step.num_decodes,
+                num_rows=num_tokens,
+                num_splits=num_splits,
+            )
 
     def _layer_constants(self, pool: LayerKV) -> tuple[Tensor | None, ...]:
         spec = self._spec

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from framework.interfaces.backend import AttentionSpec
 from framework_builtin.backend.triton_kernels.configs import ArchConfig, PrefillConfig, kind_of, padded_dim
@@ -19,14 +19,27 @@ def next_power(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
+def next_size(value: int) -> int:
+    """The smallest of 64, 256, 1024 and so on that is not below `value`: few sizes, so that few kernels are compiled."""
+    size = 64
+    while size < value:
+        size *= 4
+    return size
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Everything a decode or prefill kernel is specialised on, besides the spec."""
+    """Everything a decode or prefill kernel is specialised on, besides the spec.
+
+    Attributes:
+        head_blocks: programs that share the query heads of a kv head, where they are more than fit the tile's M rows.
+    """
 
     m: int
     n: int
     d: int
     items: int = 1
+    head_blocks: int = 1
     num_warps: int = 4
     num_stages: int = 2
     tma: bool = False
@@ -41,8 +54,15 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
     if arch is not None:
         dim = padded_dim(spec.head_dim)
         config = arch.decode[(kind_of(spec.dtype, spec.kv_dtype), dim)]
-        rows = max(next_power(group), 16)
-        return Shape(m=rows, n=config.block_n, d=dim, num_warps=config.num_warps, num_stages=config.num_stages)
+        rows = min(max(next_power(group), 16), config.max_m)
+        return Shape(
+            m=rows,
+            n=config.block_n,
+            d=dim,
+            head_blocks=-(-group // rows),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
     dim = next_power(spec.head_dim)
     tokens = min(max(next_power(max_context), 16), 512, max(_INTERPRETED_ELEMENTS // dim, 16))
     items = max(min(next_power(num_rows * spec.num_kv_heads), _INTERPRETED_ELEMENTS // (tokens * dim)), 1)
@@ -65,9 +85,10 @@ def prefill_shape(
     by_tma = tma_config(spec, arch) if tma else None
     if arch is not None and by_tma is not None:
         return Shape(
-            m=max(by_tma.block_m, next_power(group)),
+            m=by_tma.block_m,
             n=by_tma.block_n,
             d=spec.head_dim,
+            head_blocks=-(-group // by_tma.block_m),
             num_warps=by_tma.num_warps,
             num_stages=by_tma.num_stages,
             tma=True,
@@ -75,13 +96,28 @@ def prefill_shape(
     if arch is not None:
         dim = padded_dim(spec.head_dim)
         config = arch.prefill[(kind_of(spec.dtype, spec.kv_dtype), dim)]
-        rows = max(config.block_m, next_power(group))
         biased = arch.halve_when_biased and (spec.soft_cap is not None or spec.alibi)
         tokens = config.block_n // 2 if biased else config.block_n
-        return Shape(m=rows, n=tokens, d=dim, num_warps=config.num_warps, num_stages=config.num_stages)
+        return Shape(
+            m=config.block_m,
+            n=tokens,
+            d=dim,
+            head_blocks=-(-group // config.block_m),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
     dim = next_power(spec.head_dim)
     tokens = min(max(next_power(max_context), 16), 512)
     return Shape(m=max(min(needed, 512), next_power(group)), n=tokens, d=dim)
+
+
+_SPLIT_ROWS = 64  # of a tile that reads a part of the context: few queries, and registers for the partial output
+
+
+def split_shape(spec: AttentionSpec, shape: Shape) -> Shape:
+    """The prefill tile of programs that each read a part of the context. Without tensor descriptors."""
+    rows = min(shape.m, _SPLIT_ROWS)
+    return replace(shape, m=rows, head_blocks=-(-(spec.num_heads // spec.num_kv_heads) // rows), tma=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +179,31 @@ def work_capacity(
     if share == 0 or max_context <= min_split_tokens:
         return num_rows, 1
     return max(share, num_rows + share // 2), max(min_split_tokens // block_n, 1)
+
+
+def block_q(spec: AttentionSpec, shape: Shape) -> int:
+    """Query tokens of one prefill tile."""
+    return max(shape.m // (spec.num_heads // spec.num_kv_heads), 1)
+
+
+def prefill_grid(spec: AttentionSpec, shape: Shape, num_tokens: int, num_rows: int) -> tuple[int, int]:
+    """Programs over tiles of queries, each row having one more than it may need, and over blocks of heads."""
+    return num_tokens // block_q(spec, shape) + num_rows, spec.num_kv_heads * shape.head_blocks
+
+
+def chunk_split_len(
+    grid: tuple[int, int], max_context: int, block_n: int, fill: int, min_split_tokens: int, split_tokens: int | None
+) -> int:
+    """Tokens of context that one program of a prefill launch reads; 0: all of them, nothing is split.
+
+    Args:
+        grid: of the launch without splits.
+        max_context: a bound, tokens.
+        fill: programs that fill the device; 0: do not split.
+        min_split_tokens, split_tokens: as in `work_capacity`.
+    """
+    if split_tokens is not None:
+        length = max(split_tokens // block_n, 1) * block_n
+        return length if length < max_context else 0
+    splits = min(fill // max(grid[0] * grid[1], 1), max_context // max(min_split_tokens, 1))
+    return -(-max_context // splits // block_n) * block_n if splits > 1 else 0

@@ -1,7 +1,9 @@
 """Chunks of queries against their paged context, ragged rows packed into one launch.
 
-A program takes BLOCK_Q query tokens of a row and all query heads of one kv head, packed into the M rows of a tile. The
-row a program belongs to is searched on the device, so that the grid depends on shapes only.
+A program takes BLOCK_Q query tokens of a row and all query heads of one kv head (or as many as fit), packed into the M
+rows of a tile. The row a program belongs to is searched on the device, so that the grid depends on shapes only. Where
+tiles are too few to fill the device, as for a short chunk behind a long prefix, the context is cut into splits of
+`split_len` tokens, whose outputs `decode.merge_splits` weighs.
 """
 
 # mypy: ignore-errors
@@ -25,8 +27,13 @@ def prefill(
     SLOPES,
     K_SCALE,
     V_SCALE,
+    PART,  # (splits, tokens of the chunks, H, HEAD_DIM) float32, or None where the context is not split
+    PART_LSE,  # (splits, tokens of the chunks, H) float32, base 2
     first_row,
     num_rows,
+    num_tokens,  # of the chunks
+    num_steps,  # of the search: 2 ** num_steps >= num_rows
+    split_len,  # tokens of context, a multiple of N
     score_scale,
     cap_scale,
     window,
@@ -43,14 +50,15 @@ def prefill(
     out_stride_h,
     lse_stride_t,
     lse_stride_h,
+    NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,  # of at most M query heads each, that a group is cut into
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     FP8: tl.constexpr,
@@ -59,12 +67,14 @@ def prefill(
 ):
     """One tile of queries a program; the rows are `first_row` .. `first_row + num_rows - 1`."""
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1).to(tl.int64)
+    HEADS: tl.constexpr = GROUP if HEAD_BLOCKS == 1 else M
+    kv_head = (tl.program_id(1) // HEAD_BLOCKS).to(tl.int64)
+    first_head = tl.program_id(1) % HEAD_BLOCKS * HEADS
     base = tl.load(STARTS + first_row)
     # Row r's tiles begin at (its first query) // BLOCK_Q + r: each row is given one tile more than it may need.
     low = tile * 0
     high = low + num_rows
-    for _ in range(SEARCH_STEPS):
+    for _ in range(num_steps):
         middle = (low + high) // 2
         begins = (tl.load(STARTS + first_row + middle) - base) // BLOCK_Q + middle
         low = tl.where(begins <= tile, middle, low)
@@ -82,9 +92,11 @@ def prefill(
     m = tl.arange(0, M)
     n = tl.arange(0, N)
     d = tl.arange(0, D)
-    token = index * BLOCK_Q + m // GROUP
-    head = kv_head * GROUP + m % GROUP
-    own = (m < BLOCK_Q * GROUP) & (token < num_queries)
+    token = index * BLOCK_Q + m // HEADS
+    head = kv_head * GROUP + first_head + m % HEADS
+    own = (m < BLOCK_Q * HEADS) & (token < num_queries)
+    if HEAD_BLOCKS > 1:
+        own = own & (first_head + m % HEADS < GROUP)
     query_position = context - num_queries + token
     at = (begin + token).to(tl.int64)
     q_offset = (at * q_stride_t + head * q_stride_h)[:, None] + d[None, :]
@@ -100,8 +112,12 @@ def prefill(
     total = tl.full((M,), 0.0, tl.float32)
     acc = tl.full((M, D), 0.0, tl.float32)
     if SINKS is not None:
-        top = tl.load(SINKS + head, mask=own, other=float("-inf")) * 1.4426950408889634
-        total = tl.where(own, 1.0, 0.0)
+        has_sink = own
+        if PART is not None:
+            # A condition on the program becomes a number of rows: the interpreter makes integers of its broadcast.
+            has_sink = own & (m < tl.where(tl.program_id(2) == 0, M, 0))
+        top = tl.load(SINKS + head, mask=has_sink, other=float("-inf")) * 1.4426950408889634
+        total = tl.where(has_sink, 1.0, 0.0)
 
     first_position = context - num_queries + index * BLOCK_Q
     stop = tl.minimum(context, first_position + BLOCK_Q)
@@ -112,6 +128,10 @@ def prefill(
     plain_stop = start
     if not HAS_WINDOW:
         plain_stop = tl.maximum(first_position + 1, 0) // N * N
+    if PART is not None:
+        start = tl.maximum(start, tl.program_id(2) * split_len)
+        stop = tl.minimum(stop, (tl.program_id(2) + 1) * split_len)
+        plain_stop = tl.minimum(tl.maximum(plain_stop, start), stop)
     for phase in tl.static_range(2):
         if phase == 0:
             phase_start = start
@@ -132,9 +152,10 @@ def prefill(
                 page_index = tile_start // PAGE + tl.arange(0, N // PAGE)
                 page_mask = page_index * PAGE < stop
                 page = tl.load(TABLES + row * table_stride + page_index, mask=page_mask, other=0).to(tl.int64)
-                slot = tl.arange(0, PAGE)[None, :]
-                k_offset = tl.reshape(page[:, None] * k_stride_b + slot * k_stride_s, (N,))
-                v_offset = tl.reshape(page[:, None] * v_stride_b + slot * v_stride_s, (N,))
+                # One id a slot before any stride: a reshape of offsets hides their divisibility from triton 3.5 to 3.7.
+                page = tl.reshape(tl.broadcast_to(page[:, None], (N // PAGE, PAGE)), (N,))
+                k_offset = page * k_stride_b + (n % PAGE) * k_stride_s
+                v_offset = page * v_stride_b + (n % PAGE) * v_stride_s
             else:
                 page = tl.load(TABLES + row * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
                 k_offset = page * k_stride_b + (position % PAGE) * k_stride_s
@@ -207,8 +228,14 @@ def prefill(
     result = acc / safe_total[:, None]
     if V_SCALE is not None:
         result = result * tl.load(V_SCALE + kv_head)
-    target = OUT + (at * out_stride_t + head * out_stride_h)[:, None] + d[None, :]
-    tl.store(target, result.to(OUT.dtype.element_ty), mask=own[:, None] & (d < HEAD_DIM)[None, :])
-    if LSE is not None:
-        lse = tl.where(some, (top + tl.log2(safe_total)) * 0.6931471805599453, float("-inf"))
-        tl.store(LSE + at * lse_stride_t + head * lse_stride_h, lse, mask=own)
+    kept = own[:, None] & (d < HEAD_DIM)[None, :]
+    if PART is not None:
+        part = (tl.program_id(2).to(tl.int64) * num_tokens + at - base) * (NUM_KV_HEADS * GROUP) + head
+        tl.store(PART + part[:, None] * HEAD_DIM + d[None, :], result, mask=kept)
+        tl.store(PART_LSE + part, tl.where(some, top + tl.log2(safe_total), float("-inf")), mask=own)
+    else:
+        target = OUT + (at * out_stride_t + head * out_stride_h)[:, None] + d[None, :]
+        tl.store(target, result.to(OUT.dtype.element_ty), mask=kept)
+        if LSE is not None:
+            lse = tl.where(some, (top + tl.log2(safe_total)) * 0.6931471805599453, float("-inf"))
+            tl.store(LSE + at * lse_stride_t + head * lse_stride_h, lse, mask=own)

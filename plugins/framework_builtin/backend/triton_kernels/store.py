@@ -138,11 +138,21 @@ def copy_blocks(
     v_stride_b,
     NUM_ELEMENTS: tl.constexpr,
     E: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):
-    """One slice of every block a program, through all copies in order: chains a->b, b->c need no synchronisation."""
+    """One slice of a block a program.
+
+    Ordered: that slice of every copy in turn, so that chains a->b, b->c need no synchronisation. Else the second grid axis
+    is the copy: no destination is another copy's source.
+    """
     element = tl.program_id(0) * E + tl.arange(0, E)
     wanted = element < NUM_ELEMENTS
-    for copy in range(num_copies):
+    first = 0
+    last = num_copies
+    if not ORDERED:
+        first = tl.program_id(1)
+        last = first + 1
+    for copy in range(first, last):
         source = tl.load(COPIES + copy * 2)
         destination = tl.load(COPIES + copy * 2 + 1)
         k = tl.load(K + source * k_stride_b + element, mask=wanted, other=0)
