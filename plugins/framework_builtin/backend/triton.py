@@ -122,8 +122,10 @@ class TritonBackend(AttentionBackend):
         return self._kernels().rotate_and_write(pool, q, k, v, rope, slot_mapping)
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
-        """Copy blocks (source, destination) as if in order, one launch. Looking at them waits for the device if they lie
-        there; what was found, and the copy on the device, serve all layers that get the same tensor.
+        """Copy blocks (source, destination) as if in order, one launch.
+
+        Looking at them waits for the device if they lie there; what was found, and the copy on the device, serve all
+        layers that get the same tensor.
 
         Raises:
             InvalidArgument: a destination is named twice. Nothing was copied.

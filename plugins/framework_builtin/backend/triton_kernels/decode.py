@@ -108,7 +108,7 @@ def decode(
     FP8: tl.constexpr,  # 0: the pool holds q's dtype. 1: e4m3 decoded by bit moves. 2: by the chip's conversion
     UPCAST: tl.constexpr,  # the interpreter's bfloat16 arithmetic works on raw bits: compute in float32 there
 ):
-    """One work item and block of heads a program (`ITEMS` of them in the interpreter): softmax(q k) v over its tokens."""
+    """One work item and block of heads a program (`ITEMS` in the interpreter): softmax(q k) v over its tokens."""
     g = tl.arange(0, M)
     d = tl.arange(0, D)
     n = tl.arange(0, N)

@@ -20,7 +20,7 @@ def next_power(value: int) -> int:
 
 
 def next_size(value: int) -> int:
-    """The smallest of 64, 256, 1024 and so on that is not below `value`: few sizes, so that few kernels are compiled."""
+    """The smallest of 64, 256, 1024 and so on that is not below `value`: few sizes, few kernels to compile."""
     size = 64
     while size < value:
         size *= 4

@@ -22,6 +22,8 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from packaging.version import Version
+
 from framework.interfaces.backend import AttentionSpec
 from framework_builtin.backend.triton_kernels import plan as plans
 from framework_builtin.backend.triton_kernels.aot import (
@@ -99,29 +101,34 @@ def candidates(args: argparse.Namespace) -> Iterator[Job]:
         yield Variant(arch, args.kernel, spec), shape
 
 
-def read_table(path: Path = TABLE) -> tuple[str, dict[str, Resources]]:
-    """The committed table: the triton version it was made with, and each shipped kernel's resources by name."""
+def read_table(version: str | None = None, path: Path = TABLE) -> tuple[str, dict[str, Resources]]:
+    """The committed resources of each shipped kernel, by name, as one version of triton compiles them.
+
+    Args:
+        version: of triton; None: the newest in the table.
+
+    Returns:
+        The version, and an empty table where it has none of that version.
+    """
     content = json.loads(path.read_text())
-    return content["triton"], {name: Resources(**found) for name, found in content["kernels"].items()}
+    version = version or max(content, key=Version)
+    return version, {name: Resources(**found) for name, found in content.get(version, {}).items()}
 
 
 def write_table(rows: dict[str, Resources], path: Path = TABLE) -> None:
-    """Replace the committed table."""
-    import triton
-
-    content = {"triton": triton.__version__, "kernels": {name: as_dict(found) for name, found in rows.items()}}
+    """Replace what the committed table says of the installed version of triton."""
+    content = json.loads(path.read_text())
+    content[triton_version()] = {name: as_dict(found) for name, found in rows.items()}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def differences(found: dict[str, Resources], *, whole: bool) -> list[str]:
     """What is otherwise than in the committed table, a line each; with `whole`, what is in one of both only, too.
 
-    Empty where another triton made the table: it allots registers otherwise.
+    Empty where the table has nothing of the installed triton: each version allots registers otherwise.
     """
-    import triton
-
-    version, table = read_table()
-    if version != triton.__version__:
+    _, table = read_table(triton_version())
+    if not table:
         return []
     lines = [
         f"{name}: {as_dict(table[name])} committed, {as_dict(got)} now"
@@ -172,13 +179,20 @@ def main(arguments: list[str] | None = None) -> int:
     whole = len(args.arch) == len(ARCHS) and not args.only
     changed = differences(rows, whole=whole) if args.check and not args.tiles else []
     if args.update and not args.tiles:
-        write_table(rows if whole else read_table()[1] | rows)
+        write_table(rows if whole else read_table(triton_version())[1] | rows)
     sys.stdout.writelines(f"changed: {line}\n" for line in changed)
     sys.stdout.write(
         f"{len(jobs)} kernels, {unfit} unfit, {len(changed)} otherwise than resources.json; "
         f"{time.perf_counter() - start:.0f} s, {_cpu_s() - cpu:.0f} s of CPU in {args.jobs} processes\n"
     )
     return int(unfit > 0 or bool(changed))
+
+
+def triton_version() -> str:
+    """The installed triton's."""
+    import triton
+
+    return str(triton.__version__)
 
 
 def _cpu_s() -> float:

@@ -22,9 +22,8 @@ def screened(spec: AttentionSpec, arch: str, *, tma: bool = False) -> list[Compi
     import triton
 
     tma = tma and tma_config(spec, ARCHS[arch]) is not None
-    variants = [Variant(arch, "decode", spec), Variant(arch, "prefill", spec, tma=tma)]
-    version, table = read_table()
-    known = table if version == triton.__version__ else {}
+    variants = [Variant(arch, "decode", spec), Variant(arch, "prefill", spec, split=False, tma=tma)]
+    _, known = read_table(triton.__version__)
     missing = [variant for variant in variants if variant.name not in known]
     compiled: dict[str, Resources | str] = {}
     if missing:

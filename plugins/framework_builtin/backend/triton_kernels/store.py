@@ -142,8 +142,8 @@ def copy_blocks(
 ):
     """One slice of a block a program.
 
-    Ordered: that slice of every copy in turn, so that chains a->b, b->c need no synchronisation. Else the second grid axis
-    is the copy: no destination is another copy's source.
+    Ordered: that slice of every copy in turn, so that chains a->b, b->c need no synchronisation. Else the second grid
+    axis is the copy: no destination is another copy's source.
     """
     element = tl.program_id(0) * E + tl.arange(0, E)
     wanted = element < NUM_ELEMENTS
