@@ -179,10 +179,10 @@ def _specialise(
         if shape is None:
             shape = plans.prefill_shape(spec, arch, 8192, 8192, tma=variant.tma)
             shape = plans.split_shape(spec, shape) if variant.split else shape
-        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "BLOCK_Q": max(shape.m // group, 1)}
+        tiles = {"M": shape.m, "N": shape.n, "D": shape.d, "BLOCK_Q": plans.block_q(spec, shape)}
         tiles |= {"TMA": int(shape.tma), "HEAD_BLOCKS": shape.head_blocks, "NUM_KV_HEADS": spec.num_kv_heads}
         if not (variant.split):
-            tiles |= {"PART": None, "PART_LSE": None}
+            shared |= {"PART": None, "PART_LSE": None}
         return prefill.prefill, shared | tiles, {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     if variant.kernel == "plan_splits":
         return decode.plan_splits, {"HAS_WINDOW": False, "N": 64, "B": 256, "W": 1024}, {}

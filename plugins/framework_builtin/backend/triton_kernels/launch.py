@@ -312,7 +312,8 @@ class Launcher:
             shape = shape if self._arch is None else plans.split_shape(spec, shape)
             part = self._workspace("part", num_splits * num_tokens * spec.num_heads * spec.head_dim, "float32")
             part_lse = self._workspace("part_lse", num_splits * num_tokens * spec.num_heads, "float32")
-        self._wrap(prefill)[(*plans.prefill_grid(spec, shape, num_tokens, num_rows), num_splits)](
+        grid = (*plans.prefill_grid(spec, shape, num_tokens, num_rows), num_splits)
+        self._wrap(prefill)[grid](
             q,
             _descriptor(k, shape.n, pool.layout) if shape.tma else k,
             _descriptor(v, shape.n, pool.layout) if shape.tma else v,
