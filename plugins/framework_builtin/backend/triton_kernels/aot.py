@@ -162,7 +162,6 @@ def _specialise(
     from framework_builtin.backend.triton_kernels import decode, prefill, store
 
     spec = variant.spec
-    group = spec.num_heads // spec.num_kv_heads
     shared: dict[str, Any] = plans.feature_constants(spec, arch) | {"UPCAST": False}
     absent = {"SINKS": spec.sinks, "SLOPES": spec.alibi, "LSE": variant.lse}
     shared |= {name: None for name, present in absent.items() if not present}
