@@ -86,7 +86,7 @@ class Engine:
         max_batch_tokens: int = 2048,
         max_batch_requests: int = 64,
         chunk_size: int | None = None,
-        share_within_step: bool = False,
+        share_within_step: bool = True,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
         preempt_every: int = 0,
@@ -407,7 +407,11 @@ class Engine:
         now_computed = step.computed + step.num_new
         rows.computed[step.rows] = now_computed
         filled = now_computed // size > step.computed // size
-        for row, count in zip(step.rows[filled].tolist(), now_computed[filled].tolist(), strict=True):
+        counts = list(zip(step.rows[filled].tolist(), now_computed[filled].tolist(), strict=True))
+        promises = self.state.promises
+        if promises:  # who promised is first, so that whoever computed the same content shares it
+            counts.sort(key=lambda entry: rows.sequences[entry[0]] not in promises)
+        for row, count in counts:
             seq = rows.sequences[row]
             if seq is None:
                 continue
@@ -415,8 +419,8 @@ class Engine:
                 self.life.commit(seq, count)
             except FrameworkError as error:
                 self.life.fail(seq, error)
-        if self.state.promises is not None:
-            self.state.promises.keep()
+        if promises is not None:
+            promises.keep()
 
     def check(self) -> None:
         """The allocator's invariants, and that nothing is held for requests that ended.

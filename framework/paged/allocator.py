@@ -261,33 +261,31 @@ class PagedAllocator(Allocator):
         start = len(table.blocks)
         if self.promises:
             self.promises.keep_all(table, num_tokens)
-        if self.share_prefix and not table.closed:
-            published = table.published
-            new = tokens[published * self.block_size :]
-            if type(new) is not np.ndarray or new.dtype is not _INT32:
-                new = _as_tokens(new)
-            data, held = new.tobytes(), table.held
-            known = len(held) - 4 * self.block_size * published
-            if known > 0:
-                table.compare(published * self.block_size, data)
-            if num_tokens // self.block_size > published:
-                start = self._publish(table, num_tokens // self.block_size, new, data)
-            held += data[known:] if known > 0 else data
+        if self.share_prefix:
+            if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or not tokens.flags.c_contiguous:
+                tokens = _as_tokens(tokens)
+            table.compare(tokens)
+            if num_tokens // self.block_size > table.published and not table.closed:
+                start = self._publish(table, num_tokens // self.block_size, tokens)
+            table.learn(tokens)
         table.committed = num_tokens
         return self._changes.without_copies(start)
 
-    def _publish(self, table: Table, full: int, new: TokenArray, data: bytes) -> int:
-        """Publish the blocks up to `full`; `new` and `data` are the tokens after those published."""
-        names, first = table.names, table.published
-        known, wanted = len(names) - first, (full - first) * self.block_size
-        if len(new) > wanted:
-            new, data = new[:wanted], data[: 4 * wanted]
+    def _publish(self, table: Table, full: int, tokens: TokenArray) -> int:
+        """Publish the blocks up to `full`, whose tokens are the first of `tokens`."""
+        names, first, size = table.names, table.published, self.block_size
+        known = len(names)
         more: list[BlockHash] = []
-        if len(names) < full:
-            more = self.naming.blocks(
-                names[-1] if names else table.root, new[known * self.block_size :] if known else new
-            )
-        keys = names[first:full] + more if known else more
+        if known < full:
+            more = self.naming.blocks(names[-1] if names else table.root, tokens[known * size : full * size])
+        keys = names[first:full] + more if known > first else more
+        if self.promises.owner:
+            full = self.promises.first_of_others(table, [*names, *more], tokens, full)
+            keys = keys[: full - first]
+            if full <= first:
+                names += more
+                return len(table.blocks)
+        data = tokens[first * size : full * size].tobytes()
         self.pool.access += 1
         if self._requests is not None:
             self._requests.used(table.blocks[first:full], table.facts)
@@ -297,6 +295,8 @@ class PagedAllocator(Allocator):
         count, start = publish(table.anchor, table.blocks, first, keys, data, table.request.priority, table.tenant)
         names += more
         table.published = first + count
+        if table.shared:
+            self.cache.note_shared(table.blocks[first : table.published])
         table.closed = table.published < full
         self._version += 1
         return start
@@ -307,7 +307,10 @@ class PagedAllocator(Allocator):
             self._version += 1
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
-        self._version += self.promises.withdraw_all(self._table(request))
+        table = self._table(request)
+        if self.promises.owner:
+            self._version += 1
+            self.promises.withdraw_all(table)
         return tuple(self.promises.broken)
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
@@ -386,6 +389,7 @@ class PagedAllocator(Allocator):
         return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)
 
     def reset(self) -> None:
+        self.promises.withdraw_every()
         for table in self._tables.values():
             table.closed = True
             table.published = 0

@@ -19,9 +19,8 @@ def audit(allocator: PagedAllocator) -> list[str]:
         *_references(allocator),
         *_states(allocator),
         *_free_set(allocator),
-        *_candidates(allocator),
         *_published(allocator),
-        *(index or _ancestry(allocator)),  # a broken index cannot be asked for parents
+        *(index or [*_candidates(allocator), *_ancestry(allocator)]),  # a broken index cannot be asked for parents
     ]
 
 
@@ -57,10 +56,11 @@ def _promises(allocator: PagedAllocator) -> list[str]:
     faults, tables, promises = [], allocator.tables(), _promises_of(allocator)
     for block, owner in promises.owner.items():
         table = tables.get(owner)
-        if table is None or block not in table.blocks[: None if table.closed else table.published]:
+        if table is None or block not in table.blocks[: table.published]:
             faults.append(f"I21: block {block} is promised by request {owner}, which has not published it")
     for request, table in tables.items():
-        relies = {promises.owner[block] for block in table.blocks if block in promises.owner} - {request}
+        known = table.blocks[: table.published]
+        relies = {promises.owner[block] for block in known if block in promises.owner} - {request}
         for owner in relies:
             if request not in promises.readers(owner):
                 faults.append(f"I21: request {request} shares what request {owner} promised, and is not noted")
@@ -114,10 +114,10 @@ def _free_set(allocator: PagedAllocator) -> list[str]:
 
 def _candidates(allocator: PagedAllocator) -> list[str]:
     pool, faults = allocator.pool, []
+    cached = [block for block in range(1, pool.num_blocks + 1) if not pool.ref[block] and pool.key[block] is not None]
+    inner = {*map(allocator.cache.index.parent, cached)} if allocator.cache.leaf_only else set()
     for block in range(pool.num_blocks + 1):
-        expected = pool.ref[block] == 0 and pool.key[block] is not None
-        if allocator.cache.leaf_only and pool.children[block]:
-            expected = False
+        expected = pool.ref[block] == 0 and pool.key[block] is not None and block not in inner
         if bool(pool.candidate[block]) != expected:
             state = "a candidate" if pool.candidate[block] else "no candidate"
             faults.append(
@@ -143,9 +143,13 @@ def _published(allocator: PagedAllocator) -> list[str]:
 
 
 def _ancestry(allocator: PagedAllocator) -> list[str]:
-    pool, faults = allocator.pool, []
+    pool, cache, faults = allocator.pool, allocator.cache, []
+    detached = getattr(cache, "detached", ())
     for block in range(1, pool.num_blocks + 1):
-        parent = allocator.cache.index.parent(block) if pool.key[block] is not None else 0
-        if parent and pool.ref[block] and not pool.ref[parent]:
-            faults.append(f"I28: block {block} is in use below block {parent}, which is not")
+        parent = cache.index.parent(block) if pool.key[block] is not None else 0
+        if parent and pool.ref[block] and not pool.ref[parent] and block not in detached:
+            faults.append(f"I28: block {block} is in use below block {parent}, which is not, and is not detached")
+    for block in detached:
+        if not pool.ref[block] or pool.key[block] is None:
+            faults.append(f"I28: block {block} is detached, but not both in use and published")
     return faults

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from framework.errors import InvalidArgument, PluginError
+from framework.errors import PluginError
 from framework.guard.boundary import Boundary
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.allocator import CacheEvent
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool, gather
+from framework.paged.publication import Publication
 from framework.paged.victims import Victims
-from framework.types import BlockHash, BlockId
+from framework.types import BlockId
 
 ChooseFree = Callable[[int], Sequence[BlockId]]
 
@@ -25,9 +26,17 @@ class BlockCache:
     Every method does the calls into plugins first, and undoes what it told the policy if one of them fails, so that a
     PluginError leaves pool and index as they were.
 
+    NOTE. A block in use mostly has all blocks above it in use: whoever names it names them. Not so where forks share a
+    block before it is published and one of them meets an equal block above that was published meanwhile: it uses that
+    one, the other fork keeps its own. Such blocks are `detached` while in use; they do not keep the block above from
+    being evicted, by `leaf_only` neither, since the fork that uses them does not.
+
     Args:
         choose_free: which free blocks to hand out; None takes the latest freed, without asking.
-        leaf_only: a cached block is offered to the policy only when no resident block is published below it.
+        leaf_only: a cached block is a candidate only when no cached block is published below it.
+
+    Attributes:
+        detached: blocks published while forks shared them, as long as they are in use.
     """
 
     def __init__(
@@ -46,8 +55,11 @@ class BlockCache:
             pool.children  # noqa: B018  counted from the start
         self.now = 0.0
         self.evictions = 0
+        self.detached: set[int] = set()
         self.listener: Callable[[CacheEvent], Any] | None = None
         self.victims = Victims(self)
+        publication = Publication(self)
+        self.publish, self.publish_one = publication.publish, publication.publish_one
         self._choose_free = choose_free
         self._chooser = Boundary("allocator", type(getattr(choose_free, "__self__", self)), (PluginError,))
 
@@ -186,6 +198,7 @@ class BlockCache:
                 name = self.pool.key[block]
                 assert name is not None, f"block {block} is not published"
                 self.listener(CacheEvent("evict", BlockId(block), name, self.now))
+        self.detached.difference_update(blocks)
         self.index.remove_all(blocks)
 
     def drop(self, blocks: Sequence[int], unpublished: int | None = None) -> None:
@@ -214,17 +227,20 @@ class BlockCache:
         pool, ref = self.pool, self.pool.ref
         sources = [table[place] for place in places]
         leaving = [block for block in reversed(sources) if ref[block] == 1]
-        offered = [block for block in leaving if not (self.leaf_only and pool.children[block])]
+        detached = self.detached.intersection(leaving)
+        rejoined = self._rejoin(leaving) if detached else []
+        offered = [block for block in leaving if not self.leaf_only or self.is_leaf(block)]
         for block in leaving:
             pool.last_access[block] = pool.access
         for block in offered:
             pool.candidate[block] = 1
         try:
-            if offered:
-                self.policy.release(offered, self.now)
+            self._tell(rejoined, offered)
         except PluginError:
             for block in offered:
                 pool.candidate[block] = 0
+            pool.mark(rejoined)
+            self.detached |= detached
             self.drop(fresh)
             raise
         for place, source, block in zip(places, sources, fresh, strict=True):
@@ -233,148 +249,57 @@ class BlockCache:
         pool.used -= len(leaving)
 
     def _offer(self, blocks: list[int]) -> None:
+        rejoined = self._rejoin(blocks) if self.detached else []
         if self.leaf_only:
-            blocks = [block for block in blocks if not self.pool.children[block]]
-        if not blocks:
+            blocks = [block for block in blocks if self.is_leaf(block)]
+        if not blocks and not rejoined:
             return
         self.pool.mark(blocks)
         try:
-            self.policy.release(blocks, self.now)
+            self._tell(rejoined, blocks)
         except PluginError:
             self._abandon(blocks)
             raise
 
+    def _tell(self, pinned: list[int], released: list[int]) -> None:
+        if pinned:
+            self.policy.pin(pinned, self.now)
+        if released:
+            self.policy.release(released, self.now)
+
+    def is_leaf(self, block: int) -> bool:
+        """Whether no block published below this one, which is not in use, is cached."""
+        below = self.pool.children[block]
+        return not below or below == sum(self.index.parent(other) == block for other in self.detached)
+
+    def note_shared(self, blocks: Sequence[int]) -> None:
+        """These were just published; those that other tables name too may have another block above them there."""
+        self.detached.update(block for block in blocks if self.pool.ref[block] > 1)
+
+    def _rejoin(self, blocks: Sequence[int]) -> list[int]:
+        """These are not in use any more; the candidates above those that were detached, which are none from here on."""
+        gone = self.detached.intersection(blocks)
+        self.detached -= gone
+        above: dict[int, None] = {}
+        for parent in map(self.index.parent, sorted(gone)) if self.leaf_only else ():
+            if parent and self.pool.candidate[parent]:
+                self.pool.candidate[parent] = 0
+                above[parent] = None
+        return list(above)
+
     def _abandon(self, blocks: list[int]) -> None:
         """Make candidates free that no policy keeps."""
+        pool = self.pool
         for block in blocks:
-            self.pool.candidate[block] = 0
-        offered: list[int] = []
-        if self.leaf_only:
-            for parent in map(self.index.parent, blocks):
-                if parent and self.pool.children[parent] == 1 and not self.pool.ref[parent]:
-                    offered.append(parent)
+            pool.candidate[block] = 0
+        above = dict.fromkeys(map(self.index.parent, blocks)) if self.leaf_only else {}
         self._forget(blocks)
-        self.pool.give_free(blocks)
+        pool.give_free(blocks)
+        offered = [block for block in above if block and pool.key[block] is not None and not pool.ref[block]]
+        offered = [block for block in offered if not pool.candidate[block] and self.is_leaf(block)]
         if offered:
             with suppress(PluginError):
                 self._offer(offered)
-
-    def publish(
-        self,
-        anchor: int,
-        table: array[int],
-        first: int,
-        keys: Sequence[BlockHash],
-        data: bytes,
-        priority: int,
-        tenant: int,
-    ) -> tuple[int, int]:
-        """Make the contents of table[first : first + len(keys)] findable. `data` are their tokens as int32 bytes.
-
-        An entry whose content another block holds already is swapped for that block. Stops before a content whose
-        hash names another one.
-
-        Returns:
-            How many contents are published, and the first table index that was swapped (len(table) if none).
-
-        Raises:
-            PluginError, InvalidArgument: nothing changed.
-        """
-        pool, blocks = self.pool, table[first : first + len(keys)]
-        if any(map(pool.key.__getitem__, blocks)):
-            self._check_names(blocks, keys)
-        parent = table[first - 1] if first else 0
-        holders, places = self.index.insert_chain(anchor, parent, keys, data, blocks)
-        new: Sequence[int] = blocks if len(places) == len(blocks) else [blocks[at] for at in places]
-        pool.describe_all(new, places, first, priority, tenant)
-        swaps = [at for at, block in enumerate(holders) if block != blocks[at]] if len(new) < len(holders) else []
-        pinned = [holders[at] for at in reversed(swaps) if pool.candidate[holders[at]]]
-        try:
-            if pinned:
-                self.policy.pin(pinned, self.now)
-            if new and self.policy.wants_admit:
-                self.policy.admit(new[::-1], self.now)
-        except PluginError:
-            self._withdraw(new, pinned)
-            raise
-        if self.listener is not None:
-            for at, block in zip(places, new, strict=True):
-                self.listener(CacheEvent("admit", BlockId(block), keys[at], self.now))
-        for at in swaps:
-            self._swap(table, first + at, holders[at], priority)
-        return len(holders), first + swaps[0] if swaps else len(table)
-
-    def publish_one(
-        self,
-        anchor: int,
-        table: array[int],
-        at: int,
-        keys: Sequence[BlockHash],
-        data: bytes,
-        priority: int,
-        tenant: int,
-    ) -> tuple[int, int]:
-        """`publish` of one content, of table[at]: what a decoding request does when a block fills."""
-        pool, block, key = self.pool, table[at], keys[0]
-        if pool.key[block] is not None:
-            return self.publish(anchor, table, at, keys, data, priority, tenant)
-        holder = self.index.insert(anchor, table[at - 1] if at else 0, key, data, block)
-        if holder != block:
-            if not holder:
-                return 0, len(table)
-            self._use_holder(table, at, holder, priority)
-            return 1, at
-        pool.key[block] = key
-        pool.describe(block, at, priority, tenant)
-        if self.policy.wants_admit:
-            try:
-                self.policy.admit((block,), self.now)
-            except PluginError:
-                self._withdraw((block,), ())
-                raise
-        if self.listener is not None:
-            self.listener(CacheEvent("admit", BlockId(block), key, self.now))
-        return 1, len(table)
-
-    def _use_holder(self, table: array[int], at: int, holder: int, priority: int) -> None:
-        if self.pool.candidate[holder]:
-            try:
-                self.policy.pin((holder,), self.now)
-            except PluginError:
-                self._withdraw((), (holder,))
-                raise
-        self._swap(table, at, holder, priority)
-
-    def _check_names(self, blocks: Sequence[int], keys: Sequence[BlockHash]) -> None:
-        for block, key in zip(blocks, keys, strict=True):
-            if self.pool.key[block] not in (None, key):
-                raise InvalidArgument(f"commit into block {block}, which is published with other content; extend first")
-
-    def _withdraw(self, new: Sequence[int], pinned: Sequence[int]) -> None:
-        """Undo a publication that the policy did not take."""
-        for block in reversed(new):
-            self.index.remove(block)
-            self.pool.key[block] = None
-        if pinned:
-            with suppress(PluginError):  # the first error is the one to report
-                self.policy.release(pinned, self.now)
-
-    def _swap(self, table: array[int], index: int, block: int, priority: int) -> None:
-        """Let the table use `block`, which holds the same content, in place of its own."""
-        pool, own = self.pool, table[index]
-        table[index] = block
-        if not pool.ref[block]:
-            pool.used += 1
-            pool.candidate[block] = 0
-        pool.ref[block] += 1
-        pool.last_access[block] = pool.access
-        if priority > pool.priority[block]:
-            pool.varied = True
-            pool.priority[block] = priority
-        pool.ref[own] -= 1
-        if not pool.ref[own]:
-            pool.used -= 1
-            pool.give_free([own])
 
     def reset(self) -> None:
         """Unpublish everything: cached blocks become free, those in use lose their name and stay.

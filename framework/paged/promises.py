@@ -8,7 +8,7 @@ from framework.errors import InvalidArgument
 from framework.paged.cache import BlockCache
 from framework.paged.last_requests import LastRequests
 from framework.paged.table import Table
-from framework.types import RequestId
+from framework.types import BlockHash, RequestId, TokenArray
 
 
 class Promises:
@@ -45,17 +45,20 @@ class Promises:
         for owner in {owner: None for block in blocks if (owner := self.owner.get(block)) is not None}:
             self._readers.setdefault(owner, {})[request] = None
 
-    def keep(self, blocks: Iterable[int]) -> None:
-        """The KV of these blocks was computed."""
+    def keep(self, blocks: Iterable[int]) -> dict[RequestId, int]:
+        """The KV of these blocks was computed. Returns how many of its blocks each owner promises still."""
+        counts: dict[RequestId, int] = {}
         for block in blocks:
             owner = self.owner.pop(block, None)
             if owner is None:
                 continue
             made = self._made[owner]
             del made[block]
+            counts[owner] = len(made)
             if not made:
                 del self._made[owner]
                 self._readers.pop(owner, None)
+        return counts
 
     def withdraw(self, request: RequestId) -> list[int]:
         """Forget what `request` promised, and what was promised in reliance on it: whoever relied on it is `broken`.
@@ -72,6 +75,11 @@ class Promises:
         for block in blocks:
             del self.owner[block]
         return blocks
+
+    def withdraw_every(self) -> None:
+        """Forget all promises: everything is being unpublished."""
+        for request in list(self._made):
+            self.withdraw(request)
 
     def readers(self, owner: RequestId) -> Iterable[RequestId]:
         """The requests that rely on what `owner` promised."""
@@ -126,6 +134,14 @@ class TablePromises(Promises):
         self.make(request.id, table.blocks[first : table.published])
         return True
 
+    def first_of_others(self, table: Table, hashes: Sequence[BlockHash], tokens: TokenArray, full: int) -> int:
+        """Of the table's first `full` contents, the first that another request has promised; `full` if there is none.
+
+        Who has computed such a content keeps its own block until the other one is computed.
+        """
+        found = self._cache.index.find(table.anchor, hashes, tokens.tobytes(), full)
+        return next((at for at, block in enumerate(found) if block in self.owner and block != table.blocks[at]), full)
+
     def keep_all(self, table: Table, num_tokens: int) -> None:
         """The KV of the table's first `num_tokens` was computed.
 
@@ -133,24 +149,26 @@ class TablePromises(Promises):
             InvalidArgument: a broken table.
         """
         self.require_sound(table)
-        self.keep(table.blocks[: num_tokens // self._cache.pool.block_size])
+        size = self._cache.pool.block_size
+        for request, promised in self.keep(table.blocks[: num_tokens // size]).items():
+            owner = self._tables[request]
+            owner.committed = max(owner.committed, (owner.published - promised) * size)
 
-    def withdraw_all(self, table: Table) -> bool:
-        """Unpublish what the table's request promised and what relied on it; whether there was any.
+    def withdraw_all(self, table: Table) -> None:
+        """Unpublish what the table's request promised and what relied on it.
 
         Raises:
             PluginError: the policy failed; it is done nonetheless.
         """
         blocks = self.withdraw(table.request.id)
         if not blocks:
-            return False
+            return
         gone, pool = {*blocks}, self._cache.pool
         for held in (table, *(self._tables[reader] for reader in self.broken)):
             known = held.blocks[: held.published]
             held.published = next((at for at, block in enumerate(known) if block in gone), held.published)
         pool.access += 1
-        self._cache.unpublish([block for block in reversed(blocks) if pool.key[block] is not None])
-        return True
+        self._cache.unpublish(blocks[::-1])
 
     def end(self, table: Table) -> None:
         """The table is about to be freed.

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from framework.errors import InvalidArgument
-from framework.types import UNKNOWN_REQUEST, BlockHash, RequestInfo, TableChange
+from framework.types import UNKNOWN_REQUEST, BlockHash, RequestInfo, TableChange, TokenArray
 
 
 class Table:
@@ -44,19 +44,25 @@ class Table:
         self.shared = False
         self.facts = UNKNOWN_REQUEST
 
-    def compare(self, start: int, data: bytes) -> None:
-        """Refuse tokens that differ from those known. `data` are the tokens from position `start` on.
+    def compare(self, tokens: TokenArray) -> None:
+        """Refuse contiguous int32 tokens, the request's first, that differ from those known.
 
         Raises:
             InvalidArgument: names the first position that differs.
         """
-        known = self.held[4 * start : 4 * start + len(data)]
-        if known != data[: len(known)]:
-            ours, new = np.frombuffer(known, dtype=np.int32), np.frombuffer(data, dtype=np.int32)
-            at = int(np.argmax(ours != new[: len(ours)]))
+        known = tokens[: len(self.held) // 4]
+        if not self.held.startswith(known.data):
+            ours = np.frombuffer(bytes(self.held[: 4 * len(known)]), dtype=np.int32)
+            at = int(np.argmax(ours != known))
             raise InvalidArgument(
-                f"commit of request {self.request.id}: token {start + at} is {new[at]}, it was {ours[at]} before"
+                f"commit of request {self.request.id}: token {at} is {known[at]}, it was {ours[at]} before"
             )
+
+    def learn(self, tokens: TokenArray) -> None:
+        """These int32 tokens, the request's first, are known from here on."""
+        known = len(self.held) // 4
+        if len(tokens) > known:
+            self.held += tokens[known:].tobytes()
 
     def child(
         self, request: RequestInfo, blocks: array[int], tenant: int, num_tokens: int, full: int, kept: int

@@ -61,7 +61,7 @@ class Victims:
                 if parent:
                     cache.pool.children[parent] -= 1
                 policy.evicted(block, now)
-                if parent and not cache.pool.children[parent] and not cache.pool.ref[parent]:
+                if parent and not cache.pool.ref[parent] and cache.is_leaf(parent):
                     candidate[parent] = 1
                     late.append(parent)
                     policy.release([parent], now)

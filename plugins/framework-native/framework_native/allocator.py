@@ -108,6 +108,15 @@ class NativeAllocator(Allocator):
             requests.used([block for block in filled if key(block) is None], self._facts[request])
             self._entered[request] = full
 
+    def promise(self, request: RequestId, num_tokens: int) -> None:
+        if self._requests is not None and request in self._facts:
+            self._enter(self._requests, request, num_tokens // self.block_size)
+        self._core.promise(request, num_tokens)
+
+    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
+        found: Sequence[RequestId] = self._core.withdraw(request)
+        return found
+
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         change: TableChange = self._core.fork(parent, child, num_tokens)
         if self._requests is not None:

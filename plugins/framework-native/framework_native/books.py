@@ -27,9 +27,16 @@ def faults(
     wrong = _free_set(pool, books["free"])
     index = _by_hash(pool, books) if by_hash else _by_trie(pool, books)
     tables = {number: _table(*row) for number, row in books["tables"].items()}
-    cache = SimpleNamespace(index=index, leaf_only=leaf_only)
+    cache = SimpleNamespace(index=index, leaf_only=leaf_only, detached=books["detached"])
+    readers = books["readers"]
+    promises = SimpleNamespace(owner=books["owners"], readers=lambda owner: readers.get(owner, ()))
     allocator: Any = SimpleNamespace(
-        num_blocks=num_blocks, block_size=block_size, pool=pool, cache=cache, tables=lambda: tables
+        num_blocks=num_blocks,
+        block_size=block_size,
+        pool=pool,
+        cache=cache,
+        promises=promises,
+        tables=lambda: tables,
     )
     return wrong + audit(allocator)
 
@@ -42,7 +49,13 @@ def _free_set(pool: BlockPool, free: list[int]) -> list[str]:
 
 
 def _table(request: Any, blocks: list[int], committed: int, published: int, names: list[bytes]) -> SimpleNamespace:
-    return SimpleNamespace(request=request, blocks=blocks, committed=committed, published=published, names=names)
+    return SimpleNamespace(
+        request=request,
+        blocks=blocks,
+        committed=committed,
+        published=published,
+        names=names,
+    )
 
 
 def _by_hash(pool: BlockPool, books: dict[str, Any]) -> PrefixIndex:

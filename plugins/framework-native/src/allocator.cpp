@@ -236,20 +236,23 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     cache_->take(need, hits, table.priority, table.blocks);
     const auto id = nb::cast<int64_t>(get(request, framework_.keys.id));
     tables.emplace(id, std::move(table));
+    if (!promises_.owner.empty()) promises_.rely(id, hits);
     hit_tokens_ += covered;
     prompt_tokens_ += tokens.size();
     ++version_;
 }
 
 nb::object Core::extend(nb::handle request, nb::handle given) {
-    Table &row = find(request);
+    int64_t id = 0;
+    Table &row = find(request, &id);
     const int64_t num_tokens = framework_.count("num_tokens", given, 0);
     const auto size = static_cast<int64_t>(row.blocks.size());
     const int64_t grow = std::max<int64_t>(0, blocks_for(num_tokens, options_.block_size) - size);
     Blocks shared;
     if (row.shared)
         for (int64_t at = row.committed / options_.block_size; at < size; ++at)
-            if (pool_->ref[row.blocks[at]] > 1 || pool_->published(row.blocks[at]))
+            if ((pool_->ref[row.blocks[at]] > 1 || pool_->published(row.blocks[at])) &&
+                !promises_.is_of(row.blocks[at], id)) // what it promised, it writes in place
                 shared.push_back(static_cast<int32_t>(at));
     const int64_t need = grow + static_cast<int64_t>(shared.size());
     if (need == 0) {
@@ -283,7 +286,8 @@ nb::object Core::extend(nb::handle request, nb::handle given) {
 }
 
 nb::object Core::commit(nb::handle request, nb::handle given) {
-    Table &row = find(request);
+    int64_t id = 0;
+    Table &row = find(request, &id);
     const auto num_tokens = static_cast<int64_t>(nb::len(given));
     const int64_t size = options_.block_size, room = static_cast<int64_t>(row.blocks.size()) * size;
     if (num_tokens < row.committed || num_tokens > room)
@@ -292,22 +296,21 @@ nb::object Core::commit(nb::handle request, nb::handle given) {
                                                 " are committed and there is room for " + std::to_string(room) +
                                                 "; extend first");
     size_t start = row.blocks.size();
-    if (!row.closed) {
-        const Tokens tokens(framework_, given, false);
-        const int64_t offset = row.published * size, full = num_tokens / size;
-        compare(row, request, offset, tokens);
-        if (full > row.published) start = publish(row, full, tokens);
-        if (const auto known = static_cast<int64_t>(row.held.size()); known < num_tokens)
-            row.held.insert(row.held.end(), tokens.data() + known, tokens.data() + num_tokens);
-    }
+    if (promises_.any()) keep(id, row, num_tokens);
+    const Tokens tokens(framework_, given, false);
+    const int64_t full = num_tokens / size;
+    compare(row, request, tokens);
+    if (full > row.published && !row.closed) start = publish(row, full, tokens);
+    if (const auto known = static_cast<int64_t>(row.held.size()); known < num_tokens)
+        row.held.insert(row.held.end(), tokens.data() + known, tokens.data() + num_tokens);
     row.committed = num_tokens;
     return changed(start);
 }
 
-void Core::compare(const Table &row, nb::handle request, int64_t start, const Tokens &tokens) const {
+void Core::compare(const Table &row, nb::handle request, const Tokens &tokens) const {
     const int64_t last = std::min(tokens.size(), static_cast<int64_t>(row.held.size()));
-    if (last <= start || std::memcmp(row.held.data() + start, tokens.data() + start, 4 * (last - start)) == 0) return;
-    int64_t at = start;
+    if (last == 0 || std::memcmp(row.held.data(), tokens.data(), 4 * last) == 0) return;
+    int64_t at = 0;
     while (row.held[at] == tokens.data()[at]) ++at;
     framework_.raise("InvalidArgument", "commit of request " + text_of(request) + ": token " + std::to_string(at) +
                                             " is " + std::to_string(tokens.data()[at]) + ", it was " +
@@ -322,6 +325,15 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
             const Name parent = known > 0 ? row.names.back() : row.root;
             name_more(parent, tokens, known, full, row.names);
         }
+        if (!promises_.owner.empty()) { // who computed what another promises keeps its own block until that is computed
+            const Blocks found = index_->find(row.anchor, row.names.data(), tokens.data(), static_cast<size_t>(full));
+            for (size_t at = 0; at < found.size(); ++at)
+                if (promises_.owner.count(found[at]) != 0 && found[at] != row.blocks[at]) {
+                    full = static_cast<int64_t>(at);
+                    break;
+                }
+            if (full <= first) return row.blocks.size();
+        }
         for (int64_t at = first; at < full; ++at) {
             const int32_t block = row.blocks[at];
             if (pool_->published(block) && pool_->key[block] != row.names[at])
@@ -335,6 +347,7 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
             cache_->publish(chain, row.blocks, static_cast<size_t>(first), row.priority, row.tenant);
         row.published = first + static_cast<int64_t>(done.count);
         row.closed = row.published < full;
+        if (row.shared) cache_->note_shared(row.blocks.data() + first, done.count);
         ++version_;
         return done.start;
     } catch (nb::python_error &) {
@@ -343,8 +356,77 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
     }
 }
 
+void Core::promise(nb::handle request, nb::handle given) {
+    int64_t id = 0;
+    Table &row = find(request, &id);
+    const auto num_tokens = nb::cast<int64_t>(given);
+    const int64_t first = row.published, full = num_tokens / options_.block_size;
+    const auto known = static_cast<int64_t>(row.held.size());
+    require_sound(id);
+    if (num_tokens > known)
+        framework_.raise("InvalidArgument", "promise of " + std::to_string(num_tokens) + " tokens of request " +
+                                                std::to_string(id) + ": " + std::to_string(known) + " are known");
+    if (row.closed || row.shared || full <= first) return;
+    Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.names.data() + first,
+                row.held.data() + first * options_.block_size, static_cast<size_t>(full - first)};
+    chain.count = index_->count_new(chain);
+    if (chain.count == 0) return;
+    ++pool_->access;
+    cache_->publish(chain, row.blocks, static_cast<size_t>(first), row.priority, row.tenant);
+    row.published += static_cast<int64_t>(chain.count);
+    promises_.make(id, row.blocks.data() + first, chain.count);
+    ++version_;
+}
+
+nb::tuple Core::withdraw(nb::handle request) {
+    int64_t id = 0;
+    Table &row = find(request, &id);
+    if (!promises_.owner.empty()) {
+        ++version_;
+        withdraw_all(id, row);
+    }
+    nb::list out;
+    for (int64_t other : promises_.broken) out.append(other);
+    return nb::tuple(out);
+}
+
+/// Unpublish what the table's request promised and what relied on it.
+void Core::withdraw_all(int64_t request, Table &table) {
+    const Blocks blocks = promises_.withdraw(request);
+    if (blocks.empty()) return;
+    const auto shorten = [&](Table &row) {
+        const auto gone = [&](int32_t block) { return std::find(blocks.begin(), blocks.end(), block) != blocks.end(); };
+        const auto last = row.blocks.begin() + row.published;
+        row.published = std::find_if(row.blocks.begin(), last, gone) - row.blocks.begin();
+    };
+    shorten(table);
+    for (int64_t other : promises_.broken) shorten(tables.at(other));
+    ++pool_->access;
+    cache_->unpublish(Blocks(blocks.rbegin(), blocks.rend()));
+}
+
+void Core::require_sound(int64_t request) const {
+    if (promises_.is_broken(request))
+        framework_.raise("InvalidArgument",
+                         "request " + std::to_string(request) +
+                             " shares blocks that were promised and not computed; it can only be freed");
+}
+
+/// The KV of the table's first `num_tokens` was computed.
+void Core::keep(int64_t request, const Table &table, int64_t num_tokens) {
+    require_sound(request);
+    const size_t full = static_cast<size_t>(num_tokens / options_.block_size);
+    promises_.keep(table.blocks.data(), std::min(full, table.blocks.size()),
+                   [&](int64_t owner, size_t left) {
+                       Table &row = tables.at(owner);
+                       const int64_t computed = (row.published - static_cast<int64_t>(left)) * options_.block_size;
+                       row.committed = std::max(row.committed, computed);
+                   });
+}
+
 nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
-    Table &row = find(request);
+    int64_t parent = 0;
+    Table &row = find(request, &parent);
     check_new(child);
     const int64_t num_tokens = framework_.count("num_tokens", given, 0), size = options_.block_size;
     const int64_t room = static_cast<int64_t>(row.blocks.size()) * size;
@@ -355,6 +437,7 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     if (!space.equal(row.space))
         framework_.raise("InvalidArgument",
                          "a fork stays in its parent's " + text_of(row.space) + ", asked for " + text_of(space));
+    require_sound(parent);
     const int64_t held = blocks_for(num_tokens, size), full = num_tokens / size;
     const int64_t kept = options_.share_tails ? held : full;
     const int64_t have = cache_->available({});
@@ -365,6 +448,7 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     ++pool_->access;
     Blocks fresh;
     cache_->take(held - kept, {}, 0, fresh);
+    if (promises_.any()) keep(parent, row, num_tokens);
     made.space = row.space;
     made.root = row.root;
     made.anchor = row.anchor;
@@ -424,11 +508,21 @@ void Core::truncate(nb::handle request, nb::handle given) {
 void Core::free(nb::handle request) {
     int64_t id = 0;
     Table &row = find(request, &id);
+    std::exception_ptr failure;
+    if (promises_.any()) {
+        promises_.leave(id);
+        try {
+            withdraw_all(id, row);
+        } catch (nb::python_error &) {
+            failure = std::current_exception();
+        }
+    }
     const Blocks dropped(row.blocks.rbegin(), row.blocks.rend());
     tables.erase(id);
     ++pool_->access;
     ++version_;
     cache_->drop(dropped);
+    if (failure) std::rethrow_exception(failure);
 }
 
 nb::object Core::table(nb::handle request) {
@@ -438,6 +532,7 @@ nb::object Core::table(nb::handle request) {
 }
 
 void Core::reset() {
+    promises_.withdraw_every();
     for (auto &[id, row] : tables) {
         row.closed = row.shared = true;
         row.published = 0;
@@ -536,9 +631,22 @@ nb::dict Core::books() const {
     for (const auto &[id, row] : tables) {
         nb::list names;
         for (const Name &name : row.names) names.append(bytes_of(name));
-        live[nb::int_(id)] = nb::make_tuple(row.request, list_of(row.blocks), row.committed, row.published, names);
+        live[nb::int_(id)] =
+            nb::make_tuple(row.request, list_of(row.blocks), row.committed, row.published, names);
     }
     out["tables"] = live;
+    nb::dict owners, readers;
+    for (const auto &[block, owner] : promises_.owner) owners[nb::int_(block)] = owner;
+    for (const auto &[id, made] : promises_.made()) {
+        nb::list list;
+        for (int64_t reader : made.readers) list.append(reader);
+        readers[nb::int_(id)] = list;
+    }
+    nb::list apart;
+    for (int32_t block : cache_->detached) apart.append(block);
+    out["owners"] = owners;
+    out["readers"] = readers;
+    out["detached"] = apart;
     out["free"] = list_of(pool_->free);
     out["used"] = pool_->used;
     const auto listed = [](const auto &names) {

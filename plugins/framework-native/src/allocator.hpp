@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "cache.hpp"
+#include "promises.hpp"
 #include "python.hpp"
 #include "recall.hpp"
 #include "sha256.hpp"
@@ -52,6 +53,8 @@ public:
     void allocate(nb::handle request, nb::handle tokens, nb::handle hit);
     nb::object extend(nb::handle request, nb::handle num_tokens);
     nb::object commit(nb::handle request, nb::handle tokens);
+    void promise(nb::handle request, nb::handle num_tokens);
+    nb::tuple withdraw(nb::handle request);
     nb::object fork(nb::handle parent, nb::handle child, nb::handle num_tokens);
     void foresee(nb::handle request, nb::handle next_use);
     void truncate(nb::handle request, nb::handle num_tokens);
@@ -99,8 +102,11 @@ private:
     [[noreturn]] void out_of_blocks(int64_t need, int64_t have, int64_t reserve) const;
     nb::object changed(size_t start);
     nb::object changed(size_t start, const Blocks &sources, const Blocks &copies) const;
-    void compare(const Table &table, nb::handle request, int64_t start, const Tokens &tokens) const;
+    void compare(const Table &table, nb::handle request, const Tokens &tokens) const;
     size_t publish(Table &table, int64_t full, const Tokens &tokens);
+    void require_sound(int64_t request) const;
+    void keep(int64_t request, const Table &table, int64_t num_tokens);
+    void withdraw_all(int64_t request, Table &table);
     int32_t tenant(nb::handle name);
 
     Framework framework_;
@@ -111,6 +117,7 @@ private:
     std::unique_ptr<Recall> recall_; // for names made here, and an index by name
     std::unique_ptr<Policy> policy_;
     std::unique_ptr<Cache> cache_;
+    Promises promises_;
     BlockHasher hasher_;
     Root last_root_;
     nb::dict tenants_;

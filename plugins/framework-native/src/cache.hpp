@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <utility>
 
 #include "index.hpp"
@@ -19,6 +20,7 @@ public:
         : pool_(pool), index_(index), policy_(policy), leaf_only_(leaf_only) {}
 
     int64_t evictions = 0;
+    std::set<int32_t> detached; // published while forks shared them, and in use; see framework.paged.cache
     bool fetched = false; // a lookup has prefetched the next victims
     Listener listener;
     nb::object now = nb::float_(0.0);
@@ -77,18 +79,20 @@ public:
     /// Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.
     void replace(Blocks &table, const Blocks &places, const Blocks &fresh) {
         Blocks leaving, offered;
-        for (size_t at = places.size(); at-- > 0;) {
-            const int32_t block = table[places[at]];
-            if (pool_.ref[block] != 1) continue;
-            leaving.push_back(block);
-            if (!leaf_only_ || pool_.children[block] == 0) offered.push_back(block);
-        }
+        for (size_t at = places.size(); at-- > 0;)
+            if (pool_.ref[table[places[at]]] == 1) leaving.push_back(table[places[at]]);
+        const std::set<int32_t> before = detached;
+        const Blocks rejoined = rejoin(leaving);
+        for (int32_t block : leaving)
+            if (!leaf_only_ || is_leaf(block)) offered.push_back(block);
         for (int32_t block : leaving) pool_.last_access[block] = pool_.access;
         for (int32_t block : offered) pool_.candidate[block] = 1;
         try {
-            if (!offered.empty()) policy_.release(offered, now);
+            tell(rejoined, offered);
         } catch (nb::python_error &) {
             for (int32_t block : offered) pool_.candidate[block] = 0;
+            for (int32_t block : rejoined) pool_.candidate[block] = 1;
+            detached = before;
             drop(fresh);
             throw;
         }
@@ -137,6 +141,27 @@ public:
         return {holders.size(), swaps.empty() ? table.size() : first + swaps[0]};
     }
 
+    /// These were just published; those that other tables name too may have another block above them there.
+    void note_shared(const int32_t *blocks, size_t count) {
+        for (size_t at = 0; at < count; ++at)
+            if (pool_.ref[blocks[at]] > 1) detached.insert(blocks[at]);
+    }
+
+    /// Let lookups find these, deepest first, no longer, for another reason than that room was needed.
+    void unpublish(const Blocks &blocks) {
+        std::exception_ptr failure;
+        for (int32_t block : blocks) {
+            pool_.candidate[block] = 0;
+            try {
+                policy_.evicted(block, now);
+            } catch (nb::python_error &) {
+                if (!failure) failure = std::current_exception();
+            }
+        }
+        conceal(blocks);
+        if (failure) std::rethrow_exception(failure);
+    }
+
     /// Unpublish everything: cached blocks become free, those in use lose their name and stay.
     void reset() {
         Blocks published, cached;
@@ -144,17 +169,15 @@ public:
             if (pool_.published(block)) published.push_back(block);
         std::stable_sort(published.begin(), published.end(),
                          [&](int32_t a, int32_t b) { return pool_.depth[a] > pool_.depth[b]; });
-        std::exception_ptr failure;
-        for (int32_t block : published) {
-            pool_.candidate[block] = 0;
+        for (int32_t block : published)
             if (pool_.ref[block] == 0) cached.push_back(block);
-            try {
-                policy_.evicted(block, now);
-            } catch (nb::python_error &) {
-                if (!failure) failure = std::current_exception();
-            }
+        std::exception_ptr failure;
+        try {
+            unpublish(published);
+        } catch (nb::python_error &) {
+            failure = std::current_exception();
         }
-        forget(published);
+        evictions += static_cast<int64_t>(published.size());
         index_.clear();
         pool_.free.insert(pool_.free.end(), cached.begin(), cached.end());
         if (failure) std::rethrow_exception(failure);
@@ -216,7 +239,7 @@ private:
                 const int32_t parent = leaf_only_ ? index_.parent(block) : 0;
                 if (parent != 0) --pool_.children[parent];
                 policy_.evicted(block, now);
-                if (parent != 0 && pool_.children[parent] == 0 && pool_.ref[parent] == 0) {
+                if (parent != 0 && pool_.ref[parent] == 0 && is_leaf(parent)) {
                     pool_.candidate[parent] = 1;
                     late.push_back(parent);
                     policy_.release({parent}, now);
@@ -255,26 +278,58 @@ private:
         }
     }
 
-    /// Unpublish these; the policy knows already.
+    /// These are evicted; the policy knows already.
     void forget(const Blocks &blocks) {
+        conceal(blocks);
+        evictions += static_cast<int64_t>(blocks.size());
+    }
+
+    void conceal(const Blocks &blocks) {
         if (!std::exchange(fetched, false)) index_.prepare(blocks);
         for (int32_t block : blocks) {
+            if (!detached.empty()) detached.erase(block);
             index_.remove(block);
             if (listener) listener("evict", block, pool_.key[block]);
             pool_.key[block].clear();
         }
-        evictions += static_cast<int64_t>(blocks.size());
+    }
+
+    void tell(const Blocks &pinned, const Blocks &released) {
+        if (!pinned.empty()) policy_.pin(pinned, now);
+        if (!released.empty()) policy_.release(released, now);
+    }
+
+    /// Whether no block published below this one, which is not in use, is cached.
+    bool is_leaf(int32_t block) const {
+        const auto below = [&](int32_t other) { return index_.parent(other) == block; };
+        return pool_.children[block] == std::count_if(detached.begin(), detached.end(), below);
+    }
+
+    /// These are not in use any more; the candidates above those that were detached, which are none from here on.
+    Blocks rejoin(const Blocks &blocks) {
+        Blocks gone, above;
+        if (detached.empty()) return above;
+        for (int32_t block : blocks)
+            if (detached.erase(block) != 0) gone.push_back(block);
+        std::sort(gone.begin(), gone.end());
+        for (int32_t block : leaf_only_ ? gone : Blocks()) {
+            const int32_t parent = index_.parent(block);
+            if (parent == 0 || !pool_.candidate[parent]) continue;
+            pool_.candidate[parent] = 0;
+            above.push_back(parent);
+        }
+        return above;
     }
 
     void offer(Blocks blocks) {
+        const Blocks rejoined = rejoin(blocks);
         if (leaf_only_) {
-            const auto inner = [&](int32_t block) { return pool_.children[block] != 0; };
+            const auto inner = [&](int32_t block) { return !is_leaf(block); };
             blocks.erase(std::remove_if(blocks.begin(), blocks.end(), inner), blocks.end());
-            if (blocks.empty()) return;
         }
         for (int32_t block : blocks) pool_.candidate[block] = 1;
         try {
-            policy_.release(blocks, now);
+            tell(rejoined, blocks);
         } catch (nb::python_error &) {
             abandon(blocks);
             throw;
@@ -284,14 +339,17 @@ private:
     /// Make candidates free that no policy keeps.
     void abandon(const Blocks &blocks) {
         for (int32_t block : blocks) pool_.candidate[block] = 0;
-        Blocks offered;
+        Blocks above, offered;
         if (leaf_only_)
             for (int32_t block : blocks) {
                 const int32_t parent = index_.parent(block);
-                if (parent != 0 && pool_.children[parent] == 1 && pool_.ref[parent] == 0) offered.push_back(parent);
+                if (parent != 0 && std::find(above.begin(), above.end(), parent) == above.end()) above.push_back(parent);
             }
         forget(blocks);
         pool_.free.insert(pool_.free.end(), blocks.begin(), blocks.end());
+        for (int32_t block : above)
+            if (pool_.published(block) && pool_.ref[block] == 0 && !pool_.candidate[block] && is_leaf(block))
+                offered.push_back(block);
         if (!offered.empty()) quietly([&] { offer(offered); });
     }
 

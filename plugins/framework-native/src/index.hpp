@@ -96,6 +96,8 @@ public:
     virtual Blocks find(int32_t anchor, const Name *names, const int32_t *tokens, size_t limit) const = 0;
     /// Publish `blocks` below each other, up to the first collision; the holder of each, and the places newly published.
     virtual void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) = 0;
+    /// How many leading contents of the chain no block holds and `insert` would take.
+    virtual size_t count_new(const Chain &chain) const = 0;
     virtual int32_t parent(int32_t block) const = 0;
     virtual void remove(int32_t block) = 0;
     /// These are removed next: fetch what that reads.
@@ -151,6 +153,12 @@ public:
             parent = found;
             above = &name;
         }
+    }
+
+    size_t count_new(const Chain &chain) const override {
+        size_t count = 0;
+        while (count < chain.count && holder(chain.names[count]) == 0) ++count;
+        return count;
     }
 
     int32_t parent(int32_t block) const override {
@@ -255,6 +263,16 @@ public:
                 places.push_back(static_cast<int32_t>(at));
             }
         }
+    }
+
+    size_t count_new(const Chain &chain) const override {
+        int32_t node = chain.parent != 0 ? node_of[chain.parent] : chain.anchor;
+        for (size_t at = 0; at < chain.count; ++at) {
+            node = child(node, chain.names[at]);
+            if (node == 0) break;
+            if (block[node] != 0 || !same(node, chain.tokens + at * width())) return at;
+        }
+        return chain.count;
     }
 
     int32_t parent(int32_t id) const override {

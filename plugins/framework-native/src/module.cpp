@@ -125,6 +125,8 @@ void bind_core(nb::module_ &module) {
         .def("allocate", &Core::allocate)
         .def("extend", &Core::extend, nb::arg().none(), nb::arg().none())
         .def("commit", &Core::commit, nb::arg().none(), nb::arg())
+        .def("promise", &Core::promise, nb::arg().none(), nb::arg())
+        .def("withdraw", &Core::withdraw, nb::arg().none())
         .def("fork", &Core::fork, nb::arg().none(), nb::arg(), nb::arg().none())
         .def("foresee", &Core::foresee, nb::arg().none(), nb::arg())
         .def("truncate", &Core::truncate, nb::arg().none(), nb::arg().none())

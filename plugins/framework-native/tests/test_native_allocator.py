@@ -84,7 +84,9 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
     for number in range(1, steps):
         allocator.advance(float(number))
         row = RequestId(draw.choice([*live, number]) if live else number)
-        kind_of_step = draw.choice(("admit", "admit", "decode", "decode", "fork", "truncate", "free", "free", "reset"))
+        kind_of_step = draw.choice(
+            ("admit", "admit", "decode", "decode", "fork", "truncate", "free", "free", "reset", "promise", "withdraw")
+        )
         if kind_of_step == "admit":
             stem = [0, 1, 1, 0, 1, 0] * size
             prompt = np.array(stem[: draw.randint(0, len(stem))] + draw.choices((0, 1), k=draw.randint(1, 4)), np.int32)
@@ -98,7 +100,15 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
             call(allocator.allocate, request, prompt, hit)
             if told[before:] == [None] or not isinstance(told[-1], tuple):
                 live[number] = prompt.tolist()
-                call(allocator.commit, request.id, prompt[: draw.randint(hit.num_tokens, len(prompt))])
+                end = draw.randint(hit.num_tokens, len(prompt))
+                call(*draw.choice(((allocator.commit, request.id, prompt[:end]), (allocator.promise, request.id, end))))
+        elif kind_of_step == "promise" and row in live:
+            call(allocator.promise, row, draw.randint(0, len(live[row]) + 1))
+        elif kind_of_step == "withdraw":
+            broken = call(allocator.withdraw, row) or ()
+            for other in broken if draw.random() < 0.7 else ():
+                call(allocator.free, other)
+                live.pop(int(other), None)
         elif kind_of_step == "decode" and row in live:
             grown = live[row] + draw.choices((0, 1), k=draw.randint(1, 2 * size))
             if call(allocator.extend, row, len(grown)) is not None:

@@ -1,0 +1,139 @@
+"""How the content of a table's blocks becomes findable, and equal contents share one block."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from framework.errors import InvalidArgument, PluginError
+from framework.interfaces.allocator import CacheEvent
+from framework.types import BlockHash, BlockId
+
+if TYPE_CHECKING:
+    from framework.paged.cache import BlockCache
+
+
+class Publication:
+    """Publishes blocks of a BlockCache: index first, then the policy, whose failure undoes it."""
+
+    def __init__(self, cache: BlockCache) -> None:
+        self._cache = cache
+
+    def publish(
+        self,
+        anchor: int,
+        table: array[int],
+        first: int,
+        keys: Sequence[BlockHash],
+        data: bytes,
+        priority: int,
+        tenant: int,
+    ) -> tuple[int, int]:
+        """Make the contents of table[first : first + len(keys)] findable. `data` are their tokens as int32 bytes.
+
+        An entry whose content another block holds already is swapped for that block. Stops before a content whose
+        hash names another one.
+
+        Returns:
+            How many contents are published, and the first table index that was swapped (len(table) if none).
+
+        Raises:
+            PluginError, InvalidArgument: nothing changed.
+        """
+        pool, blocks = self._cache.pool, table[first : first + len(keys)]
+        if any(map(pool.key.__getitem__, blocks)):
+            self._check_hashes(blocks, keys)
+        parent = table[first - 1] if first else 0
+        holders, places = self._cache.index.insert_chain(anchor, parent, keys, data, blocks)
+        new: Sequence[int] = blocks if len(places) == len(blocks) else [blocks[at] for at in places]
+        pool.describe_all(new, places, first, priority, tenant)
+        swaps = [at for at, block in enumerate(holders) if block != blocks[at]] if len(new) < len(holders) else []
+        pinned = [holders[at] for at in reversed(swaps) if pool.candidate[holders[at]]]
+        try:
+            if pinned:
+                self._cache.policy.pin(pinned, self._cache.now)
+            if new and self._cache.policy.wants_admit:
+                self._cache.policy.admit(new[::-1], self._cache.now)
+        except PluginError:
+            self._undo(new, pinned)
+            raise
+        if self._cache.listener is not None:
+            for at, block in zip(places, new, strict=True):
+                self._cache.listener(CacheEvent("admit", BlockId(block), keys[at], self._cache.now))
+        for at in swaps:
+            self._swap(table, first + at, holders[at], priority)
+        return len(holders), first + swaps[0] if swaps else len(table)
+
+    def publish_one(
+        self,
+        anchor: int,
+        table: array[int],
+        at: int,
+        keys: Sequence[BlockHash],
+        data: bytes,
+        priority: int,
+        tenant: int,
+    ) -> tuple[int, int]:
+        """`publish` of one content, of table[at]: what a decoding request does when a block fills."""
+        pool, block, key = self._cache.pool, table[at], keys[0]
+        if pool.key[block] is not None:
+            return self.publish(anchor, table, at, keys, data, priority, tenant)
+        holder = self._cache.index.insert(anchor, table[at - 1] if at else 0, key, data, block)
+        if holder != block:
+            if not holder:
+                return 0, len(table)
+            self._use_holder(table, at, holder, priority)
+            return 1, at
+        pool.key[block] = key
+        pool.describe(block, at, priority, tenant)
+        if self._cache.policy.wants_admit:
+            try:
+                self._cache.policy.admit((block,), self._cache.now)
+            except PluginError:
+                self._undo((block,), ())
+                raise
+        if self._cache.listener is not None:
+            self._cache.listener(CacheEvent("admit", BlockId(block), key, self._cache.now))
+        return 1, len(table)
+
+    def _use_holder(self, table: array[int], at: int, holder: int, priority: int) -> None:
+        if self._cache.pool.candidate[holder]:
+            try:
+                self._cache.policy.pin((holder,), self._cache.now)
+            except PluginError:
+                self._undo((), (holder,))
+                raise
+        self._swap(table, at, holder, priority)
+
+    def _check_hashes(self, blocks: Sequence[int], keys: Sequence[BlockHash]) -> None:
+        for block, key in zip(blocks, keys, strict=True):
+            if self._cache.pool.key[block] not in (None, key):
+                raise InvalidArgument(f"commit into block {block}, which is published with other content; extend first")
+
+    def _undo(self, new: Sequence[int], pinned: Sequence[int]) -> None:
+        """Undo a publication that the policy did not take."""
+        for block in reversed(new):
+            self._cache.index.remove(block)
+            self._cache.pool.key[block] = None
+        if pinned:
+            with suppress(PluginError):  # the first error is the one to report
+                self._cache.policy.release(pinned, self._cache.now)
+
+    def _swap(self, table: array[int], index: int, block: int, priority: int) -> None:
+        """Let the table use `block`, which holds the same content, in place of its own."""
+        pool, own = self._cache.pool, table[index]
+        table[index] = block
+        if not pool.ref[block]:
+            pool.used += 1
+            pool.candidate[block] = 0
+        pool.ref[block] += 1
+        pool.last_access[block] = pool.access
+        if priority > pool.priority[block]:
+            pool.varied = True
+            pool.priority[block] = priority
+        pool.ref[own] -= 1
+        if not pool.ref[own]:
+            pool.used -= 1
+            pool.give_free([own])
