@@ -49,7 +49,7 @@ class EngineOptions(Section):
         None, "longest sequence, tokens; null: the model's, at most the pool", at_least=1, at_most=2**31 - 1
     )
     share_within_step: bool = setting(
-        False, "requests admitted in one step share what one of them computes in it; false: from the next step on"
+        True, "requests admitted in one step share what one of them computes in it; false: from the next step on"
     )
     preempt_every: int = setting(0, "fault injection: preempt the newest row every so many steps; 0: never", at_least=0)
     compile: bool = setting(False, "the decoder through torch.compile")

@@ -1,0 +1,170 @@
+"""Rows of one step share what one of them computes in it, and recover when that is not computed after all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.engine.engine import Engine
+from framework.engine.executors.base import Step
+from framework.engine.request import Request, Status
+from framework.sampling import Sampling
+from framework.testing.engines import drive, expected, fake_engine, tokens_of
+from framework.testing.fake_executor import FakeModel
+
+MODEL = FakeModel()
+COMMON = [1 + at % 29 for at in range(23)]
+SHARING = ("prefix", "prefix_cow", "radix")
+
+
+def submit(engine: Engine, count: int = 4, **sampling: Any) -> list[Request]:
+    wanted = Sampling(max_tokens=3, **sampling)
+    return [engine.submit([*COMMON, number, number + 1], wanted) for number in range(count)]
+
+
+def assert_right(requests: list[Request]) -> None:
+    for request in requests:
+        assert request.status is Status.FINISHED, f"{request.status}: {request.reason}"
+        assert tokens_of(request) == expected(MODEL, request), f"request {request.number}"
+
+
+@pytest.mark.parametrize("allocator", SHARING)
+def test_requests_admitted_together_share_their_common_prefix(allocator: str) -> None:
+    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4)
+    requests = submit(engine)
+    engine.step()
+    assert [request.num_cached_tokens for request in requests] == [0, 20, 20, 20]
+    drive(engine)
+    assert_right(requests)
+
+
+@pytest.mark.parametrize("allocator", SHARING)
+def test_the_option_keeps_sharing_to_later_steps(allocator: str) -> None:
+    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4, share_within_step=False)
+    requests = submit(engine)
+    drive(engine)
+    assert [request.num_cached_tokens for request in requests] == [0] * 4
+    assert_right(requests)
+
+
+def test_a_chunk_promises_no_more_than_it_computes() -> None:
+    engine = fake_engine(num_blocks=64, block_size=4, chunk_size=8)
+    requests = submit(engine, 3)
+    engine.step()
+    assert [request.num_cached_tokens for request in requests] == [0, 8, 16], "each goes on where the one before ends"
+    drive(engine)
+    assert_right(requests)
+
+
+def test_a_running_prompt_shares_the_chunk_it_computes_with_who_arrives() -> None:
+    engine = fake_engine(num_blocks=64, block_size=4, chunk_size=8)
+    first = submit(engine, 1)
+    engine.step()
+    later = submit(engine, 1)
+    engine.step()
+    assert later[0].num_cached_tokens == 16, "8 tokens of the step before and 8 of this one"
+    drive(engine)
+    assert_right(first + later)
+
+
+@pytest.mark.parametrize("allocator", SHARING)
+def test_a_step_that_fails_leaves_nothing_to_read(allocator: str) -> None:
+    failing = [True]
+
+    def fail_once(step: Step) -> None:
+        if failing.pop() if failing else False:
+            raise RuntimeError("the device is lost")
+
+    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4)
+    engine.executor._before = fail_once
+    requests = submit(engine)
+    with pytest.raises(RuntimeError, match="device is lost"):
+        engine.step()
+    engine.allocator.check()
+    drive(engine)
+    assert_right(requests)
+    assert sum(request.num_preemptions for request in requests) == 3, "who relied on the failed step starts again"
+
+
+@pytest.mark.parametrize("allocator", SHARING)
+@pytest.mark.parametrize("victim", range(4))
+def test_cancelling_between_a_failed_step_and_the_next_harms_nobody_else(allocator: str, victim: int) -> None:
+    failing = [True]
+
+    def fail_once(step: Step) -> None:
+        if failing.pop() if failing else False:
+            raise RuntimeError("the device is lost")
+
+    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4)
+    engine.executor._before = fail_once
+    requests = submit(engine)
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.cancel(requests[victim])
+    engine.allocator.check()
+    drive(engine)
+    assert_right([request for request in requests if request.number != victim])
+
+
+@pytest.mark.parametrize("num_blocks", range(8, 20))
+@pytest.mark.parametrize("chunk", [None, 3, 8])
+def test_tight_pools_preempt_and_still_give_the_same(num_blocks: int, chunk: int | None) -> None:
+    engine = fake_engine(num_blocks=num_blocks, block_size=4, chunk_size=chunk, preempt_every=3)
+    requests = submit(engine, 6)
+    drive(engine)
+    assert_right(requests)
+
+
+def test_who_relies_on_a_row_that_is_preempted_in_the_same_step_is_preempted_too() -> None:
+    engine = fake_engine(num_blocks=64, block_size=4)
+    requests = submit(engine)
+    scheduler, made = engine.scheduler, engine.scheduler._make_room
+
+    def preempt_the_first(num_new: Any) -> Any:
+        if scheduler.step_number == 1:
+            scheduler.preempt(requests[0].sequences[0])
+            num_new[[row for row, seq in enumerate(scheduler.rows.sequences) if seq is None]] = 0
+        return made(num_new)
+
+    scheduler._make_room = preempt_the_first
+    engine.step()
+    assert [request.num_preemptions for request in requests] == [1, 1, 1, 1]
+    engine.allocator.check()
+    drive(engine)
+    assert_right(requests)
+
+
+def test_a_chunk_cut_short_after_it_was_promised_is_withdrawn() -> None:
+    engine = fake_engine(num_blocks=64, block_size=4)
+    requests = submit(engine)
+    scheduler, planned = engine.scheduler, engine.scheduler._plan
+
+    def cut(*given: Any) -> Any:
+        num_new = planned(*given)
+        if scheduler.step_number == 1:
+            num_new[requests[0].sequences[0].row] = 5
+        return num_new
+
+    scheduler._plan = cut
+    engine.step()
+    assert [request.num_preemptions for request in requests] == [0, 1, 1, 1]
+    drive(engine)
+    assert_right(requests)
+
+
+def test_a_request_of_higher_priority_cuts_no_promised_chunk() -> None:
+    engine = fake_engine(num_blocks=64, block_size=4, max_batch_tokens=40)
+    low = submit(engine, 1)
+    high = engine.submit([*COMMON, 30, 31, *range(20)], Sampling(max_tokens=2), priority=5)
+    late = submit(engine, 1)
+    drive(engine)
+    assert_right([*low, high, *late])
+
+
+def test_samples_and_beams_share_within_a_step() -> None:
+    engine = fake_engine(num_blocks=128, block_size=4, preempt_every=4)
+    requests = submit(engine, 2, n=3) + submit(engine, 2, beam_width=2)
+    drive(engine)
+    assert_right(requests[:2])
+    assert all(request.status is Status.FINISHED for request in requests)
