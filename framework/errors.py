@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class FrameworkError(Exception):
     """Base of all errors below. Raised before anything changed, unless an error says otherwise.
@@ -54,7 +56,16 @@ class StaleHit(FrameworkError):
 
 
 class InvariantViolation(FrameworkError):
-    """`check()` found block metadata broken. Lists each violated invariant; always a bug in the component it names."""
+    """`check()` found an invariant broken. Lists each by its code; always a bug in the component that it names.
+
+    The text ends with where the codes are defined: docs/invariants.md has a section for each.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        codes = dict.fromkeys(re.findall(r"\b([A-Z]\d+): ", text))
+        where = ", ".join(f"docs/invariants.md#{code.lower()}" for code in codes)
+        return f"{text} (see {where})" if where else text
 
 
 class PluginError(FrameworkError):

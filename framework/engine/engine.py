@@ -432,7 +432,7 @@ class Engine:
         stats = self.state.guarded.stats()
         if not self.state.requests and (stats.used_blocks or stats.num_requests or self.state.rows.num_active):
             raise InvariantViolation(
-                f"{type(self.allocator).__name__}: every request has ended, yet {stats.used_blocks} blocks, "
+                f"{type(self.allocator).__name__}: I45: every request has ended, yet {stats.used_blocks} blocks, "
                 f"{stats.num_requests} tables and "
                 f"{self.state.rows.num_active} rows are in use"
             )

@@ -82,7 +82,7 @@ class _Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         name = str(func)
         if name.split(".")[1] in _READS or _indexes_by_mask(name, args):
-            raise InvariantViolation(f"{name} waits for the device: a captured step must not")
+            raise InvariantViolation(f"G1: {name} waits for the device: a captured step must not")
         inputs = [self._described(leaf) for leaf in tree_leaves((args, kwargs))]
         known = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         found = func(*args, **kwargs)
@@ -114,6 +114,6 @@ def _compare(captured: Iterable[Call], again: Iterable[Call]) -> None:
     first, second = list(captured), list(again)
     for at, (then, now) in enumerate(zip(first, second, strict=False)):
         if then != now:
-            raise InvariantViolation(f"call {at} of a replay is {now}, at capture it was {then}")
+            raise InvariantViolation(f"G2: call {at} of a replay is {now}, at capture it was {then}")
     if len(first) != len(second):
-        raise InvariantViolation(f"a replay makes {len(second)} calls, its capture made {len(first)}")
+        raise InvariantViolation(f"G2: a replay makes {len(second)} calls, its capture made {len(first)}")

@@ -383,17 +383,17 @@ class SlowAllocator(Allocator):
         broken = []
         counted = Counter(block for row in self.rows.values() for block in row.table)
         if counted != +self.references:
-            broken.append(f"reference counts {dict(+self.references)}, tables say {dict(counted)}")
+            broken.append(f"S1: reference counts {dict(+self.references)}, tables say {dict(counted)}")
         stats = self.stats()
         if stats.free_blocks + stats.cached_blocks + stats.used_blocks != self.num_blocks:
-            broken.append(f"counts do not sum: {stats}")
+            broken.append(f"S1: counts do not sum: {stats}")
         if (
             set(self.free_blocks) & (set(counted) | set(self.content))
             or len(set(self.free_blocks)) != stats.free_blocks
         ):
-            broken.append(f"the free list holds a block twice, or one that is used or cached: {self.free_blocks}")
+            broken.append(f"S1: the free list holds a block twice, or one that is used or cached: {self.free_blocks}")
         if {block: self.by_name.get(name) for block, name in self.name.items()} != {b: b for b in self.content}:
-            broken.append("map from names and map from blocks differ")
+            broken.append("S1: map from names and map from blocks differ")
         if broken:
             raise InvariantViolation("SlowAllocator: " + "; ".join(broken))
 
