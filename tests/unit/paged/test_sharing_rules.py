@@ -1,0 +1,208 @@
+"""Rules of sharing that one small fault each would break, for every installed allocator that shares prefixes."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any
+
+import numpy as np
+import pytest
+from paged_helpers import NS, ConstantHash, admit, info, serve, table, tokens
+
+from framework.errors import InvalidArgument, PluginError, StaleHit
+from framework.interfaces.allocator import Allocator
+from framework.types import RequestId
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.hash.sha256 import Sha256
+from framework_builtin.hash.xxh64 import Xxh64
+
+NAMES = ("prefix", "prefix_cow", "radix", "native", "native_cow")
+KINDS = {point.name: point for point in entry_points(group="framework.allocator") if point.name in NAMES}
+SHARES_TAILS = {"prefix_cow", "radix", "native_cow"}
+ONE, TWO, THREE = RequestId(1), RequestId(2), RequestId(3)
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> Any:
+    return KINDS[request.param].load()
+
+
+def build(kind: Any, num_blocks: int = 8, block_size: int = 2, **options: Any) -> Allocator:
+    options = {"hash": Sha256(), "eviction": Lru(), "watermark": 0.0, **options}
+    made: Allocator = kind(num_blocks=num_blocks, block_size=block_size, **options)
+    return made
+
+
+def view_of(allocator: Any) -> Any:
+    return allocator.view() if hasattr(allocator, "view") else allocator.pool.view()
+
+
+def test_a_hit_from_before_a_reset_is_refused(kind: Any) -> None:
+    allocator = build(kind)
+    serve(allocator, 1, tokens(1, 2, 3))
+    hit = allocator.lookup(tokens(1, 2, 3), NS)
+    assert hit.num_tokens == 2
+    allocator.reset()
+    with pytest.raises(StaleHit):
+        allocator.allocate(info(2), tokens(1, 2, 3), hit)
+    allocator.check()
+
+
+def test_a_fork_at_a_block_boundary_keeps_the_parent_from_writing_what_it_shares(kind: Any) -> None:
+    allocator = build(kind)
+    admit(allocator, 1, tokens(1, 2, 3, 4))
+    allocator.fork(ONE, info(2), 4)
+    shared = table(allocator, 2)
+    change = allocator.extend(ONE, 4)
+    assert [copy.source for copy in change.copies] == shared, "written and not committed: both blocks are copied"
+    assert not set(table(allocator, 1)) & set(shared)
+    allocator.check()
+
+
+class FailsAtTheSecond(Lru):
+    """Raises as its second victim is evicted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def evicted(self, block: Any, now: float) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            raise ValueError("no")
+        super().evicted(block, now)
+
+
+def test_an_eviction_called_off_leaves_no_parent_a_candidate_before_its_child(kind: Any) -> None:
+    allocator = build(kind, 3, 1, eviction=FailsAtTheSecond(), leaf_only=True)
+    serve(allocator, 1, tokens(1, 2, 3))
+    with pytest.raises(PluginError):
+        admit(allocator, 2, tokens(7, 8, 9))
+    allocator.check()
+    assert allocator.lookup(tokens(1, 2, 3, 4), NS).num_tokens == 3, "nothing was evicted"
+    admit(allocator, 3, tokens(9))
+    assert allocator.lookup(tokens(1, 2, 3, 4), NS).num_tokens == 2, "the leaf went first"
+    allocator.check()
+
+
+@pytest.mark.parametrize(("published", "hit"), [(0, 1), (3, 4), (4, 3), (-2, -1)])
+def test_a_hit_raises_a_priority_to_its_own_and_never_lowers_it(kind: Any, published: int, hit: int) -> None:
+    allocator = build(kind, eviction=type("Other", (Lru,), {})())
+    serve(allocator, 1, tokens(1, 2, 3), priority=published)
+    admit(allocator, 2, tokens(1, 2, 3), priority=hit)
+    assert view_of(allocator).priority[table(allocator, 2)[0]] == max(published, hit)
+
+
+def test_blocks_that_are_hit_are_not_free_for_the_watermark(kind: Any) -> None:
+    allocator = build(kind, 10, 1, watermark=0.2)
+    serve(allocator, 1, tokens(1, 2, 3, 4))
+    admit(allocator, 2, tokens(9, 9))
+    prompt = tokens(1, 2, 3, 4, 5, 6, 7)
+    hit = allocator.lookup(prompt, NS)
+    assert hit.num_tokens == 4
+    assert not allocator.fits(info(3), np.append(prompt, tokens(8)), allocator.lookup(np.append(prompt, tokens(8)), NS))
+    assert not allocator.fits(info(3), prompt, hit), "4 blocks are left, 3 are needed and 2 are kept"
+    short = tokens(1, 2, 3, 4, 5, 6)
+    assert allocator.fits(info(3), short, allocator.lookup(short, NS))
+
+
+def test_a_fork_may_evict_for_its_copies(kind: Any) -> None:
+    allocator = build(kind, 3, 2)
+    serve(allocator, 1, tokens(1, 2))
+    admit(allocator, 2, tokens(7, 8, 9))
+    assert (allocator.stats().free_blocks, allocator.stats().cached_blocks) == (0, 1)
+    allocator.fork(TWO, info(3), 3)
+    if table(allocator, 3)[1] == table(allocator, 2)[1]:  # it shares tails, and copies when it writes
+        allocator.extend(THREE, 4)
+    assert allocator.stats().cached_blocks == 0
+    allocator.check()
+
+
+def test_a_release_counts_as_an_access(kind: Any) -> None:
+    allocator = build(kind, eviction=type("Other", (Lru,), {})())
+    admit(allocator, 1, tokens(1, 2, 3))
+    allocator.commit(ONE, tokens(1, 2, 3))
+    block, view = table(allocator, 1)[0], view_of(allocator)
+    before = view.last_access[block]
+    allocator.free(ONE)
+    assert view.last_access[block] > before
+
+
+def test_a_fork_of_a_table_that_a_reset_closed_publishes_nothing(kind: Any) -> None:
+    allocator = build(kind)
+    admit(allocator, 1, tokens(1, 2, 3))
+    allocator.commit(ONE, tokens(1, 2, 3))
+    allocator.reset()
+    allocator.fork(ONE, info(2), 3)
+    allocator.free(ONE)
+    allocator.extend(TWO, 6)
+    allocator.commit(TWO, tokens(1, 2, 3, 4, 5, 6))
+    assert allocator.lookup(tokens(1, 2, 3, 4, 5, 6, 7), NS).num_tokens == 0, "it was computed with the old weights"
+    allocator.check()
+
+
+# A block in use below a cached parent
+
+
+@pytest.mark.parametrize("hash", [Sha256, Xxh64, ConstantHash])
+@pytest.mark.parametrize("leaf_only", [False, True])
+def test_a_fork_that_keeps_its_own_block_above_is_not_in_the_way_of_the_published_one(
+    kind: Any, leaf_only: bool, hash: Any
+) -> None:
+    allocator = build(kind, 4, 1, leaf_only=leaf_only, hash=hash())
+    admit(allocator, 1, tokens(7))
+    admit(allocator, 2, tokens(7, 8))
+    allocator.commit(ONE, tokens(7))
+    allocator.free(ONE)
+    allocator.fork(TWO, info(3), 2)
+    allocator.commit(THREE, tokens(7, 8))
+    allocator.free(THREE)
+    allocator.check()
+    prompt = tokens(1, 2)
+    hit = allocator.lookup(prompt, NS)
+    assert allocator.fits(info(4), prompt, hit)
+    allocator.allocate(info(4), prompt, hit)
+    allocator.check()
+    for number in (2, 4):
+        allocator.free(RequestId(number))
+        allocator.check()
+    assert allocator.stats().used_blocks == 0
+
+
+def test_a_block_that_is_cached_again_keeps_the_one_above(kind: Any) -> None:
+    allocator = build(kind, 4, 1, leaf_only=True)
+    admit(allocator, 1, tokens(7))
+    admit(allocator, 2, tokens(7, 8))
+    allocator.commit(ONE, tokens(7))
+    allocator.free(ONE)
+    allocator.fork(TWO, info(3), 2)
+    allocator.commit(THREE, tokens(7, 8))
+    allocator.free(THREE)
+    allocator.free(TWO)
+    allocator.check()
+    assert allocator.lookup(tokens(7, 8, 9), NS).num_tokens == 2
+    admit(allocator, 4, tokens(1, 2, 3))
+    assert allocator.lookup(tokens(7, 8, 9), NS).num_tokens == 1, "the block below went first"
+    allocator.check()
+
+
+# Tokens that are known never change
+
+
+@pytest.mark.parametrize("closed_by", ["publication", "collision", "reset"])
+def test_commit_refuses_tokens_that_changed(kind: Any, closed_by: str) -> None:
+    allocator = build(kind, 8, 2, hash=ConstantHash() if closed_by == "collision" else Sha256())
+    if closed_by == "collision":
+        serve(allocator, 9, tokens(8, 8))
+    admit(allocator, 1, tokens(1, 2, 3, 4, 5))
+    allocator.commit(ONE, tokens(1, 2, 3, 4))
+    if closed_by == "reset":
+        allocator.reset()
+    allocator.extend(ONE, 8)
+    for wrong in (tokens(9, 2, 3, 4, 5, 6), tokens(1, 2, 3, 9, 5, 6), tokens(1, 2, 3, 4, 9, 6)):
+        with pytest.raises(InvalidArgument, match="it was"):
+            allocator.commit(ONE, wrong)
+    allocator.commit(ONE, tokens(1, 2, 3, 4, 5, 6))
+    with pytest.raises(InvalidArgument, match="token 5 is 9, it was 6"):
+        allocator.commit(ONE, tokens(1, 2, 3, 4, 5, 9, 7))
+    allocator.check()
