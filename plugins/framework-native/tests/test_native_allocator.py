@@ -218,7 +218,9 @@ def test_a_replay_that_knows_the_future_gives_the_same_events(tmp_path, name, po
                 "run": {"dir": str(tmp_path / allocator), "progress": False, "events": True},
             }
         )
-        told.append((result["num_evictions"], result["hit_blocks"], (tmp_path / allocator / "events.jsonl").read_text()))
+        told.append(
+            (result["num_evictions"], result["hit_blocks"], (tmp_path / allocator / "events.jsonl").read_text())
+        )
     assert told[0] == told[1]
     assert told[0][0] > 50, "the pool is too large to judge"
 
