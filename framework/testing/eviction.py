@@ -347,7 +347,7 @@ def check_contents_decide_and_not_ids(make: Make) -> None:
     by lowest id are its contract: its ids keep their order.
     """
     labels = ("next",) if isinstance(make(), ScoredPolicy) else ("next", "any")
-    for seed in range(24):
+    for seed in range(12):
 
         def run(history: list[Step], num_slots: int = 2 + seed % 6) -> None:
             first = _relabelled(make(), history, num_slots, "same")
@@ -412,9 +412,9 @@ def check_a_score_that_reads_the_time_says_so(make: Make) -> None:
 
 def check_a_large_pool(make: Make) -> None:
     """Hundreds of blocks, published, hit, evicted and drained by the same rules as a few."""
-    cache = Cache(make(), 300)
-    for turn in range(400):
-        cache.begin((turn % 130, turn % 3, turn % 2))
+    cache = Cache(make(), 160)
+    for turn in range(200):
+        cache.begin((turn % 70, turn % 3, turn % 2))
         if turn % 2:
             cache.end(turn)
         cache.now += turn % 5 == 0
