@@ -89,7 +89,7 @@ class _Hooks:
             self.host.evict(name)
 
     def free(self) -> None:
-        """Nothing to give back; libcachesim insists on the hook."""
+        """Nothing to free; libcachesim insists on the hook."""
 
     def _require(self, request: Any) -> None:
         if request.obj_size != self.object_size:

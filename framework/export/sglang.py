@@ -30,7 +30,7 @@ def as_sglang(policy: Component, *, num_blocks: int, page_size: int = 1, seed: i
     A `ScoredPolicy` that keeps no state of its own maps score by score, times being SGLang's (monotonic seconds)
     and hits its `hit_count` less the one for inserting the node. A score that adds a time to something else, as
     `depth_aware` does, thus weighs seconds, where our engine counts accesses: choose its weight accordingly.
-    Any other is told, at the start of each round of evictions, what happened to the tree since the last: nodes that
+    Any other learns, at the start of each round of evictions, what happened to the tree since the last: nodes that
     are new, were used, locked or evicted, in the order of their last use, uses of one node in between counting as
     one hit. Then it ranks the whole tree by naming victims: each round sorts and copies the facts of all nodes.
     Interface: `INTERFACE`.

@@ -30,7 +30,7 @@ def as_vllm(policy: Component, *, chunk_tokens: int = 16, seed: int = 0, base: t
     connector's extra configuration,
     `{"eviction_policy": "kvlab_s3fifo", "cache_policy_module_path": "framework.export.vllm"}`.
 
-    A chunk being stored or loaded is no candidate. A request's accesses are told once, when it finished: the chunks
+    A chunk being stored or loaded is no candidate. A request's accesses are reported once, when it finished: the chunks
     it reused are hit, deepest first; chunks it only created were admitted before. Depth and tokens come from the
     positions that vLLM gives keys; a key without one counts as a root chunk. vLLM stores
     root first, so a policy that goes by admission alone loses roots first. No tenants, priorities or children.
@@ -114,7 +114,7 @@ class _Methods:
             self._host.hit(found[::-1])
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
-        """Nothing is here yet to be told of; `insert` follows."""
+        """Nothing is here yet; `insert` follows."""
 
     def on_request_finished(
         self,

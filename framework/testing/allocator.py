@@ -1,4 +1,4 @@
-"""Does this allocator keep every promise of its interface?
+"""Conformance kit of allocators.
 
 `allocator_checks` are plain functions `check(make)`, cheap first. `make`, mostly the class itself, builds a fresh
 allocator from those of `num_blocks`, `block_size`, `max_model_len`, `hash` and `eviction` that it takes; bind options
@@ -38,8 +38,8 @@ def check_a_fresh_pool_is_all_free(make: Make) -> None:
     """Nothing is used or cached, check() is content, an unseen prompt hits nothing."""
     driver = driver_of(make, 8, 2)
     driver.after()
-    books = driver.allocator.stats()
-    driver.need(books.free_blocks == 8, "a fresh pool is not all free", books)
+    stats = driver.allocator.stats()
+    driver.need(stats.free_blocks == 8, "a fresh pool is not all free", stats)
     driver.need(driver.do_lookup([0, 1, 0], PLAIN).num_tokens == 0, "a fresh pool hits")
     driver.need(driver.traits.capacity > 0, "a fresh pool of 8 blocks takes no request at all")
 
@@ -64,7 +64,7 @@ def check_a_second_free_is_an_error(make: Make) -> None:
 
 
 def check_wrong_calls_raise_and_change_nothing(make: Make) -> None:
-    """A duplicate id, a commit beyond the room or backwards, negative numbers: the right error, the same books."""
+    """A duplicate id, a commit beyond the room or backwards, negative numbers: the right error, and nothing changed."""
     driver = driver_of(make, 8, 2)
     driver.do_admit([0, 1, 0], PLAIN)
     driver.do_compute(0, 3, extend=True, commit=True)
@@ -144,7 +144,7 @@ def check_a_published_block_is_never_written(make: Make) -> None:
 
 
 def check_refusal_changes_nothing(make: Make) -> None:
-    """OutOfBlocks from allocate, extend and fork leaves tables, books and hits as they were (FAULTS F9)."""
+    """OutOfBlocks from allocate, extend and fork leaves tables, counts and hits as they were (FAULTS F9)."""
     driver = driver_of(make, 6, 2)
     driver.do_admit([0, 1, 0, 1], PLAIN, more=4)
     driver.do_compute(0, 3, extend=True, commit=True)
@@ -157,7 +157,7 @@ def check_refusal_changes_nothing(make: Make) -> None:
 
 
 def check_appending_many_equals_appending_one_by_one(make: Make) -> None:
-    """extend by k at once and k times by one give tables of the same length and the same books (FAULTS F11 to F13)."""
+    """extend by k at once and k times by one give tables of the same length and the same counts (FAULTS F11 to F13)."""
     for size in (1, 2, 3, 16):
         many, single = driver_of(make, 24, size), driver_of(make, 24, size)
         for driver, count in ((many, 9), (single, 1)):
@@ -167,8 +167,8 @@ def check_appending_many_equals_appending_one_by_one(make: Make) -> None:
                 driver.do_compute(0, count, extend=True, commit=True)
         same = len(many.tables[1]) == len(single.tables[1])
         many.need(same, "append(k) differs from k appends", f"{many.tables} {single.tables}")
-        books = [replace(driver.allocator.stats(), collisions=0) for driver in (many, single)]
-        many.need(books[0] == books[1], "append(k) and k appends leave different books", books)
+        stats = [replace(driver.allocator.stats(), collisions=0) for driver in (many, single)]
+        many.need(stats[0] == stats[1], "append(k) and k appends leave different counts", stats)
 
 
 def check_a_stale_hit_is_refused_or_still_true(make: Make) -> None:
@@ -234,11 +234,11 @@ def _drain_and_refill(driver: Driver, *, busy: bool = False) -> None:
         driver.do_compute(0, 2, extend=True, commit=True)
     while driver.live:
         driver.do_free(0)
-    books = driver.allocator.stats()
-    driver.need(books.used_blocks == 0 and books.num_requests == 0, "blocks are in use though nobody is", books)
+    stats = driver.allocator.stats()
+    driver.need(stats.used_blocks == 0 and stats.num_requests == 0, "blocks are in use though nobody is", stats)
     whole = driver.traits.capacity
     request = driver.do_admit([9] * whole, Namespace(salt="refill"))
-    driver.need(request is not None, "an idle pool does not give back all of its blocks", driver.allocator.stats())
+    driver.need(request is not None, "an idle pool does not free all of its blocks", driver.allocator.stats())
 
 
 def check_ever_fits_tells_the_truth(make: Make) -> None:
@@ -309,7 +309,7 @@ def check_random_histories_under_colliding_hashes(make: Make) -> None:
 
 
 def check_the_same_history_gives_the_same_events(make: Make) -> None:
-    """Two runs of one history: equal tables, equal books, equal event logs (invariant 12)."""
+    """Two runs of one history: equal tables, equal counts, equal event logs (invariant 12)."""
     traits = traits_of(make, num_blocks=5)
 
     def run(history: list[Step]) -> None:

@@ -1,4 +1,4 @@
-"""Does an allocator keep its promises when an engine leans on it?
+"""A driver that calls an allocator as an engine does, and checks every rule of its interface on the way.
 
 `Driver` plays the engine: it makes every call an engine may make, right and wrong ones, does the writes and the copies
 in a `Truth`, and after each call compares what the allocator says with what the slots hold. It looks at nothing but
@@ -114,7 +114,7 @@ class Driver:
     # Calling
 
     def snapshot(self) -> tuple[Any, ...]:
-        """All that the interface shows: tables, books, and what a few prompts would hit."""
+        """All that the interface shows: tables, counts, and what a few prompts would hit."""
         hits = [self.allocator.lookup(as_tokens(tokens), space) for space, tokens in list(self.prompts)[-3:]]
         tables = {request: self._table(request) for request in self.live}
         return tables, replace(self.allocator.stats(), collisions=0), [(hit.num_tokens, hit.blocks) for hit in hits]
@@ -196,7 +196,7 @@ class Driver:
         after = replace(self.allocator.stats(), collisions=0)
         self.history[-1] += f" -> {hit.num_tokens} tokens in {list(hit.blocks)}"
         self.need((hit.num_tokens, hit.blocks) == (again.num_tokens, again.blocks), "two lookups differ", again)
-        self.need(before == after, "lookup changed the books", f"{before} {after}")
+        self.need(before == after, "lookup changed the counts", f"{before} {after}")
         self.need(prompt.tolist() == tokens, "lookup wrote to the caller's tokens", prompt)
         self.need(0 <= hit.num_tokens <= max(0, len(tokens) - 1), "a hit covers the whole prompt",
                   f"{hit.num_tokens} of {len(tokens)} tokens")  # fmt: skip
@@ -228,7 +228,7 @@ class Driver:
         number = RequestId(self.next_id)
         self.next_id += 1
         info = RequestInfo(id=number, max_total_tokens=len(tokens) + more, namespace=namespace)
-        prompt, books = as_tokens(tokens), self.allocator.stats()
+        prompt, stats = as_tokens(tokens), self.allocator.stats()
         fits = not stale and self._quietly("fits", lambda: self.allocator.fits(info, prompt, hit))
         text = f"allocate(request {number}, {tokens}, {namespace.salt!r}, hit of {hit.num_tokens})"
         allowed: tuple[type[FrameworkError], ...] = (OutOfBlocks, StaleHit) if stale else (OutOfBlocks,)
@@ -242,7 +242,7 @@ class Driver:
         new = self._blocks(len(tokens)) - len(hit.blocks)
         if isinstance(result, FrameworkError):
             taken = sum(1 for block in hit.blocks if not any(block in table for table in self.tables.values()))
-            have = books.free_blocks + books.cached_blocks - taken
+            have = stats.free_blocks + stats.cached_blocks - taken
             slack = self.allocator.num_blocks - self.traits.capacity // self.size
             kept = self.traits.kept if self.live else slack
             if self.traits.exact and not stale:
@@ -259,7 +259,7 @@ class Driver:
         self.need(tuple(table[: len(hit.blocks)]) == hit.blocks or hit.num_tokens % self.size != 0,
                   "the table does not start with the hit's blocks", f"{table}, {hit}")  # fmt: skip
         self._accept(number, None, kept=hit.blocks)
-        self._few_evictions(books.evictions, max(0, new - books.free_blocks))
+        self._few_evictions(stats.evictions, max(0, new - stats.free_blocks))
         self.after()
         return number
 
@@ -272,7 +272,7 @@ class Driver:
         return -(-num_tokens // self.size)
 
     def _extend(self, request: int, num_tokens: int) -> bool:
-        row, books = self.live[request], self.allocator.stats()
+        row, stats = self.live[request], self.allocator.stats()
         grow = max(0, self._blocks(num_tokens) - len(self.tables[request]))
         text = f"extend(request {request}, {num_tokens})"
         method = lambda: self.allocator.extend(RequestId(request), num_tokens)  # noqa: E731
@@ -280,12 +280,12 @@ class Driver:
         if isinstance(change, FrameworkError):
             if self.traits.exact:
                 slack = self.allocator.num_blocks - self.traits.capacity // self.size
-                have = books.free_blocks + books.cached_blocks - slack
+                have = stats.free_blocks + stats.cached_blocks - slack
                 self.need(grow + row.must_extend > have, "refused although the blocks are there", f"{grow} of {have}")
             self.after()
             return False
         self._accept(request, change)
-        self._few_evictions(books.evictions, max(0, grow + len(change.copies) - books.free_blocks))
+        self._few_evictions(stats.evictions, max(0, grow + len(change.copies) - stats.free_blocks))
         row.must_extend, row.room = False, max(row.room, num_tokens)
         self.after()
         again = self.call(text, method)
@@ -411,7 +411,7 @@ class Driver:
             self.do_admit(row.tokens, row.info.namespace)
 
     def do_reset(self) -> None:
-        """The weights changed. A policy that fails is told of, but what was cached is forgotten all the same."""
+        """The weights changed. A policy that fails is named, but what was cached is forgotten all the same."""
         try:
             self.call("reset()", self.allocator.reset)
         finally:
@@ -501,14 +501,14 @@ class Driver:
                           f"request {request} token {position}: finds {found}, wrote {wanted}")  # fmt: skip
 
     def _books_are_right(self) -> None:
-        books = self.allocator.stats()
-        counts = (books.free_blocks, books.cached_blocks, books.used_blocks)
-        self.need(books.num_blocks == self.allocator.num_blocks == sum(counts) and min(counts) >= 0,
-                  "free, cached and used blocks do not sum to num_blocks", books)  # fmt: skip
+        stats = self.allocator.stats()
+        counts = (stats.free_blocks, stats.cached_blocks, stats.used_blocks)
+        self.need(stats.num_blocks == self.allocator.num_blocks == sum(counts) and min(counts) >= 0,
+                  "free, cached and used blocks do not sum to num_blocks", stats)  # fmt: skip
         named = {block for table in self.tables.values() for block in table}
-        right = books.used_blocks == len(named) if self.traits.exact else books.used_blocks >= len(named)
-        self.need(right, "used_blocks is not the number of blocks that tables name", f"{books}, tables {self.tables}")
-        self.need(books.num_requests == len(self.live), "num_requests is not the number of live tables", books)
+        right = stats.used_blocks == len(named) if self.traits.exact else stats.used_blocks >= len(named)
+        self.need(right, "used_blocks is not the number of blocks that tables name", f"{stats}, tables {self.tables}")
+        self.need(stats.num_requests == len(self.live), "num_requests is not the number of live tables", stats)
         for name in ("hit_tokens", "prompt_tokens", "copied_blocks"):
-            self.need(getattr(books, name) == self.totals[name], f"{name} is not what was seen",
-                      f"{books}, seen {self.totals[name]}")  # fmt: skip
+            self.need(getattr(stats, name) == self.totals[name], f"{name} is not what was seen",
+                      f"{stats}, seen {self.totals[name]}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Does this hash scheme keep every promise of its interface?
+"""Conformance kit of hash schemes.
 
 `hash_checks` are plain functions `check(make)`, cheap first; `make()` builds a fresh scheme. A scheme that is not
 collision resistant may collide; it may not forget the namespace, the prefix or the order.

@@ -1,4 +1,4 @@
-"""Does an allocator's own core for cache-only replays count as the reference does?"""
+"""Check that an allocator's own core for cache-only replays counts as the reference does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a kit make an allocator, and what kind of allocator is it?"""
+"""How the kits make allocators, and find out what an allocator shares and reserves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does every slot of the KV pool really hold?
+"""What every slot of the KV pool really holds, whatever the allocator says.
 
 The oracle of the allocator kit: a dict from slot to meaning. It learns only what the pool itself would see (tokens
 written, blocks copied, blocks handed out and so overwritten) and never what an allocator believes.

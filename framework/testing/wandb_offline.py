@@ -1,4 +1,4 @@
-"""What did an offline W&B run store? Reads its records back without W&B's server.
+"""Reading the records of an offline W&B run back, without W&B's server.
 
 The file `run-*.wandb` is a LevelDB log: after a 7-byte header, blocks of 32 KiB that hold chunks of (crc32c u32,
 length u16, type u8, data); types 1 full, 2 first, 3 middle, 4 last; a block's last bytes are zeros when no chunk

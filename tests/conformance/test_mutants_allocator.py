@@ -308,7 +308,7 @@ class LooksUpImpurely(Sound):
         return super().lookup(tokens, namespace, previous)
 
 
-class BooksAreOffByOne(Sound):
+class CountsAreOffByOne(Sound):
     def stats(self):
         true = super().stats()
         return AllocatorStats(
@@ -471,7 +471,7 @@ MUTANTS = {
     CountsHitsTwice: kit.check_a_hit_leaves_a_token_to_compute,
     CountsPromptsOnRefusal: kit.check_refusal_changes_nothing,
     LooksUpImpurely: kit.check_a_fresh_pool_is_all_free,
-    BooksAreOffByOne: kit.check_a_fresh_pool_is_all_free,
+    CountsAreOffByOne: kit.check_a_fresh_pool_is_all_free,
     HandsOutABlockTwice: RANDOM,
     HonoursStaleHits: kit.check_a_stale_hit_is_refused_or_still_true,
     ResetKeepsNames: kit.check_reset_forgets_all_content,

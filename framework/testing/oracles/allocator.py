@@ -1,4 +1,4 @@
-"""What would a prefix-sharing, copy-on-write allocator do, written for reading and not for speed?
+"""A prefix-sharing, copy-on-write allocator written for reading and not for speed.
 
 Dicts and lists, every fact in one place, every step O(n). The conformance kits run it as a second implementation, and
 the mutants that the kits must catch are subclasses that break one method each.
@@ -363,7 +363,7 @@ class SlowAllocator(Allocator):
         if self.listener is not None:
             self.listener(CacheEvent(kind, BlockId(block), self.name[block], self.now))
 
-    # The books
+    # Counts
 
     def stats(self) -> AllocatorStats:
         used, cached = sum(1 for count in self.references.values() if count), len(self.cached())

@@ -1,4 +1,4 @@
-"""What should paged attention have returned? Slow, obvious, and in fp64."""
+"""Paged attention in fp64, one row and one head at a time: slow and obvious."""
 
 # Shapes: T query tokens (packed)  B rows  N blocks  S tokens a block  H query heads  K kv heads  D head dim  C context
 

@@ -1,4 +1,4 @@
-"""In which order do LRU and FIFO evict, written for reading and not for speed?"""
+"""LRU and FIFO written for reading and not for speed."""
 
 from __future__ import annotations
 
