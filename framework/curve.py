@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.cli.exit import command, exit_with
 from framework.errors import ConfigError
-from framework.workload.traces import FORMATS, open_trace
+from framework.workload.traces import formats, open_trace
 
 if TYPE_CHECKING:
     from framework.replay.curves import CurvePoint
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m framework.curve", description=__doc__)
     parser.add_argument("file", metavar="TRACE", help="plain, .gz or .zst")
-    parser.add_argument("--format", default="auto", choices=["auto", *FORMATS])
+    parser.add_argument("--format", default="auto", metavar="NAME", help=f"auto, {', '.join(formats())}")
     parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block")
     parser.add_argument("--on-error", default="raise", choices=["raise", "skip"], help="what a bad line does")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N requests")

@@ -6,15 +6,17 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from framework.cli.exit import command, exit_with
 from framework.errors import ConfigError, WorkloadError
-from framework.workload.traces import FORMATS, Trace, TraceRequest, open_trace, write_trace
+from framework.files.atomic import write_text
+from framework.workload.traces import Trace, formats, open_trace, write_trace
 
 if TYPE_CHECKING:
-    from framework.replay.datasheet import DataSheet
+    from framework.replay.description import TraceDescription
     from framework.replay.paths import Ints
 
 
@@ -34,10 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m framework.trace", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    describe = commands.add_parser("describe", help="print the data sheet of a trace")
+    describe = commands.add_parser("describe", help="print what is in a trace")
     _add_input(describe)
     describe.add_argument("--plot", metavar="FILE", help="draw the reuse distances (.png or .svg)")
-    describe.add_argument("--json", metavar="FILE", help="also write the data sheet as JSON; - for stdout alone")
+    describe.add_argument("--json", metavar="FILE", help="also write it as JSON; - for stdout alone")
     describe.set_defaults(run=_describe)
     convert = commands.add_parser("convert", help="write a trace in our own format")
     _add_input(convert)
@@ -45,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
     convert.set_defaults(run=_convert)
     synth = commands.add_parser("synth", help="write a synthetic workload as a trace")
-    synth.add_argument("name", metavar="NAME", help="system_prompts, conversations, agents, rag or forks")
+    synth.add_argument("name", metavar="NAME", help="of token ids, such as agents, conversations or rag")
     synth.add_argument("words", nargs="*", metavar="OPTION=VALUE", help="of the workload, such as zipf_alpha=1.2")
     synth.add_argument("--out", required=True, metavar="OUT", help="a name in .gz or .zst is compressed")
     synth.add_argument("--seed", type=int, default=0)
@@ -60,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="plain, .gz or .zst")
-    parser.add_argument("--format", default="auto", choices=["auto", *FORMATS])
+    parser.add_argument("--format", default="auto", metavar="NAME", help=f"auto, {', '.join(formats())}")
     parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block")
     parser.add_argument("--on-error", default="raise", choices=["raise", "skip"], help="what a bad line does")
 
@@ -70,21 +72,23 @@ def _open(options: argparse.Namespace) -> Trace:
 
 
 def _describe(options: argparse.Namespace) -> int:
-    from framework.replay.datasheet import describe
+    from framework.replay.description import describe
 
+    for output in (options.plot, options.json):
+        _keep_apart(options.file, output)
     trace = _open(options)
-    sheet, distances = describe(trace)
+    found, distances = describe(trace)
     if options.plot:
         if distances is None:
             raise WorkloadError(f"{trace.path} has lengths only: no reuse to plot")
         _plot_reuse(distances, Path(options.plot), trace.path.name)
-    text = json.dumps(sheet.as_dict(), indent=2)
+    text = json.dumps(found.as_dict(), indent=2)
     if options.json == "-":
         print(text)  # noqa: T201
         return 0
     if options.json:
-        Path(options.json).write_text(text + "\n")
-    _print_sheet(sheet, trace.first_error)
+        _write(Path(options.json), text + "\n")
+    _print(found, trace.first_error)
     return 0
 
 
@@ -102,37 +106,57 @@ def _plot_reuse(distances: Ints, path: Path, title: str) -> None:
         raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _print_sheet(sheet: DataSheet, first_error: str) -> None:
+def _write(path: Path, text: str) -> None:
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _keep_apart(source: str | Path, output: str | Path | None) -> None:
+    """Refuse to write over what is read, under whatever name.
+
+    Raises:
+        ConfigError: both are the same file, by name or by link.
+    """
+    if output is None or not Path(source).exists():
+        return
+    read, written = Path(source), Path(output)
+    if read.resolve() == written.resolve() or (written.exists() and read.samefile(written)):
+        raise ConfigError(f"{output} is the file that is read; nothing was written: choose another name")
+
+
+def _print(found: TraceDescription, first_error: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=sheet.path, show_header=False)
+    table = Table(title=found.path, show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for name, value in _rows(sheet):
+    for name, value in _rows(found):
         table.add_row(name, value)
     console = Console()
     console.print(table)
     if first_error:
-        console.print(f"skipped {sheet.skipped} lines, the first: {first_error}", markup=False)
+        console.print(f"skipped {found.skipped} lines, the first: {first_error}", markup=False)
 
 
-def _rows(sheet: DataSheet) -> Iterator[tuple[str, str]]:
-    yield "format", sheet.format
-    yield "requests", f"{sheet.requests:,}"
-    yield "skipped lines", f"{sheet.skipped:,}"
-    yield "duration", f"{sheet.duration_s:,.1f} s ({sheet.requests_per_s:.3g} requests/s)"
-    yield "sessions / scopes", f"{sheet.sessions:,} / {sheet.scopes:,}"
-    for name, lengths in (("input", sheet.input_tokens), ("output", sheet.output_tokens)):
+def _rows(found: TraceDescription) -> Iterator[tuple[str, str]]:
+    yield "format", found.format
+    yield "requests", f"{found.requests:,}"
+    yield "skipped lines", f"{found.skipped:,}"
+    yield "duration", f"{found.duration_s:,.1f} s ({found.requests_per_s:.3g} requests/s)"
+    yield "sessions / scopes", f"{found.sessions:,} / {found.scopes:,}"
+    for name, lengths in (("input", found.input_tokens), ("output", found.output_tokens)):
         yield f"{name} tokens, total", f"{lengths.total:,}"
         yield (
             f"{name} tokens, mean p50 p90 p99 max",
             f"{lengths.mean:,.1f}  {lengths.p50:,.0f}  {lengths.p90:,.0f}  {lengths.p99:,.0f}  {lengths.max:,}",
         )
-    if sheet.sharing is None:
+    if found.sharing is None:
         yield "sharing", "lengths only"
         return
-    sharing = sheet.sharing
+    sharing = found.sharing
     for field in fields(sharing):
         value: Any = getattr(sharing, field.name)
         if field.name.startswith("hit_rate"):
@@ -145,10 +169,12 @@ def _rows(sheet: DataSheet) -> Iterator[tuple[str, str]]:
 
 
 def _convert(options: argparse.Namespace) -> int:
+    if options.limit is not None and options.limit < 1:
+        raise ConfigError(f"--limit must be at least 1, found {options.limit}")
+    _keep_apart(options.file, options.output)
     trace = _open(options)
-    count = write_trace(
-        options.output, _first(trace, options.limit), source=trace.path.name, source_format=trace.format
-    )
+    requests = islice(trace, options.limit)
+    count = write_trace(options.output, requests, source=trace.path.name, source_format=trace.format)
     print(f"{options.output}: {count} requests, {trace.num_skipped} lines skipped")  # noqa: T201
     return 0
 
@@ -157,6 +183,9 @@ def _synth(options: argparse.Namespace) -> int:
     from framework.workload.to_trace import synthetic_trace
 
     chosen = dict(_option(word) for word in options.words)
+    for value in chosen.values():
+        if isinstance(value, str):
+            _keep_apart(value, options.out)
     requests = synthetic_trace(options.name, chosen, seed=options.seed, block_tokens=options.block_tokens)
     count = write_trace(options.out, requests, synthetic=options.name, seed=options.seed, options=chosen)
     print(f"{options.out}: {count} requests")  # noqa: T201
@@ -173,13 +202,6 @@ def _option(word: str) -> tuple[str, Any]:
         return key, yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"{word!r}: no value: {error}") from error
-
-
-def _first(requests: Trace, limit: int | None) -> Iterator[TraceRequest]:
-    for number, request in enumerate(requests):
-        if limit is not None and number >= limit:
-            return
-        yield request
 
 
 def _fetch(options: argparse.Namespace) -> int:

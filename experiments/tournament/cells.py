@@ -20,7 +20,7 @@ from framework.replay import optimum, paths, reference
 from framework.replay.optimum import replay_optimum
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
-from framework.workload.agent_text import agent_text
+from framework.workload.agent_text import AgentText
 from framework.workload.to_trace import synthetic_trace
 from framework.workload.traces import TraceRequest, open_trace
 from framework.workload.traces.own_format import name_blocks
@@ -74,7 +74,7 @@ def stream(name: str) -> Stream:
     else:
         requests = list(open_trace(trace_path(TRACES[name]), block_tokens=512))
     sessions: dict[str, int] = {}
-    labels = [request.session or request.scope for request in requests]
+    labels = [request.session or request.namespace.salt for request in requests]
     if all(labels):
         units = [sessions.setdefault(label, len(sessions)) for label in labels]
         return Stream(build_paths(requests), np.array(units), "session")
@@ -84,7 +84,7 @@ def stream(name: str) -> Stream:
 
 def _agent_text() -> Iterator[TraceRequest]:
     """Recorded prompts, a byte a token, in blocks of 64."""
-    for request in agent_text(seed=0, path=trace_path(AGENT_TEXT), skip_empty=True, use_times=True):
+    for request in AgentText(path=trace_path(AGENT_TEXT), skip_empty=True, use_times=True).requests():
         tokens = np.frombuffer(str(request.prompt).encode(), dtype=np.uint8).astype(np.int32)
         yield TraceRequest(
             arrival_s=request.arrival_s,

@@ -71,6 +71,8 @@ def costs(
     Raises:
         UnknownPlugin: `against` names one that is not installed.
     """
+    if subject.kind not in _MEASURES:
+        return []  # where requests come from is no part of a step
     makers: dict[str, Callable[..., Any]] = {subject.name: subject.make}
     for name in against if against is not None else BASELINES[subject.kind]:
         if against is None and name not in registry.names(subject.kind):

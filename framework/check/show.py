@@ -84,6 +84,8 @@ class Report:
         from rich import box
         from rich.table import Table
 
+        if not found:
+            return
         columns = list(dict.fromkeys(column for cost in found for column in cost.numbers))
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("cost", overflow="fold")

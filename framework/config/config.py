@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from framework.config.sections import CacheOptions, EngineOptions, KernelOptions, ReplayOptions, RunOptions
-from framework.config.setting import Section, setting
+from framework.config.setting import Section, plain, setting
 
 Mode = Literal["serve", "replay", "kernel"]
 Executor = Literal["model", "none", "roofline", "cache_only"]
@@ -25,7 +25,7 @@ class Choice:
 
     def plain(self) -> dict[str, Any]:
         """`{"name": ..., **options}`, as YAML holds it and `registry.components` takes it."""
-        return {"name": self.name, **self.options}
+        return {"name": self.name, **{key: plain(value) for key, value in self.options.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
+from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar, cast
 
 from framework.errors import ConfigError
@@ -101,7 +102,9 @@ class Section:
 
 
 def plain(value: Any) -> Any:
-    """A value as YAML and JSON hold it: a tuple is a list."""
+    """A value as YAML and JSON hold it: a tuple is a list, a path is text."""
+    if isinstance(value, PurePath):
+        return str(value)
     return [plain(entry) for entry in value] if isinstance(value, tuple) else value
 
 

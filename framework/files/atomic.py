@@ -13,26 +13,37 @@ from framework.files.jsonl import to_plain
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[str]]:
-    """A UTF-8 text file that becomes `path` when the block ends well; else `path` stays as it was, or absent.
+def beside(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to; what was written there becomes `path` when the block ends well.
 
-    The text lies in `.NAME.PID.tmp` beside `path` until it is on the disk and takes the name.
+    Else `path` stays as it was, or absent, and nothing is left beside it. A link is written through to its file.
 
     Raises:
         OSError: nothing can be written here.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = path.resolve() if path.is_symlink() else path
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        yield temporary
+        _sync(temporary, os.O_RDWR)
+        temporary.replace(target)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    _sync_directory(path.parent)
+    with suppress(OSError):  # some file systems cannot sync a directory; the rename itself was atomic
+        _sync(target.parent, os.O_RDONLY)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[str]]:
+    """A UTF-8 text file that becomes `path` when the block ends well; see `beside`.
+
+    Raises:
+        OSError: nothing can be written here.
+    """
+    with beside(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        yield file
 
 
 def write_text(path: Path, text: str) -> None:
@@ -51,10 +62,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(to_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _sync_directory(path: Path) -> None:
-    with suppress(OSError):  # some file systems cannot sync a directory; the rename itself was atomic
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _sync(path: Path, flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

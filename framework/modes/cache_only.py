@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from framework.config.sections import ReplayOptions
-from framework.errors import ConfigError
 from framework.files.memo import remembered
 from framework.interfaces.eviction import EvictionPolicy
-from framework.modes.replay_input import first, opened_trace, pool_blocks, require_requests
+from framework.modes.replay_input import cut_requests, pool_blocks, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
 from framework.registry.options import section
@@ -20,10 +19,7 @@ from framework.replay.cores import count
 from framework.replay.optimum import replay_optimum
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import CacheOnlyResult
-from framework.workload.traces import Trace, TraceRequest
 
-Asker = tuple[str, "str | None", float]
-"""Tenant, session and arrival of a request, seconds."""
 OPTIMUM_RULES = "exact: one atomic access a request, only prompts cached, content may be declined"
 
 
@@ -32,13 +28,8 @@ def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
     config, start = session.config, time.perf_counter()
     cache = section(config, "cache")
     block_size = int(cache.get("block_size", 16))
-    trace, limit, _ = opened_trace(config, block_tokens=block_size)
-    require_requests(trace, limit)
-    _require_blocks(trace, block_size)
-    askers: list[Asker] = []
-    wanted = bool(session.settings.get("requests", True))
-    requests = _noting(first(trace, limit), askers) if wanted else first(trace, limit)
-    paths = build_paths(requests, full_blocks_only=options.full_blocks_only)
+    name, workload = workload_of(config)
+    paths = build_paths(cut_requests(workload, name, block_size), full_blocks_only=options.full_blocks_only)
     num_blocks = pool_blocks(cache, options, working_set=paths.num_nodes)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": int(config.get("seed", 0))}
     policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
@@ -50,7 +41,8 @@ def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
         "infinite_hit_blocks": int(paths.infinite_hits.sum()),
         "infinite_hit_rate": float(paths.hit_tokens(paths.infinite_hits).sum() / max(1, paths.input_tokens.sum())),
         **({"eviction_needs_future": True} if policy.needs_future else {}),
-        "num_skipped_lines": trace.num_skipped,
+        "num_skipped_lines": 0,
+        **workload.facts(),
     }
     session.begin("none")
     measured: dict[str, Any] = {}
@@ -59,25 +51,17 @@ def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
         began = time.perf_counter()
         core, counts = count(config.get("allocator"), paths, policy, num_blocks, leaf_first=options.leaf_first)
         measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
-        _log_requests(session, paths, counts, askers)
+        if session.settings.get("requests", True):
+            _log_requests(session, paths, counts)
         if options.optimum:
-            facts = {"sha256": session.facts.get("trace_sha256"), "limit": limit, "num_blocks": num_blocks}
+            facts = {"sha256": session.facts.get("trace_sha256"), "num_blocks": num_blocks}
+            facts |= {"workload": section(config, "workload"), "seed": config.get("seed", 0)}
             facts |= {"block_size": block_size, "full_blocks_only": options.full_blocks_only, "rules": OPTIMUM_RULES}
             facts["num_requests"] = paths.num_requests
             best = remembered(session.shared_folder, facts, lambda: _optimum(paths, num_blocks))
             measured.update(best, gap_to_optimum=_gap(counts, best["optimum_hit_blocks"]))
 
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
-
-
-def _require_blocks(trace: Trace, block_size: int) -> None:
-    if trace.block_tokens == 0:
-        raise ConfigError(f"{trace.path} has lengths only: no block is ever shared; use executor=none")
-    if trace.block_tokens != block_size:
-        raise ConfigError(
-            f"executor=cache_only counts whole trace blocks of {trace.block_tokens} tokens; set "
-            f"cache.block_size={trace.block_tokens} or a multiple, or use executor=none"
-        )
 
 
 def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
@@ -94,31 +78,23 @@ def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
     }
 
 
-def _noting(requests: Iterable[TraceRequest], askers: list[Asker]) -> Iterator[TraceRequest]:
-    """The same requests, and who asked for each added to `askers`."""
-    for request in requests:
-        askers.append((request.tenant, request.session, request.arrival_s))
-        yield request
-
-
-def _log_requests(session: Session, paths: RequestPaths, counts: CacheOnlyResult, askers: Sequence[Asker]) -> None:
-    """`requests.jsonl`: what each request asked for and hit; nothing where nobody noted who asked."""
-    tokens = zip(paths.input_tokens.tolist(), paths.hit_tokens(counts.request_hits).tolist(), strict=True)
-    blocks = zip(np.diff(paths.starts).tolist(), counts.request_hits.tolist(), strict=True)
-    rows = enumerate(zip(askers, tokens, blocks, strict=True)) if askers else ()
-    for number, ((tenant, asker, arrival_s), (prompt_tokens, hit_tokens), (prompt_blocks, hit_blocks)) in rows:
-        session.run.log_request(
-            {
-                "request": number,
-                "tenant": tenant,
-                "session": asker,
-                "arrival_s": arrival_s,
-                "prompt_tokens": prompt_tokens,
-                "cached_tokens": hit_tokens,
-                "prompt_blocks": prompt_blocks,
-                "hit_blocks": hit_blocks,
-            }
-        )
+def _log_requests(session: Session, paths: RequestPaths, counts: CacheOnlyResult) -> None:
+    """`requests.jsonl`: what each request asked for and hit."""
+    assert paths.known is not None
+    columns: dict[str, Sequence[Any]] = {
+        "request": range(paths.num_requests),
+        "tenant": [tenant or "" for tenant in paths.known.tenant],
+        "session": paths.known.session,
+        "turn": paths.known.turn,
+        "category": paths.known.category,
+        "arrival_s": paths.known.arrival,
+        "prompt_tokens": paths.input_tokens.tolist(),
+        "cached_tokens": paths.hit_tokens(counts.request_hits).tolist(),
+        "prompt_blocks": np.diff(paths.starts).tolist(),
+        "hit_blocks": counts.request_hits.tolist(),
+    }
+    for row in zip(*columns.values(), strict=True):
+        session.run.log_request(dict(zip(columns, row, strict=True)))
 
 
 def _optimum(paths: RequestPaths, num_blocks: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from framework.config.sections import EngineOptions, ReplayOptions
@@ -13,20 +12,22 @@ from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.text import RecordedEnd
-from framework.errors import ConfigError, WorkloadError
+from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.modes.cache_only import cache_only
-from framework.modes.replay_input import first, opened_trace, pool_blocks, require_requests
+from framework.modes.replay_input import pool_blocks, workload_of
 from framework.modes.rows import request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_allocator, build_component
 from framework.registry.options import call_checked, section
 from framework.replay.foresight import Foresight
-from framework.replay.items import ReplayItem, feed, recorded_items, trace_items
-from framework.replay.recording import Recording, read_recording
+from framework.replay.items import feed, trace_items
 from framework.replay.roofline import Roofline
 from framework.types import TokenArray
-from framework.workload.traces import Trace
+from framework.workload import requests_of
+from framework.workload.recording import RecordedWorkload, Recording
+from framework.workload.to_trace import with_blocks
 
 _EXECUTORS = ("none", "roofline", "cache_only")
 _DEFAULT_LEN = 262_144
@@ -84,7 +85,8 @@ def full_replay(session: Session, options: ReplayOptions) -> dict[str, Any]:
             "clock": source.clock,
             "num_blocks": engine.allocator.num_blocks,
             "block_size": engine.allocator.block_size,
-            "num_skipped_lines": source.num_skipped,
+            "num_skipped_lines": 0,
+            **source.workload.facts(),
             "replay_s": time.perf_counter() - start,
         }
 
@@ -112,15 +114,10 @@ class Source:
     """
 
     engine: Engine
-    items: Iterator[ReplayItem]
+    items: Iterator[WorkloadRequest]
     unit: str
     clock: str
-    trace: Trace | None = None
-
-    @property
-    def num_skipped(self) -> int:
-        """Lines of the trace that `on_error=skip` left out so far."""
-        return 0 if self.trace is None else self.trace.num_skipped
+    workload: Workload
 
 
 def open_source(config: Mapping[str, Any], options: ReplayOptions, log: Any) -> Source:
@@ -130,31 +127,28 @@ def open_source(config: Mapping[str, Any], options: ReplayOptions, log: Any) -> 
         WorkloadError: a file that cannot be read, or without a request.
         ConfigError: a policy that needs the future, over a recording.
     """
-    if section(config, "workload").get("name") == "recording":
-        return _recorded_source(config, options, log)
-    trace, limit, speed = opened_trace(config, block_tokens=None)
+    name, workload = workload_of(config)
+    if isinstance(workload, RecordedWorkload):
+        return _recorded_source(config, options, log, workload)
     outputs: dict[tuple[int, int], TokenArray] = {}
     engine, policy = build_engine(config, options, log, None, outputs)
     if policy.needs_future:
-        Foresight(engine.allocator, first(trace, limit), max_len=engine.max_model_len).attach(engine)
-    require_requests(trace, limit)
+        future = with_blocks(requests_of(workload, name), engine.allocator.block_size)
+        Foresight(engine.allocator, future, max_len=engine.max_model_len).attach(engine)
+    next(requests_of(workload, name))  # what cannot be read is found before anything is written
     clock = "virtual" if config.get("executor") == "roofline" else f"{options.step_s} s a step"
-    items = trace_items(first(trace, limit), speed, outputs)
-    return Source(engine, items, "s", clock, trace)
+    return Source(engine, trace_items(requests_of(workload, name), outputs), "s", clock, workload)
 
 
-def _recorded_source(config: Mapping[str, Any], options: ReplayOptions, log: Any) -> Source:
-    path = Path(str(section(config, "workload").get("path")))
-    recording = read_recording(path)
-    if not recording.requests:
-        raise WorkloadError(f"{path} holds 0 requests; there is nothing to replay")
+def _recorded_source(config: Mapping[str, Any], options: ReplayOptions, log: Any, workload: RecordedWorkload) -> Source:
+    recording = workload.recording()
     engine, policy = build_engine(config, options, log, recording)
     if policy.needs_future:
         raise ConfigError(
             f"eviction={(config.get('eviction') or {}).get('name')} needs every block's next use, which workload=trace "
             "gives and workload=recording does not; replay a trace, or choose another policy"
         )
-    return Source(engine, recorded_items(recording), "steps", "steps")
+    return Source(engine, iter(recording.requests), "steps", "steps", workload)
 
 
 def build_engine(
@@ -188,8 +182,8 @@ def build_engine(
     executor = _executor(config, options, recording, outputs)
     pool = num_blocks * block_size
     to_raise = f"cache.num_blocks: the pool holds {pool} tokens" if max_len == pool else "engine.max_model_len"
-    recorded = recording.requests if recording is not None else ()
-    lengths = {(r.number, i): len(tokens) for r in recorded for i, tokens in enumerate(r.outputs)}
+    recorded = recording.outputs if recording is not None else {}
+    lengths = {sample: len(tokens) for sample, tokens in recorded.items()}
     engine = Engine(
         allocator,
         executor,
@@ -216,9 +210,8 @@ def _executor(
     outputs: MutableMapping[tuple[int, int], TokenArray] | None,
 ) -> Executor:
     if recording is not None:
-        outputs = {(r.number, i): tokens for r in recording.requests for i, tokens in enumerate(r.outputs)}
-        tops = {(r.number, i): top for r in recording.requests for i, top in enumerate(r.tops)}
-        return ReplayExecutor(constant_step(0.0), outputs=outputs, tops=tops, step_clock=True)
+        outputs = dict(recording.outputs)
+        return ReplayExecutor(constant_step(0.0), outputs=outputs, tops=recording.tops, step_clock=True)
     if config.get("executor") == "roofline":
         return ReplayExecutor(
             Roofline(

@@ -1,47 +1,46 @@
-"""What both replay executors read of a configuration: the trace, and the pool's size."""
+"""What both replay executors read of a configuration: the workload, and the pool's size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from framework import workload
 from framework.config.sections import ReplayOptions
-from framework.errors import ConfigError, WorkloadError
-from framework.registry.options import call_checked, section
+from framework.errors import ConfigError
+from framework.interfaces.workload import Workload, WorkloadRequest
+from framework.registry.options import section
 from framework.replay.curves import capacity_blocks
 from framework.replay.roofline import Roofline
-from framework.workload.traces import Trace, TraceRequest, open_trace
+from framework.workload import requests_of
+from framework.workload.to_trace import as_trace, named
+from framework.workload.trace_file import TraceFile
 
 
-def opened_trace(config: Mapping[str, Any], *, block_tokens: int | None) -> tuple[Trace, int | None, float]:
-    """The trace of `workload=trace`, how many of its requests are taken, and its speed."""
-    workload = section(config, "workload")
-    name = workload.pop("name", None)
-    if name != "trace":
-        raise ConfigError(f"mode=replay takes workload=trace or workload=recording, found {name!r}")
-
-    def trace(
-        *,
-        path: Path,
-        format: str = "auto",
-        block_tokens: int | None = block_tokens,
-        limit: int | None = None,
-        on_error: Literal["raise", "skip"] = "raise",
-        speed: float = 1.0,
-    ) -> tuple[Trace, int | None, float]:
-        return open_trace(path, format=format, block_tokens=block_tokens, on_error=on_error), limit, speed
-
-    given = {key: value for key, value in workload.items() if not (key == "block_tokens" and value is None)}
-    return call_checked("workload.trace", trace, given)
+def workload_of(config: Mapping[str, Any]) -> tuple[str, Workload]:
+    """The name and the object of the workload that `config` chooses; nothing is read yet."""
+    options = section(config, "workload")
+    name = str(options.pop("name", None))
+    return name, workload.make(name, options, seed=int(config.get("seed", 0)))
 
 
-def first(requests: Iterable[TraceRequest], limit: int | None) -> Iterator[TraceRequest]:
-    """At most `limit` requests; all of them for None."""
-    for number, request in enumerate(requests):
-        if limit is not None and number >= limit:
-            return
-        yield request
+def cut_requests(found: Workload, name: str, block_size: int) -> Iterator[WorkloadRequest]:
+    """Requests with prompts named in blocks of `block_size`, for cache-only replay.
+
+    Raises:
+        ConfigError: lengths only, or blocks of another size.
+    """
+    if not isinstance(found, TraceFile):
+        return (named(request, block_size) for request in as_trace(requests_of(found, name), None))
+    trace = found.open(block_size)
+    if trace.block_tokens == 0:
+        raise ConfigError(f"{trace.path} has lengths only: no block is ever shared; use executor=none")
+    if trace.block_tokens != block_size:
+        raise ConfigError(
+            f"executor=cache_only counts whole trace blocks of {trace.block_tokens} tokens; set "
+            f"cache.block_size={trace.block_tokens} or a multiple, or use executor=none"
+        )
+    return found.limited(trace)
 
 
 def pool_blocks(cache: Mapping[str, Any], options: ReplayOptions, working_set: int | None = None) -> int:
@@ -55,17 +54,3 @@ def pool_blocks(cache: Mapping[str, Any], options: ReplayOptions, working_set: i
     token = Roofline(shape=options.shape, dtype=options.dtype).kv_bytes_per_token
     size = token * int(cache.get("block_size", 16))
     return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size)
-
-
-def require_requests(trace: Trace, limit: int | None) -> None:
-    """Read up to the first request.
-
-    Raises:
-        WorkloadError: there is none, with the number of lines that were left out and the first one's fault.
-    """
-    if next(first(trace, limit), None) is None:
-        why = (
-            f" ({trace.num_skipped:,} lines were skipped; the first: {trace.first_error})" if trace.num_skipped else ""
-        )
-        allowed = f" with workload.limit={limit}" if limit is not None and limit < 1 else ""
-        raise WorkloadError(f"{trace.path} holds 0 requests{allowed}{why}; there is nothing to replay")

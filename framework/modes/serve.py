@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from framework import registry, workload
@@ -12,7 +12,7 @@ from framework.engine.engine import Engine
 from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
 from framework.engine.request import Request
-from framework.errors import ConfigError, FrameworkError, PluginError, WorkloadError
+from framework.errors import ConfigError, FrameworkError, PluginError
 from framework.guard.backend import GuardedBackend
 from framework.llm import LLM, EngineOptions, build_component
 from framework.model.choice import build_model, model_config
@@ -26,9 +26,9 @@ from framework.modes.rows import completion_rows, request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.parallel.spread import spread_over
 from framework.registry.options import call_checked, section
+from framework.replay.items import submit
 from framework.replay.recording import write_recording
 from framework.results.layout import RECORDING
-from framework.types import TokenArray
 from framework.workload import WorkloadRequest
 
 
@@ -49,7 +49,7 @@ def serve(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> d
             return _answer(llm, session, items)
 
 
-def _answer(llm: LLM, session: Session, items: Sequence[EncodedRequest]) -> dict[str, Any]:
+def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dict[str, Any]:
     """Serve `items` and write down what became of them, also of a run that does not come to its end."""
     log_every = int(session.settings.get("log_every", 1))
     requests: list[Request] = []
@@ -91,19 +91,6 @@ def refuse_foresight(config: Mapping[str, Any]) -> None:
             f"eviction={name} needs every block's next use, which is known in a replay only; use mode=replay with "
             "workload=trace, or another policy"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedRequest:
-    """A workload's request and its prompt as token ids."""
-
-    request: WorkloadRequest
-    prompt: TokenArray
-
-    @property
-    def max_total_tokens(self) -> int:
-        """Prompt plus the most tokens it may generate."""
-        return len(self.prompt) + self.request.sampling.max_tokens
 
 
 def check_backend(config: Mapping[str, Any]) -> None:
@@ -175,33 +162,31 @@ def build_llm(config: Mapping[str, Any], model: LoadedModel, *, longest: int, lo
     return call_checked("cache", LLM, {**parts, "log": log, "record": record, "engine": built})
 
 
-def build_workload(config: Mapping[str, Any], model: LoadedModel) -> list[EncodedRequest]:
-    """The workload's requests, through the model's tokenizer."""
+def build_workload(config: Mapping[str, Any], model: LoadedModel) -> list[WorkloadRequest]:
+    """The workload's requests with prompts of token ids, through the model's tokenizer.
+
+    Raises:
+        WorkloadError: no request.
+        ConfigError: prompts known by length or by block names only, which no model can read.
+    """
     options = section(config, "workload")
-    name = options.pop("name", "chat")
-    items = workload.build(name, options, seed=int(config.get("seed", 0)))
-    if not items:
-        place = f"{options['path']} holds" if options.get("path") else f"workload={name} makes"
-        raise WorkloadError(f"{place} 0 requests; there is nothing to serve")
-    return [EncodedRequest(item, encode(model.tokenizer, item.prompt)) for item in items]
+    name = str(options.pop("name", "chat"))
+    return [encoded(item, model, name) for item in workload.stream(name, options, seed=int(config.get("seed", 0)))]
 
 
-def submit_workload(llm: LLM, items: Sequence[EncodedRequest]) -> list[Request]:
+def encoded(request: WorkloadRequest, model: LoadedModel, name: str) -> WorkloadRequest:
+    """The request with a prompt of token ids, made once; see build_workload."""
+    if request.prompt is None:
+        raise ConfigError(f"workload={name} has no prompts to read, only their lengths or block names: use mode=replay")
+    if request.tokens is not None:
+        return request
+    return replace(request, prompt=encode(model.tokenizer, request.prompt))
+
+
+def submit_workload(llm: LLM, items: Sequence[WorkloadRequest]) -> list[Request]:
     """Queue everything; the clock starts now."""
     llm.executor.restart_clock()
-    return [
-        llm.engine.submit(
-            item.prompt,
-            item.request.sampling,
-            arrival_s=item.request.arrival_s,
-            namespace=llm.namespace_for(item.request.namespace),
-            priority=item.request.priority,
-            tenant=item.request.tenant,
-            key=item.request.key,
-            session=item.request.session or None,
-        )
-        for item in items
-    ]
+    return [submit(llm.engine, replace(item, namespace=llm.namespace_for(item.namespace))) for item in items]
 
 
 def compare(

@@ -41,6 +41,13 @@ def create(name: str, kind: str, folder: str | Path = ".") -> Path:
     return place
 
 
+def usage(kind: str, plugin: str) -> str:
+    """The command that uses a plugin of this kind."""
+    if registry.KINDS[kind].is_group:
+        return f"python -m framework.run +{kind}={plugin}"
+    return f"python -m framework.trace describe FILE --format {plugin}"
+
+
 def _package(name: str, kind: str) -> str:
     """The module's name, if the plugin may be called so."""
     package = name.replace("-", "_")
@@ -67,6 +74,8 @@ def _texts(name: str, package: str, kind: str) -> dict[str, str]:
         "article": "An" if kind[0] in "aeiou" else "A",
         "cls": "".join(part[:1].upper() + part[1:] for part in package.split("_")),
         "since": ".".join(SINCE[CONTRACT].split(".")[:2]),
+        "chosen": f"`+{kind}={package}`" if registry.KINDS[kind].is_group else f"`workload.format={package}`",
+        "command": usage(kind, package),
     }
     templates = files("framework.new") / "templates"
     paths = {

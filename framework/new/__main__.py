@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from framework import registry
 from framework.cli.exit import command, exit_with
-from framework.new import create
+from framework.new import create, usage
 
 
 @command
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"wrote {place}; next:\n"
         f"  pip install -e {place}\n"
         f"  python -m framework.check {plugin} --kind {options.kind}\n"
-        f"  python -m framework.run +{options.kind}={plugin}\n"
+        f"  {usage(options.kind, plugin)}\n"
         f"The idea is in {place / plugin / options.kind}.py."
     )
     return 0

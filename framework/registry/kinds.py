@@ -34,6 +34,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             Kind("eviction", "framework.interfaces.eviction:EvictionPolicy"),
             Kind("hash", "framework.interfaces.hash:HashScheme"),
             Kind("backend", "framework.interfaces.backend:AttentionBackend"),
+            Kind("workload", "framework.interfaces.workload:Workload"),
+            Kind("trace", "framework.interfaces.trace:TraceReader", is_group=False),
         )
     }
 )

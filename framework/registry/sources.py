@@ -61,11 +61,32 @@ def first_sentence(text: str) -> str:
 
 
 def _options(found: _Class) -> Iterator[str]:
+    if _is_dataclass(found.node):
+        yield from _fields(found)
+        return
     for cls in _with_bases(found, _HOPS):
         for node in cls.node.body:
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                 yield from _keywords(node.args)
                 return
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    decorators = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
+    return any(isinstance(one, ast.Name) and one.id == "dataclass" for one in decorators)
+
+
+def _fields(found: _Class) -> Iterator[str]:
+    """A dataclass's fields, its bases' first, as its constructor takes them."""
+    fields: dict[str, ast.expr | None] = {}
+    for cls in reversed([*_with_bases(found, _HOPS)]):
+        for node in cls.node.body if _is_dataclass(cls.node) else ():
+            if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
+                continue
+            if isinstance(node.target, ast.Name) and node.target.id not in SHARED:
+                fields[node.target.id] = node.value
+    for name, default in fields.items():
+        yield name if default is None else f"{name}={ast.unparse(default)}"
 
 
 def _with_bases(found: _Class, hops: int) -> Iterator[_Class]:

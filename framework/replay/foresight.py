@@ -14,8 +14,8 @@ from framework.engine.request import Sequence
 from framework.errors import ConfigError
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
+from framework.interfaces.workload import WorkloadRequest
 from framework.replay.paths import RequestPaths, build_paths
-from framework.workload.traces import TraceRequest
 from framework.workload.traces.own_format import name_blocks
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -34,7 +34,7 @@ class Foresight:
         max_len: requests longer than this are rejected, so they use nothing.
     """
 
-    def __init__(self, allocator: Allocator, requests: Iterable[TraceRequest], *, max_len: int) -> None:
+    def __init__(self, allocator: Allocator, requests: Iterable[WorkloadRequest], *, max_len: int) -> None:
         if type(allocator).foresee is Allocator.foresee:
             raise ConfigError(
                 f"{type(allocator).__name__} does not take the future (Allocator.foresee), which this eviction policy "
@@ -73,18 +73,18 @@ class Foresight:
         return uses
 
 
-def _admissible(requests: Iterable[TraceRequest], max_len: int, prompts: list[int]) -> Iterator[TraceRequest]:
+def _admissible(requests: Iterable[WorkloadRequest], max_len: int, prompts: list[int]) -> Iterator[WorkloadRequest]:
     """The requests that will be served, each prompt with its recorded output; `prompts` takes the prompts' blocks."""
     for request in requests:
         if request.block_ids is None:
             raise ConfigError("this trace has lengths only: no block is ever requested again, and no future helps")
-        if request.input_tokens + max(1, request.output_tokens) > max_len:
+        if request.input_tokens + max(1, request.output_tokens or 0) > max_len:
             prompts.append(0)
             yield replace(request, block_ids=_NOTHING)
-        elif request.tokens is not None and request.output is not None and request.beam_width == 1:
+        elif request.tokens is not None and request.output is not None and request.sampling.beam_width == 1:
             tokens = np.concatenate([request.tokens, request.output])
             prompts.append(len(request.tokens) // request.block_tokens)
-            yield replace(request, block_ids=name_blocks(tokens, request.block_tokens), input_tokens=len(tokens))
+            yield replace(request, prompt=tokens, block_ids=name_blocks(tokens, request.block_tokens))
         else:
             prompts.append(len(request.block_ids))
             yield request

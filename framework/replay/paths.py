@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import WorkloadError
+from framework.interfaces.workload import Namespace, WorkloadRequest
 from framework.types import Hint, RequestFacts
-from framework.workload.traces.record import TraceRequest
 
 Ints = npt.NDArray[np.int64]
 
@@ -34,10 +34,10 @@ class KnownRequests:
         """For no request yet."""
         return cls([], [], [], [], [], [])
 
-    def add(self, request: TraceRequest) -> None:
+    def add(self, request: WorkloadRequest) -> None:
         """One more request."""
         self.arrival.append(request.arrival_s)
-        self.session.append(request.session or None)
+        self.session.append(request.session)
         self.category.append(request.category)
         self.tenant.append(request.tenant or None)
         self.turn.append(request.turn)
@@ -170,10 +170,10 @@ class _Interner:
     def __init__(self) -> None:
         self.parents: list[int] = []
         self.depths: list[int] = []
-        self._roots: dict[str, dict[int, int]] = {}
-        self._seconds: dict[tuple[str, int, int], int] = {}
+        self._roots: dict[Namespace, dict[int, int]] = {}
+        self._seconds: dict[tuple[Namespace | None, int, int], int] = {}
 
-    def path(self, scope: str, ids: list[int]) -> list[int]:
+    def path(self, scope: Namespace, ids: list[int]) -> list[int]:
         """Node numbers of one request. The usual case, an id with one parent, is one dictionary look-up a block."""
         known, parents, parent = self._roots.setdefault(scope, {}), self.parents, -1
         path: list[int] = []
@@ -187,8 +187,8 @@ class _Interner:
             parent = node
         return path
 
-    def _second(self, scope: str, parent: int, block: int) -> int:
-        key = (scope if parent < 0 else "", parent, block)
+    def _second(self, scope: Namespace, parent: int, block: int) -> int:
+        key = (scope if parent < 0 else None, parent, block)
         if key not in self._seconds:
             self._seconds[key] = self._new(parent)
         return self._seconds[key]
@@ -199,7 +199,7 @@ class _Interner:
         return len(self.parents) - 1
 
 
-def build_paths(requests: Iterable[TraceRequest], *, full_blocks_only: bool = False) -> RequestPaths:
+def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool = False) -> RequestPaths:
     """Number the blocks of a trace whose requests come in order of arrival.
 
     Args:
@@ -223,11 +223,11 @@ def build_paths(requests: Iterable[TraceRequest], *, full_blocks_only: bool = Fa
         ids = request.block_ids[: request.num_full_blocks] if full_blocks_only else request.block_ids
         if arrivals and request.arrival_s < arrivals[-1]:
             raise WorkloadError(f"request {len(arrivals)} arrives before the one ahead of it; sort the trace by time")
-        paths.append(np.array(interner.path(request.scope, ids.tolist()), dtype=np.int32))
+        paths.append(np.array(interner.path(request.namespace, ids.tolist()), dtype=np.int32))
         arrivals.append(request.arrival_s)
         lengths.append(request.input_tokens)
         known.add(request)
-        tenant_of.append(tenants.setdefault(request.tenant or request.scope, len(tenants)))
+        tenant_of.append(tenants.setdefault(request.tenant or request.namespace.salt, len(tenants)))
     if len(sizes) != 1:
         raise WorkloadError(f"a trace has blocks of one size, found {sorted(sizes) or 'no request'}")
     return RequestPaths(

@@ -13,12 +13,12 @@ from framework import registry
 from framework.errors import FrameworkError
 from framework.interfaces.allocator import Allocator, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.workload import WorkloadRequest
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.testing.driver import Violation
 from framework.testing.oracles.eviction import SlowLru
 from framework.testing.subjects import Make, fresh
-from framework.workload.traces import TraceRequest
 
 
 def check_a_replay_core_counts_as_the_reference(make: Make) -> None:
@@ -60,7 +60,7 @@ def _compare(
 def paths_of(requests: list[list[int]], block_tokens: int = 4) -> RequestPaths:
     """Requests whose block ids are given; every block is full."""
     return build_paths(
-        TraceRequest(
+        WorkloadRequest(
             arrival_s=float(at),
             input_tokens=len(ids) * block_tokens,
             output_tokens=1,

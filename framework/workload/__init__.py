@@ -1,55 +1,65 @@
-"""What is served: prompts, traces, arrival processes."""
+"""Where requests come from: workloads by name, seeded ones, files of prompts, traces and recordings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from framework.errors import ConfigError
-from framework.workload.request import Message, WorkloadRequest
+from framework import registry
+from framework.errors import FrameworkError, PluginError, WorkloadError
+from framework.interfaces.workload import Message, Workload, WorkloadRequest
 
-__all__ = ["Message", "WorkloadRequest", "build", "names", "stream"]
-
-_WORKLOADS = {
-    "chat": "framework.workload.synthetic",
-    "no_sharing": "framework.workload.synthetic",
-    "shared_prefix": "framework.workload.synthetic",
-    "system_prompts": "framework.workload.scenarios",
-    "rag": "framework.workload.scenarios",
-    "forks": "framework.workload.scenarios",
-    "conversations": "framework.workload.sessions",
-    "agents": "framework.workload.sessions",
-    "prompts": "framework.workload.prompts",
-    "agent_text": "framework.workload.agent_text",
-}
+__all__ = ["Message", "Workload", "WorkloadRequest", "build", "make", "names", "requests_of", "stream"]
 
 
 def names() -> tuple[str, ...]:
-    """The workloads that can be built."""
-    return tuple(_WORKLOADS)
+    """The workloads that are installed."""
+    return tuple(registry.names("workload"))
 
 
-def build(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> list[WorkloadRequest]:
-    """The requests of `workload=name`, in order of submission.
+def make(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> Workload:
+    """The workload of `workload=name`; its options are checked, nothing is read or drawn.
 
     Args:
         name: one of `names()`.
-        options: keyword arguments of the function of that name.
+        options: keyword arguments of its constructor.
         seed: the same seed makes the same requests, in any process.
 
     Raises:
-        ConfigError: no such workload, or an option it does not have or allow.
-        WorkloadError: a file that cannot be read, naming file, line and field.
+        ConfigError: an option it does not have or allow.
+        UnknownPlugin: no such workload.
     """
+    workload: Workload = registry.build("workload", name, options, {"seed": seed})
+    return workload
+
+
+def build(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> list[WorkloadRequest]:
+    """All requests of `workload=name`, in order of arrival; see `make` and `requests_of`."""
     return list(stream(name, options, seed))
 
 
 def stream(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> Iterator[WorkloadRequest]:
     """As `build`, one request at a time where the workload can be drawn so. Options are checked at once."""
-    if name not in _WORKLOADS:
-        raise ConfigError(f"no workload named {name!r}; there are: {', '.join(_WORKLOADS)}")
-    from framework.registry.options import call_checked
+    return requests_of(make(name, options, seed), name)
 
-    generate: Callable[..., Iterable[WorkloadRequest]] = getattr(import_module(_WORKLOADS[name]), name)
-    return iter(call_checked(f"workload.{name}", generate, {**(options or {}), "seed": seed}))
+
+def requests_of(workload: Workload, name: str) -> Iterator[WorkloadRequest]:
+    """The workload's requests, checked as they come.
+
+    Raises:
+        WorkloadError: a source that cannot be read, or no request at all.
+        PluginError: the workload raised something else, or yielded something else than requests.
+    """
+    count = 0
+    try:
+        for request in workload.requests():
+            if not isinstance(request, WorkloadRequest):
+                raise PluginError(f"workload {name!r} yielded {type(request).__name__}, expected WorkloadRequest")
+            count += 1
+            yield request
+    except FrameworkError:
+        raise
+    except Exception as error:
+        raise PluginError(f"workload {name!r}: requests() raised {type(error).__name__}: {error}") from error
+    if not count:
+        raise WorkloadError(f"workload={name} makes 0 requests; there is nothing to serve or replay")

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import lzma
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
-from framework.errors import WorkloadError
+from framework.errors import ConfigError, WorkloadError
 from framework.files.jsonl import iter_objects
-from framework.sampling import Sampling
-from framework.workload.request import WorkloadRequest
+from framework.interfaces.workload import Sampling, Workload, WorkloadRequest
 
 _FIELDS: dict[str, type] = {"timestamp": int, "input": str, "output": str, "session_id": str}
 
 
-def agent_text(
-    *,
-    seed: int,
-    path: Path,
-    family: str | None = None,
-    limit: int | None = None,
-    max_prompt_chars: int | None = None,
-    max_tokens: int = 32,
-    use_times: bool = False,
-    skip_empty: bool = False,
-) -> list[WorkloadRequest]:
-    """Requests of agent sessions, in order of their time stamps.
+@dataclass(kw_only=True)
+class AgentText(Workload):
+    """Recorded agent prompts as text, in order of their time stamps: JSON lines, a folder of them, or a tar archive.
 
-    The source is JSON lines of `timestamp` (microseconds), `input`, `output` and `session_id`: one file, a folder of
-    them, or a tar archive (`.tar`, `.tar.gz`, `.tar.xz`) read without unpacking. The recorded output is not used.
+    Lines hold `timestamp` (microseconds), `input`, `output` and `session_id`. An archive (`.tar`, `.tar.gz`,
+    `.tar.xz`) is read without unpacking. The recorded output is not used. `category` is the folder of a call's file.
 
     Args:
-        seed: unused: the prompts are what they are.
         path: file, folder or archive.
         family: only sources with a folder of this name in their path, such as `taubench`; null for all.
         limit: only the first so many requests; null for all.
@@ -42,44 +33,85 @@ def agent_text(
         max_tokens: generated per request.
         use_times: arrive as recorded; else all at once, in order.
         skip_empty: leave out recorded calls whose prompt is empty; else one is an error.
-
-    Raises:
-        WorkloadError: an unreadable source, no request in it, or a damaged line; names file, line and field.
     """
-    del seed
-    calls = sorted(_calls(path, family, skip_empty), key=lambda call: int(call[1]["timestamp"]))[:limit]
-    if not calls:
-        raise WorkloadError(f"{path}: holds no agent call" + (f" of family {family!r}" if family else ""))
-    start_us = calls[0][1]["timestamp"]
-    sampling = Sampling(max_tokens=max_tokens)
-    return [
-        WorkloadRequest(
-            prompt=record["input"][:max_prompt_chars],
-            sampling=sampling,
-            arrival_s=(record["timestamp"] - start_us) / 1e6 if use_times else 0.0,
-            session=record["session_id"],
-            key=where,
-        )
-        for where, record in calls
-    ]
+
+    path: Path
+    family: str | None = None
+    limit: int | None = None
+    max_prompt_chars: int | None = None
+    max_tokens: int = 32
+    use_times: bool = False
+    skip_empty: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "max_prompt_chars", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"workload.{name} (agent_text) must be at least 1, found {value}")
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload.
+
+        Raises:
+            WorkloadError: an unreadable source, no request in it, or a damaged line; names file, line and field.
+        """
+        found = _calls(self.path, self.family, self.skip_empty)
+        calls = sorted(found, key=lambda call: int(call.record["timestamp"]))[: self.limit]
+        if not calls:
+            raise WorkloadError(
+                f"{self.path}: holds no agent call" + (f" of family {self.family!r}" if self.family else "")
+            )
+        start_us = calls[0].record["timestamp"]
+        sampling = Sampling(max_tokens=self.max_tokens)
+        turns: Counter[str] = Counter()
+        for call in calls:
+            record, session = call.record, call.record["session_id"]
+            yield WorkloadRequest(
+                prompt=record["input"][: self.max_prompt_chars],
+                sampling=sampling,
+                arrival_s=(record["timestamp"] - start_us) / 1e6 if self.use_times else 0.0,
+                session=session,
+                turn=turns[session],
+                category=call.folder or None,
+                key=call.where,
+            )
+            turns[session] += 1
 
 
-def _calls(path: Path, family: str | None, skip_empty: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    for where, record in _objects(path, family):
+class _Call(NamedTuple):
+    """One recorded call: `FILE:LINE`, the name of the file's folder, and the line's object."""
+
+    where: str
+    folder: str
+    record: dict[str, Any]
+
+
+def _calls(path: Path, family: str | None, skip_empty: bool) -> Iterator[_Call]:
+    for call in _objects(path, family):
+        where, _, record = call
         for field, kind in _FIELDS.items():
             value = record.get(field)
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise WorkloadError(
-                    f"{where}: {field}: want {kind.__name__}, found {type(value).__name__} {value!r:.60}"
+                    f"{where}: {field}: want {kind.__name__}, found {type(value).__name__} {ascii(value)[:60]}"
                 )
+            if isinstance(value, str):
+                _utf8(f"{where}: {field}", value)
         if not record["input"]:
             if skip_empty:
                 continue
             raise WorkloadError(f"{where}: input: an empty prompt; workload.skip_empty=true leaves such calls out")
-        yield where, record
+        yield call
 
 
-def _objects(path: Path, family: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _utf8(place: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as fault:
+        raise WorkloadError(f"{place}: holds a lone surrogate at character {fault.start}, which is no text") from None
+
+
+def _objects(path: Path, family: str | None) -> Iterator[_Call]:
     if ".tar" in path.suffixes:
         yield from _archived(path, family)
         return
@@ -87,10 +119,10 @@ def _objects(path: Path, family: str | None) -> Iterator[tuple[str, dict[str, An
     for file in files:
         if family is None or family in file.parts[:-1]:
             for number, record in iter_objects(file, WorkloadError):
-                yield f"{file.name}:{number}", record
+                yield _Call(f"{file.name}:{number}", file.parent.name if path.is_dir() else "", record)
 
 
-def _archived(path: Path, family: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _archived(path: Path, family: str | None) -> Iterator[_Call]:
     try:
         with tarfile.open(path) as archive:
             members = [member for member in archive if member.isfile() and member.name.endswith(".jsonl")]
@@ -98,6 +130,6 @@ def _archived(path: Path, family: str | None) -> Iterator[tuple[str, dict[str, A
                 name = PurePosixPath(member.name)
                 if family is None or family in name.parts[:-1]:
                     for number, record in iter_objects(path / name, WorkloadError, file=archive.extractfile(member)):
-                        yield f"{name.name}:{number}", record
+                        yield _Call(f"{name.name}:{number}", name.parent.name, record)
     except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as fault:
         raise WorkloadError(f"{path}: cannot be read: {fault}") from fault

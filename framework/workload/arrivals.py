@@ -1,4 +1,4 @@
-"""When do requests come? Poisson, bursty or even gaps, or the recorded times of a trace."""
+"""When requests come: Poisson, bursty or even gaps, or the recorded times of a trace."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from framework.errors import ConfigError, WorkloadError
 from framework.workload.draws import need
 
 
+def check_arrivals(workload: str, rate_per_s: float, burstiness: float, arrivals: Path | None) -> None:
+    """Whether times can be drawn so; `workload` is named in errors.
+
+    Raises:
+        ConfigError: a number out of range, or both a rate and a trace.
+    """
+    need(workload, "rate_per_s", rate_per_s, 0)
+    need(workload, "burstiness", burstiness, 0)
+    if arrivals is not None and rate_per_s:
+        raise ConfigError(f"workload.rate_per_s ({workload}) must be 0 where workload.arrivals gives the times")
+
+
 def arrival_times(
-    workload: str, rng: random.Random, *, rate_per_s: float, burstiness: float, arrivals: Path | None
+    rng: random.Random, *, rate_per_s: float, burstiness: float, arrivals: Path | None
 ) -> Iterator[float]:
     """Seconds since the start, without end (a trace's as many as it has), non-decreasing, the first at 0.
 
     Args:
-        workload: named in errors.
         rate_per_s: mean arrivals a second; 0 is all at once.
         burstiness: standard deviation over mean of the gaps: 0 even, 1 Poisson, above 1 bursts. Gaps are
             gamma-distributed with shape burstiness ** -2.
         arrivals: take the times of this trace instead, in any format that `framework.trace` reads.
 
     Raises:
-        ConfigError: a number out of range, or both a rate and a trace.
         WorkloadError: the trace cannot be read, or (while iterating) has no more requests.
     """
-    need(workload, "rate_per_s", rate_per_s, 0)
-    need(workload, "burstiness", burstiness, 0)
-    if arrivals is not None:
-        if rate_per_s:
-            raise ConfigError(f"workload.rate_per_s ({workload}) must be 0 where workload.arrivals gives the times")
-        return _recorded(arrivals)
-    return _renewals(rng, rate_per_s, burstiness)
+    return _recorded(arrivals) if arrivals is not None else _renewals(rng, rate_per_s, burstiness)
 
 
 def _renewals(rng: random.Random, rate_per_s: float, burstiness: float) -> Iterator[float]:

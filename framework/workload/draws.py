@@ -107,9 +107,15 @@ def need(workload: str, name: str, value: float, low: float, high: float = math.
     Raises:
         ConfigError: it is not.
     """
-    if not low <= value <= high:
-        rule = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+    if not (low <= value <= high and math.isfinite(value)):
+        rule = f"{_shown(low)} to {_shown(high)}" if math.isfinite(high) else f"at least {_shown(low)}"
+        if not math.isfinite(value):
+            rule = f"finite and {rule}"
         raise ConfigError(f"workload.{name} ({workload}) must be {rule}, found {value!r}")
+
+
+def _shown(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def at_least(workload: str, low: float, **values: float) -> None:

@@ -1,36 +1,63 @@
-"""What every synthetic workload begins with: its options checked, its stream of draws, its times of arrival."""
+"""What every seeded stream has in common: its options checked, its draws, its times of arrival."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from framework.workload.arrivals import arrival_times
+from framework.interfaces.workload import Sampling, Workload
+from framework.workload.arrivals import arrival_times, check_arrivals
 from framework.workload.draws import Draws, at_least, need
 
 
-def opening(
-    workload: str,
-    *,
-    seed: int,
-    output_tokens: int,
-    spread: float,
-    vocab_size: int,
-    rate_per_s: float,
-    burstiness: float,
-    arrivals: Path | None,
-) -> tuple[Draws, Iterator[float]]:
-    """The draws of `workload` and its arrival times, from a stream of their own: the rate changes when requests come,
-    not what they are.
+@dataclass(kw_only=True)
+class SeededWorkload(Workload):
+    """Requests drawn from a seed, one at a time.
+
+    Args:
+        seed: of all that is drawn.
+        output_tokens: mean length of an answer.
+        spread: of all lengths, sigma of their log; 0 makes them equal.
+        vocab_size: token ids are drawn from 0 to this.
+        temperature: 0 is greedy.
+        rate_per_s, burstiness, arrivals: see framework.workload.arrivals.
 
     Raises:
         ConfigError: a number outside its range.
-        WorkloadError: the trace of arrivals cannot be read.
     """
-    at_least(workload, 1, output_tokens=output_tokens)
-    need(workload, "spread", spread, 0, 3)
-    need(workload, "vocab_size", vocab_size, 2, 2**30)
-    draws = Draws(workload, seed, vocab_size=vocab_size, spread=spread)
-    own = draws.child("arrivals", 0).random
-    times = arrival_times(workload, own, rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals)
-    return draws, times
+
+    name: ClassVar[str]
+
+    seed: int = 0
+    output_tokens: int = 24
+    spread: float = 0.5
+    vocab_size: int = 256
+    temperature: float = 0.0
+    rate_per_s: float = 0.0
+    burstiness: float = 1.0
+    arrivals: Path | None = None
+
+    def __post_init__(self) -> None:
+        at_least(self.name, 1, output_tokens=self.output_tokens)
+        need(self.name, "spread", self.spread, 0, 3)
+        need(self.name, "vocab_size", self.vocab_size, 2, 2**30)
+        at_least(self.name, 0, temperature=self.temperature)
+        check_arrivals(self.name, self.rate_per_s, self.burstiness, self.arrivals)
+
+    def at_least(self, low: float, *options: str) -> None:
+        """Each of these options of mine is `low` or more."""
+        at_least(self.name, low, **{option: getattr(self, option) for option in options})
+
+    def opening(self) -> tuple[Draws, Iterator[float]]:
+        """The draws and the arrival times, these from a stream of their own: the rate changes when requests come, not
+        what they are."""
+        draws = Draws(self.name, self.seed, vocab_size=self.vocab_size, spread=self.spread)
+        own = draws.child("arrivals", 0).random
+        times = arrival_times(own, rate_per_s=self.rate_per_s, burstiness=self.burstiness, arrivals=self.arrivals)
+        return draws, times
+
+    def answer(self, num_tokens: int) -> Sampling:
+        """How a drawn request is answered: with exactly as many tokens."""
+        return Sampling(max_tokens=num_tokens, temperature=self.temperature, ignore_eos=True)

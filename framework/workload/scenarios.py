@@ -8,112 +8,70 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from framework.errors import ConfigError
-from framework.sampling import Sampling
-from framework.types import TokenArray
-from framework.workload.draws import Draws, Zipf, at_least, need
-from framework.workload.opening import opening
-from framework.workload.request import WorkloadRequest
+from framework.interfaces.workload import Sampling, WorkloadRequest
+from framework.workload.draws import Zipf, need
+from framework.workload.opening import SeededWorkload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SyntheticRequest(WorkloadRequest):
-    """A drawn request, and the answer that its conversation goes on with.
-
-    Attributes:
-        output: (n,) int32 token ids; what a trace records as generated. A served model answers on its own.
-    """
-
-    output: TokenArray
-
-    @property
-    def tokens(self) -> TokenArray:
-        """The prompt, (n,) int32."""
-        assert isinstance(self.prompt, np.ndarray)
-        return self.prompt
-
-
-def system_prompts(
-    *,
-    seed: int,
-    num_requests: int = 32,
-    num_prompts: int = 8,
-    zipf_alpha: float = 1.0,
-    system_tokens: int = 256,
-    user_tokens: int = 48,
-    output_tokens: int = 24,
-    spread: float = 0.5,
-    vocab_size: int = 256,
-    temperature: float = 0.0,
-    rate_per_s: float = 0.0,
-    burstiness: float = 1.0,
-    arrivals: Path | None = None,
-) -> Iterator[SyntheticRequest]:
-    """Applications of different popularity, each with its own system prompt, each request with its own question.
+@dataclass(kw_only=True)
+class SystemPrompts(SeededWorkload):
+    """Applications of Zipf popularity, each with its own system prompt, each request with its own question.
 
     Args:
-        seed: of all that is drawn.
         num_requests: prompts.
         num_prompts: applications; application k is drawn with a chance proportional to (k + 1) ** -zipf_alpha.
         zipf_alpha: 0 is uniform.
         system_tokens, user_tokens, output_tokens: mean lengths.
-        spread: of all lengths, sigma of their log; 0 makes them equal.
-        vocab_size: token ids are drawn from 0 to this.
-        temperature: 0 is greedy.
-        rate_per_s, burstiness, arrivals: see framework.workload.arrivals.
+        seed, spread, vocab_size, temperature, rate_per_s, burstiness, arrivals: see SeededWorkload.
 
     Raises:
         ConfigError: a number outside its range.
     """
-    at_least("system_prompts", 0, zipf_alpha=zipf_alpha, system_tokens=system_tokens)
-    at_least("system_prompts", 1, num_requests=num_requests, num_prompts=num_prompts, user_tokens=user_tokens)
-    draws, times = opening(
-        "system_prompts", seed=seed, output_tokens=output_tokens, spread=spread, vocab_size=vocab_size,
-        rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals,
-    )  # fmt: skip
-    popularity = Zipf(num_prompts, zipf_alpha)
 
-    def stream() -> Iterator[SyntheticRequest]:
-        for number in range(num_requests):
+    name = "system_prompts"
+
+    num_requests: int = 32
+    num_prompts: int = 8
+    zipf_alpha: float = 1.0
+    system_tokens: int = 256
+    user_tokens: int = 48
+
+    def __post_init__(self) -> None:
+        self.at_least(0, "zipf_alpha", "system_tokens")
+        self.at_least(1, "num_requests", "num_prompts", "user_tokens")
+        super().__post_init__()
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload."""
+        draws, times = self.opening()
+        popularity = Zipf(self.num_prompts, self.zipf_alpha)
+        for number in range(self.num_requests):
             application = popularity.draw(draws.random)
-            system = draws.child("application", application).text(system_tokens)
-            prompt = np.concatenate([system, draws.text(user_tokens)])
-            yield _request(draws, prompt, next(times), output_tokens, temperature, f"system-prompts-{number}",
-                           tenant=f"application-{application}")  # fmt: skip
+            system = draws.child("application", application).text(self.system_tokens)
+            prompt, output = np.concatenate([system, draws.text(self.user_tokens)]), draws.text(self.output_tokens)
+            yield WorkloadRequest(
+                prompt=prompt,
+                output=output,
+                sampling=self.answer(len(output)),
+                arrival_s=next(times),
+                tenant=f"application-{application}",
+                category="chat",
+                key=f"system-prompts-{number}",
+            )
 
-    return stream()
 
-
-def rag(
-    *,
-    seed: int,
-    num_requests: int = 32,
-    num_documents: int = 64,
-    documents_per_request: int = 4,
-    zipf_alpha: float = 1.0,
-    shuffle: bool = True,
-    instruction_tokens: int = 32,
-    document_tokens: int = 128,
-    question_tokens: int = 24,
-    output_tokens: int = 24,
-    spread: float = 0.5,
-    vocab_size: int = 256,
-    temperature: float = 0.0,
-    rate_per_s: float = 0.0,
-    burstiness: float = 1.0,
-    arrivals: Path | None = None,
-) -> Iterator[SyntheticRequest]:
-    """Retrieval: one instruction, a few popular documents, a question. What a prefix cache finds hard.
+@dataclass(kw_only=True)
+class Rag(SeededWorkload):
+    """Retrieval: one instruction, a few popular documents in shuffled order, a question. Hard for a prefix cache.
 
     The same documents in another order are another prefix; `shuffle=false` sorts them by number, the order in which
     a cache-aware retriever would place them.
 
     Args:
-        seed: of all that is drawn.
         num_requests: prompts.
         num_documents: in the store; document k is retrieved with a chance proportional to (k + 1) ** -zipf_alpha.
         documents_per_request: different ones in each prompt.
@@ -121,102 +79,106 @@ def rag(
         shuffle: documents come in random order.
         instruction_tokens: shared by all; exact.
         document_tokens, question_tokens, output_tokens: mean lengths.
-        spread, vocab_size, temperature, rate_per_s, burstiness, arrivals: as in system_prompts.
+        seed, spread, vocab_size, temperature, rate_per_s, burstiness, arrivals: see SeededWorkload.
 
     Raises:
         ConfigError: a number outside its range.
     """
-    at_least("rag", 0, zipf_alpha=zipf_alpha, instruction_tokens=instruction_tokens)
-    at_least("rag", 1, num_requests=num_requests, num_documents=num_documents)
-    at_least("rag", 1, document_tokens=document_tokens, question_tokens=question_tokens)
-    need("rag", "documents_per_request", documents_per_request, 1, num_documents)
-    draws, times = opening(
-        "rag", seed=seed, output_tokens=output_tokens, spread=spread, vocab_size=vocab_size,
-        rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals,
-    )  # fmt: skip
-    popularity = Zipf(num_documents, zipf_alpha)
-    instruction = draws.child("instruction", 0).tokens(instruction_tokens)
 
-    def stream() -> Iterator[SyntheticRequest]:
-        for number in range(num_requests):
-            chosen = popularity.distinct(draws.random, documents_per_request)
-            if shuffle:
+    name = "rag"
+
+    num_requests: int = 32
+    num_documents: int = 64
+    documents_per_request: int = 4
+    zipf_alpha: float = 1.0
+    shuffle: bool = True
+    instruction_tokens: int = 32
+    document_tokens: int = 128
+    question_tokens: int = 24
+
+    def __post_init__(self) -> None:
+        self.at_least(0, "zipf_alpha", "instruction_tokens")
+        self.at_least(1, "num_requests", "num_documents", "document_tokens", "question_tokens")
+        need("rag", "documents_per_request", self.documents_per_request, 1, self.num_documents)
+        super().__post_init__()
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload."""
+        draws, times = self.opening()
+        popularity = Zipf(self.num_documents, self.zipf_alpha)
+        instruction = draws.child("instruction", 0).tokens(self.instruction_tokens)
+        for number in range(self.num_requests):
+            chosen = popularity.distinct(draws.random, self.documents_per_request)
+            if self.shuffle:
                 draws.random.shuffle(chosen)
             else:
                 chosen.sort()
-            documents = [draws.child("document", document).text(document_tokens) for document in chosen]
-            prompt = np.concatenate([instruction, *documents, draws.text(question_tokens)])
-            yield _request(draws, prompt, next(times), output_tokens, temperature, f"rag-{number}")
+            documents = [draws.child("document", document).text(self.document_tokens) for document in chosen]
+            prompt = np.concatenate([instruction, *documents, draws.text(self.question_tokens)])
+            output = draws.text(self.output_tokens)
+            yield WorkloadRequest(
+                prompt=prompt,
+                output=output,
+                sampling=self.answer(len(output)),
+                arrival_s=next(times),
+                category="rag",
+                key=f"rag-{number}",
+            )
 
-    return stream()
 
-
-def forks(
-    *,
-    seed: int,
-    num_requests: int = 16,
-    prompt_tokens: int = 128,
-    output_tokens: int = 32,
-    n: int = 4,
-    beam_width: int = 4,
-    beam_share: float = 0.5,
-    spread: float = 0.5,
-    vocab_size: int = 256,
-    temperature: float = 0.8,
-    rate_per_s: float = 0.0,
-    burstiness: float = 1.0,
-    arrivals: Path | None = None,
-) -> Iterator[SyntheticRequest]:
+@dataclass(kw_only=True)
+class Forks(SeededWorkload):
     """Parallel sampling and beam search on prompts that share nothing: what forks alone save.
 
     Args:
-        seed: of all that is drawn.
         num_requests: prompts.
         prompt_tokens, output_tokens: mean lengths.
         n: samples of a request that samples; 1 for none beside the first.
         beam_width: of a request that searches, at least 2.
         beam_share: share of requests that search; the others sample.
         temperature: of requests that sample.
-        spread, vocab_size, rate_per_s, burstiness, arrivals: as in system_prompts.
+        seed, spread, vocab_size, rate_per_s, burstiness, arrivals: see SeededWorkload.
 
     Raises:
         ConfigError: a number outside its range.
     """
-    at_least("forks", 1, num_requests=num_requests, prompt_tokens=prompt_tokens, n=n)
-    need("forks", "beam_width", beam_width, 2)
-    need("forks", "beam_share", beam_share, 0, 1)
-    if n > 1 and not temperature and beam_share < 1:
-        raise ConfigError(f"workload.temperature (forks) must be above 0 for n={n} samples: greedy ones are all equal")
-    draws, times = opening(
-        "forks", seed=seed, output_tokens=output_tokens, spread=spread, vocab_size=vocab_size,
-        rate_per_s=rate_per_s, burstiness=burstiness, arrivals=arrivals,
-    )  # fmt: skip
 
-    def stream() -> Iterator[SyntheticRequest]:
-        for number in range(num_requests):
-            searches = draws.random.random() < beam_share
-            tokens, output = draws.text(prompt_tokens), draws.text(output_tokens)
-            more = {"beam_width": beam_width} if searches else {"n": n}
-            heat = 0.0 if searches else temperature
-            sampling = Sampling(max_tokens=len(output), temperature=heat, ignore_eos=True, **more)  # type: ignore[arg-type]
-            yield SyntheticRequest(
-                prompt=tokens, sampling=sampling, arrival_s=next(times), key=f"forks-{number}", output=output
+    name = "forks"
+
+    num_requests: int = 16
+    prompt_tokens: int = 128
+    output_tokens: int = 32
+    n: int = 4
+    beam_width: int = 4
+    beam_share: float = 0.5
+    temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        self.at_least(1, "num_requests", "prompt_tokens", "n")
+        need("forks", "beam_width", self.beam_width, 2)
+        need("forks", "beam_share", self.beam_share, 0, 1)
+        if self.n > 1 and not self.temperature and self.beam_share < 1:
+            raise ConfigError(
+                f"workload.temperature (forks) must be above 0 for n={self.n} samples: greedy ones are all equal"
+            )
+        super().__post_init__()
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload."""
+        draws, times = self.opening()
+        for number in range(self.num_requests):
+            searches = draws.random.random() < self.beam_share
+            tokens, output = draws.text(self.prompt_tokens), draws.text(self.output_tokens)
+            yield WorkloadRequest(
+                prompt=tokens,
+                output=output,
+                sampling=self._sampling(searches, len(output)),
+                arrival_s=next(times),
+                category="beam_search" if searches else "samples",
+                key=f"forks-{number}",
             )
 
-    return stream()
-
-
-def _request(
-    draws: Draws,
-    prompt: TokenArray,
-    arrival_s: float,
-    output_tokens: int,
-    temperature: float,
-    key: str,
-    tenant: str = "",
-) -> SyntheticRequest:
-    output = draws.text(output_tokens)
-    sampling = Sampling(max_tokens=len(output), temperature=temperature, ignore_eos=True)
-    return SyntheticRequest(
-        prompt=prompt, sampling=sampling, arrival_s=arrival_s, tenant=tenant, key=key, output=output
-    )
+    def _sampling(self, searches: bool, num_tokens: int) -> Sampling:
+        if searches:
+            return Sampling(max_tokens=num_tokens, ignore_eos=True, beam_width=self.beam_width)
+        return Sampling(max_tokens=num_tokens, ignore_eos=True, n=self.n, temperature=self.temperature)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from framework.errors import ConfigError
-from framework.sampling import Sampling
+from framework.interfaces.workload import Sampling, Workload, WorkloadRequest
 from framework.types import TokenArray
-from framework.workload.request import WorkloadRequest
+from framework.workload.draws import at_least, need
 
 _WORDS = (
     "cache", "block", "page", "table", "prefix", "token", "query", "layer", "model", "batch", "prompt",
@@ -26,24 +26,9 @@ _WORDS = (
 )  # fmt: skip
 
 
-def chat(
-    *,
-    seed: int,
-    num_requests: int = 48,
-    num_prefixes: int = 4,
-    prefix_tokens: int = 192,
-    suffix_tokens: int = 40,
-    turns: int = 2,
-    output_tokens: int = 24,
-    temperature: float = 0.0,
-    parallel_share: float = 0.2,
-    parallel_n: int = 4,
-    parallel_temperature: float = 0.8,
-    num_beam: int = 2,
-    beam_width: int = 4,
-    rate_per_s: float = 0.0,
-) -> list[WorkloadRequest]:
-    """Conversations that open with one of a few system prompts, some asked for several answers.
+@dataclass(kw_only=True)
+class Chat(Workload):
+    """Conversations over a few shared system prompts; some ask for several samples, some for beam search.
 
     A conversation's later turns repeat its earlier ones, so that a prefix cache can serve the system prompt to
     everybody and the history to its own conversation. All first turns come before all second ones, and so on.
@@ -64,60 +49,66 @@ def chat(
     Raises:
         ConfigError: a number outside its range.
     """
-    _need("chat", num_requests >= 1, "num_requests", num_requests, "at least 1")
-    _need("chat", num_prefixes >= 1, "num_prefixes", num_prefixes, "at least 1")
-    _need("chat", prefix_tokens >= 0, "prefix_tokens", prefix_tokens, "at least 0")
-    _need("chat", suffix_tokens >= 2, "suffix_tokens", suffix_tokens, "at least 2")
-    _need("chat", turns >= 1, "turns", turns, "at least 1")
-    _need("chat", 0 <= parallel_share <= 1, "parallel_share", parallel_share, "0 to 1")
-    _need("chat", parallel_n >= 2, "parallel_n", parallel_n, "at least 2")
-    _need("chat", 0 <= num_beam <= num_requests, "num_beam", num_beam, "0 to num_requests")
-    _need("chat", beam_width >= 2, "beam_width", beam_width, "at least 2")
-    _need("chat", output_tokens >= 1, "output_tokens", output_tokens, "at least 1")
-    rng = _stream("chat", seed)
-    prefixes = [_text(rng, prefix_tokens) for _ in range(num_prefixes)]
-    arrivals = _arrivals("chat", rng, rate_per_s)
-    num_sessions = -(-num_requests // turns)
-    histories = [prefixes[session % num_prefixes] for session in range(num_sessions)]
-    beams = {(2 * index + 1) * num_requests // (2 * num_beam) for index in range(num_beam)}
-    requests = []
-    for number in range(num_requests):
-        session = number % num_sessions
-        message = _text(rng, rng.randint(suffix_tokens // 2, suffix_tokens + suffix_tokens // 2))
-        prompt = f"{histories[session]}\nUser: {message}\nAssistant:"
-        histories[session] = f"{prompt} {_text(rng, output_tokens)}"
-        n = rng.randint(2, parallel_n) if rng.random() < parallel_share else 1
-        if number in beams:
-            sampling = Sampling(max_tokens=output_tokens, beam_width=beam_width)
-        elif n > 1:
-            sampling = Sampling(max_tokens=output_tokens, n=n, temperature=parallel_temperature)
-        else:
-            sampling = Sampling(max_tokens=output_tokens, temperature=temperature)
-        requests.append(
-            WorkloadRequest(
+
+    seed: int = 0
+    num_requests: int = 48
+    num_prefixes: int = 4
+    prefix_tokens: int = 192
+    suffix_tokens: int = 40
+    turns: int = 2
+    output_tokens: int = 24
+    temperature: float = 0.0
+    parallel_share: float = 0.2
+    parallel_n: int = 4
+    parallel_temperature: float = 0.8
+    num_beam: int = 2
+    beam_width: int = 4
+    rate_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least("chat", 1, num_requests=self.num_requests, num_prefixes=self.num_prefixes, turns=self.turns)
+        at_least("chat", 0, prefix_tokens=self.prefix_tokens, temperature=self.temperature, rate_per_s=self.rate_per_s)
+        at_least("chat", 0, parallel_temperature=self.parallel_temperature)
+        at_least("chat", 2, suffix_tokens=self.suffix_tokens, parallel_n=self.parallel_n, beam_width=self.beam_width)
+        at_least("chat", 1, output_tokens=self.output_tokens)
+        need("chat", "parallel_share", self.parallel_share, 0, 1)
+        need("chat", "num_beam", self.num_beam, 0, self.num_requests)
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload."""
+        rng = _stream("chat", self.seed)
+        prefixes = [_text(rng, self.prefix_tokens) for _ in range(self.num_prefixes)]
+        arrivals = _arrivals(rng, self.rate_per_s)
+        num_sessions = -(-self.num_requests // self.turns)
+        histories = [prefixes[session % self.num_prefixes] for session in range(num_sessions)]
+        beams = {(2 * index + 1) * self.num_requests // (2 * self.num_beam) for index in range(self.num_beam)}
+        for number in range(self.num_requests):
+            session = number % num_sessions
+            message = _text(rng, rng.randint(self.suffix_tokens // 2, self.suffix_tokens + self.suffix_tokens // 2))
+            prompt = f"{histories[session]}\nUser: {message}\nAssistant:"
+            histories[session] = f"{prompt} {_text(rng, self.output_tokens)}"
+            n = rng.randint(2, self.parallel_n) if rng.random() < self.parallel_share else 1
+            yield WorkloadRequest(
                 prompt=prompt,
-                sampling=sampling,
+                sampling=self._sampling(n, number in beams),
                 arrival_s=next(arrivals),
                 session=f"session-{session}",
+                turn=number // num_sessions,
+                category="chat",
                 key=f"chat-{number}",
             )
-        )
-    return requests
+
+    def _sampling(self, n: int, searches: bool) -> Sampling:
+        if searches:
+            return Sampling(max_tokens=self.output_tokens, beam_width=self.beam_width)
+        if n > 1:
+            return Sampling(max_tokens=self.output_tokens, n=n, temperature=self.parallel_temperature)
+        return Sampling(max_tokens=self.output_tokens, temperature=self.temperature)
 
 
-def no_sharing(
-    *,
-    seed: int,
-    num_requests: int = 32,
-    min_tokens: int = 32,
-    max_tokens: int = 512,
-    new_tokens: int = 128,
-    vocab_size: int = 256,
-    temperature: float = 0.0,
-    ignore_eos: bool = True,
-    rate_per_s: float = 0.0,
-) -> list[WorkloadRequest]:
-    """Ragged prompts of random token ids with nothing in common: what a cache cannot help.
+@dataclass(kw_only=True)
+class NoSharing(Workload):
+    """Ragged prompts of random token ids with nothing in common: what no cache can help.
 
     Args:
         seed: of all that is drawn.
@@ -132,37 +123,40 @@ def no_sharing(
     Raises:
         ConfigError: a number outside its range.
     """
-    _need("no_sharing", num_requests >= 1, "num_requests", num_requests, "at least 1")
-    _need("no_sharing", min_tokens >= 1, "min_tokens", min_tokens, "at least 1")
-    _need("no_sharing", max_tokens >= min_tokens, "max_tokens", max_tokens, f"at least min_tokens, {min_tokens}")
-    _need("no_sharing", new_tokens >= 1, "new_tokens", new_tokens, "at least 1")
-    _need("no_sharing", vocab_size >= 2, "vocab_size", vocab_size, "at least 2")
-    rng = _stream("no_sharing", seed)
-    arrivals = _arrivals("no_sharing", rng, rate_per_s)
-    sampling = Sampling(max_tokens=new_tokens, temperature=temperature, ignore_eos=ignore_eos)
-    return [
-        WorkloadRequest(
-            prompt=_ids(rng, rng.randint(min_tokens, max_tokens), vocab_size),
-            sampling=sampling,
-            arrival_s=next(arrivals),
-            key=f"no-sharing-{number}",
-        )
-        for number in range(num_requests)
-    ]
+
+    seed: int = 0
+    num_requests: int = 32
+    min_tokens: int = 32
+    max_tokens: int = 512
+    new_tokens: int = 128
+    vocab_size: int = 256
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    rate_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least("no_sharing", 1, num_requests=self.num_requests, min_tokens=self.min_tokens)
+        at_least("no_sharing", self.min_tokens, max_tokens=self.max_tokens)
+        at_least("no_sharing", 1, new_tokens=self.new_tokens)
+        need("no_sharing", "vocab_size", self.vocab_size, 2, 2**30)
+        at_least("no_sharing", 0, temperature=self.temperature, rate_per_s=self.rate_per_s)
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload."""
+        rng = _stream("no_sharing", self.seed)
+        arrivals = _arrivals(rng, self.rate_per_s)
+        sampling = Sampling(max_tokens=self.new_tokens, temperature=self.temperature, ignore_eos=self.ignore_eos)
+        for number in range(self.num_requests):
+            yield WorkloadRequest(
+                prompt=_ids(rng, rng.randint(self.min_tokens, self.max_tokens), self.vocab_size),
+                sampling=sampling,
+                arrival_s=next(arrivals),
+                key=f"no-sharing-{number}",
+            )
 
 
-def shared_prefix(
-    *,
-    seed: int,
-    num_requests: int = 32,
-    prefix_tokens: int = 1024,
-    unique_tokens: int = 64,
-    new_tokens: int = 64,
-    vocab_size: int = 256,
-    temperature: float = 0.0,
-    ignore_eos: bool = True,
-    rate_per_s: float = 0.0,
-) -> list[WorkloadRequest]:
+@dataclass(kw_only=True)
+class SharedPrefix(Workload):
     """One long prefix of random token ids, then a tail of its own for each request.
 
     Args:
@@ -179,24 +173,37 @@ def shared_prefix(
     Raises:
         ConfigError: a number outside its range.
     """
-    _need("shared_prefix", num_requests >= 1, "num_requests", num_requests, "at least 1")
-    _need("shared_prefix", prefix_tokens >= 0, "prefix_tokens", prefix_tokens, "at least 0")
-    _need("shared_prefix", unique_tokens >= 1, "unique_tokens", unique_tokens, "at least 1")
-    _need("shared_prefix", new_tokens >= 1, "new_tokens", new_tokens, "at least 1")
-    _need("shared_prefix", vocab_size >= 2, "vocab_size", vocab_size, "at least 2")
-    rng = _stream("shared_prefix", seed)
-    arrivals = _arrivals("shared_prefix", rng, rate_per_s)
-    prefix = _ids(rng, prefix_tokens, vocab_size)
-    sampling = Sampling(max_tokens=new_tokens, temperature=temperature, ignore_eos=ignore_eos)
-    return [
-        WorkloadRequest(
-            prompt=np.concatenate([prefix, _ids(rng, unique_tokens, vocab_size)]),
-            sampling=sampling,
-            arrival_s=next(arrivals),
-            key=f"shared-prefix-{number}",
-        )
-        for number in range(num_requests)
-    ]
+
+    seed: int = 0
+    num_requests: int = 32
+    prefix_tokens: int = 1024
+    unique_tokens: int = 64
+    new_tokens: int = 64
+    vocab_size: int = 256
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    rate_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least("shared_prefix", 1, num_requests=self.num_requests, unique_tokens=self.unique_tokens)
+        at_least("shared_prefix", 0, prefix_tokens=self.prefix_tokens, temperature=self.temperature)
+        at_least("shared_prefix", 1, new_tokens=self.new_tokens)
+        need("shared_prefix", "vocab_size", self.vocab_size, 2, 2**30)
+        at_least("shared_prefix", 0, rate_per_s=self.rate_per_s)
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload."""
+        rng = _stream("shared_prefix", self.seed)
+        arrivals = _arrivals(rng, self.rate_per_s)
+        prefix = _ids(rng, self.prefix_tokens, self.vocab_size)
+        sampling = Sampling(max_tokens=self.new_tokens, temperature=self.temperature, ignore_eos=self.ignore_eos)
+        for number in range(self.num_requests):
+            yield WorkloadRequest(
+                prompt=np.concatenate([prefix, _ids(rng, self.unique_tokens, self.vocab_size)]),
+                sampling=sampling,
+                arrival_s=next(arrivals),
+                key=f"shared-prefix-{number}",
+            )
 
 
 def _stream(name: str, seed: int) -> random.Random:
@@ -217,8 +224,7 @@ def _ids(rng: random.Random, count: int, vocab_size: int) -> TokenArray:
     return np.array([int(rng.random() * vocab_size) for _ in range(count)], dtype=np.int32)
 
 
-def _arrivals(workload: str, rng: random.Random, rate_per_s: float) -> Iterator[float]:
-    _need(workload, rate_per_s >= 0, "rate_per_s", rate_per_s, "at least 0 (0 is all at once)")
+def _arrivals(rng: random.Random, rate_per_s: float) -> Iterator[float]:
     # A stream of its own: the rate changes when requests come, not what they are.
     own = random.Random(rng.random())
     return _arrival_times(own, rate_per_s)
@@ -229,8 +235,3 @@ def _arrival_times(rng: random.Random, rate_per_s: float) -> Iterator[float]:
     while True:
         yield now_s
         now_s += rng.expovariate(rate_per_s) if rate_per_s > 0 else 0.0
-
-
-def _need(workload: str, ok: bool, name: str, value: float, rule: str) -> None:
-    if not ok:
-        raise ConfigError(f"workload.{name} ({workload}) must be {rule}, found {value!r}")

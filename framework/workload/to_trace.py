@@ -1,57 +1,66 @@
-"""A synthetic workload as a trace: what `python -m framework.trace synth` writes and replay reads."""
+"""A workload of token ids as a trace: what `python -m framework.trace synth` writes and replay reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from framework.errors import ConfigError, InvalidArgument
+from framework.interfaces.workload import WorkloadRequest
 from framework.workload import stream
-from framework.workload.scenarios import SyntheticRequest
 from framework.workload.traces.own_format import name_blocks
-from framework.workload.traces.record import TraceRequest
 
 SYNTHETIC = ("system_prompts", "conversations", "agents", "rag", "forks")
-"""Workloads that know their own answers, and so can be written as traces."""
+"""Our workloads that know their own answers. Others of token ids can be written as well, with answers of a length."""
 
 
 def synthetic_trace(
     name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0, block_tokens: int | None = None
-) -> Iterator[TraceRequest]:
-    """The requests of a synthetic workload as trace requests, one at a time.
+) -> Iterator[WorkloadRequest]:
+    """The requests of a workload as a trace records them, one at a time.
 
     Args:
-        name: one of SYNTHETIC.
+        name: of an installed workload whose prompts are token ids.
         options: of that workload.
         block_tokens: name prompts in blocks of this size, a partial last one included, instead of writing out tokens:
             much shorter, but outputs are then lengths.
 
     Raises:
-        ConfigError: no such workload, or an option it does not have or allow.
+        ConfigError: no such workload, an option it does not have or allow, or (while iterating) one of text.
     """
-    if name not in SYNTHETIC:
-        raise ConfigError(f"no synthetic trace named {name!r}; there are: {', '.join(SYNTHETIC)}")
     if block_tokens is not None and block_tokens < 1:
         raise InvalidArgument(f"block_tokens must be at least 1, found {block_tokens}")
     return as_trace(stream(name, options, seed), block_tokens)
 
 
-def as_trace(requests: Iterable[Any], block_tokens: int | None) -> Iterator[TraceRequest]:
-    """SyntheticRequests as trace requests; see synthetic_trace."""
+def as_trace(requests: Iterable[WorkloadRequest], block_tokens: int | None) -> Iterator[WorkloadRequest]:
+    """Requests of token ids as a trace records them; see synthetic_trace."""
     for request in requests:
-        assert isinstance(request, SyntheticRequest)
-        tokens = request.tokens
-        whole = block_tokens is None
-        yield TraceRequest(
-            arrival_s=request.arrival_s,
-            input_tokens=len(tokens),
-            output_tokens=len(request.output),
-            block_ids=None if block_tokens is None else name_blocks(tokens, block_tokens),
-            block_tokens=block_tokens or 0,
-            session=request.session,
-            tenant=request.tenant,
-            tokens=tokens if whole else None,
-            output=request.output if whole else None,
-            n=request.sampling.n,
-            beam_width=request.sampling.beam_width,
-        )
+        if request.tokens is None:
+            raise ConfigError(f"a trace holds token ids, this workload has text; choose one of {', '.join(SYNTHETIC)}")
+        output_tokens = request.sampling.max_tokens if request.output_tokens is None else request.output_tokens
+        request = replace(request, key="", output_tokens=output_tokens)
+        yield request if block_tokens is None else named(request, block_tokens)
+
+
+def named(request: WorkloadRequest, block_tokens: int) -> WorkloadRequest:
+    """A request of token ids as the names of its blocks; its output becomes a length."""
+    assert request.tokens is not None
+    return replace(
+        request,
+        prompt=None,
+        input_tokens=len(request.tokens),
+        block_ids=name_blocks(request.tokens, block_tokens),
+        block_tokens=block_tokens,
+        output=None,
+    )
+
+
+def with_blocks(requests: Iterable[WorkloadRequest], block_tokens: int) -> Iterator[WorkloadRequest]:
+    """Requests whose prompts are token ids without names, with names of blocks of `block_tokens` beside them."""
+    for request in requests:
+        if request.block_ids is None and request.tokens is not None:
+            names = name_blocks(request.tokens, block_tokens)
+            request = replace(request, block_ids=names, block_tokens=block_tokens)
+        yield request

@@ -153,8 +153,22 @@ def test_each_kind_has_costs_above_zero(kind: str, name: str, columns: set[str])
 
 @pytest.mark.parametrize("kind", registry.kinds())
 def test_every_kind_is_checked_by_name(kind: str) -> None:
-    name = {"allocator": "naive", "eviction": "fifo", "hash": "blake2b", "backend": "gather"}[kind]
-    word = {"allocator": "twice", "eviction": "empty", "hash": "chain", "backend": "zero"}[kind]
+    name = {
+        "allocator": "naive",
+        "eviction": "fifo",
+        "hash": "blake2b",
+        "backend": "gather",
+        "workload": "rag",
+        "trace": "vidur",
+    }[kind]
+    word = {
+        "allocator": "twice",
+        "eviction": "empty",
+        "hash": "chain",
+        "backend": "zero",
+        "workload": "anew",
+        "trace": "damage",
+    }[kind]
     word = "second_free" if kind == "allocator" else word
     found = list(verdicts(resolve(name), only=word))
     assert [one.status for one in found] == ["ok"], found

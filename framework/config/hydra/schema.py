@@ -6,7 +6,8 @@ import copy
 from collections.abc import Mapping
 from dataclasses import field, make_dataclass
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from typing import Any, Optional
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -36,9 +37,14 @@ def options_schema(kind: str, name: str) -> Any:
     return node
 
 
+_TEXT: Mapping[Any, Any] = {Path: str, Path | None: str | None, Optional[Path]: str | None}  # noqa: UP045
+"""Paths are text in YAML: the registry makes them paths."""
+
+
 def _field(parameter: Parameter) -> tuple[str, Any, Any]:
     default = MISSING if parameter.required else _plain(parameter.default)
-    annotation = parameter.annotation if _fits(parameter.annotation, default) else Any
+    wanted = _TEXT.get(parameter.annotation, parameter.annotation)
+    annotation = wanted if _fits(wanted, default) else Any
     if not _fits(annotation, default):
         default = None
     if isinstance(default, (list, dict)):

@@ -1,16 +1,20 @@
-"""Readers of request traces, one record type for all formats, and the writer of our own."""
+"""Readers of request traces, each an installed format, and the writer of our own."""
 
+from framework.interfaces.workload import WorkloadRequest
 from framework.workload.traces.events import EventWriter, read_events, write_events
 from framework.workload.traces.own_format import write_trace
-from framework.workload.traces.reader import FORMATS, Trace, detect_format, open_trace
-from framework.workload.traces.record import TraceRequest
+from framework.workload.traces.reader import Trace, detect_format, formats, open_trace
+
+TraceRequest = WorkloadRequest
+"""The name of a trace's request in version 0.1."""
 
 __all__ = [
-    "FORMATS",
     "EventWriter",
     "Trace",
     "TraceRequest",
+    "WorkloadRequest",
     "detect_format",
+    "formats",
     "open_trace",
     "read_events",
     "write_events",

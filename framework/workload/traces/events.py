@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any
 
 from framework.errors import WorkloadError
+from framework.files.lines import read_lines
 from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.records import FieldError, integer, number
 from framework.types import BlockHash, BlockId
-from framework.workload.traces.lines import read_lines
 from framework.workload.traces.own_format import check_header, open_writer
-from framework.workload.traces.record import FieldError, integer, number
 
 FORMAT, VERSION = "kvlab-events", 1
 _KINDS = ("admit", "evict")
@@ -28,7 +28,7 @@ class EventWriter:
     """Writes events as they happen; its `write` is what `Allocator.listen` wants. A context manager."""
 
     def __init__(self, path: str | Path, **notes: Any) -> None:
-        self._file = open_writer(path)
+        self._file = open_writer(Path(path), Path(path).suffix)
         self._put({"format": FORMAT, "version": VERSION, **notes})
 
     def write(self, event: CacheEvent) -> None:

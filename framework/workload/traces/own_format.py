@@ -9,39 +9,111 @@ Request: `arrival_s` (seconds, non-decreasing) and `output_tokens`, and one of
   or not; equal names after equal names are equal content;
 * `input_tokens` alone: lengths only.
 
-`scope`, `session` and `tenant` are optional texts; `n` (samples) and `beam_width` optional numbers, not both
-above 1. A reader refuses a version it does not know.
+`scope`, `session`, `tenant`, `category` and `key` are optional texts, `turn` and `priority` optional whole numbers,
+`hint` an optional object of `continues` and `returns_s`; `n` (samples) and `beam_width` are optional numbers, not both
+above 1. Two statements of one length must agree. A reader refuses a version it does not know.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, cast
 
 import numpy as np
+import orjson
 
-from framework.errors import InvalidArgument
-from framework.types import TokenArray
-from framework.workload.traces.record import (
+from framework.errors import InvalidArgument, WorkloadError
+from framework.files.atomic import beside
+from framework.interfaces.trace import (
     BlockIdArray,
     FieldError,
-    TraceRequest,
+    JsonLinesReader,
+    Line,
+    Namespace,
+    Record,
+    Sampling,
+    WorkloadRequest,
     check_block_count,
+    hint,
     integer,
     integers,
     number,
     text,
 )
+from framework.types import TokenArray
+from framework.workload.traces.block_ids import first_object
 
 FORMAT, VERSION = "kvlab-trace", 1
 DEFAULT_BLOCK_TOKENS = 16
 _MAX_FORKS = 1024
+_MAX_PRIORITY = 2**31
 
 
-def check_header(record: dict[str, Any], name: str = FORMAT, version: int = VERSION) -> None:
+class OwnFormat(JsonLinesReader):
+    """This framework's own: a header line, then one JSON object a request, with tokens, block ids or lengths."""
+
+    block_tokens = DEFAULT_BLOCK_TOKENS
+
+    example: ClassVar[Mapping[str, str]] = {
+        "own.jsonl": '{"format": "kvlab-trace", "version": 1, "block_tokens": 4}\n'
+        '{"arrival_s": 0.0, "tokens": [1, 2, 3, 4, 5], "output": [6], "session": "s", "turn": 0}\n'
+        '{"arrival_s": 0.5, "input_tokens": 9, "block_ids": [3, 4, 5], "output_tokens": 2, "hint": {"continues": 1}}\n'
+        '{"arrival_s": 0.5, "input_tokens": 9, "output_tokens": 0}\n'
+    }
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """By the header."""
+        return first_object(head).get("format") == FORMAT
+
+    def block_size(self, head: Sequence[Line], asked: int | None) -> int:
+        """The header's, or what is asked where prompts are tokens."""
+        header = first_object(head)
+        check_header(header, FORMAT, VERSION)
+        size = integer(header, "block_tokens", 1)
+        return asked if asked is not None and "tokens" in first_object(head[1:]) else size
+
+    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
+        """See TraceReader; the first line is the header."""
+        next(lines, None)
+        return super().read(lines, path)
+
+    def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
+        """One request line. Token-level prompts get block ids by `name_blocks`."""
+        tokens = _tokens(record, "tokens") if "tokens" in record else None
+        output = _tokens(record, "output") if record.get("output") is not None else None
+        input_tokens = _length(record, "input_tokens", tokens, 1)
+        output_tokens = _length(record, "output_tokens", output, 0)
+        if input_tokens == 0:
+            raise FieldError("tokens", "a prompt has at least one token")
+        ids = name_blocks(tokens, self.block_tokens) if tokens is not None else None
+        if "block_ids" in record:
+            ids = integers(record, "block_ids")
+            check_block_count("block_ids", len(ids), input_tokens, self.block_tokens)
+        return WorkloadRequest(
+            prompt=tokens,
+            input_tokens=input_tokens,
+            block_ids=ids,
+            block_tokens=self.block_tokens if ids is not None else 0,
+            output=output,
+            output_tokens=output_tokens,
+            sampling=_sampling(record, output_tokens),
+            arrival_s=number(record, "arrival_s"),
+            namespace=Namespace(salt=text(record, "scope") or ""),
+            priority=integer(record, "priority", -_MAX_PRIORITY, _MAX_PRIORITY) if "priority" in record else 0,
+            tenant=text(record, "tenant") or "",
+            session=text(record, "session"),
+            turn=integer(record, "turn", 0) if record.get("turn") is not None else None,
+            category=text(record, "category"),
+            hint=hint(record),
+            key=text(record, "key") or "",
+        )
+
+
+def check_header(record: Mapping[str, Any], name: str, version: int) -> None:
     """The header names a format and a version that can be read.
 
     Raises:
@@ -53,45 +125,28 @@ def check_header(record: dict[str, Any], name: str = FORMAT, version: int = VERS
         raise FieldError("version", f"this reader knows version {version}, found {str(record.get('version'))[:40]}")
 
 
-def own(record: dict[str, Any], block_tokens: int) -> TraceRequest:
-    """One request line. Token-level prompts get block ids by `name_blocks`."""
-    tokens = _tokens(record, "tokens") if "tokens" in record else None
-    output = _tokens(record, "output") if record.get("output") is not None else None
-    input_tokens = len(tokens) if tokens is not None else integer(record, "input_tokens", 1)
-    if input_tokens == 0:
-        raise FieldError("tokens", "a prompt has at least one token")
-    ids = name_blocks(tokens, block_tokens) if tokens is not None else None
-    if "block_ids" in record:
-        ids = _block_ids(record, input_tokens, block_tokens)
-    return TraceRequest(
-        arrival_s=number(record, "arrival_s"),
-        input_tokens=input_tokens,
-        output_tokens=len(output) if output is not None else integer(record, "output_tokens", 0),
-        block_ids=ids,
-        block_tokens=block_tokens if ids is not None else 0,
-        scope=text(record, "scope"),
-        session=text(record, "session"),
-        tenant=text(record, "tenant"),
-        tokens=tokens,
-        output=output,
-        **_forks(record),
-    )
+def _length(record: Mapping[str, Any], field: str, tokens: TokenArray | None, low: int) -> int:
+    """The length that `field` states, or that of the tokens; both must agree."""
+    if tokens is None:
+        return integer(record, field, low)
+    if field in record and integer(record, field, 0) != len(tokens):
+        raise FieldError(field, f"says {str(record[field])[:40]}, but there are {len(tokens)} token ids")
+    return len(tokens)
 
 
-def _forks(record: dict[str, Any]) -> dict[str, Any]:
-    forks: dict[str, int] = {key: integer(record, key, 1, _MAX_FORKS) for key in ("n", "beam_width") if key in record}
-    if min(forks.get("n", 1), forks.get("beam_width", 1)) > 1:
-        raise FieldError("n", f"expected 1 beside a beam_width of {forks['beam_width']}, found {forks['n']}")
-    return forks
+def _sampling(record: Mapping[str, Any], output_tokens: int) -> Sampling:
+    n, beam_width = (integer(record, key, 1, _MAX_FORKS) if key in record else 1 for key in ("n", "beam_width"))
+    if min(n, beam_width) > 1:
+        raise FieldError("n", f"expected 1 beside a beam_width of {beam_width}, found {n}")
+    return answer(output_tokens, n, beam_width)
 
 
-def _block_ids(record: dict[str, Any], input_tokens: int, block_tokens: int) -> BlockIdArray:
-    ids = integers(record, "block_ids")
-    check_block_count("block_ids", len(ids), input_tokens, block_tokens)
-    return ids
+def answer(output_tokens: int, n: int = 1, beam_width: int = 1) -> Sampling:
+    """How a trace's request is answered: with exactly as many tokens as recorded, at least one."""
+    return Sampling(max_tokens=max(1, output_tokens), n=n, beam_width=beam_width, ignore_eos=True)
 
 
-def _tokens(record: dict[str, Any], field: str) -> TokenArray:
+def _tokens(record: Mapping[str, Any], field: str) -> TokenArray:
     return integers(record, field, limit=2**31 - 1).astype(np.int32)
 
 
@@ -108,69 +163,104 @@ def name_blocks(tokens: TokenArray, block_tokens: int) -> BlockIdArray:
     return np.array(names, dtype=np.int64)
 
 
-def write_trace(path: str | Path, requests: Iterable[TraceRequest], *, block_tokens: int = 0, **notes: Any) -> int:
+def write_trace(path: str | Path, requests: Iterable[WorkloadRequest], *, block_tokens: int = 0, **notes: Any) -> int:
     """Write requests as a version 1 file and return how many; a name that ends in .gz or .zst is compressed.
+
+    The file appears whole or not at all: it is written beside its name and renamed.
 
     Args:
         block_tokens: of the block ids; 0 takes the first request's.
         notes: kept in the header: source, licence, command.
 
     Raises:
-        InvalidArgument: a request in blocks of another size, or an arrival before the previous one.
+        InvalidArgument: a request in blocks of another size, one of text, or an arrival before the previous one.
+        WorkloadError: the file cannot be written.
     """
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():  # a terminal or a pipe has no name to take over
+            with open_writer(path, path.suffix) as file:
+                return _write(file, requests, block_tokens, notes)
+        with beside(path) as temporary, open_writer(temporary, path.suffix) as file:
+            return _write(file, requests, block_tokens, notes)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _write(file: IO[bytes], requests: Iterable[WorkloadRequest], block_tokens: int, notes: dict[str, Any]) -> int:
     num_requests, last = 0, 0.0
-    with open_writer(path) as file:
-        for request in requests:
-            if num_requests == 0:
-                block_tokens = block_tokens or request.block_tokens or DEFAULT_BLOCK_TOKENS
-                file.write(_line({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, **notes}))
-            if request.tokens is None and request.block_ids is not None and request.block_tokens != block_tokens:
-                raise InvalidArgument(
-                    f"request {num_requests} has blocks of {request.block_tokens} tokens, the file {block_tokens}"
-                )
-            if request.arrival_s < last:
-                raise InvalidArgument(f"request {num_requests} arrives at {request.arrival_s} s, after one at {last} s")
-            file.write(_line(_as_record(request)))
-            num_requests, last = num_requests + 1, request.arrival_s
+    for request in requests:
         if num_requests == 0:
-            header = {"format": FORMAT, "version": VERSION, "block_tokens": block_tokens or DEFAULT_BLOCK_TOKENS}
-            file.write(_line({**header, **notes}))
+            block_tokens = block_tokens or request.block_tokens or DEFAULT_BLOCK_TOKENS
+            file.write(_line({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, **notes}))
+        _check(request, num_requests, block_tokens, last)
+        file.write(_line(_as_record(request)))
+        num_requests, last = num_requests + 1, request.arrival_s
+    if num_requests == 0:
+        header = {"format": FORMAT, "version": VERSION, "block_tokens": block_tokens or DEFAULT_BLOCK_TOKENS}
+        file.write(_line({**header, **notes}))
     return num_requests
 
 
-def open_writer(path: str | Path) -> IO[bytes]:
-    """A binary file for writing, compressed as its name says. Equal content gives equal bytes."""
+def _check(request: WorkloadRequest, number_: int, block_tokens: int, last: float) -> None:
+    if request.prompt is not None and request.tokens is None:
+        raise InvalidArgument(f"request {number_} is text, which a trace cannot hold: it has no tokens yet")
+    if request.tokens is None and request.block_ids is not None and request.block_tokens != block_tokens:
+        raise InvalidArgument(f"request {number_} has blocks of {request.block_tokens} tokens, the file {block_tokens}")
+    if request.arrival_s < last:
+        raise InvalidArgument(f"request {number_} arrives at {request.arrival_s} s, after one at {last} s")
+
+
+def open_writer(path: Path, suffix: str) -> IO[bytes]:
+    """A binary file for writing, compressed as `suffix` says. Equal content gives equal bytes.
+
+    Raises:
+        WorkloadError: .zst without the `zstandard` package.
+    """
     import gzip
 
-    if str(path).endswith(".gz"):
-        file = Path(path).open("wb")  # noqa: SIM115
-        packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
-        packed.myfileobj = cast(Any, file)  # closed with it
-        return cast(IO[bytes], packed)
-    if str(path).endswith(".zst"):
-        import zstandard
-
+    if suffix == ".zst":
+        try:
+            import zstandard
+        except ImportError:
+            raise WorkloadError("a name in .zst needs zstandard; `pip install zstandard` to write it") from None
         stream: IO[bytes] = zstandard.open(path, "wb")
         return stream
-    return Path(path).open("wb")
+    file = path.open("wb")
+    if suffix != ".gz":
+        return file
+    packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+    packed.myfileobj = cast(Any, file)  # closed with it
+    return cast(IO[bytes], packed)
 
 
-def _as_record(request: TraceRequest) -> dict[str, Any]:
+def _as_record(request: WorkloadRequest) -> dict[str, Any]:
     record: dict[str, Any] = {"arrival_s": request.arrival_s}
     if request.tokens is not None:
-        record["tokens"] = request.tokens.tolist()
+        record["tokens"] = request.tokens
     else:
         record["input_tokens"] = request.input_tokens
         if request.block_ids is not None:
-            record["block_ids"] = request.block_ids.tolist()
+            record["block_ids"] = request.block_ids
     if request.output is not None:
-        record["output"] = request.output.tolist()
+        record["output"] = request.output
     else:
-        record["output_tokens"] = request.output_tokens
-    record.update({key: value for key in ("scope", "session", "tenant") if (value := getattr(request, key))})
-    record.update({key: value for key in ("n", "beam_width") if (value := getattr(request, key)) > 1})
-    return record
+        record["output_tokens"] = (
+            request.sampling.max_tokens if request.output_tokens is None else request.output_tokens
+        )
+    if request.namespace.salt:
+        record["scope"] = request.namespace.salt
+    if request.hint is not None:
+        record["hint"] = {key: value for key, value in asdict(request.hint).items() if value is not None}
+    for key in ("session", "turn", "category"):
+        if (value := getattr(request, key)) is not None:
+            record[key] = value
+    record.update({key: value for key in ("tenant", "priority", "key") if (value := getattr(request, key))})
+    forks = {"n": request.sampling.n, "beam_width": request.sampling.beam_width}
+    return record | {key: value for key, value in forks.items() if value > 1}
 
 
 def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    return orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)

@@ -2,62 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from framework.errors import InvalidArgument, WorkloadError
-from framework.workload.traces import block_traces, length_traces, own_format, recorded
-from framework.workload.traces.lines import first_lines, read_lines
-from framework.workload.traces.record import FieldError, TraceRequest, integer
+from framework import registry
+from framework.errors import FrameworkError, InvalidArgument, PluginError, UnknownPlugin, WorkloadError
+from framework.files.lines import first_lines, read_lines
+from framework.interfaces.trace import FieldError, Line, Record, TraceReader, WorkloadRequest
+from framework.workload.traces.archives import archive_hint
+from framework.workload.traces.block_ids import coarsen
 
 OnError = Literal["raise", "skip"]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceFormat:
-    """How to read one kind of file.
-
-    Attributes:
-        parse: (one line's fields, tokens a block) -> request; raises FieldError.
-        columns: a CSV header must have these; empty for JSON lines.
-        block_tokens: of the files as published; 0 for lengths only.
-        header: (format, version) that the first JSON line names, where it describes the file.
-        absolute: times are since 1970 and become relative to the first request's.
-        sizes_vary: `block_tokens` given by the caller describes the file (else it asks for coarser blocks).
-    """
-
-    parse: Callable[[dict[str, Any], int], TraceRequest]
-    columns: tuple[str, ...] = ()
-    block_tokens: int = 0
-    header: tuple[str, int] | None = None
-    absolute: bool = False
-    sizes_vary: bool = False
-
-
-FORMATS = {
-    "mooncake": TraceFormat(block_traces.mooncake, block_tokens=block_traces.MOONCAKE_BLOCK_TOKENS),
-    "hash_ids": TraceFormat(block_traces.mooncake, block_tokens=512, sizes_vary=True),
-    "bailian": TraceFormat(block_traces.bailian, block_tokens=block_traces.BAILIAN_BLOCK_TOKENS, sizes_vary=True),
-    "runs": TraceFormat(block_traces.runs, block_tokens=block_traces.RUNS_BLOCK_TOKENS),
-    "azure": TraceFormat(length_traces.azure, columns=length_traces.AZURE_COLUMNS, absolute=True),
-    "burstgpt": TraceFormat(length_traces.burstgpt, columns=length_traces.BURSTGPT_COLUMNS),
-    "vidur": TraceFormat(length_traces.vidur, columns=length_traces.VIDUR_COLUMNS),
-    "own": TraceFormat(
-        own_format.own,
-        block_tokens=own_format.DEFAULT_BLOCK_TOKENS,
-        header=(own_format.FORMAT, own_format.VERSION),
-    ),
-    "recording": TraceFormat(
-        recorded.recorded,
-        block_tokens=own_format.DEFAULT_BLOCK_TOKENS,
-        header=(recorded.FORMAT, recorded.VERSION),
-    ),
-}
-"""Every format by name. `hash_ids` is Mooncake's line with times in milliseconds and blocks of any size."""
 
 
 class Trace:
@@ -69,35 +26,77 @@ class Trace:
         first_error: text of the first line skipped, "" if none.
     """
 
-    def __init__(self, path: Path, format: str, block_tokens: int, coarse_tokens: int, on_error: OnError) -> None:
-        self.path, self.format = path, format
-        self.block_tokens = coarse_tokens or block_tokens
-        self._line_tokens, self._on_error = block_tokens, on_error
+    def __init__(
+        self, path: Path, format: str, reader: type[TraceReader], line_tokens: int, block_tokens: int, on_error: OnError
+    ) -> None:
+        self.path, self.format, self.block_tokens = path, format, block_tokens
+        self._reader, self._line_tokens, self._on_error = reader, line_tokens, on_error
         self.num_requests = self.num_skipped = 0
         self.first_error = ""
 
-    def __iter__(self) -> Iterator[TraceRequest]:
+    def __iter__(self) -> Iterator[WorkloadRequest]:
+        """Every request.
+
+        Raises:
+            WorkloadError: a line that cannot be read, naming file, line and field; or no request at all.
+            PluginError: the reader raised what it may not.
+        """
         self.num_requests = self.num_skipped = 0
         self.first_error = ""
-        style, last, epoch = FORMATS[self.format], 0.0, None
-        for line_number, fields in self._records(style):
+        last = 0.0
+        for line_number, record in self._in_order():
             try:
-                if isinstance(fields, FieldError):
-                    raise fields
-                request = style.parse(fields, self._line_tokens)
-                if style.absolute:
-                    epoch = request.arrival_s if epoch is None else epoch
-                    request = replace(request, arrival_s=request.arrival_s - epoch)
-                if request.arrival_s < last:
-                    raise FieldError("arrival time", f"{request.arrival_s} s after {last} s: sort the file by time")
-                if request.block_ids is not None and self.block_tokens != self._line_tokens:
-                    request = block_traces.coarsen(request, self.block_tokens)
+                request = self._accepted(record, last)
             except FieldError as error:
                 self._failed(line_number, error)
                 continue
             last = request.arrival_s
             self.num_requests += 1
             yield request
+        if not self.num_requests:
+            first = (
+                f"; {self.num_skipped:,} lines were skipped, the first: {self.first_error}" if self.first_error else ""
+            )
+            raise WorkloadError(f"{self.path} holds 0 requests{first}; there is nothing to replay")
+
+    def _accepted(self, record: WorkloadRequest | FieldError, last: float) -> WorkloadRequest:
+        if isinstance(record, FieldError):
+            raise record
+        if record.arrival_s < last:
+            raise FieldError("arrival time", f"{record.arrival_s} s after {last} s: sort the file by time")
+        if record.block_ids is not None and self.block_tokens != self._line_tokens:
+            return coarsen(record, self.block_tokens)
+        return record
+
+    def _in_order(self) -> Iterator[Record]:
+        """The reader's records, sorted where they may not be, with times that begin at the first request's."""
+        records = self._records()
+        if self._reader.unsorted:
+            records = iter(sorted(records, key=lambda record: _arrival(record[1])))
+        epoch: float | None = None
+        for line_number, record in records:
+            if self._reader.absolute_times and isinstance(record, WorkloadRequest):
+                epoch = record.arrival_s if epoch is None else epoch
+                since = record.arrival_s - epoch
+                if since < 0:
+                    yield line_number, FieldError("arrival time", f"{-since} s before the first: sort the file by time")
+                    continue
+                record = replace(record, arrival_s=since)
+            yield line_number, record
+
+    def _records(self) -> Iterator[Record]:
+        """What the reader yields; whatever it raises is named."""
+        position = [0]
+        try:
+            reader = self._reader()
+            reader.block_tokens = self._line_tokens
+            yield from reader.read(_counted(lines_of(self.path), position), self.path)
+        except FieldError as error:
+            raise WorkloadError(f"{self.path}:{max(1, position[0])}: {error}") from error
+        except FrameworkError:
+            raise
+        except Exception as error:
+            raise _blamed(self.format, self._reader, "read", error) from error
 
     def _failed(self, line_number: int, error: FieldError) -> None:
         message = f"{self.path}:{line_number}: {error}"
@@ -106,88 +105,77 @@ class Trace:
         self.num_skipped += 1
         self.first_error = self.first_error or message
 
-    def _records(self, style: TraceFormat) -> Iterator[tuple[int, dict[str, Any] | FieldError]]:
-        lines = read_lines(self.path)
-        if style.columns:
-            return _csv_records(self.path, lines, style.columns)
-        if style.header:
-            next(lines, None)
-        return _json_records(lines)
+
+def _arrival(record: WorkloadRequest | FieldError) -> float:
+    return record.arrival_s if isinstance(record, WorkloadRequest) else 0.0
 
 
-def _json_records(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, dict[str, Any] | FieldError]]:
-    for line_number, line in lines:
-        yield line_number, parse_json(line)
+def _counted(lines: Iterator[Line], position: list[int]) -> Iterator[Line]:
+    for line in lines:
+        position[0] = line[0]
+        yield line
 
 
-def parse_json(line: bytes) -> dict[str, Any] | FieldError:
-    """The object on one line, or what is wrong with it."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return FieldError("line", f"no JSON, or cut short: {error}")
-    return record if isinstance(record, dict) else FieldError("line", "expected a JSON object")
+def lines_of(path: Path) -> Iterator[Line]:
+    """The file's lines; none of a folder."""
+    return iter(()) if path.is_dir() else read_lines(path)
 
 
-def _csv_records(
-    path: Path, lines: Iterator[tuple[int, bytes]], columns: tuple[str, ...]
-) -> Iterator[tuple[int, dict[str, Any] | FieldError]]:
-    header = _cells(next(lines, (1, b""))[1])
-    names = header if isinstance(header, list) else []
-    missing = [name for name in columns if name not in names]
-    if missing:
-        raise WorkloadError(f"{path}:1: no column {', '.join(missing)}; found {', '.join(names)[:200] or 'nothing'}")
-    for line_number, line in lines:
-        cells = _cells(line)
-        if isinstance(cells, list) and len(cells) != len(names):
-            cells = FieldError("line", f"{len(cells)} columns, the header has {len(names)}")
-        yield line_number, cells if isinstance(cells, FieldError) else dict(zip(names, cells, strict=True))
+def _blamed(name: str, reader: type[TraceReader], method: str, error: Exception) -> PluginError:
+    return PluginError(f"trace format {name!r}: {reader.__name__}.{method} raised {type(error).__name__}: {error}")
 
 
-def _cells(line: bytes) -> list[str] | FieldError:
-    try:
-        rows = list(csv.reader([line.decode()], strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
-        return FieldError("line", f"no CSV: {error}")
-    return rows[0] if rows else []
+def formats() -> tuple[str, ...]:
+    """The formats that are installed, by name."""
+    return tuple(registry.names("trace"))
+
+
+def _reader(name: str) -> type[TraceReader]:
+    reader: type[TraceReader] = registry.load("trace", name)
+    return reader
 
 
 def detect_format(path: str | Path) -> str:
-    """The format by the file's first line.
+    """The format whose reader says that the file is its own.
 
     Raises:
-        WorkloadError: unreadable, empty, or no known format.
+        WorkloadError: unreadable, empty, of no known format, or claimed by several.
     """
-    first = next(iter(first_lines(path, 1)), None)
-    if first is None:
-        raise WorkloadError(f"{path}: empty, so its format cannot be told; name it: {', '.join(FORMATS)}")
-    record = parse_json(first[1])
-    if isinstance(record, dict):
-        if "format" in record:
-            known = (name for name, style in FORMATS.items() if style.header and style.header[0] == record["format"])
-            found = next(known, "")
-        elif "runs" in record:
-            found = "runs"
-        else:
-            found = "bailian" if "chat_id" in record else "mooncake" if "hash_ids" in record else ""
-    else:
-        cells = _cells(first[1])
-        names = set(cells) if isinstance(cells, list) else set()
-        found = next((name for name, style in FORMATS.items() if style.columns and names >= set(style.columns)), "")
+    path = Path(path)
+    archive_hint(path)
+    head = _head(path)
+    if not head and not path.is_dir():
+        raise WorkloadError(f"{path}: empty, so its format cannot be told; name it: {', '.join(formats())}")
+    found = [name for name in formats() if _recognises(name, head, path)]
     if not found:
-        raise WorkloadError(f"{path}:{first[0]}: no known trace format; name one: {', '.join(FORMATS)}")
-    return found
+        where = f"{path}:{head[0][0]}" if head else str(path)
+        raise WorkloadError(f"{where}: no known trace format; name one: {', '.join(formats())}")
+    if len(found) > 1:
+        raise WorkloadError(f"{path}: of several trace formats, {' and '.join(found)}; say which with format=NAME")
+    return found[0]
+
+
+def _recognises(name: str, head: Sequence[Line], path: Path) -> bool:
+    """Asks one reader; one that cannot be imported or that raises does not recognise the file."""
+    try:
+        return bool(_reader(name).recognises(head, path))
+    except Exception:  # what a reader that nobody chose does wrong must not stop the others
+        return False
+
+
+def _head(path: Path) -> list[Line]:
+    return [] if path.is_dir() else first_lines(path, 2)
 
 
 def open_trace(
     path: str | Path, *, format: str = "auto", block_tokens: int | None = None, on_error: OnError = "raise"
 ) -> Trace:
-    """The trace in `path`, plain, .gz or .zst.
+    """The trace in `path`, plain, .gz or .zst, or a folder where the format is one of folders.
 
     Args:
-        format: a name in FORMATS, or "auto" to tell by the first line.
-        block_tokens: tokens a block. For `hash_ids` and `bailian` the size in the file; for token-level files the
-            size to cut prompts into; for the others a multiple of the file's own size, to read coarser blocks.
+        format: the name of an installed format, or "auto" to let the readers tell.
+        block_tokens: tokens a block. For formats of any size and for token-level files the size to read; for the
+            others a multiple of the file's own size, to read coarser blocks.
         on_error: "raise" stops at the first bad line; "skip" leaves it out and counts it in `num_skipped`.
 
     Raises:
@@ -196,33 +184,27 @@ def open_trace(
     """
     if on_error not in ("raise", "skip"):
         raise InvalidArgument(f"on_error must be raise or skip, found {on_error!r}")
-    if format != "auto" and format not in FORMATS:
-        raise InvalidArgument(f"no trace format {format!r}; known: auto, {', '.join(FORMATS)}")
     if block_tokens is not None and block_tokens < 1:
         raise InvalidArgument(f"block_tokens must be at least 1, found {block_tokens}")
     path = Path(path)
-    name = detect_format(path) if format == "auto" else format
-    style = FORMATS[name]
-    size, by_tokens = _header_size(path, style) if style.header else (style.block_tokens, False)
-    if style.sizes_vary or by_tokens or not size:
-        return Trace(path, name, (block_tokens or size) if size else 0, 0, on_error)
-    if block_tokens is not None and block_tokens % size:
-        raise InvalidArgument(f"{path} has blocks of {size} tokens; block_tokens={block_tokens} is no multiple")
-    return Trace(path, name, size, block_tokens or 0, on_error)
-
-
-def _header_size(path: Path, style: TraceFormat) -> tuple[int, bool]:
-    """(tokens a block, whether prompts are token ids that can be cut into blocks of any size)."""
-    header, first, *_ = [*first_lines(path, 2), (1, b""), (2, b"{}")]
     try:
-        record = parse_json(header[1])
-        if isinstance(record, FieldError):
-            raise record
-        assert style.header is not None
-        own_format.check_header(record, *style.header)
-        given = record if style.header[0] == own_format.FORMAT else {"block_tokens": style.block_tokens}
-        size = integer(given, "block_tokens", 1)
+        name = detect_format(path) if format == "auto" else format
+        reader = _reader(name)
+    except UnknownPlugin:
+        raise InvalidArgument(f"no trace format {format!r}; known: auto, {', '.join(formats())}") from None
+    size = _block_size(name, reader, path, block_tokens)
+    if block_tokens is not None and size and block_tokens % size:
+        raise InvalidArgument(f"{path} has blocks of {size} tokens; block_tokens={block_tokens} is no multiple")
+    return Trace(path, name, reader, size, (block_tokens or size) if size else 0, on_error)
+
+
+def _block_size(name: str, reader: type[TraceReader], path: Path, asked: int | None) -> int:
+    head = _head(path)
+    try:
+        return int(reader().block_size(head, asked))
     except FieldError as error:
         raise WorkloadError(f"{path}:1: {error}") from error
-    request = parse_json(first[1])
-    return size, isinstance(request, dict) and bool({"tokens", "prompt"} & request.keys())
+    except FrameworkError:
+        raise
+    except Exception as error:
+        raise _blamed(name, reader, "block_size", error) from error

@@ -80,11 +80,10 @@ def spoken(turns: list[tuple[list[int], list[int] | None]], block_tokens: int = 
     return [
         TraceRequest(
             arrival_s=100.0 * i,
-            input_tokens=len(prompt),
+            prompt=np.array(prompt, dtype=np.int32),
             output_tokens=len(output or [0]),
             block_ids=name_blocks(np.array(prompt), block_tokens),
             block_tokens=block_tokens,
-            tokens=np.array(prompt, dtype=np.int32),
             output=None if output is None else np.array(output, dtype=np.int32),
         )
         for i, (prompt, output) in enumerate(turns)

@@ -1,4 +1,4 @@
-"""What is in a trace? Counts, lengths, sharing, and what no cache could exceed."""
+"""Description of a trace: counts, lengths, sharing, and what no cache could exceed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import WorkloadError
+from framework.interfaces.workload import Namespace, WorkloadRequest
 from framework.replay.paths import Ints, RequestPaths, build_paths
 from framework.replay.stack import lru_curve, reuse_distances
 from framework.workload.traces.reader import Trace
-from framework.workload.traces.record import TraceRequest
 
 _CURVE_POINTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -55,7 +54,7 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
-class DataSheet:
+class TraceDescription:
     """Everything `describe` prints; `sharing` is None for a trace of lengths only."""
 
     path: str
@@ -81,24 +80,25 @@ class _Tally:
     def __init__(self) -> None:
         self.inputs, self.outputs = array("q"), array("q")
         self.sessions: set[str] = set()
-        self.scopes: set[str] = set()
+        self.scopes: set[Namespace] = set()
         self.first_s: float | None = None
         self.last_s = 0.0
         self.full_blocks = 0
 
-    def watch(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+    def watch(self, requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:
         for request in requests:
             self.inputs.append(request.input_tokens)
-            self.outputs.append(request.output_tokens)
-            self.sessions.add(request.session)
-            self.scopes.add(request.scope)
+            self.outputs.append(request.output_tokens or 0)
+            if request.session is not None:
+                self.sessions.add(request.session)
+            self.scopes.add(request.namespace)
             self.first_s = request.arrival_s if self.first_s is None else self.first_s
             self.last_s = request.arrival_s
             yield request
 
 
-def describe(trace: Trace) -> tuple[DataSheet, Ints | None]:
-    """The data sheet, and the reuse distance of every block reference (None for lengths only). Two passes.
+def describe(trace: Trace) -> tuple[TraceDescription, Ints | None]:
+    """The description, and the reuse distance of every block reference (None for lengths only). Two passes.
 
     Raises:
         WorkloadError: a line that cannot be read, or no request at all.
@@ -109,24 +109,22 @@ def describe(trace: Trace) -> tuple[DataSheet, Ints | None]:
     else:
         for _ in tally.watch(trace):
             pass
-    if not tally.inputs:
-        raise WorkloadError(f"{trace.path}: no request; {trace.num_skipped} lines skipped, first: {trace.first_error}")
     duration = tally.last_s - (tally.first_s or 0.0)
     distances = reuse_distances(paths) if paths is not None else None
-    sheet = DataSheet(
+    found = TraceDescription(
         path=str(trace.path),
         format=trace.format,
         requests=len(tally.inputs),
         skipped=trace.num_skipped,
         duration_s=duration,
         requests_per_s=len(tally.inputs) / duration if duration else 0.0,
-        sessions=len(tally.sessions - {""}),
+        sessions=len(tally.sessions),
         scopes=len(tally.scopes),
         input_tokens=_lengths(tally.inputs),
         output_tokens=_lengths(tally.outputs),
         sharing=_sharing(trace, paths, distances) if paths is not None and distances is not None else None,
     )
-    return sheet, distances
+    return found, distances
 
 
 def _lengths(values: array[int]) -> Lengths:

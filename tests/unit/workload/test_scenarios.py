@@ -20,13 +20,13 @@ from framework import trace
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError, WorkloadError
+from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_allocator
 from framework.replay.items import feed, trace_items
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay_infinite
 from framework.workload import build, stream
 from framework.workload.draws import Draws, Zipf
-from framework.workload.scenarios import SyntheticRequest
 from framework.workload.to_trace import SYNTHETIC, synthetic_trace
 from framework.workload.traces import TraceRequest, open_trace, write_trace
 
@@ -40,9 +40,9 @@ for name in ("system_prompts", "conversations", "agents", "rag", "forks"):
 """
 
 
-def drawn(name: str, seed: int = 0, **options: Any) -> list[SyntheticRequest]:
+def drawn(name: str, seed: int = 0, **options: Any) -> list[WorkloadRequest]:
     requests = build(name, options, seed=seed)
-    assert all(isinstance(request, SyntheticRequest) for request in requests)
+    assert all(isinstance(request, WorkloadRequest) for request in requests)
     return requests  # type: ignore[return-value]
 
 
@@ -145,7 +145,7 @@ def test_an_application_has_one_system_prompt() -> None:
 def test_a_turn_repeats_its_conversation_with_its_answers() -> None:
     requests = drawn("conversations", num_sessions=20, turns=4.0, rate_per_s=2.0, think_s=3.0)
     assert [r.arrival_s for r in requests] == sorted(r.arrival_s for r in requests)
-    sessions: dict[str, list[SyntheticRequest]] = {}
+    sessions: dict[str, list[WorkloadRequest]] = {}
     for request in requests:
         sessions.setdefault(request.session, []).append(request)
     assert len(sessions) == 20
@@ -166,7 +166,7 @@ def test_all_first_turns_come_first_where_all_is_at_once() -> None:
 def test_an_agent_grows_until_it_compacts_and_never_passes_its_context() -> None:
     options = {"num_sessions": 20, "steps": 20.0, "max_context_tokens": 1200, "agent_tokens": 200, "rate_per_s": 1.0}
     compacted = 0
-    sessions: dict[str, SyntheticRequest] = {}
+    sessions: dict[str, WorkloadRequest] = {}
     for request in drawn("agents", **options):
         assert len(request.tokens) + len(request.output) <= 1200, request.key
         before = sessions.get(request.session)
@@ -240,7 +240,7 @@ def test_a_trace_file_says_what_the_workload_says(name: str, block_tokens: int |
     for read, request in zip(open_trace(path), drawn(name, seed=5, rate_per_s=2.0), strict=True):
         assert (read.input_tokens, read.output_tokens) == (len(request.tokens), len(request.output))
         assert (read.session, read.tenant, read.arrival_s) == (request.session, request.tenant, request.arrival_s)
-        assert (read.n, read.beam_width) == (request.sampling.n, request.sampling.beam_width)
+        assert (read.sampling.n, read.sampling.beam_width) == (request.sampling.n, request.sampling.beam_width)
         if block_tokens is None:
             assert read.tokens is not None
             assert read.tokens.tolist() == request.tokens.tolist()
@@ -284,7 +284,7 @@ def test_the_command_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixt
         assert read.block_ids.tolist() == request.block_ids.tolist()
     for wrong, message in (
         (["synth", "rag", "--out", str(out), "shuffle"], "expected OPTION=VALUE"),
-        (["synth", "chat", "--out", str(out)], "no synthetic trace named 'chat'"),
+        (["synth", "chat", "--out", str(out)], "this workload has text"),
         (["synth", "rag", "--out", str(out), "num=3"], "has no option 'num'"),
     ):
         assert trace.main(wrong) == 2

@@ -1,0 +1,195 @@
+"""Trace readers: one file format of recorded requests each.
+
+`TraceReader` has full control over a file's lines; `JsonLinesReader` and `CsvReader` are one method long: `parse`.
+"""
+
+from __future__ import annotations
+
+import csv
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import orjson
+
+from framework.interfaces.records import (
+    MAX_TOKENS,
+    FieldError,
+    check_block_count,
+    hint,
+    integer,
+    integers,
+    number,
+    text,
+)
+from framework.interfaces.workload import BlockIdArray, Hint, Message, Namespace, Sampling, WorkloadRequest
+
+__all__ = [
+    "MAX_TOKENS",
+    "BlockIdArray",
+    "CsvReader",
+    "FieldError",
+    "Hint",
+    "JsonLinesReader",
+    "Line",
+    "Message",
+    "Namespace",
+    "Record",
+    "Sampling",
+    "TraceReader",
+    "WorkloadRequest",
+    "check_block_count",
+    "csv_cells",
+    "hint",
+    "integer",
+    "integers",
+    "json_object",
+    "number",
+    "text",
+]
+
+Line = tuple[int, bytes]
+"""(line number from 1, the line without its end). Blank lines are left out, compression is undone."""
+
+Record = tuple[int, WorkloadRequest | FieldError]
+"""(line number, the request on that line or what is wrong with it)."""
+
+
+class TraceReader(ABC):
+    """Reads the requests of one file. Made anew, without arguments, for every file.
+
+    Attributes:
+        block_tokens: tokens a block. On the class: of the files as published, 0 for lengths only. On an object that
+            reads: what `block_size` answered.
+        sizes_vary: the size a user gives describes the file; else it asks for coarser blocks, which the framework
+            makes of the ones read.
+        absolute_times: `arrival_s` are seconds since 1970; the framework subtracts the first request's.
+        unsorted: requests may come in any order; the framework holds them all and sorts by arrival, ties as read.
+        example: a small trace of the format, for its kit: file name -> text, the trace first, then what lies beside it.
+    """
+
+    block_tokens: int = 0
+    sizes_vary: ClassVar[bool] = False
+    absolute_times: ClassVar[bool] = False
+    unsorted: ClassVar[bool] = False
+    example: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """Whether a file that begins with these lines is of this format. Raises nothing, whatever they hold.
+
+        Args:
+            head: the first two lines that are not blank; none of a folder.
+            path: of the file, for formats told by their name or by files beside it.
+        """
+
+    def block_size(self, head: Sequence[Line], asked: int | None) -> int:
+        """Tokens a block of the requests that `read` will yield; 0 for lengths only.
+
+        Args:
+            asked: what the user gave as `block_tokens`; None for nothing.
+
+        Raises:
+            FieldError: the file's first lines contradict the format.
+        """
+        return asked if asked is not None and self.sizes_vary else self.block_tokens
+
+    @abstractmethod
+    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
+        """Every request in file order, or what is wrong with its line.
+
+        A FieldError that is raised instead ends the file. Memory should hold one request, not the file.
+        """
+
+
+class JsonLinesReader(TraceReader):
+    """A trace of one JSON object a line."""
+
+    @abstractmethod
+    def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
+        """The request that one line's object describes.
+
+        Raises:
+            FieldError: a field is missing or wrong.
+        """
+
+    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
+        """See TraceReader."""
+        for number_, line in lines:
+            try:
+                yield number_, self.parse(json_object(line))
+            except FieldError as error:
+                yield number_, error
+
+
+class CsvReader(TraceReader):
+    """A trace of comma-separated values with a header line.
+
+    Attributes:
+        columns: the header has these, among others.
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def parse(self, record: Mapping[str, str]) -> WorkloadRequest:
+        """The request of one row, by column name.
+
+        Raises:
+            FieldError: a field is missing or wrong.
+        """
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """By the header."""
+        try:
+            return bool(head) and set(csv_cells(head[0][1])) >= set(cls.columns)
+        except FieldError:
+            return False
+
+    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
+        """See TraceReader."""
+        names = csv_cells(next(lines, (1, b""))[1])
+        missing = [name for name in self.columns if name not in names]
+        if missing:
+            raise FieldError("header", f"no column {', '.join(missing)}; found {', '.join(names)[:200] or 'nothing'}")
+        if len(set(names)) < len(names):
+            raise FieldError("header", f"a column appears twice: {', '.join(names)[:200]}")
+        for number_, line in lines:
+            try:
+                cells = csv_cells(line)
+                if len(cells) != len(names):
+                    raise FieldError("line", f"{len(cells)} columns, the header has {len(names)}")
+                yield number_, self.parse(dict(zip(names, cells, strict=True)))
+            except FieldError as error:
+                yield number_, error
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """The object on one line.
+
+    Raises:
+        FieldError: no JSON, not UTF-8, or no object.
+    """
+    try:
+        record = orjson.loads(line)
+    except ValueError as error:
+        raise FieldError("line", f"no JSON, or cut short: {error}") from None
+    if not isinstance(record, dict):
+        raise FieldError("line", "expected a JSON object")
+    return record
+
+
+def csv_cells(line: bytes) -> list[str]:
+    """The cells of one line.
+
+    Raises:
+        FieldError: not UTF-8, or quotes that do not match.
+    """
+    try:
+        return next(csv.reader([line.decode()], strict=True), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FieldError("line", f"no CSV: {error}") from None

@@ -1,0 +1,151 @@
+"""Workloads: where the requests of a run come from, and the one request type of all of them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import InvalidArgument
+from framework.sampling import Sampling
+from framework.types import ROOT_NAMESPACE, Hint, Namespace, TokenArray, as_tokens
+
+__all__ = ["BlockIdArray", "Hint", "Message", "Namespace", "Sampling", "Workload", "WorkloadRequest"]
+
+Message = dict[str, str]
+"""One turn of a chat: `role` and `content`, for the tokenizer's chat template."""
+
+BlockIdArray = npt.NDArray[np.int64]
+"""(n,) int64 names of a prompt's blocks, in order. What a name means is up to its trace: see WorkloadRequest."""
+
+_DEFAULTS = Sampling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WorkloadRequest:
+    """What to ask, and when: one prompt, how to answer it, and what is known of who asks.
+
+    The prompt is given in one of four ways: as `prompt` (text, chat messages or token ids), as `block_ids` (names of
+    its blocks, where a trace hides the content), or as `input_tokens` alone (a length, nothing to share).
+
+    Attributes:
+        prompt: text, (n,) int32 token ids, or the messages of a chat; None where only block ids or a length are known.
+            Token ids become one read-only array here and are handed on as they are.
+        input_tokens: of the prompt; 0 for text, whose length its tokenizer decides.
+        block_ids: (n,) int64, one a block of `block_tokens` tokens, the last may be partial. Two requests share block
+            i when their ids 0 to i are equal and their namespaces are equal. None where the content is not named so.
+        block_tokens: tokens a block; 0 without block ids.
+        output: (m,) int32, the recorded answer; a full replay generates it again. None: unknown.
+        output_tokens: its length; None: unknown.
+        sampling: how to answer, and `max_tokens` at most.
+        arrival_s: seconds after the start, finite, at least 0; a replay needs requests in order of arrival.
+        namespace: only requests of one namespace share cached blocks.
+        priority: larger is more important.
+        tenant: who asks, for policies that share a cache fairly; "" for unknown.
+        session: conversation or agent run, in order of arrival; None: unknown.
+        turn: number of the request within its session, from 0; None: unknown.
+        category: kind of request as its source tells kinds apart, such as "text" or "tool_result"; None: unknown.
+        hint: what the caller foretells of its session; None: nothing.
+        key: names the request in logs and results; unique within its workload.
+
+    Raises:
+        InvalidArgument: no prompt, an empty one, a length below 1, or an arrival that is negative or not finite.
+        InvalidTokens: token ids that are none.
+    """
+
+    prompt: str | TokenArray | tuple[Message, ...] | None = None
+    input_tokens: int = 0
+    block_ids: BlockIdArray | None = None
+    block_tokens: int = 0
+    output: TokenArray | None = None
+    output_tokens: int | None = None
+    sampling: Sampling = _DEFAULTS
+    arrival_s: float = 0.0
+    namespace: Namespace = ROOT_NAMESPACE
+    priority: int = 0
+    tenant: str = ""
+    session: str | None = None
+    turn: int | None = None
+    category: str | None = None
+    hint: Hint | None = None
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        prompt = self.prompt
+        if prompt is None:
+            if self.input_tokens < 1:
+                raise InvalidArgument(f"a prompt must hold at least one token, found input_tokens={self.input_tokens}")
+        elif isinstance(prompt, (str, tuple)):
+            if not prompt:
+                raise InvalidArgument("a prompt must hold at least one token, found an empty one")
+        else:
+            self._hold_tokens(prompt)
+        if self.output is not None and self.output_tokens is None:
+            object.__setattr__(self, "output_tokens", len(self.output))
+        if not 0 <= self.arrival_s < math.inf:
+            raise InvalidArgument(f"arrival_s must be finite and at least 0, found {self.arrival_s!r}")
+
+    def _hold_tokens(self, prompt: Any) -> None:
+        """Keep token ids as one array that nobody can write to: a copy, unless they are such an array already."""
+        tokens = as_tokens(prompt)
+        if tokens.flags.writeable:
+            tokens = tokens.copy()
+            tokens.flags.writeable = False
+        if not len(tokens):
+            raise InvalidArgument("a prompt must hold at least one token, found an empty one")
+        object.__setattr__(self, "prompt", tokens)
+        object.__setattr__(self, "input_tokens", len(tokens))
+
+    @property
+    def tokens(self) -> TokenArray | None:
+        """(n,) int32 token ids of the prompt, where it was given so."""
+        return self.prompt if isinstance(self.prompt, np.ndarray) else None
+
+    @property
+    def num_full_blocks(self) -> int:
+        """Named blocks that the prompt fills to the last token."""
+        if self.block_ids is None:
+            return 0
+        return min(len(self.block_ids), self.input_tokens // self.block_tokens)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt plus the most tokens that may be generated."""
+        return self.input_tokens + self.sampling.max_tokens
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WorkloadRequest):
+            return NotImplemented
+        return _plain(self) == _plain(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _plain(request: WorkloadRequest) -> list[object]:
+    """The fields as values that compare by content."""
+    values = (getattr(request, one.name) for one in fields(request))
+    return [(value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value for value in values]
+
+
+class Workload(ABC):
+    """Requests to serve or to replay. Constructor keywords are the options, with their defaults; `seed` is the run's.
+
+    A constructor checks its options and reads nothing; `requests` reads or draws.
+    """
+
+    @abstractmethod
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """Every request, in order of submission. Each call begins anew and yields the same, in any process.
+
+        Raises:
+            WorkloadError: a source that cannot be read, naming file, line and field.
+        """
+
+    def facts(self) -> Mapping[str, Any]:
+        """What a run's result should hold of this workload, once the requests were drawn: plain values."""
+        return {}

@@ -1,0 +1,68 @@
+"""A trace as a workload: its requests, from any file that an installed trace reader knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from framework.errors import ConfigError
+from framework.interfaces.workload import Workload, WorkloadRequest
+from framework.workload.draws import need
+from framework.workload.traces import Trace, open_trace
+
+
+@dataclass(kw_only=True)
+class TraceFile(Workload):
+    """A recorded trace: `python -m framework.trace describe FILE` says what is in it. For mode=replay.
+
+    Args:
+        path: plain, .gz or .zst.
+        format: an installed trace format, or auto to let the readers tell.
+        block_tokens: tokens a block id stands for; null: the format's own.
+        limit: only the first so many requests; null for all.
+        on_error: what a line that cannot be read does: raise, or skip (and count).
+        speed: arrivals come so many times as fast.
+    """
+
+    path: Path
+    format: str = "auto"
+    block_tokens: int | None = None
+    limit: int | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._trace: Trace | None = None
+        if not self.speed > 0:
+            raise ConfigError(f"workload.speed must be above 0, found {self.speed}")
+        need("trace", "speed", self.speed, 0)
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"workload.limit (trace) must be at least 1, found {self.limit}")
+
+    def open(self, block_tokens: int | None = None) -> Trace:
+        """The trace itself; `block_tokens` where the options give none.
+
+        Raises:
+            WorkloadError, InvalidArgument: see open_trace.
+        """
+        size = block_tokens if self.block_tokens is None else self.block_tokens
+        self._trace = open_trace(self.path, format=self.format, block_tokens=size, on_error=self.on_error)
+        return self._trace
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload."""
+        return self.limited(self.open())
+
+    def limited(self, trace: Trace) -> Iterator[WorkloadRequest]:
+        """The first `limit` requests of an open trace, at `speed`."""
+        requests = islice(trace, self.limit)
+        if self.speed == 1.0:
+            return requests
+        return (replace(request, arrival_s=request.arrival_s / self.speed) for request in requests)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Lines that were left out."""
+        return {"num_skipped_lines": self._trace.num_skipped if self._trace is not None else 0}

@@ -1,0 +1,221 @@
+"""Traces that name prompt blocks: Mooncake and its kin, Qwen-Bailian, run-length coded agent traces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from framework.interfaces.trace import (
+    MAX_TOKENS,
+    BlockIdArray,
+    FieldError,
+    JsonLinesReader,
+    Line,
+    Namespace,
+    Record,
+    WorkloadRequest,
+    check_block_count,
+    integer,
+    integers,
+    json_object,
+    number,
+    text,
+)
+
+
+class Mooncake(JsonLinesReader):
+    """Mooncake: `timestamp` ms, `input_length`, `output_length`, `hash_ids` of 512-token prefix blocks.
+
+    Source: Qin et al., FAST'25, arXiv:2407.00079 §4.1; github.com/kvcache-ai/Mooncake.
+    """
+
+    block_tokens = 512
+
+    example: ClassVar[Mapping[str, str]] = {
+        "mooncake.jsonl": '{"timestamp": 0, "input_length": 1300, "output_length": 52, "hash_ids": [0, 1, 2]}\n'
+        '{"timestamp": 2750, "input_length": 600, "output_length": 7, "hash_ids": [0, 9]}\n'
+    }
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """By `hash_ids` as a list, without Bailian's `chat_id`."""
+        record = first_object(head)
+        return isinstance(record.get("hash_ids"), list) and not {"chat_id", "runs"} & record.keys()
+
+    def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
+        """One line; `session_id`, `turn`, `type`, `tenant` and `priority` are read where a line has them."""
+        return _hash_ids(record, self.block_tokens, per_second=1000, session=text(record, "session_id"))
+
+
+class HashIds(Mooncake):
+    """Mooncake's line with blocks of any size: give `block_tokens`."""
+
+    sizes_vary = True
+
+    example: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """Never: nothing in the file tells it from Mooncake's."""
+        return False
+
+
+class Bailian(JsonLinesReader):
+    """Qwen-Bailian: as Mooncake's in seconds and 16-token blocks, with `chat_id`, `parent_chat_id`, `turn`, `type`.
+
+    A turn's `session` is the chat at the root of its chain of parents (or the first parent that the file lacks), its
+    `category` is `type`. Ids name a block's own tokens.
+    Source: Wang et al., ATC'25, arXiv:2506.02634; github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
+    """
+
+    block_tokens = 16
+    sizes_vary = True
+
+    example: ClassVar[Mapping[str, str]] = {
+        "bailian.jsonl": '{"chat_id": 5, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 20, '
+        '"output_length": 3, "type": "text", "turn": 1, "hash_ids": [7, 8]}\n'
+        '{"chat_id": 6, "parent_chat_id": 5, "timestamp": 61.1, "input_length": 33, "output_length": 9, '
+        '"type": "search", "turn": 2, "hash_ids": [7, 9, 10]}\n'
+    }
+
+    def __init__(self) -> None:
+        self._roots: dict[int, int] = {}
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """By `chat_id`."""
+        record = first_object(head)
+        return isinstance(record.get("hash_ids"), list) and "chat_id" in record
+
+    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
+        """See TraceReader; keeps one number a chat."""
+        self._roots.clear()
+        return super().read(lines, path)
+
+    def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
+        """One line. `turn` counts from 1 there, from 0 here."""
+        chat = integer(record, "chat_id", -1, 2**62)
+        parent = integer(record, "parent_chat_id", -1, 2**62) if record.get("parent_chat_id") is not None else -1
+        root = self._roots.get(parent, parent) if parent >= 0 else chat
+        request = _hash_ids(record, self.block_tokens, per_second=1, session=str(root), first_turn=1)
+        self._roots[chat] = root
+        return request
+
+
+def _hash_ids(
+    record: Mapping[str, Any], block_tokens: int, *, per_second: int, session: str | None, first_turn: int = 0
+) -> WorkloadRequest:
+    input_tokens = integer(record, "input_length", 1)
+    ids = integers(record, "hash_ids")
+    check_block_count("hash_ids", len(ids), input_tokens, block_tokens)
+    return WorkloadRequest(
+        arrival_s=number(record, "timestamp") / per_second,
+        input_tokens=input_tokens,
+        output_tokens=integer(record, "output_length", 0),
+        block_ids=ids,
+        block_tokens=block_tokens,
+        session=session,
+        turn=max(0, integer(record, "turn", 0) - first_turn) if record.get("turn") is not None else None,
+        category=text(record, "type"),
+        tenant=text(record, "tenant") or "",
+        priority=integer(record, "priority", -(2**31), 2**31) if record.get("priority") is not None else 0,
+    )
+
+
+class Runs(JsonLinesReader):
+    """Agent traces in runs: `runs` = [[first id, count], ...] of 64-token blocks, unique within `scope`.
+
+    `timestamp` is in milliseconds; only full blocks are named. The session is the scope; turns are counted.
+    Source: the kv-cache-tester agent traces (callanjfox/kv-cache-tester), coded in runs.
+    """
+
+    block_tokens = 64
+
+    example: ClassVar[Mapping[str, str]] = {
+        "runs.jsonl": '{"timestamp": 0, "input_length": 650, "output_length": 3, "hash_ids": [], '
+        '"runs": [[1, 8], [20, 2]], "scope": "a", "sub": 0}\n'
+        '{"timestamp": 9000, "input_length": 700, "output_length": 4, "hash_ids": [], "runs": [[1, 10]], "scope": "a", '
+        '"sub": 1}\n'
+    }
+
+    def __init__(self) -> None:
+        self._turns: Counter[str] = Counter()
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """By `runs`."""
+        return "runs" in first_object(head)
+
+    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
+        """See TraceReader; keeps one number a scope."""
+        self._turns.clear()
+        return super().read(lines, path)
+
+    def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
+        """One line; `sub` says whether a sub-agent asks."""
+        input_tokens = integer(record, "input_length", 1)
+        value = record.get("runs")
+        if not isinstance(value, list):
+            raise FieldError("runs", "missing" if value is None else "expected a list of [first id, count]")
+        pairs = [_pair(run) for run in value]
+        check_block_count("runs", sum(count for _, count in pairs), input_tokens, self.block_tokens)
+        scope = text(record, "scope")
+        sub = record.get("sub")
+        request = WorkloadRequest(
+            arrival_s=number(record, "timestamp") / 1000,
+            input_tokens=input_tokens,
+            output_tokens=integer(record, "output_length", 0),
+            block_ids=_expand(pairs),
+            block_tokens=self.block_tokens,
+            namespace=Namespace(salt=scope or ""),
+            session=scope,
+            turn=None if scope is None else self._turns[scope],
+            category=None if sub is None else "sub-agent" if sub else "agent",
+        )
+        if scope is not None:
+            self._turns[scope] += 1
+        return request
+
+
+def _pair(run: Any) -> tuple[int, int]:
+    if not isinstance(run, list) or len(run) != 2:
+        raise FieldError("runs", f"expected [first id, count], found {str(run)[:40]}")
+    fields = {"runs": run[0], "runs count": run[1]}
+    return integer(fields, "runs", 0, 2**62), integer(fields, "runs count", 1, MAX_TOKENS)
+
+
+def _expand(pairs: list[tuple[int, int]]) -> BlockIdArray:
+    if not pairs:
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate([np.arange(first, first + count, dtype=np.int64) for first, count in pairs])
+
+
+def first_object(head: Sequence[Line]) -> dict[str, Any]:
+    """The object on a file's first line; an empty one where there is none."""
+    try:
+        return json_object(head[0][1]) if head else {}
+    except FieldError:
+        return {}
+
+
+def coarsen(request: WorkloadRequest, block_tokens: int) -> WorkloadRequest:
+    """The same request in blocks of `block_tokens`, a multiple of its own.
+
+    Keeps every k-th id: exact where an id names its whole prefix, as in Mooncake's and the agent traces (Qwen-Bailian's
+    name a block's own tokens). A partial last block has no name at the coarser size and is left out.
+
+    Raises:
+        FieldError: not a multiple.
+    """
+    if request.block_ids is None or block_tokens == request.block_tokens:
+        return request
+    factor, rest = divmod(block_tokens, request.block_tokens)
+    if rest or factor < 1:
+        raise FieldError("block_tokens", f"{block_tokens} is no multiple of the trace's {request.block_tokens}")
+    full = request.block_ids[: request.num_full_blocks]
+    return replace(request, block_ids=full[factor - 1 :: factor], block_tokens=block_tokens)

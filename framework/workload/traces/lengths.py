@@ -1,0 +1,171 @@
+"""Traces of lengths and times only: Azure, BurstGPT, Vidur (CSV with a header line) and TraceLab (JSON lines)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, ClassVar
+
+from framework.interfaces.trace import (
+    CsvReader,
+    FieldError,
+    JsonLinesReader,
+    Line,
+    WorkloadRequest,
+    integer,
+    number,
+    text,
+)
+from framework.workload.traces.block_ids import first_object
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
+_TIME_EXAMPLE = "2023-11-16 18:15:46.68"
+
+
+class Azure(CsvReader):
+    """Azure LLM inference: TIMESTAMP (date and time, UTC unless it says otherwise), ContextTokens, GeneratedTokens.
+
+    Source: Azure/AzurePublicDataset, LLM inference traces 2023 and 2024; Patel et al., ISCA'24, arXiv:2311.18677.
+    """
+
+    columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    absolute_times = True
+
+    example: ClassVar[Mapping[str, str]] = {
+        "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+        "2023-11-16 18:15:50.9951690,396,109\n"
+    }
+
+    def parse(self, record: Mapping[str, str]) -> WorkloadRequest:
+        """One row."""
+        return _lengths(seconds(record, "TIMESTAMP"), record, "ContextTokens", "GeneratedTokens")
+
+
+class BurstGpt(CsvReader):
+    """BurstGPT: Timestamp (s), Model, Request tokens, Response tokens; failed requests have 0 response tokens.
+
+    Source: Wang et al. 2024, arXiv:2401.17644; github.com/HPMLL/BurstGPT.
+    """
+
+    columns = ("Timestamp", "Request tokens", "Response tokens")
+
+    example: ClassVar[Mapping[str, str]] = {
+        "burstgpt.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,0,1087,API log\n"
+    }
+
+    def parse(self, record: Mapping[str, str]) -> WorkloadRequest:
+        """One row; `Session ID` where the file has it, `Log Type` as the category."""
+        return _lengths(number(record, "Timestamp"), record, "Request tokens", "Response tokens",
+                        session=text(record, "Session ID"), category=text(record, "Log Type"))  # fmt: skip
+
+
+class Vidur(CsvReader):
+    """Vidur: num_prefill_tokens, num_decode_tokens; no times, so every request arrives at 0 s.
+
+    Source: Agrawal et al., MLSys'24, arXiv:2405.05465; github.com/microsoft/vidur.
+    """
+
+    columns = ("num_prefill_tokens", "num_decode_tokens")
+
+    example: ClassVar[Mapping[str, str]] = {
+        "vidur.csv": "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n90,1,91,90\n"
+    }
+
+    def parse(self, record: Mapping[str, str]) -> WorkloadRequest:
+        """One row."""
+        return _lengths(0.0, record, *self.columns)
+
+
+class TraceLab(JsonLinesReader):
+    """TraceLab: calls of coding agents, with lengths, sessions and times, but no content to share.
+
+    A call arrives with the last user message or tool result before its first output. `turn` is `round_index`,
+    `category` is `first_input_event_type`, `tenant` is `user`. Rows are grouped by session and sorted here.
+    Source: github.com/uw-syfi/TraceLab (CC BY 4.0).
+    """
+
+    absolute_times = True
+    unsorted = True
+
+    example: ClassVar[Mapping[str, str]] = {
+        "tracelab.jsonl": '{"session_id": "claude:9", "round_index": 0, "input_tokens_total": 32272, '
+        '"output_tokens": 931, "timing_events": '
+        '[{"event_type": "user_message", "timestamp": "2026-06-01T05:40:20.151Z"}, '
+        '{"event_type": "text", "timestamp": "2026-06-01T05:40:29.887Z"}], "first_input_event_type": "user_message"}\n'
+        '{"session_id": "claude:9", "round_index": 1, "input_tokens_total": 35740, "output_tokens": 1016, '
+        '"timing_events": [{"event_type": "tool_result", "timestamp": "2026-06-01T05:40:50.938Z"}], '
+        '"first_input_event_type": "tool_result"}\n'
+    }
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """By `timing_events` and `input_tokens_total`."""
+        return {"timing_events", "input_tokens_total", "round_index"} <= first_object(head).keys()
+
+    def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
+        """One call of a model."""
+        return WorkloadRequest(
+            arrival_s=_input_ready(record),
+            input_tokens=integer(record, "input_tokens_total", 1),
+            output_tokens=integer(record, "output_tokens", 0),
+            session=text(record, "session_id"),
+            turn=integer(record, "round_index", 0),
+            category=text(record, "first_input_event_type"),
+            tenant=text(record, "user") or "",
+        )
+
+
+def _input_ready(record: Mapping[str, Any]) -> float:
+    """Seconds since 1970 at which the last input of a call was there."""
+    events = record.get("timing_events")
+    if not isinstance(events, list) or not events or not all(isinstance(event, dict) for event in events):
+        raise FieldError("timing_events", "expected a list of events that is not empty")
+    last = events[0]
+    for event in events:
+        if event.get("event_type") not in ("user_message", "tool_result"):
+            break
+        last = event
+    return seconds(last, "timestamp")
+
+
+def _lengths(
+    arrival_s: float,
+    record: Mapping[str, str],
+    prompt: str,
+    output: str,
+    session: str | None = None,
+    category: str | None = None,
+) -> WorkloadRequest:
+    return WorkloadRequest(
+        arrival_s=arrival_s,
+        input_tokens=integer(record, prompt, 1),
+        output_tokens=integer(record, output, 0),
+        session=session,
+        category=category,
+    )
+
+
+def seconds(record: Mapping[str, Any], field: str) -> float:
+    """Seconds since 1970 of the date and time in `field`; its offset from UTC is honoured, none means UTC.
+
+    Raises:
+        FieldError: missing, or no such date and time.
+    """
+    value = record.get(field)
+    match = _TIME.fullmatch(value) if isinstance(value, str) else None
+    try:
+        if match is None:
+            raise ValueError
+        whole, decimals, zone = match.groups()
+        offset = "+00:00" if zone in (None, "Z") else f"{zone[:3]}:{zone[-2:]}"
+        base = datetime.fromisoformat(whole.replace("T", " ") + offset).astimezone(timezone.utc)
+        result = base.timestamp() + (int(decimals) / 10 ** len(decimals) if decimals else 0.0)
+    except (ValueError, OverflowError):
+        problem = f"expected a date and time such as {_TIME_EXAMPLE}, found {str(value)[:40]!r}"
+        raise FieldError(field, "missing" if value is None else problem) from None
+    if result < 0:
+        raise FieldError(field, f"expected a time since 1970, found {str(value)[:40]!r}")
+    return result
