@@ -63,7 +63,7 @@ def _operator() -> tuple[Operator, dict[int, Any], Iterator[int]]:
 def opaque_operator(name: str, schema: str, work: Operator) -> Operator:
     """`work` as an operator that torch.compile neither enters nor specialises on; gives one like its first argument.
 
-    A traced program can hold tensors and integers only: an operator that stands for an object's method is told a number
+    A traced program can hold tensors and integers only: an operator that stands for an object's method takes a number
     and looks the object up. Make it once, when first wanted: torch keeps one of a name for the whole process.
     """
     operator = torch.library.custom_op(f"kvcache_framework::{name}", work, mutates_args=(), schema=schema)

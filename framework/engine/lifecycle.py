@@ -59,7 +59,7 @@ class Lifecycle:
         self.state.executor.fresh(table[-(-computed // size) :])
 
     def release(self, seq: Sequence, *, returning: bool = False) -> None:
-        """Give back the row and the blocks of `seq`; `returning` when it is preempted and will want them again."""
+        """Free the row and the blocks of `seq`; `returning` when it is preempted and will want them again."""
         row = seq.row
         self.state.executor.clear_table(row)
         seq.computed_before = int(self.state.rows.computed[row])
@@ -82,7 +82,7 @@ class Lifecycle:
             seq.request.plugin_error = seq.request.plugin_error or error
 
     def preempt(self, seq: Sequence) -> None:
-        """Give back the blocks of `seq`, and of its whole beam group; they wait to be recomputed."""
+        """Free the blocks of `seq`, and of its whole beam group; they wait to be recomputed."""
         group = seq.request.group
         for member in list(group.live) if group else [seq]:
             if member.row >= 0:

@@ -80,13 +80,13 @@ class Outputs:
             ended |= np.isin(plain_tokens, self.life.eos_token_ids) & ~rows.ignore_eos[plain_rows]
         for row in plain_rows[ended].tolist():
             self.life.finish_row(rows.sequence(row))
-        told = self._logprobs([(i, seq) for i, seq in special if not bad[i]], at, tokens)
+        logprobs = self._logprobs([(i, seq) for i, seq in special if not bad[i]], at, tokens)
         for i, seq in special:
             if seq.row == where[i]:
-                self._append_special(seq, told.get(i), int(streams[i]), int(tokens[i]), bool(bad[i]), now)
+                self._append_special(seq, logprobs.get(i), int(streams[i]), int(tokens[i]), bool(bad[i]), now)
 
     def _append_special(
-        self, parent: Sequence, told: TokenLogprobs | None, stream: int, token: int, bad: bool, now: float
+        self, parent: Sequence, logprobs: TokenLogprobs | None, stream: int, token: int, bad: bool, now: float
     ) -> None:
         """One token of a row with stop ids, log-probabilities or forks due, or with logits that are not finite."""
         rows, request = self.state.rows, parent.request
@@ -105,9 +105,9 @@ class Outputs:
         self.state.metrics.num_output_tokens += 1
         if request.status.ended:  # the fork failed; what the child drew is kept
             return
-        if told is not None:
-            seq.logprobs.append(told)
-            seq.cumulative_logprob += told.chosen
+        if logprobs is not None:
+            seq.logprobs.append(logprobs)
+            seq.cumulative_logprob += logprobs.chosen
         if seq.finish_reason:
             self.life.finish_row(seq)
 
@@ -132,15 +132,15 @@ class Outputs:
     def _logprobs(
         self, special: list[tuple[int, Sequence]], at: IntArray, tokens: IntArray
     ) -> dict[int, TokenLogprobs]:
-        """What the rows that ask for log-probabilities are told, by index into `at`: asked of the executor at once."""
+        """The log-probabilities of the rows that ask for them, by index into `at`: one call of the executor."""
         counts = {i: seq.request.sampling.logprobs for i, seq in special}
         wanted = {i: k for i, k in counts.items() if k is not None}
         if not wanted:
             return {}
         rows = np.array(list(wanted), dtype=np.int64)
         found = self.state.executor.logprobs(at[rows], tokens[rows], max(wanted.values()))
-        told = {}
+        logprobs = {}
         for (i, k), chosen, ids, values in zip(wanted.items(), *found, strict=True):
             top = tuple((int(token), float(value)) for token, value in zip(ids[:k], values[:k], strict=True))
-            told[i] = TokenLogprobs(float(chosen), top)
-        return told
+            logprobs[i] = TokenLogprobs(float(chosen), top)
+        return logprobs

@@ -27,7 +27,7 @@ class KVPool:
         block_size: tokens a block.
         dtype: torch's name. "float8_e4m3fn" pools store value / scale, with scales of 1 until set on the layers.
         layout: "NHD" or "HND", see LayerKV.
-        poison: fill everything but the null block with NaN, and blocks again when told they are `freed`: a read of
+        poison: fill everything but the null block with NaN, and blocks again in `freed`: a read of
             what was never written then shows.
 
     Raises:
@@ -101,7 +101,7 @@ class KVPool:
                 backend.copy_blocks(layer, index)
 
     def freed(self, blocks: npt.NDArray[np.integer]) -> None:
-        """These blocks hold nobody's KV any more. With `poison` they become NaN, else nothing happens.
+        """These blocks hold no request's KV any more. With `poison` they become NaN, else nothing happens.
 
         Raises:
             InvalidArgument: a block outside 1 to `num_blocks`. Nothing was changed.

@@ -1,4 +1,4 @@
-"""One copy up, one copy down: what a step tells the device, and what it learns from it."""
+"""Copies between host and device: one up and one down a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which token comes next, for every row of a batch at once?"""
+"""Drawing the next token of every row of a batch at once."""
 
 # Shapes: R rows  V vocabulary  C candidates, likeliest first
 

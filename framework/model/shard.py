@@ -1,4 +1,4 @@
-"""Which part of a model does one rank hold?
+"""The part of a model that one rank holds.
 
 Megatron's division (Shoeybi et al. 2019, arXiv:1909.08053 §3): q, k, v by heads and gate, up by columns, so that
 attention and the activation need nobody else; the output and down projections by rows, so that one sum over the ranks

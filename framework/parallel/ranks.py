@@ -1,4 +1,4 @@
-"""Rank 0's view of the others: it starts them, asks them, hears how they fail, and ends them."""
+"""Rank 0's view of the others: starting them, calling them, learning how they fail, and ending them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONG_S = 3600.0
 """Seconds waited at once: the system takes no more than 24 days."""
 
 _GRACE_S = 3.0
-"""Seconds to hear from a rank why it failed, after a collective with it did."""
+"""Seconds to wait for a rank's reason, after a collective with it failed."""
 
 
 class _Member:

@@ -1,4 +1,4 @@
-"""What a rank other than 0 does: load its part, and then what rank 0 says, until it is told to stop or left alone."""
+"""The process of a rank other than 0: it loads its part and obeys rank 0 until it is stopped or left alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a rank is told as it starts.
+    """What a rank needs to start.
 
     Attributes:
         meeting_point: path of the file through which the ranks find each other; its folder goes with the ranks.

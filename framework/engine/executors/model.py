@@ -236,6 +236,10 @@ class ModelExecutor:
         index, chosen = self._drawing.upload(at, tokens)
         chosen, ids, values = sampler.logprobs(self._logits[index], chosen, k)
         # float64 holds float32 and token ids exactly: one copy brings all three.
-        told = self._drawing.fetch(torch.cat((chosen[:, None].double(), ids.double(), values.double()), dim=1))
+        found = self._drawing.fetch(torch.cat((chosen[:, None].double(), ids.double(), values.double()), dim=1))
         k = ids.shape[1]
-        return told[:, 0].astype(np.float32), told[:, 1 : 1 + k].astype(np.int64), told[:, 1 + k :].astype(np.float32)
+        return (
+            found[:, 0].astype(np.float32),
+            found[:, 1 : 1 + k].astype(np.int64),
+            found[:, 1 + k :].astype(np.float32),
+        )

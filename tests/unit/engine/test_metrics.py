@@ -133,15 +133,15 @@ def test_every_block_handed_out_is_told_to_the_executor_before_it_is_written() -
     for allocator in ALLOCATORS:
         engine = fake_engine(allocator, num_blocks=8, max_model_len=32)
         executor: Any = engine.executor
-        told: set[int] = set()
-        executor.fresh = lambda ids, told=told: told.update(ids.tolist())
+        fresh: set[int] = set()
+        executor.fresh = lambda ids, fresh=fresh: fresh.update(ids.tolist())
         real = executor.forward
 
-        def forward(step: Any, rows: Any, told: set[int] = told, real: Any = real, executor: Any = executor) -> None:
+        def forward(step: Any, rows: Any, fresh: set[int] = fresh, real: Any = real, executor: Any = executor) -> None:
             for row, first, count in zip(step.rows, step.computed, step.num_new, strict=True):
                 blocks = executor.tables[int(row)][-(-int(first) // 4) : -(-int(first + count) // 4)]
-                assert told.issuperset(blocks), f"{set(blocks) - told} of {blocks} were never announced"
-                told.difference_update(blocks)
+                assert fresh.issuperset(blocks), f"{set(blocks) - fresh} of {blocks} were never fresh"
+                fresh.difference_update(blocks)
             real(step, rows)
 
         executor.forward = forward

@@ -212,9 +212,9 @@ def test_orders_arrive_as_they_were_given() -> None:
     assert [(pair.source, pair.destination) for pair in copy.copies] == [(4, 5), (5, 6)]
     assert fresh.ids.tolist() == []
     assert forward.ids.tolist() == [2 * 32 + 5, 2, 3, 4], forward.ids
-    told = forward.step
-    assert (told.number, told.num_decodes) == (9, 1)
+    received = forward.step
+    assert (received.number, received.num_decodes) == (9, 1)
     for name in ("rows", "num_new", "computed", "sampled"):
-        assert getattr(told, name).tolist() == getattr(step, name).tolist(), name
+        assert getattr(received, name).tolist() == getattr(step, name).tolist(), name
     assert (dense.op, dense.ids.tolist(), stop.op) == (Op.DENSE, [1, 2], Op.STOP)
     assert len(box.take()) == 0, "what was sent is not sent again"

@@ -69,7 +69,7 @@ def serve(model: LoadedModel, size: int, **options: Any) -> tuple[LLM, list[Requ
     return llm, requests, log
 
 
-def told(requests: list[Request]) -> list[Any]:
+def answers_of(requests: list[Request]) -> list[Any]:
     return [(r.status, r.reason, r.num_cached_tokens, [c.tokens for c in r.completions]) for r in requests]
 
 
@@ -96,8 +96,8 @@ def test_two_ranks_give_the_tokens_and_the_log_of_one(
 ) -> None:
     one, alone, log_alone = serve(whole, 1, **options)
     two, together, log_together = serve(pair, 2, **options)
-    assert told(together) == told(alone)
-    assert all(request.status is Status.FINISHED for request in together), told(together)
+    assert answers_of(together) == answers_of(alone)
+    assert all(request.status is Status.FINISHED for request in together), answers_of(together)
     assert log_together == log_alone
     assert two.engine.state.num_forks == one.engine.state.num_forks > 0
     copied = two.engine.state.num_copied_blocks
@@ -135,7 +135,7 @@ def test_fewer_kv_heads_than_ranks(whole: LoadedModel) -> None:
         assert (checked["dense_checked"], checked["dense_mismatches"]) == (1, 0), checked
     assert gone(pids) == []
     alone = make(whole, 1, num_blocks=llm.num_blocks).generate(PROMPTS[:2], SAMPLINGS[:2])
-    assert told(requests) == told(alone)
+    assert answers_of(requests) == answers_of(alone)
 
 
 def test_a_later_llm_takes_the_ranks_over_and_the_earlier_one_says_so(pair: LoadedModel) -> None:
@@ -191,7 +191,7 @@ def test_a_killed_rank_is_one_prompt_error_and_leaves_no_process() -> None:
     assert ranks.broken
     assert gone(ranks.pids) == []
     assert not Path(ranks._folder).exists()
-    assert any(not request.status.ended for request in requests), told(requests)
+    assert any(not request.status.ended for request in requests), answers_of(requests)
     with pytest.raises(RankError, match="killed by SIGKILL"):
         dense_logits(llm.model.decoder, [1, 2])
     llm.close()
@@ -275,8 +275,8 @@ def test_ctrl_c_while_the_ranks_begin_is_rank_0_s_affair(tmp_path: Path) -> None
         while "libtorch" not in Path(f"/proc/{children[0]}/maps").read_text():
             time.sleep(0.01)  # then it imports torch, for a second or two
         os.kill(int(children[0]), signal.SIGINT)
-        _, told = process.communicate(timeout=60)
-    assert (process.returncode, told) == (0, "")
+        _, answers_of = process.communicate(timeout=60)
+    assert (process.returncode, answers_of) == (0, "")
 
 
 @pytest.mark.slow
@@ -294,8 +294,8 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, in inductor
 def test_compiled_parts_give_the_tokens_of_the_whole(whole: LoadedModel) -> None:
     with make("tiny", 2, compile=True) as llm:
-        found = told(llm.generate(PROMPTS[:2], SAMPLINGS[:2]))
-    assert found == told(make(whole, 1).generate(PROMPTS[:2], SAMPLINGS[:2]))
+        found = answers_of(llm.generate(PROMPTS[:2], SAMPLINGS[:2]))
+    assert found == answers_of(make(whole, 1).generate(PROMPTS[:2], SAMPLINGS[:2]))
 
 
 def test_sizes_that_cannot_be_are_refused_before_weights_are_read(tmp_path: Path, whole: LoadedModel) -> None:
