@@ -65,7 +65,8 @@ def _seconds(call: Call, turn: int) -> float:
 def time_on_cuda(call: Call, budget_s: float, *, num_turns: int, graph: bool) -> Times:
     """CUDA events around replays of a graph of whole rounds of turns, or around plain calls where `graph` is False.
 
-    Plain calls are launched without waiting: what the host needs a call shows where it is slower than the device.
+    Plain calls are launched without waiting: what the host needs a call shows where it is slower than the device. They
+    also stand in where the capture fails, and `method` says why it did.
 
     Args:
         num_turns: buffers that the call rotates over.
@@ -92,9 +93,13 @@ def time_on_cuda(call: Call, budget_s: float, *, num_turns: int, graph: bool) ->
     launch, method = run, "CUDA events"
     if graph:
         captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            run()
-        launch, method = captured.replay, "CUDA events, graph"
+        try:
+            with torch.cuda.graph(captured):
+                run()
+            launch, method = captured.replay, "CUDA events, graph"
+        except RuntimeError as error:  # what a call does in a capture is its own; the cell is timed all the same
+            torch.cuda.synchronize()
+            method = f"CUDA events; not captured: {' '.join(str(error).split())[:200]}"
     launch()
     torch.cuda.synchronize()
     samples: list[float] = []

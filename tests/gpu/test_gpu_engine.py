@@ -25,6 +25,7 @@ from framework.sampling import Sampling
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, torch finds none"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 
 GREEDY = Sampling(max_tokens=40, ignore_eos=True)

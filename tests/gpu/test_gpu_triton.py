@@ -19,6 +19,7 @@ from framework_builtin.backend.triton import TritonBackend
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, torch finds none"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 
 MAKES = {

@@ -386,6 +386,42 @@ def test_unknown_architectures_and_splits_below_one_token_are_refused() -> None:
         TritonBackend(split_tokens=0)
 
 
+def test_kernels_are_launched_on_the_device_of_their_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    from framework_builtin.backend.triton_kernels import launch
+    from framework_builtin.backend.triton_kernels.configs import ARCHS
+
+    current: list[int] = []
+    launched: list[tuple[str, tuple[int, ...]]] = []
+
+    class Device:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __enter__(self) -> None:
+            current.append(self.index)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+    class Recorded:
+        def __init__(self, function: Any) -> None:
+            self._name = function.__name__
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *args, **constants: launched.append((self._name, tuple(current)))
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(launch, "compiled", Recorded)
+    spec = make_spec()
+    problem = build_problem(Case(spec, (900, 30), (1, 12)))
+    launcher = launch.Launcher(spec, "cuda:1", arch=ARCHS["sm_90"], num_sms=0, split_tokens=None)
+    new = torch.zeros(2, spec.num_kv_heads, spec.head_dim)
+    launcher.attend(problem.q, problem.pool, launcher.plan(problem.batch), torch.empty_like(problem.q), None)
+    launcher.write(problem.pool, new, new, torch.tensor([16, 17]))
+    launcher.copy_blocks(problem.pool, torch.tensor([[1, 2]]), ordered=False)
+    assert launched == [(name, (1,)) for name in ("decode", "prefill", "write_kv", "copy_blocks")], launched
+
+
 def _record_launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Every launch as (kernel, grid, its constants), in order."""
     from framework_builtin.backend.triton_kernels import launch

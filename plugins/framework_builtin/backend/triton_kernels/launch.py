@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +62,7 @@ class Launcher:
         self._min_split_tokens = arch.min_split_tokens if arch else 1
         self._split_tokens = split_tokens
         self._wrap = interpreted if self._interpreted else compiled
+        self._on_device = _current(device)
         self._constants = plans.feature_constants(spec, arch)
         self._upcast = self._interpreted and spec.dtype == "bfloat16"
         self._workspaces: dict[str, Tensor] = {}
@@ -81,7 +84,9 @@ class Launcher:
         step.work = self._workspace("work", num_work * 4, "int32")
         step.rows = self._workspace("rows", num_rows * 2, "int32")
         capacity = batch.block_tables.shape[1] * spec.block_size
-        self._wrap(plan_splits)[(1,)](
+        self._start(
+            plan_splits,
+            (1,),
             batch.context_lens,
             step.work,
             step.rows,
@@ -152,7 +157,9 @@ class Launcher:
         k, v = _dense(k, 2), _dense(v, 2)
         pool_k, pool_v = _as_stored(pool.k), _as_stored(pool.v)
         quantise = self._constants["FP8"] != 0
-        self._wrap(write_kv)[(-(-num_tokens // shape.tokens), shape.parts)](
+        self._start(
+            write_kv,
+            (-(-num_tokens // shape.tokens), shape.parts),
             q,
             k,
             v,
@@ -196,7 +203,9 @@ class Launcher:
                 raise InvalidArgument(f"a block must be contiguous to be copied, found strides {stored.stride()}")
         elements = pool_k[0].numel()
         slice_size = min(plans.next_power(elements), 1 << 20) if self._interpreted else 1024
-        self._wrap(copy_blocks)[(-(-elements // slice_size), 1 if ordered else len(copies))](
+        self._start(
+            copy_blocks,
+            (-(-elements // slice_size), 1 if ordered else len(copies)),
             pool_k,
             pool_v,
             copies.contiguous(),
@@ -221,7 +230,9 @@ class Launcher:
             part = self._workspace("part", step.num_work * spec.num_heads * spec.head_dim, "float32")
             part_lse = self._workspace("part_lse", step.num_work * spec.num_heads, "float32")
         num_items = step.num_work * spec.num_kv_heads * shape.head_blocks
-        self._wrap(decode)[(-(-num_items // shape.items),)](
+        self._start(
+            decode,
+            (-(-num_items // shape.items),),
             q,
             k,
             v,
@@ -251,6 +262,11 @@ class Launcher:
         if split:
             self._merge(part, part_lse, step.rows, out, lse, shape, first_row=0, num_rows=step.num_decodes)
 
+    def _start(self, kernel: Callable[..., None], grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """Launch on this launcher's device: Triton takes whichever is current."""
+        with self._on_device:
+            self._wrap(kernel)[grid](*args, **constants)
+
     def _merge(
         self,
         part: Tensor | None,
@@ -269,7 +285,9 @@ class Launcher:
 
         spec = self._spec
         heads = plans.next_power(spec.num_heads) if self._interpreted else min(plans.next_power(spec.num_heads), 8)
-        self._wrap(merge_splits)[(num_rows, -(-spec.num_heads // heads))](
+        self._start(
+            merge_splits,
+            (num_rows, -(-spec.num_heads // heads)),
             part,
             part_lse,
             rows,
@@ -313,7 +331,9 @@ class Launcher:
             part = self._workspace("part", num_splits * num_tokens * spec.num_heads * spec.head_dim, "float32")
             part_lse = self._workspace("part_lse", num_splits * num_tokens * spec.num_heads, "float32")
         grid = (*plans.prefill_grid(spec, shape, num_tokens, num_rows), num_splits)
-        self._wrap(prefill)[grid](
+        self._start(
+            prefill,
+            grid,
             q,
             _descriptor(k, shape.n, pool.layout) if shape.tma else k,
             _descriptor(v, shape.n, pool.layout) if shape.tma else v,
@@ -396,6 +416,16 @@ class Launcher:
             found = torch.empty(plans.next_power(num_elements), dtype=getattr(torch, dtype), device=self._device)
             self._workspaces[name] = found
         return found
+
+
+def _current(device: str) -> AbstractContextManager[Any]:
+    """Makes a CUDA device with an index the current one; may be entered again and again."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not index:
+        return nullcontext()
+    import torch
+
+    return torch.cuda.device(int(index))
 
 
 def _as_stored(stored: Tensor) -> Tensor:
