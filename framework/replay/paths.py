@@ -95,6 +95,25 @@ class RequestPaths:
         return result
 
     @cached_property
+    def next_runs(self) -> list[tuple[list[int], list[int]]]:
+        """Each request's path cut where the next request changes: (where each run ends, its blocks' next request).
+
+        Few runs a request: whoever requests a block requests its ancestors, so the next requests do not fall along a
+        path. O(E) array work.
+        """
+        coming = np.full(self.num_nodes, self.num_requests, dtype=np.int32)
+        runs: list[tuple[list[int], list[int]]] = [([], [])] * self.num_requests
+        bounds = self.starts.tolist()
+        for request in range(self.num_requests - 1, -1, -1):
+            path = self.nodes[bounds[request] : bounds[request + 1]]
+            following = coming[path]
+            coming[path] = request
+            if len(path):
+                cuts = np.flatnonzero(following[1:] != following[:-1]) + 1
+                runs[request] = ([*cuts.tolist(), len(path)], following[[0, *cuts]].tolist())
+        return runs
+
+    @cached_property
     def node_tokens(self) -> Ints:
         """(N,) tokens up to and including each node; a partial block counts what its first request filled."""
         _, first = np.unique(self.nodes, return_index=True)

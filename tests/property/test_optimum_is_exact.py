@@ -12,7 +12,7 @@ from replay_helpers import best_hits, random_requests, workload
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.optimum import replay_flat_belady, replay_optimum
+from framework.replay.optimum import optimum_hits, replay_flat_belady, replay_optimum
 from framework.replay.paths import flat_paths
 from framework.replay.reference import replay
 from framework_builtin.eviction.arc import Arc
@@ -28,6 +28,25 @@ def test_no_schedule_hits_more_than_the_optimum(bypass: bool) -> None:
         capacity = 1 + seed % 4
         found = replay_optimum(workload(requests), capacity, bypass=bypass).hit_blocks
         assert found == best_hits(requests, capacity, bypass), (seed, capacity, requests)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_no_schedule_hits_more_than_the_optimum_counted_by_coming_requests(pinned: bool) -> None:
+    for seed in range(120):
+        requests = random_requests(seed, count=7, width=2, longest=3)
+        capacity = 1 + seed % 4
+        found = int(optimum_hits(workload(requests), capacity, pinned=pinned).sum())
+        assert found == best_hits(requests, capacity, bypass=not pinned), (seed, capacity, requests)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_counting_coming_requests_and_moving_blocks_hit_alike(pinned: bool) -> None:
+    for seed in range(40):
+        paths = workload(random_requests(seed, count=150, width=3, longest=7))
+        for capacity in (1, 3, 9, 40):
+            slow = replay_optimum(paths, capacity, bypass=not pinned).request_hits
+            fast = optimum_hits(paths, capacity, pinned=pinned)
+            assert fast.tolist() == slow.tolist(), (seed, capacity)
 
 
 def test_flat_belady_is_the_best_of_a_stream_of_single_blocks() -> None:
@@ -70,3 +89,5 @@ def test_the_optimum_counts_what_it_keeps() -> None:
 def test_an_empty_cache_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="num_blocks"):
         replay_optimum(flat_paths(workload([[1]])), 0)
+    with pytest.raises(InvalidArgument, match="num_blocks"):
+        optimum_hits(workload([[1]]), 0, pinned=True)
