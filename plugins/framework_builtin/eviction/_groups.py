@@ -1,0 +1,258 @@
+"""Blocks released together as one group: what policies that judge whole requests order, learn from and evict."""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import NoCandidate
+from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.types import BlockHash, BlockId, RequestFacts
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_RESCORE = 32
+"""All groups are scored anew whenever this part of the capacity was evicted: an age changes little meanwhile."""
+
+
+class Group:
+    """Blocks of one request that were released together and wait for the same thing.
+
+    Attributes:
+        blocks: as released, shallowest first; those used or evicted since are skipped.
+        kind: which class it belongs to; up to the policy.
+        start: when it was released, on the policy's clock.
+        order: counts groups: larger was released later.
+        size: candidates left. `count`: blocks that no later request has used, those evicted included.
+        shadow: blocks that LRU would still hold.
+        record: number of its record in the policy's history; -1 without.
+        score: as it stands in the heap; entries of other scores are stale.
+    """
+
+    __slots__ = ("blocks", "count", "kind", "order", "record", "score", "shadow", "size", "start")
+
+    def __init__(self, blocks: array[int], kind: int, start: float, order: int) -> None:
+        self.blocks, self.kind, self.start, self.order = blocks, kind, start, order
+        self.size = self.count = self.shadow = len(blocks)
+        self.record = -1
+        self.score: float = 0.0
+
+
+class GroupedPolicy(EvictionPolicy):
+    """Evicts the group of the lowest score, its deepest block first; ties go to the group released first.
+
+    A subclass says into which groups a release falls (`group`), what it learns when a group's blocks are used again
+    (`returned`), and scores groups by kind and age (`score`). The policy's clock is the latest arrival seen, or `now`
+    where arrivals are unknown. Names of evicted blocks are remembered, at most twice the capacity, so that a return
+    after an eviction is seen too. O(1) Python steps a block, O(log n) a group; scoring is NumPy work over the groups.
+    """
+
+    needs_requests = True
+
+    def attach(self, blocks: BlockView) -> None:
+        super().attach(blocks)
+        rows = len(blocks.depth)
+        self._group_of: list[Group | None] = [None] * rows
+        self._candidate = bytearray(rows)
+        self._num_candidates = 0
+        self._heap: list[tuple[float, int, Group]] = []
+        self._ghosts: OrderedDict[BlockHash | None, Group] = OrderedDict()
+        self._clock, self._arrivals, self._order = 0.0, True, 0
+        self._evicted, self._stale = 0, False
+
+    # What a subclass says
+
+    @abstractmethod
+    def group(self, blocks: Sequence[BlockId], facts: RequestFacts, gap: float | None) -> None:
+        """Call `add` for each group that these released blocks, deepest first, fall into.
+
+        Args:
+            gap: time since the deepest block that was found had been released; None when none was found.
+        """
+
+    @abstractmethod
+    def score(self, kinds: Ints, ages: Floats, orders: Ints) -> Floats:
+        """(G,) scores of groups by kind, age and order of release; the lowest goes first."""
+
+    def first_score(self, group: Group) -> float:
+        """The score of a group that begins to wait now: as `score`, at age 0. Override it for speed only."""
+        return float(self.score(np.array([group.kind]), np.zeros(1), np.array([group.order]))[0])
+
+    def returned(self, group: Group, age: float, used: int) -> None:
+        """A request used `used` of the group's `count` blocks after `age`."""
+
+    def refresh(self) -> None:
+        """Called before all groups are scored anew."""
+
+    # Groups
+
+    def add(self, blocks: Sequence[BlockId], kind: int) -> Group:
+        """These released blocks, deepest first, are a group of this kind from here on."""
+        self._order += 1
+        packed = array("i", blocks)
+        packed.reverse()
+        group = Group(packed, kind, self._clock, self._order)
+        group_of = self._group_of
+        for block in blocks:
+            group_of[block] = group
+        self.place(group)
+        return group
+
+    def place(self, group: Group) -> None:
+        """Enter the group by its score now: after it was made, or its kind changed."""
+        group.score = self.first_score(group)
+        heapq.heappush(self._heap, (group.score, group.order, group))
+
+    def rescore(self) -> None:
+        """All groups are scored anew before the next victim."""
+        self._stale = True
+
+    def _score_all(self) -> None:
+        self._stale, self._evicted = False, 0
+        self.refresh()
+        groups = [group for score, _, group in self._heap if group.size and group.score == score]
+        if not groups:
+            self._heap = []
+            return
+        kinds = np.array([group.kind for group in groups])
+        ages = self._clock - np.array([group.start for group in groups])
+        orders = np.array([group.order for group in groups])
+        scores = self.score(kinds, ages, orders)
+        for group, score in zip(groups, scores.tolist(), strict=True):
+            group.score = score
+        self._heap = [(group.score, group.order, group) for group in groups]
+        heapq.heapify(self._heap)
+
+    # Callbacks
+
+    def _tick(self, facts: RequestFacts, now: float) -> None:
+        if facts.arrival is None:
+            self._arrivals = self._arrivals and self._order > 0  # unknown from the first on: count by `now`
+        time = facts.arrival if self._arrivals else now
+        if time is not None and time > self._clock:
+            self._clock = time
+
+    def admit(self, blocks: Sequence[BlockId], now: float) -> None:
+        self._tick(self.blocks.last_request[blocks[0]], now)
+        ghosts, group_of, key = self._ghosts, self._group_of, self.blocks.key
+        for block in blocks:
+            group_of[block] = ghosts.pop(key[block], None)
+
+    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+        group_of, candidate = self._group_of, self._candidate
+        for block in blocks:
+            if candidate[block]:
+                candidate[block] = 0
+                self._num_candidates -= 1
+                group_of[block].size -= 1  # type: ignore[union-attr]
+
+    def release(self, blocks: Sequence[BlockId], now: float) -> None:
+        facts = self.blocks.last_request[blocks[0]]
+        self._tick(facts, now)
+        group_of, candidate = self._group_of, self._candidate
+        before: dict[Group, int] = {}
+        deepest: Group | None = None
+        run, length = group_of[blocks[0]], 0
+        for block in blocks:
+            candidate[block] = 1
+            group = group_of[block]
+            if group is run:
+                length += 1
+            else:
+                if run is not None:
+                    before[run] = before.get(run, 0) + length
+                    deepest = deepest or run
+                run, length = group, 1
+        if run is not None:
+            before[run] = before.get(run, 0) + length
+            deepest = deepest or run
+        self._num_candidates += len(blocks)
+        gap = self._clock - deepest.start if deepest is not None else None
+        for group, used in before.items():
+            self.returned(group, self._clock - group.start, used)
+            group.count -= used
+        self.group(blocks, facts, gap)
+        if len(self._heap) > 64 + 4 * self._num_candidates:
+            self._stale = True
+
+    def victim(self, now: float) -> BlockId:
+        if not self._num_candidates:
+            raise NoCandidate(f"{type(self).__name__} holds no candidate")
+        if self._stale:
+            self._score_all()
+        heap, group_of, candidate = self._heap, self._group_of, self._candidate
+        while True:
+            score, _, group = heap[0]
+            if group.size and group.score == score:
+                blocks = group.blocks
+                while blocks:
+                    block = blocks[-1]
+                    if group_of[block] is group and candidate[block]:
+                        return BlockId(block)
+                    blocks.pop()
+            heapq.heappop(heap)
+
+    def victims(self, count: int, now: float) -> list[BlockId]:
+        chosen: list[BlockId] = []
+        for _ in range(count):
+            chosen.append(self.victim(now))
+            self.evicted(chosen[-1], now)
+        return chosen
+
+    def evicted(self, block: BlockId, now: float) -> None:
+        group = self._group_of[block]
+        self._group_of[block] = None
+        if self._candidate[block]:
+            self._candidate[block] = 0
+            self._num_candidates -= 1
+            if group is not None:
+                group.size -= 1
+        if group is not None:
+            self._remember(block, group)
+
+    def _remember(self, block: BlockId, group: Group) -> None:
+        ghosts = self._ghosts
+        ghosts[self.blocks.key[block]] = group
+        if len(ghosts) > 2 * self.blocks.num_blocks:
+            ghosts.popitem(last=False)
+        self._evicted += 1
+        if self._evicted * _RESCORE > self.blocks.num_blocks:
+            self._stale = True
+
+
+class Shadow:
+    """How many blocks LRU would have hit, counted by groups: what a policy compares itself with.
+
+    Args:
+        num_blocks: of the cache.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._most, self._held = num_blocks, 0
+        self._queue: deque[Group] = deque()
+
+    def use(self, group: Group, used: int) -> int:
+        """A request uses blocks of a group; how many of them LRU would have held."""
+        held = min(used, group.shadow)
+        group.shadow -= held
+        self._held -= held
+        return held
+
+    def add(self, group: Group) -> None:
+        """The group is the most recent now."""
+        self._queue.append(group)
+        self._held += group.shadow
+        while self._held > self._most:
+            oldest = self._queue[0]
+            gone = min(oldest.shadow, self._held - self._most)
+            oldest.shadow -= gone
+            self._held -= gone
+            if not oldest.shadow:
+                self._queue.popleft()

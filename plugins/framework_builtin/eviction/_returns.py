@@ -1,0 +1,208 @@
+"""Online estimate of when groups of blocks are used again, from their features and age."""
+# Shapes: H records kept  C kinds of groups (distinct features)  A age bins  F features
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_BINS = 44
+_PER_OCTAVE = 2
+_PRIOR_RATE, _PRIOR_AGE = 0.3, 200.0  # hazard 0.3 / (age + 200), in times between releases: heavy-tailed
+_PRIOR_GROUPS = 30.0  # strength of that prior, in groups that lived through each age
+_SHAPE_GROUPS = 20.0  # of the parent's shape, for the shape of one first feature
+_FACTOR_EVENTS = 10.0  # of "no effect", for the factor of one value of a further feature
+_KIND_EVENTS = 20.0  # of the product of factors, for one combination
+_TRUSTED_RETURNS = 50.0  # at an age and after it, before what features say of the young is believed of the old
+_MOST_KINDS = 1024
+
+
+class Returns:
+    """Hazard of a return by features and age: a shape by the first feature, times a factor for each further one.
+
+    Shapes fall with age from their peak on (isotonic), and are shrunk to the shape of all groups of the same sort, that
+    one to a prior of heavy tail; factors are shrunk to 1. Ages are measured in mean times between records, so nothing
+    depends on the unit of the clock, and binned at half octaves. Kept are the last `window` records.
+
+    Args:
+        num_sorts: sorts of groups that share nothing: kinds 0 to `num_sorts` - 1 stand for a sort as a whole.
+    """
+
+    def __init__(self, num_sorts: int, window: int) -> None:
+        self._window, self._num_sorts = window, num_sorts
+        self._kinds: dict[Hashable, int] = {}
+        self._features: list[tuple[int, ...]] = []
+        self._kind, self._start, self._end = array("i"), array("d"), array("d")
+        self._num = self._learnt = 0
+        self.unit = 1.0
+        self._edges = self._edges_of(1.0)
+        self.index = np.zeros((num_sorts, _BINS))
+        """(C, A) of kinds known when last learnt: best ratio of the chance to be used again to the time held for it."""
+        self._fresh: list[float] = [0.0] * num_sorts
+
+    def kind_of(self, sort: int, features: tuple[int, ...]) -> int:
+        """The number of this combination; the sort's own when there are too many. Features: all of one length."""
+        key = (sort, *features)
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._features) >= _MOST_KINDS:
+                return sort
+            kind = self._kinds[key] = self._num_sorts + len(self._features)
+            self._features.append(key)
+        return kind
+
+    def begin(self, kind: int, now: float) -> int:
+        """A group of this kind begins to wait; returns its record."""
+        record = self._num
+        self._num += 1
+        if record < self._window:
+            self._kind.append(kind)
+            self._start.append(now)
+            self._end.append(np.inf)
+        else:
+            at = record % self._window
+            self._kind[at], self._start[at], self._end[at] = kind, now, np.inf
+        return record
+
+    def end(self, record: int, now: float) -> None:
+        """That group was used again. Records that are no longer kept are ignored."""
+        if record >= self._num - self._window:
+            self._end[record % self._window] = now
+
+    @property
+    def due(self) -> bool:
+        """Whether there is enough news to learn from: at least 64 records, and a 32nd of those kept."""
+        return self._num - self._learnt >= max(64, min(self._num, self._window) // 32)
+
+    def bins(self, ages: Floats) -> Ints:
+        """(G,) age bin of each."""
+        return np.minimum(np.searchsorted(self._edges, ages, side="right") - 1, _BINS - 1)
+
+    def scores(self, kinds: Ints, ages: Floats) -> Floats:
+        """(G,) index of groups by kind and age; kinds that came since the last time are judged by their sort."""
+        known = np.where(kinds < len(self.index), kinds, self._sorts()[kinds])
+        found: Floats = self.index[known, self.bins(ages)]
+        return found
+
+    def first_score(self, kind: int) -> float:
+        """The index of a group that begins to wait."""
+        return self._fresh[kind if kind < len(self._fresh) else self._features[kind - self._num_sorts][0]]
+
+    def learn(self, now: float) -> None:
+        """Fit hazards and indices to the records."""
+        self._learnt = self._num
+        start = np.frombuffer(self._start)
+        self.unit = max(1e-9, (now - float(start.min())) / len(start))
+        self._edges = self._edges_of(self.unit)
+        events, exposure, width = self._tables(now)
+        hazard = np.zeros_like(events)
+        sorts = self._sorts()
+        for sort in range(self._num_sorts):
+            mine = np.flatnonzero(sorts == sort)
+            shape = self._shape_of(events[mine].sum(0), exposure[mine].sum(0), width)
+            hazard[sort] = shape
+            members = mine[mine >= self._num_sorts]
+            if len(members):
+                features = np.array([self._features[kind - self._num_sorts][1:] for kind in members])
+                hazard[members] = _fit(features, events[members], exposure[members], shape, width)
+        self.index = _best_ratio(hazard, width)
+        self._fresh = self.index[:, 0].tolist()
+
+    def _sorts(self) -> Ints:
+        own = list(range(self._num_sorts))
+        return np.array(own + [features[0] for features in self._features])
+
+    @staticmethod
+    def _edges_of(unit: float) -> Floats:
+        return unit * np.concatenate([[0.0], 2.0 ** (np.arange(_BINS - 1) / _PER_OCTAVE)])
+
+    def _tables(self, now: float) -> tuple[Floats, Floats, Floats]:
+        """Returns (C, A) and time waited (C, A) in each age bin, and the bins' widths (A,)."""
+        width = np.append(np.diff(self._edges), self._edges[-1])
+        kinds, start, end = np.frombuffer(self._kind, np.int32), np.frombuffer(self._start), np.frombuffer(self._end)
+        shape = (self._num_sorts + len(self._features), _BINS)
+        ages = np.maximum(np.minimum(end, now) - start, 0.0)
+        at = kinds.astype(np.int64) * _BINS + self.bins(ages)
+        size = shape[0] * shape[1]
+        events = np.bincount(at[end <= now], minlength=size).reshape(shape).astype(np.float64)
+        last = np.bincount(at, minlength=size).reshape(shape)
+        rest = np.bincount(at, ages - self._edges[self.bins(ages)], minlength=size).reshape(shape)
+        passed = last[:, ::-1].cumsum(1)[:, ::-1] - last
+        return events, passed * width + rest, width
+
+    def _shape_of(self, events: Floats, exposure: Floats, width: Floats) -> Floats:
+        middle = self._edges + width / 2
+        prior = _PRIOR_RATE / (middle + _PRIOR_AGE * self.unit)
+        weight = exposure + _PRIOR_GROUPS * width
+        return _falling((events + _PRIOR_GROUPS * prior * width) / weight, weight)
+
+
+def _fit(features: Ints, events: Floats, exposure: Floats, shape: Floats, width: Floats) -> Floats:
+    """(C, A) hazards of kinds with these features (C, F), given the shape (A,) of all of them together."""
+    values, first = np.unique(features[:, 0], return_inverse=True)
+    seen, waited = np.zeros((len(values), _BINS)), np.zeros((len(values), _BINS))
+    np.add.at(seen, first, events)
+    np.add.at(waited, first, exposure)
+    later = events.sum(0)[::-1].cumsum()[::-1]  # returns seen at each age and after it
+    trust = later / (later + _TRUSTED_RETURNS)
+    level = (seen.sum(1) + _SHAPE_GROUPS) / ((waited * shape).sum(1) + _SHAPE_GROUPS)
+    weight = waited + _SHAPE_GROUPS * width
+    rates = (seen + _SHAPE_GROUPS * shape * level[:, None] ** trust * width) / weight
+    base = np.array([_from_peak(*row) for row in zip(rates, weight, strict=True)])[first]
+    counts, expected = events.sum(1), (exposure * base).sum(1)
+    total = _factors(features[:, 1:], counts, expected)
+    total = total * (counts + _KIND_EVENTS) / (expected * total + _KIND_EVENTS)
+    fitted: Floats = base * total[:, None] ** trust
+    return fitted
+
+
+def _factors(features: Ints, counts: Floats, expected: Floats, rounds: int = 3) -> Floats:
+    """(C,) products of one factor a feature's value, by iterative proportional fitting."""
+    places = [np.unique(column, return_inverse=True)[1] for column in features.T]
+    factors = [np.ones(place.max() + 1) for place in places]
+    total = np.ones(len(counts))
+    for _ in range(rounds):
+        for at, place in enumerate(places):
+            without = total / factors[at][place]
+            fitted = np.bincount(place, expected * without) + _FACTOR_EVENTS
+            factors[at] = (np.bincount(place, counts) + _FACTOR_EVENTS) / fitted
+            total = without * factors[at][place]
+    return total
+
+
+def _falling(values: Floats, weights: Floats) -> Floats:
+    """Isotonic regression, non-increasing: pool adjacent violators."""
+    pooled: list[list[float]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        pooled.append([value, weight, 1])
+        while len(pooled) > 1 and pooled[-2][0] < pooled[-1][0]:
+            value, weight, count = pooled.pop()
+            other = pooled[-1]
+            both = other[1] + weight
+            other[0], other[1], other[2] = (other[0] * other[1] + value * weight) / both, both, other[2] + count
+    return np.repeat([value for value, _, _ in pooled], [int(count) for _, _, count in pooled])
+
+
+def _from_peak(values: Floats, weights: Floats) -> Floats:
+    """The same from the highest value on; what comes before it stays."""
+    peak = int(np.argmax(values))
+    return np.concatenate([values[:peak], _falling(values[peak:], weights[peak:])])
+
+
+def _best_ratio(hazard: Floats, width: Floats) -> Any:
+    """(C, A) Gittins index: the best ratio, over how long to hold on, of the chance of a return to the time held."""
+    chance = -np.expm1(-hazard * width)
+    held = np.minimum(chance / np.maximum(hazard, 1e-300), width)
+    index = np.zeros_like(hazard)
+    for age in range(_BINS):
+        lives = np.concatenate([np.ones((len(hazard), 1)), np.cumprod(1 - chance[:, age:-1], axis=1)], axis=1)
+        hits, cost = np.cumsum(lives * chance[:, age:], axis=1), np.cumsum(lives * held[:, age:], axis=1)
+        index[:, age] = (hits / np.maximum(cost, 1e-300)).max(axis=1)
+    return index
