@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from framework import registry
 from framework.cli.exit import command, exit_with
 from framework.errors import FrameworkError
+from framework.guard.backend import GuardedBackend
+from framework.guard.construct import construct
 from framework.registry.contract import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -93,9 +95,9 @@ def _device() -> str:
 def _reasons(plugin: registry.Plugin, cls: type, device: str) -> tuple[str, ...]:
     """What `check` says; whatever it raises is a reason too."""
     try:
-        return tuple(str(reason) for reason in cls().check(default_spec(), device))
-    except Exception as error:
-        return (f"its check raised {type(error).__name__}: {error}",)
+        return tuple(GuardedBackend(construct(plugin.kind, plugin.name, cls, {})).check(default_spec(), device))
+    except FrameworkError as error:
+        return (str(error),)
 
 
 @command

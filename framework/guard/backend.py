@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from framework.errors import InvalidArgument, InvariantViolation, OutOfMemory, PluginError, Unsupported
 from framework.guard.boundary import Boundary
@@ -20,6 +21,7 @@ from framework.interfaces.backend import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+Timed = TypeVar("Timed")
 # InvariantViolation: a recorder of device calls, below the backend, found one that a captured step must not make.
 _CONTRACT = (Unsupported, InvalidArgument, OutOfMemory, InvariantViolation, PluginError)
 
@@ -94,6 +96,13 @@ class GuardedBackend:
                 self.plugin.attend(q, pool, batch, out)
             else:
                 self.plugin.attend(q, pool, batch, out, lse=lse)
+        except BaseException as error:
+            self._contain("attend", error)
+
+    def timed(self, work: Callable[[], Timed]) -> Timed:
+        """`work`, which calls the plugin's `attend` directly so that nothing but it is timed."""
+        try:
+            return work()
         except BaseException as error:
             self._contain("attend", error)
 

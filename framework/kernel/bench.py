@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from framework.interfaces.backend import AttentionBackend, Batch, LayerKV
+from framework.guard.backend import GuardedBackend
+from framework.interfaces.backend import AttentionBackend, Batch, LayerKV, Loss
 from framework.kernel.cells import Cell
 from framework.kernel.floors import work_of
 from framework.testing.attention_cases import Case, Problem, torch_dtype
@@ -36,7 +37,7 @@ class Bench:
     batch: Batch
     pools: list[LayerKV]
 
-    def attend(self, backend: AttentionBackend, turn: int) -> None:
+    def attend(self, backend: AttentionBackend | GuardedBackend, turn: int) -> None:
         """One layer's attention on the pool whose turn it is. The backend is planned."""
         backend.attend(self.q, self.pools[turn % len(self.pools)], self.batch, self.out)
 
@@ -95,16 +96,16 @@ def _batch(cell: Cell, tables: np.ndarray[tuple[int, int], np.dtype[np.int32]], 
     )
 
 
-def judge_timed(backend: AttentionBackend, bench: Bench) -> Verdict:
+def judge_timed(backend: GuardedBackend, bench: Bench) -> Verdict:
     """The worst verdict on a few rows of the very batch that is timed, each row's last queries at most."""
     bench.out.fill_(float("nan"))
     bench.attend(backend, 0)
     rows = sorted({0, len(bench.cell.contexts) // 2, len(bench.cell.contexts) - 1})[:_JUDGED_ROWS]
-    verdicts = [_judge_row(bench, row) for row in rows]
+    verdicts = [_judge_row(bench, row, backend.capabilities.lossy) for row in rows]
     return max(verdicts, key=lambda verdict: verdict.error / verdict.limit)
 
 
-def _judge_row(bench: Bench, row: int) -> Verdict:
+def _judge_row(bench: Bench, row: int, loss: Loss | None) -> Verdict:
     """The row's blocks go to the CPU first: the oracle reads token by token."""
     cell, batch, pool = bench.cell, bench.batch, bench.pools[0]
     last = int(batch.host_query_starts[row + 1])
@@ -114,7 +115,8 @@ def _judge_row(bench: Bench, row: int) -> Verdict:
     scales = [None if scale is None else scale.cpu() for scale in (pool.k_scale, pool.v_scale)]
     own = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, *scales)
     case = Case(cell.spec, (context,), (count,))
-    return judge(bench.out[tokens].cpu(), Problem(case, bench.q[tokens].cpu(), own, _row_batch(len(blocks), case)))
+    problem = Problem(case, bench.q[tokens].cpu(), own, _row_batch(len(blocks), case))
+    return judge(bench.out[tokens].cpu(), problem, loss)
 
 
 def _row_batch(num_blocks: int, case: Case) -> Batch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from framework.guard.boundary import OUTSIDE, shown
 from framework.interfaces.backend import AttentionSpec
 from framework.testing.attention_cases import Case, build_problem
 from framework.testing.attention_runs import Make, Verdict, judge, prepared, run_attention
@@ -37,8 +38,12 @@ def gate(make: Make, spec: AttentionSpec, device: str) -> Gate:
         try:
             backend = prepared(make, spec, device)
             out, _ = run_attention(backend, problem)
-        except Exception as error:  # a plugin may fail in any way: it is told, and the backend not timed
-            wrong.append(f"{case}: {type(error).__name__}: {error}")
+        except OUTSIDE:
+            raise
+        except AssertionError as error:
+            wrong.append(f"{case}: {error}")
+        except BaseException as error:  # a plugin may fail in any way: it is named, and not timed
+            wrong.append(f"{case}: raised {shown(error)}")
             continue
         verdict = judge(out, problem, backend.capabilities.lossy)
         verdicts.append(verdict)

@@ -9,7 +9,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from framework.config.sections import KernelOptions
-from framework.errors import ConfigError
+from framework.errors import ConfigError, PluginError, Unsupported
+from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, CompiledKernel
 from framework.kernel import bench as benches
 from framework.kernel.bench import Bench
@@ -83,7 +84,12 @@ class Grid:
         """
         self.first_spec  # noqa: B018
         for cell in cells(self.options, self.layout):
-            row = {**self._head(cell), **self._judged(cell), **self.origin}
+            backend = self.make()
+            try:
+                judged = self._judged(backend, cell)
+            except (PluginError, Unsupported) as error:
+                judged = self._without("failed", [str(error)])
+            row = {**self._head(cell), **judged, **self.origin}
             self.rows.append(row)
             yield row
 
@@ -107,10 +113,9 @@ class Grid:
             "device": self.device,
         }
 
-    def _judged(self, cell: Cell) -> Row:
+    def _judged(self, backend: AttentionBackend, cell: Cell) -> Row:
         """The row's verdict, and its times only when the backend can run the cell and is right."""
-        backend = self.make()
-        reasons = backend.check(cell.spec, self.device)
+        reasons = GuardedBackend(backend).check(cell.spec, self.device)
         if reasons:
             return self._without("unavailable", reasons)
         if cell.spec not in self._gates:
@@ -132,7 +137,7 @@ class Grid:
     def _modelled(self, backend: AttentionBackend, cell: Cell) -> Row:
         """No time: what the target chip would need at best, and what the kernels take there."""
         target = self.options.target
-        for found in backend.screen(cell.spec, arch_of(target)) or ():
+        for found in GuardedBackend(backend).screen(cell.spec, arch_of(target)) or ():
             if found not in self.screened:
                 self.screened.append(found)
         return {"status": "modelled", "kind": "modelled", "target": target, "floor_s": floor_s(work_of(cell), target)}
@@ -143,18 +148,19 @@ class Grid:
             return self._without("skipped", [f"needs {needed:,} bytes, kernel.max_bytes is {limit:,}"])
         ceilings = self._ceilings_of(cell.spec.dtype)
         bench = benches.build(cell, self.device, self._cache_bytes)
-        backend.setup(cell.spec, self.device)
-        backend.plan(bench.batch)
-        verdict = benches.judge_timed(backend, bench)
+        guarded = GuardedBackend(backend)
+        guarded.setup(cell.spec, self.device)
+        guarded.plan(bench.batch)
+        verdict = benches.judge_timed(guarded, bench)
         if not verdict.ok:
             return self._without("failed", [f"the timed batch: {verdict}"])
-        times = self._times(backend, bench)
+        times = guarded.timed(lambda: self._times(backend, bench))
         return {
             "status": "ok",
             "kind": "measured",
             "timed_error": verdict.error,
             "num_pools": len(bench.pools),
-            **{f"backend_{name}": value for name, value in backend.facts().items()},
+            **{f"backend_{name}": value for name, value in guarded.facts().items()},
             **_rates(times["backend"], work_of(cell), ceilings),
             **_yardstick(times),
         }

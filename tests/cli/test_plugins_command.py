@@ -41,7 +41,9 @@ def test_a_backend_says_why_it_cannot_run_here(distribution: Any) -> None:
         "not on cpu: device cpu is not supported; supported: moon; "
         f"dtype {default_spec().dtype} is not supported; supported: float16"
     )
-    assert found["shy"].reasons == ("its check raised OSError: libmoon.so.1: cannot open shared object file",)
+    assert found["shy"].reasons == (
+        "moon 1.5: backend Shy.check: raised OSError('libmoon.so.1: cannot open shared object file')",
+    )
 
 
 def test_what_does_not_load_is_a_line_and_spoils_no_other(distribution: Any, capsys: Any) -> None:

@@ -107,14 +107,27 @@ def test_a_wrong_backend_is_never_timed(tmp_path: Any, monkeypatch: Any, backend
     assert not any("time_s" in row for row in result["rows"]), result["rows"]
 
 
-def test_a_backend_that_raises_has_failed_the_gate(tmp_path: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError("mine"), SystemExit(0)])
+def test_a_backend_that_raises_has_failed_the_gate(tmp_path: Any, monkeypatch: Any, error: BaseException) -> None:
     class Raises(TorchBackend):
         def plan(self, batch: Any) -> None:
-            raise ZeroDivisionError("mine")
+            raise error
 
     result = kernel(tmp_path, Raises, monkeypatch)
     assert result["status"] == "failed", result
-    assert "ZeroDivisionError: mine" in result["reasons"][0], result["reasons"]
+    assert f"raised {error!r}" in result["reasons"][0], result["reasons"]
+
+
+@pytest.mark.parametrize("hook", ["facts", "check", "setup"])
+def test_a_backend_that_fails_outside_the_gate_fails_its_cells_and_is_named(
+    tmp_path: Any, monkeypatch: Any, hook: str
+) -> None:
+    def fail(self: Any, *args: Any) -> Any:
+        raise SystemExit(0)
+
+    result = kernel(tmp_path, type("Leaves", (TorchBackend,), {hook: fail}), monkeypatch)
+    assert result["status"] == "failed", result
+    assert "SystemExit(0)" in result["reasons"][0], result["reasons"]
 
 
 def test_a_simulated_backend_gets_a_modelled_floor_and_its_screen_but_no_time(tmp_path: Any, monkeypatch: Any) -> None:
