@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from framework.cli.exit import DONE, FAILED, command, complain, drop_output, exit_with, full_error, sentence, status_of
-from framework.errors import BackendUnavailable, ConfigError, RunDirectoryInUse
+from framework.errors import BackendUnavailable, ConfigError, RunDirectoryError, RunDirectoryInUse
 from framework.files.faults import is_disk_failure
 
 if TYPE_CHECKING:
@@ -242,6 +242,11 @@ def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator
             yield hydra.run(config_name=name, task_function=job, overrides=words).return_value
         else:
             yield from multirun(hydra, name, words, job)
+    except OSError as error:  # Hydra makes the run directory before the job begins
+        raise RunDirectoryError(
+            error.errno or 0,
+            f"run.dir or run.sweep: {error.filename!r} cannot be made: {error.strerror}; choose another",
+        ) from error
     except HYDRA_ERRORS as error:
         raise as_config_error(error, args.overrides, path) from error
     finally:

@@ -77,9 +77,13 @@ def status_of(error: BaseException) -> int:
 def sentence(error: BaseException) -> str:
     """An error as one line: what was asked, what was found, what to do; of an error that nobody expected, its type."""
     text = " ".join(str(error).split())
+    if isinstance(error, FrameworkError) and isinstance(error, OSError):
+        text = " ".join(str(error.strerror or text).split())  # no "[Errno 20]"
     if isinstance(error, FrameworkError):
         return f"{type(error).__name__}: {text}"
-    if _is_about_a_path(error) or is_disk_failure(error):
+    if isinstance(error, OSError) and _is_about_a_path(error):
+        return f"{error.filename}: {error.strerror}"
+    if is_disk_failure(error):
         return text
     return f"internal error: {type(error).__name__}: {text}; set HYDRA_FULL_ERROR=1 for the traceback"
 

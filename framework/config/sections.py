@@ -13,8 +13,8 @@ Lengths = Literal["uniform", "ragged"]
 
 KVDtype = Literal["float64", "float32", "bfloat16", "float16", "float8_e4m3fn"]
 
-MAX_BLOCKS = 2**31 - 1
-"""Block ids are int32."""
+MAX_BLOCKS = 10**8
+"""Some 80 bytes of metadata a block: 8 GB, and half a minute to begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

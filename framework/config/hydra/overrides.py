@@ -50,6 +50,7 @@ def normalise(
 
 
 def _normalise(override: str, groups: Groups, exists: Callable[[str], bool]) -> list[str]:
+    override = _quoted_where_hydra_cannot_read_it(override)
     match = _OVERRIDE.match(override)
     if match is None or match["key"] not in groups.names:
         return [override]
@@ -63,6 +64,15 @@ def _normalise(override: str, groups: Groups, exists: Callable[[str], bool]) -> 
         if words and all(_is_file(word, groups.options.get(group, ()), exists) for word in words):
             return [f"{group}={groups.files[group]}", f"++{group}.path={','.join(map(quote, words))}"]
     return [f"{group}={value}"]
+
+
+def _quoted_where_hydra_cannot_read_it(override: str) -> str:
+    """Hydra's grammar takes letters beyond ASCII only in quotes; names and paths of users have them."""
+    key, equals, value = override.partition("=")
+    words = split_choices(value)
+    if not equals or value.isascii() or any(word[:1] in "'\"[{(" or "(" in word for word in words):
+        return override
+    return f"{key}={','.join(word if word.isascii() else quote(word) for word in words)}"
 
 
 def _is_file(word: str, options: Collection[str], exists: Callable[[str], bool]) -> bool:

@@ -40,7 +40,11 @@ def test_every_error_class_ends_a_command_with_1_or_2() -> None:
         (PluginError("eviction Mine.victim raised"), 1, "PluginError: eviction Mine.victim raised"),
         (RunDirectoryError(errno.ENOTDIR, "x is no folder"), 2, "x is no folder"),
         (RunDirectoryError(errno.ENOSPC, "x cannot be written"), 1, "x cannot be written"),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "nowhere"), 2, "No such file or directory"),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "nowhere"),
+            2,
+            "nowhere: No such file or directory",
+        ),
         (ZeroDivisionError("division by zero"), 1, "internal error: ZeroDivisionError: division by zero"),
         (KeyboardInterrupt(), 130, "interrupted by Ctrl-C"),
         (Interrupted(15), 143, "interrupted by SIGTERM"),

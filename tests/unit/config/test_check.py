@@ -82,7 +82,7 @@ def test_a_name_alone_is_a_component() -> None:
         ({"cache": {"num_block": 3}}, "unknown key 'cache.num_block'; keys: "),
         ({"cache": {"num_block": 3}}, "did you mean 'num_blocks'"),
         ({"cache": {"memory_fraction": 0}}, "cache.memory_fraction must be above 0, found 0"),
-        ({"cache": {"num_blocks": 2**31}}, "cache.num_blocks must be at most 2147483647"),
+        ({"cache": {"num_blocks": 2**31}}, "cache.num_blocks must be at most 100000000"),
         ({"cache": {"block_size": 0}}, "cache.block_size must be at least 1"),
         ({"engine": {"max_batch_requests": 10**7}}, "engine.max_batch_requests must be at most 65536"),
         ({"engine": {"graph_batch_sizes": [4, 0]}}, "engine.graph_batch_sizes must be at least 1, found 0"),
