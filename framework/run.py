@@ -242,13 +242,13 @@ def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator
             yield hydra.run(config_name=name, task_function=job, overrides=words).return_value
         else:
             yield from multirun(hydra, name, words, job)
+    except HYDRA_ERRORS as error:
+        raise as_config_error(error, args.overrides, path) from error
     except OSError as error:  # Hydra makes the run directory before the job begins
         raise RunDirectoryError(
             error.errno or 0,
             f"run.dir or run.sweep: {error.filename!r} cannot be made: {error.strerror}; choose another",
         ) from error
-    except HYDRA_ERRORS as error:
-        raise as_config_error(error, args.overrides, path) from error
     finally:
         GlobalHydra.instance().clear()
 

@@ -64,7 +64,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("+allocatr=prefix",), "did you mean 'allocator'"),
     (("run.progress=maybe",), "run.progress must be bool"),
     (("model.pth=/x",), "unknown key 'model.pth'"),
-    (("+workload.num_request=3",), "did you mean 'workload.num_requests'"),
+    (("+workload.num_request=3",), "did you mean 'num_requests'"),
     (("model=checkpoint",), "model.path has no value"),
     (("allocator=",), "allocator"),
     (("prefix",), "cannot read the override 'prefix'"),
@@ -104,13 +104,37 @@ def test_a_bad_request_is_one_sentence(words: Any, says: str, command: Any, runs
         (("eviction=./nowhere.py:Mine",), "nowhere.py"),
         (("hydra/sweeper=optuna",), "`python -m framework.search NAME OVERRIDE...`"),
         (("engine.max_batch_requests=10000000",), "engine.max_batch_requests must be at most 65536"),
-        (("cache=null",), "cache"),
+        (("cache=null",), "cache must be a mapping, found None"),
+        (("cache.num_blocks=2000000000",), "cache.num_blocks must be at most"),
+        (("run.dir=/dev/null",), "'/dev/null' cannot be made"),
     ],
 )
 def test_what_is_meant_is_said(words: Any, says: str, command: Any, runs: list[Any]) -> None:
     status, out, err = command(*words, "backend=gather")
     assert (status, out, err.count("\n"), runs) == (2, "", 1, []), err
     assert says in err, err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model=random", "model.shape=nope"),
+        ("model=checkpoint", "model.path=nowhere/at/all"),
+        ("workload=prompts", "workload.path=nowhere.txt"),
+        ("mode=replay", "executor=cache_only", "workload=trace", "workload.path=nowhere.jsonl"),
+    ],
+)
+def test_what_is_not_there_is_asked_wrongly(words: Any, command: Any) -> None:
+    status, _, err = command(*words, "backend=gather", "run.dir=out")
+    assert (status, err.count("\n")) == (2, 1), err
+    assert "internal error" not in err
+
+
+@pytest.mark.parametrize("name", ["é", "名前", "naïve"])
+def test_names_may_hold_letters_beyond_ascii(name: str, command: Any, runs: list[Any]) -> None:
+    status, _, err = command(f"run.name={name}", f"run.dir=out/{name}", "backend=gather")
+    assert (status, err) == (0, ""), err
+    assert runs[0]["run"]["name"] == name
 
 
 def test_a_defaults_list_that_overrides_a_setting_is_told_from_a_key(command: Any, elsewhere: Path) -> None:
@@ -139,7 +163,7 @@ def test_one_bad_job_does_not_lose_the_others(command: Any, runs: list[Any]) -> 
     status, _, err = command("-m", "allocator=contiguous", "allocator.reserve=max,most,pow2", "backend=gather")
     assert status == 1
     assert [run["allocator"]["reserve"] for run in runs] == ["max", "pow2"]
-    assert err.startswith("job 1 ("), err
+    assert "\njob 1 (" in err, err
     assert "1 of 3 jobs failed" in err
 
 
