@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from framework import testing
 from framework.check.subject import Subject
+from framework.errors import Interruption
 
 Status = Literal["ok", "failed", "skipped"]
 
@@ -40,8 +41,8 @@ class Verdict:
     text: str = ""
 
 
-class _TimedOut(BaseException):
-    """No Exception, so that a kit that catches what a plugin raises does not take this for the plugin's."""
+class _TimedOut(Interruption):
+    """Ends a check that takes too long: no failure of the plugin, so neither a kit nor a guard contains it."""
 
 
 def checks_of(subject: Subject, *, device: str = "cpu", cases: str = "full") -> list[tuple[str, Callable[[], None]]]:
