@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     from framework.replay.curves import hit_curves
-    from framework.replay.paths import build_paths
+    from framework.replay.path_cache import trace_paths
 
     if options.plot and Path(options.plot).suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"--plot takes a .png or .svg, found {options.plot}")
@@ -69,7 +68,7 @@ def _run(options: argparse.Namespace) -> None:
     )
     if trace.block_tokens == 0:
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared, every hit rate is 0")
-    paths = build_paths(islice(trace, options.limit), full_blocks_only=options.full_blocks_only)
+    paths = trace_paths(trace, limit=options.limit, full_blocks_only=options.full_blocks_only)
     capacities = _capacities(options, paths)
     policies = list(dict.fromkeys(name.strip() for name in options.policies.split(",") if name.strip()))
     if not policies:

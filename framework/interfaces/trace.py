@@ -67,6 +67,7 @@ class TraceReader(ABC):
             makes of the ones read.
         absolute_times: `arrival_s` are seconds since 1970; the framework subtracts the first request's.
         unsorted: requests may come in any order; the framework holds them all and sorts by arrival, ties as read.
+        single_file: the requests depend on the file alone, not on others beside it, so that they may be cached.
         example: a small trace of the format, for its kit: file name -> text, the trace first, then what lies beside it.
     """
 
@@ -74,6 +75,7 @@ class TraceReader(ABC):
     sizes_vary: ClassVar[bool] = False
     absolute_times: ClassVar[bool] = False
     unsorted: ClassVar[bool] = False
+    single_file: ClassVar[bool] = True
     example: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @classmethod

@@ -11,13 +11,13 @@ import numpy as np
 from framework.config.sections import ReplayOptions
 from framework.files.memo import remembered
 from framework.interfaces.eviction import EvictionPolicy
-from framework.modes.replay_input import cut_requests, pool_blocks, workload_of
+from framework.modes.replay_input import paths_of, pool_blocks, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
 from framework.registry.options import section
 from framework.replay.cores import count
 from framework.replay.optimum import optimum_hits
-from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.paths import RequestPaths
 from framework.replay.reference import CacheOnlyResult
 
 OPTIMUM_RULES = (
@@ -32,7 +32,7 @@ def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
     cache = section(config, "cache")
     block_size = int(cache.get("block_size", 16))
     name, workload = workload_of(config)
-    paths = build_paths(cut_requests(workload, name, block_size), full_blocks_only=options.full_blocks_only)
+    paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only)
     num_blocks = pool_blocks(cache, options, working_set=paths.num_nodes)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": int(config.get("seed", 0))}
     policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from framework import workload
 from framework.config.sections import ReplayOptions
 from framework.errors import ConfigError
-from framework.interfaces.workload import Workload, WorkloadRequest
+from framework.interfaces.workload import Workload
 from framework.registry.options import section
 from framework.replay.curves import capacity_blocks
+from framework.replay.path_cache import trace_paths
+from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.roofline import Roofline
 from framework.workload import requests_of
-from framework.workload.to_trace import as_trace, named
+from framework.workload.to_trace import as_trace
 from framework.workload.trace_file import TraceFile
 
 
@@ -24,14 +26,15 @@ def workload_of(config: Mapping[str, Any]) -> tuple[str, Workload]:
     return name, workload.make(name, options, seed=int(config.get("seed", 0)))
 
 
-def cut_requests(found: Workload, name: str, block_size: int) -> Iterator[WorkloadRequest]:
-    """Requests with prompts named in blocks of `block_size`, for cache-only replay.
+def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: bool) -> RequestPaths:
+    """A workload as paths of blocks of `block_size`, for cache-only replay; a trace's from the cache where it is there.
 
     Raises:
         ConfigError: lengths only, or blocks of another size.
     """
     if not isinstance(found, TraceFile):
-        return (named(request, block_size) for request in as_trace(requests_of(found, name), None))
+        requests = as_trace(requests_of(found, name), block_size)
+        return build_paths(requests, full_blocks_only=full_blocks_only)
     trace = found.open(block_size)
     if trace.block_tokens == 0:
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared; use executor=none")
@@ -40,7 +43,9 @@ def cut_requests(found: Workload, name: str, block_size: int) -> Iterator[Worklo
             f"executor=cache_only counts whole trace blocks of {trace.block_tokens} tokens; set "
             f"cache.block_size={trace.block_tokens} or a multiple, or use executor=none"
         )
-    return found.limited(trace)
+    if found.speed == 1.0:
+        return trace_paths(trace, limit=found.limit, full_blocks_only=full_blocks_only)
+    return build_paths(found.limited(trace), full_blocks_only=full_blocks_only)
 
 
 def pool_blocks(cache: Mapping[str, Any], options: ReplayOptions, working_set: int | None = None) -> int:

@@ -85,6 +85,12 @@ class RequestPaths:
         """(E,) the request each reference belongs to."""
         return np.repeat(np.arange(self.num_requests, dtype=np.int32), np.diff(self.starts))
 
+    @property
+    def is_first(self) -> npt.NDArray[np.bool_]:
+        """(E,) whether a reference is its node's first: nodes are numbered in that order."""
+        highest = np.maximum.accumulate(self.nodes)
+        return np.concatenate([self.nodes[:1] == 0, self.nodes[1:] > highest[:-1]])
+
     @cached_property
     def next_requests(self) -> npt.NDArray[np.int32]:
         """(E,) the next request that references the same node; `num_requests` when there is none."""
@@ -116,7 +122,7 @@ class RequestPaths:
     @cached_property
     def node_tokens(self) -> Ints:
         """(N,) tokens up to and including each node; a partial block counts what its first request filled."""
-        _, first = np.unique(self.nodes, return_index=True)
+        first = np.flatnonzero(self.is_first)
         filled = (self.depths.astype(np.int64) + 1) * self.block_tokens
         return np.minimum(filled, self.input_tokens[self.requests[first]])
 
@@ -167,10 +173,8 @@ class RequestPaths:
     @cached_property
     def infinite_hits(self) -> Ints:
         """(R,) leading blocks of each request that earlier requests referenced: the hits of an unbounded cache."""
-        _, first = np.unique(self.nodes, return_index=True)
-        new = np.zeros(self.num_references, dtype=bool)
-        new[first] = True
-        return np.diff(self.starts) - np.bincount(self.requests[new], minlength=self.num_requests)
+        new = np.concatenate([[0], np.cumsum(self.is_first)])
+        return np.diff(self.starts) - np.diff(new[self.starts])
 
     def hit_tokens(self, hits: npt.NDArray[np.integer]) -> Ints:
         """(R,) prompt tokens that `hits` (R,) leading blocks hold; a partial last block counts its tokens."""

@@ -21,7 +21,8 @@ class Trace:
     """The requests of one file, in file order, read anew by each iteration in constant memory.
 
     Attributes:
-        path, format, block_tokens: as opened; `block_tokens` is 0 for lengths only.
+        path, format, block_tokens, on_error: as opened; `block_tokens` is 0 for lengths only.
+        reader, line_tokens: the format's reader, and tokens a block as the file has them.
         num_requests, num_skipped: of the iteration in progress or last done.
         first_error: text of the first line skipped, "" if none.
     """
@@ -30,7 +31,7 @@ class Trace:
         self, path: Path, format: str, reader: type[TraceReader], line_tokens: int, block_tokens: int, on_error: OnError
     ) -> None:
         self.path, self.format, self.block_tokens = path, format, block_tokens
-        self._reader, self._line_tokens, self._on_error = reader, line_tokens, on_error
+        self.reader, self.line_tokens, self.on_error = reader, line_tokens, on_error
         self.num_requests = self.num_skipped = 0
         self.first_error = ""
 
@@ -64,18 +65,18 @@ class Trace:
             raise record
         if record.arrival_s < last:
             raise FieldError("arrival time", f"{record.arrival_s} s after {last} s: sort the file by time")
-        if record.block_ids is not None and self.block_tokens != self._line_tokens:
+        if record.block_ids is not None and self.block_tokens != self.line_tokens:
             return coarsen(record, self.block_tokens)
         return record
 
     def _in_order(self) -> Iterator[Record]:
         """The reader's records, sorted where they may not be, with times that begin at the first request's."""
         records = self._records()
-        if self._reader.unsorted:
+        if self.reader.unsorted:
             records = iter(sorted(records, key=lambda record: _arrival(record[1])))
         epoch: float | None = None
         for line_number, record in records:
-            if self._reader.absolute_times and isinstance(record, WorkloadRequest):
+            if self.reader.absolute_times and isinstance(record, WorkloadRequest):
                 epoch = record.arrival_s if epoch is None else epoch
                 since = record.arrival_s - epoch
                 if since < 0:
@@ -88,19 +89,19 @@ class Trace:
         """What the reader yields; whatever it raises is named."""
         position = [0]
         try:
-            reader = self._reader()
-            reader.block_tokens = self._line_tokens
+            reader = self.reader()
+            reader.block_tokens = self.line_tokens
             yield from reader.read(_counted(lines_of(self.path), position), self.path)
         except FieldError as error:
             raise WorkloadError(f"{self.path}:{max(1, position[0])}: {error}") from error
         except FrameworkError:
             raise
         except Exception as error:
-            raise _blamed(self.format, self._reader, "read", error) from error
+            raise _blamed(self.format, self.reader, "read", error) from error
 
     def _failed(self, line_number: int, error: FieldError) -> None:
         message = f"{self.path}:{line_number}: {error}"
-        if self._on_error == "raise":
+        if self.on_error == "raise":
             raise WorkloadError(f"{message}; on_error=skip leaves such lines out and counts them") from error
         self.num_skipped += 1
         self.first_error = self.first_error or message

@@ -1,0 +1,129 @@
+"""Paths of traces kept on disk, so that a trace that was read once is not parsed again.
+
+One file a trace, format and block size below `$XDG_CACHE_HOME/kvcache-framework/paths` (`~/.cache` where that is
+unset), named by a SHA-256 over the trace's content and over all that decides how it is read. A file that is damaged is
+made anew; the least recently used go when all are above `MAX_BYTES`. `KVLAB_CACHE=0` turns the cache off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from framework.files.atomic import beside
+from framework.replay import paths as paths_module
+from framework.replay.paths import KnownRequests, RequestPaths, build_paths
+from framework.types import Hint
+from framework.workload.traces.reader import Trace
+
+VERSION = 1
+MAX_BYTES = 2 * 2**30
+_ARRAYS = ("nodes", "starts", "parents", "depths", "input_tokens", "tenants")
+_BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+
+
+def trace_paths(trace: Trace, *, limit: int | None = None, full_blocks_only: bool = False) -> RequestPaths:
+    """`build_paths` of an open trace's first `limit` requests, from the cache where they are there.
+
+    The trace's counts (`num_requests`, `num_skipped`, `first_error`) are as after reading it.
+
+    Raises:
+        WorkloadError: see Trace and build_paths.
+    """
+
+    def build() -> RequestPaths:
+        return build_paths(islice(trace, limit), full_blocks_only=full_blocks_only)
+
+    place = _place(trace, limit, full_blocks_only)
+    if place is None:
+        return build()
+    with suppress(*_BROKEN):
+        return _load(place, trace)
+    found = build()
+    with suppress(*_BROKEN):
+        _save(place, found, trace)
+    return found
+
+
+def cache_folder() -> Path | None:
+    """Where the files lie; None where the cache is turned off."""
+    if os.environ.get("KVLAB_CACHE") == "0":
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "kvcache-framework" / "paths"
+
+
+def _place(trace: Trace, limit: int | None, full_blocks_only: bool) -> Path | None:
+    """The cache's file for this trace, read this way; None where it cannot be told from its content alone."""
+    folder = cache_folder()
+    if folder is None or not trace.path.is_file() or not trace.reader.single_file:
+        return None
+    choices = [VERSION, trace.format, trace.line_tokens, trace.block_tokens, trace.on_error, limit, full_blocks_only]
+    digest = hashlib.sha256(repr(choices).encode())
+    try:
+        for module in (inspect.getfile(trace.reader), paths_module.__file__, __file__):
+            digest.update(Path(module).read_bytes())  # another reader reads otherwise
+        with trace.path.open("rb") as file:
+            while chunk := file.read(2**20):
+                digest.update(chunk)
+    except (OSError, TypeError):
+        return None
+    return folder / f"{digest.hexdigest()}.npz"
+
+
+def _save(place: Path, found: RequestPaths, trace: Trace) -> None:
+    meta: dict[str, Any] = {
+        "block_tokens": found.block_tokens,
+        "trace": [trace.num_requests, trace.num_skipped, trace.first_error],
+        "known": None if found.known is None else dict(_columns(found.known)),
+    }
+    packed = np.frombuffer(orjson.dumps(meta), dtype=np.uint8)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with beside(place) as temporary, temporary.open("wb") as file:
+        np.savez(file, meta=packed, **{name: getattr(found, name) for name in _ARRAYS})
+    _bound(place.parent, keep=place)
+
+
+def _columns(known: KnownRequests) -> Iterator[tuple[str, Any]]:
+    """Each fact's list; None for one of which nothing is known."""
+    for field in fields(known):
+        column = getattr(known, field.name)
+        yield field.name, column if any(value is not None for value in column) else None
+
+
+def _load(place: Path, trace: Trace) -> RequestPaths:
+    with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        arrays: dict[str, Any] = {name: stored[name] for name in _ARRAYS}
+        meta = orjson.loads(stored["meta"].tobytes())
+    trace.num_requests, trace.num_skipped, trace.first_error = meta["trace"]
+    known = meta["known"]
+    if known is not None:
+        unknown = [None] * (len(arrays["starts"]) - 1)
+        columns: dict[str, Any] = {name: unknown if column is None else column for name, column in known.items()}
+        columns["hint"] = [Hint.of(value) for value in columns["hint"]]
+        known = KnownRequests(**columns)
+    os.utime(place)  # the least recently used go first
+    return RequestPaths(**arrays, block_tokens=meta["block_tokens"], known=known)
+
+
+def _bound(folder: Path, *, keep: Path) -> None:
+    """Remove the least recently used files above `MAX_BYTES`."""
+    files = [(file.stat(), file) for file in folder.glob("*.npz") if file != keep]
+    left = MAX_BYTES - keep.stat().st_size
+    newest: Callable[[tuple[os.stat_result, Path]], float] = lambda entry: -entry[0].st_mtime  # noqa: E731
+    for status, file in sorted(files, key=newest):
+        left -= status.st_size
+        if left < 0:
+            with suppress(OSError):
+                file.unlink()

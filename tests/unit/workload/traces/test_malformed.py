@@ -1,0 +1,195 @@
+"""Traces as published and traces that lie: right answers, or an error with file, line and field."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from framework import registry, trace
+from framework.errors import WorkloadError
+from framework.interfaces.trace import TraceReader
+from framework.testing import trace_checks
+from framework.workload.traces import WorkloadRequest, detect_format, open_trace, write_trace
+from framework.workload.traces.own_format import name_blocks
+
+READERS = registry.names("trace")
+
+
+@pytest.mark.parametrize("check", trace_checks, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_passes_the_kit(name: str, check: object) -> None:
+    check(registry.load("trace", name))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name != "hash_ids"])
+def test_every_example_is_told_by_its_content_alone(name: str, tmp_path: Path) -> None:
+    reader: type[TraceReader] = registry.load("trace", name)
+    for file, text in reader.example.items():
+        (tmp_path / file).write_text(text)
+    assert detect_format(tmp_path / next(iter(reader.example))) == name
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def azure(tmp_path: Path, *stamps: str) -> Path:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE + "".join(f"{stamp},3,1\n" for stamp in stamps))
+    return path
+
+
+def test_an_offset_from_utc_is_honoured(tmp_path: Path) -> None:
+    path = azure(tmp_path, "2023-11-16 18:00:00.5+02:00", "2023-11-16T16:00:01Z", "2023-11-16 16:00:02",
+                 "2023-11-16 08:00:03-0800")  # fmt: skip
+    assert [request.arrival_s for request in open_trace(path)] == [0.0, 0.5, 1.5, 2.5]
+
+
+@pytest.mark.parametrize("stamp", ["2023-11-16 18:15:46.-5", "2023-11-16 18:15:46.1_0", "٢٠٢٣-11-16 18:15:46", "-5",
+                                   "2023-11-16 18:15:46.", "2023-13-16 18:15:46", "1900-01-01 00:00:00"])  # fmt: skip
+def test_what_is_no_time_is_refused(tmp_path: Path, stamp: str) -> None:
+    with pytest.raises(WorkloadError, match=r"azure\.csv:2: TIMESTAMP: expected a"):
+        list(open_trace(azure(tmp_path, stamp)))
+
+
+@pytest.mark.parametrize("value", ["1_300", "\uff11\uff13", "٣", " 3", "3.5", "+-3", "0x10", "1e3", ""])
+def test_what_are_no_ascii_digits_is_no_number(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"{AZURE}2023-11-16 18:15:46,{value},1\n", encoding="utf-8")
+    with pytest.raises(WorkloadError, match=r"a\.csv:2: ContextTokens: expected a whole number"):
+        list(open_trace(path))
+    path = tmp_path / "m.jsonl"
+    path.write_text(json.dumps({"timestamp": value or "x", "input_length": 3, "output_length": 1, "hash_ids": [1]}))
+    if value not in ("3.5", "1e3"):
+        with pytest.raises(WorkloadError, match=r"m\.jsonl:1: timestamp: expected a number"):
+            list(open_trace(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ({"tokens": [1, 2], "input_tokens": 3, "output_tokens": 1}, "input_tokens"),
+        ({"tokens": [1, 2], "output": [1], "output_tokens": 2}, "output_tokens"),
+        ({"input_tokens": 2, "output": [1, 2], "output_tokens": 0}, "output_tokens"),
+    ],
+)
+def test_two_statements_of_one_length_must_agree(tmp_path: Path, line: dict[str, object], field: str) -> None:
+    path = tmp_path / "own.jsonl"
+    header = {"format": "kvlab-trace", "version": 1, "block_tokens": 4}
+    path.write_text(f"{json.dumps(header)}\n{json.dumps({'arrival_s': 0, **line})}\n")
+    with pytest.raises(WorkloadError, match=rf"own\.jsonl:2: {field}: says"):
+        list(open_trace(path))
+
+
+def test_a_trace_without_a_request_names_the_file_and_the_count(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"azure\.csv holds 0 requests"):
+        list(open_trace(azure(tmp_path)))
+    path = azure(tmp_path, "yesterday", "tomorrow")
+    with pytest.raises(WorkloadError, match=r"azure\.csv holds 0 requests; 2 lines were skipped, the first: .*:2: "):
+        list(open_trace(path, on_error="skip"))
+
+
+def test_ragpulse_prompts_share_exactly_their_leading_chunks(tmp_path: Path) -> None:
+    reader = registry.load("trace", "ragpulse")
+    for file, text in reader.example.items():  # type: ignore[attr-defined]
+        (tmp_path / file).write_text(text)
+    first, second = open_trace(tmp_path / "0_trace.jsonl", block_tokens=8)
+    assert (first.input_tokens, first.session, first.arrival_s) == (40, "s-1", 82.0)
+    assert first.tokens is not None
+    assert second.tokens is not None
+    assert first.tokens[:16].tolist() == second.tokens[:16].tolist(), "the system prompt"
+    assert not set(first.tokens[16:20].tolist()) & set(second.tokens[16:20].tolist()), "other passages follow"
+    assert set(first.tokens[16:28].tolist()) < set(second.tokens.tolist()), "the same passage, elsewhere"
+    assert len(second.tokens) == 39, "3 tokens that no chunk names"
+    assert first.block_ids is not None
+    assert first.block_ids.tolist() == name_blocks(first.tokens, 8).tolist()
+    (tmp_path / "3_history.jsonl").unlink()
+    with pytest.raises(WorkloadError, match=r"3_history\.jsonl is not there: RAGPulse publishes"):
+        list(open_trace(tmp_path / "0_trace.jsonl"))
+
+
+def test_kv_cache_tester_sessions_are_read_from_a_file_a_line_and_a_folder(tmp_path: Path) -> None:
+    (text,) = registry.load("trace", "kv_cache_tester").example.values()  # type: ignore[attr-defined]
+    (tmp_path / "one.json").write_text(text)
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "trace_0001.json").write_text(text)
+    (folder / "trace_0002.json.gz").write_bytes(gzip.compress(text.replace("trace_0001", "trace_0002").encode()))
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps(json.loads(text) | {"id": name}) + "\n" for name in ("a", "b")))
+    main, sub, later = open_trace(tmp_path / "one.json")
+    assert [one.session for one in (main, sub, later)] == ["trace_0001", "trace_0001/a1", "trace_0001"]
+    assert [one.turn for one in (main, sub, later)] == [0, 0, 1]
+    assert {one.namespace.salt for one in (main, sub, later)} == {"trace_0001"}, "blocks are shared with sub-agents"
+    assert (later.category, later.input_tokens, later.block_tokens) == ("tool_result", 200, 64)
+    for path, names in ((folder, {"trace_0001", "trace_0002"}), (lines, {"a", "b"})):
+        found = list(open_trace(path))
+        assert (len(found), {one.namespace.salt for one in found}) == (6, names)
+        assert [one.arrival_s for one in found] == sorted(one.arrival_s for one in found)
+    (tmp_path / "one.json").write_text(text.replace('"in": 130', '"in": 0'))
+    with pytest.raises(WorkloadError, match=r"one\.json:1: requests\[0\]: in: "):
+        list(open_trace(tmp_path / "one.json"))
+
+
+def test_bailian_chats_are_followed_to_their_root(tmp_path: Path) -> None:
+    path = tmp_path / "b.jsonl"
+    line = {"timestamp": 1.0, "input_length": 3, "output_length": 1, "type": "text", "hash_ids": [1]}
+    chats = [(1, -1, 1), (2, 1, 2), (3, 2, 3), (9, 8, 2)]
+    records = ({**line, "chat_id": chat, "parent_chat_id": parent, "turn": turn} for chat, parent, turn in chats)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = list(open_trace(path))
+    assert [one.session for one in found] == ["1", "1", "1", "8"]
+    assert [(one.turn, one.category) for one in found] == [(0, "text"), (1, "text"), (2, "text"), (1, "text")]
+
+
+def test_convert_refuses_to_write_over_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.jsonl"
+    text = '{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}\n'
+    path.write_text(text)
+    (tmp_path / "soft.jsonl").symlink_to(path)
+    os.link(path, tmp_path / "hard.jsonl")
+    for name in ("m.jsonl", "soft.jsonl", "hard.jsonl", "../" + tmp_path.name + "/m.jsonl"):
+        assert trace.main(["convert", str(path), str(tmp_path / name)]) == 2
+        assert "is the file that is read; nothing was written" in capsys.readouterr().err
+        assert trace.main(["describe", str(path), "--json", str(tmp_path / name)]) == 2
+        assert path.read_text() == text
+    assert trace.main(["synth", "rag", f"arrivals={path}", "--out", str(path)]) == 2
+    assert path.read_text() == text
+
+
+def test_a_convert_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+    path, out = tmp_path / "m.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}\nbroken\n')
+    assert trace.main(["convert", str(path), str(out)]) == 2
+    assert not out.exists()
+    out.write_text("good")
+    assert trace.main(["convert", str(path), str(out)]) == 2
+    assert out.read_text() == "good"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["m.jsonl", "out.jsonl"]
+    with pytest.raises(WorkloadError, match="cannot be written"):
+        write_trace(tmp_path / "no" / "t.jsonl", [])
+
+
+def test_an_archive_is_told_what_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = tmp_path / "agents.tar.xz"
+    with tarfile.open(archive, "w:xz"):
+        pass
+    assert trace.main(["describe", str(archive)]) == 2
+    assert "workload=agent_text reads archives" in capsys.readouterr().err
+
+
+def test_describe_into_a_pipe_that_closes_ends_without_a_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write_trace(path, (WorkloadRequest(arrival_s=i, input_tokens=32, output_tokens=1, block_ids=np.array([i, i + 1]),
+                                       block_tokens=16) for i in range(50)))  # fmt: skip
+    for words in (["describe", str(path)], ["describe", str(path), "--json", "-"], ["fetch"]):
+        command = " ".join([sys.executable, "-m", "framework.trace", *words]) + " | head -1"
+        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+        assert (done.stderr, done.returncode) == ("", 0), words
