@@ -151,7 +151,6 @@ _DECLARED: tuple[Metric, ...] = (
     _text("run", "backend", "backend", "Name of the attention backend."),
     _text("run", "device", "device", "Where the model or kernel ran, as torch names it."),
     _text("run", "dtype", "dtype", "Data type of the weights and of what is computed."),
-    _text("run", "kv_dtype", "KV dtype", "Data type of K and V in the pool."),
     _text("run", "command", "command", "The command line of the process, as a shell takes it.", when=_never),
     _text("run", "started_at", "started", "When the run began, UTC.", when=_never, wall=True),
     _text("run", "machine", "machine", "The accelerator, or the processor and the cores that the run may use.",
@@ -296,6 +295,7 @@ _DECLARED: tuple[Metric, ...] = (
     ),
     _memory("peak_used_blocks", "blocks", "lower", "peak blocks in use", "Most blocks in use after any step.",
             of="num_blocks"),
+    _text("memory", "kv_dtype", "KV dtype", "Data type of K and V in the pool."),
     _memory("kv_bytes", "bytes", "", "K and V", "The pool's tensors, the null block included, over all ranks; with "
             "fewer kv heads than ranks the sum holds copies.", note="the pool's tensors"),
     _memory("kv_bytes_per_rank", "bytes", "", "K and V on each rank", "The pool's tensors on one rank.",
