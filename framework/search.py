@@ -254,15 +254,15 @@ def _finished(study: Any) -> list[Any]:
 
 
 def _trials(study: Any, plan: Search) -> Trials:
-    """What the report is told."""
-    told = []
+    """The finished trials, as the report reads them."""
+    trials = []
     for number, trial in enumerate(_finished(study), start=1):
         varied = tuple(trial.user_attrs.get("overrides", ()))
         value = None if trial.value is None else float(trial.value)
         reason = str(trial.user_attrs.get("reason", ""))
         folder = folder_name((*plan.fixed, *varied))
-        told.append(Trial(number=number, folder=folder, overrides=varied, value=value, reason=reason))
-    return Trials(metric=plan.metric, maximize=plan.maximize, trials=tuple(told))
+        trials.append(Trial(number=number, folder=folder, overrides=varied, value=value, reason=reason))
+    return Trials(metric=plan.metric, maximize=plan.maximize, trials=tuple(trials))
 
 
 def _best(optuna: Any, study: Any, plan: Search) -> Best:

@@ -30,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Section):
-    """Everything that a run is told. Made by `config.check.parse`; every value is present and within its bounds."""
+    """Everything that a run is asked. Made by `config.check.parse`; every value is present and within its bounds."""
 
     mode: Mode = setting("serve", "serve | replay | kernel")
     executor: Executor | None = setting(None, "null: what the mode needs; replay: none | roofline | cache_only")

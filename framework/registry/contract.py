@@ -1,6 +1,6 @@
-"""Was a plugin made for this framework's plugin contract?
+"""Versions of the plugin contract, and whether an installed plugin was made for this one.
 
-The contract is one number, `framework.interfaces.CONTRACT`. It grows when a door changes so that a correct plugin
+The contract is one number, `framework.interfaces.CONTRACT`. It grows when an interface changes so that a correct plugin
 stops being one; everything else is added so that old plugins go on. A plugin states its contract by the dependency it
 declares anyway: the lowest `kvcache-framework` it asks for. Nothing is written for it, and nothing imported to read it.
 """

@@ -79,7 +79,7 @@ class _Hints:
             return annotation
         try:
             return eval(annotation, self._names)
-        except Exception:  # whatever a stranger's annotation raises, the value then goes unchecked
+        except Exception:  # whatever an annotation raises, the value then goes unchecked
             return Any
 
 

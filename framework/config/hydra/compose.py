@@ -81,7 +81,7 @@ def del_hydra(config: DictConfig) -> None:
 def search_path(
     folder: Path, config_dir: str | Path | None = None, *, importable_only: bool = False
 ) -> ConfigSearchPath:
-    """Our conf folder, `config_dir`, strangers' presets, then every entry point.
+    """The conf folder, `config_dir`, plugins' presets, then every entry point.
 
     Args:
         importable_only: list only plugins that can be imported, for `glob(*)`.

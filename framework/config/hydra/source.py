@@ -102,7 +102,7 @@ class PluginConfigSource(ConfigSource):
 
 
 class EveryPlugin(SearchPathPlugin):
-    """Puts the entry points, and strangers' YAML presets, behind our own conf folder on Hydra's search path."""
+    """Puts the entry points, and plugins' YAML presets, behind the framework's conf folder on Hydra's search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for provider, folder in preset_folders():
