@@ -10,6 +10,7 @@ from framework.report.statistics import Mean
 from framework.results.catalogue import find, title
 
 _SECONDS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
+_BYTES_PER_S = (("GB/s", 1e-9), ("MB/s", 1e-6), ("B/s", 1.0))
 _BYTES = (("GiB", 2**-30), ("MiB", 2**-20), ("KiB", 2**-10), ("B", 1.0))
 _MOST_DECIMALS = 3
 
@@ -56,8 +57,8 @@ def column(metric: str, values: Iterable[float]) -> Column:
     if unit == "s":
         word, scale = _largest_unit(_SECONDS, numbers)
         return Column(f"{name}, {word}", word, scale, _decimals(numbers, scale, least=1))
-    if unit == "bytes":
-        word, scale = _largest_unit(_BYTES, numbers)
+    if unit in ("bytes", "bytes/s"):
+        word, scale = _largest_unit(_BYTES if unit == "bytes" else _BYTES_PER_S, numbers)
         return Column(f"{name}, {word}", word, scale, _decimals(numbers, scale, least=1))
     if all(value.is_integer() for value in numbers):
         return Column(name, "", 1.0, 0)

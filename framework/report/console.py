@@ -73,14 +73,14 @@ def _print(console: Console, result: Result) -> None:
     narrow, clock = console.width < _NARROW, str(result.get("clock", "wall"))
     table, below = _empty_table(narrow=narrow), []
     for section in SECTIONS:
-        lines = list(_lines(result, section))
-        below += [f"{metric.title}: {text}" for metric, text in lines if _is_long(metric, text)]
-        lines = [(metric, text) for metric, text in lines if not _is_long(metric, text)]
-        if not lines:
+        found = list(lines(result, section))
+        below += [f"{metric.title}: {text}" for metric, text in found if _is_long(metric, text)]
+        found = [(metric, text) for metric, text in found if not _is_long(metric, text)]
+        if not found:
             continue
         table.add_section()
         table.add_row(Text(_HEADINGS.get(section, section), style="bold cyan"))
-        for metric, text in lines:
+        for metric, text in found:
             alarm = metric.key in _ALARMING and result[metric.key]
             note = metric.note.replace("{clock}", f"{clock} clock")
             notes = () if narrow else (Text(note, style="dim"),)
@@ -93,7 +93,7 @@ def _print(console: Console, result: Result) -> None:
         console.print(Text(f"also in result.json: {', '.join(unknown)}", style="dim"))
 
 
-def _lines(result: Result, section: str) -> Iterator[tuple[Metric, str]]:
+def lines(result: Result, section: str) -> Iterator[tuple[Metric, str]]:
     """The metrics of a section that this result has something to say about, and their values in words."""
     present = [metric for key in result if (metric := find(key)) is not None and _is_shown(metric, result)]
     wholes = {metric.of for metric in present}

@@ -2,9 +2,9 @@
 
 NOTE 1: a difference is taken within a context, which is everything that varied but the compared component and the seed.
 Contexts of one trace (capacities, say) share its requests, so they are averaged and never counted as independent.
-NOTE 2: the unit of evidence is chosen for each compared pair: traces from six on; else seeds, where the pair's
-difference depends on the seed at all; else the trace's sessions, resampled; else none, and nothing is shown.
-Runs whose results repeat each other exactly are copies of one observation, whatever their seeds are.
+NOTE 2: the unit of evidence is chosen for each compared pair: traces from six on; else seeds that draw the workload;
+else the sessions of a recorded trace, resampled; else seeds of a random policy, which speak for that trace alone; else
+none, and nothing is shown. Runs that repeat each other exactly are copies of one observation, whatever their seeds are.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from framework.report.study import Study
 
 Key = tuple[Value, ...]
+POLICY_SEED = "seed of a policy"
 _BY_SESSION = "hit_rate"
 
 
@@ -78,8 +79,12 @@ class Comparison:
         if not self.shown:
             return "not shown"
         if self.better is None:
-            return "higher" if self.difference.mean > 0 else "lower"
-        return "better" if self.better else "worse"
+            word = "higher" if self.difference.mean > 0 else "lower"
+        else:
+            word = "better" if self.better else "worse"
+        if self.difference.unit != POLICY_SEED:
+            return word
+        return f"{word} on {'this trace' if self.num_traces == 1 else 'these traces'}"
 
     @property
     def evidence(self) -> str:
@@ -198,16 +203,21 @@ class Evidence:
             return replace(paired([float(np.mean(found)) for found in traces.values()], "trace"), mean=mean)
         by_seed = _by_seed(differences)
         seeds_matter = len(set(by_seed)) > 1
-        if seeds_matter and len(by_seed) >= FEW:
-            return replace(paired(by_seed, self._seed_unit()), mean=mean)
-        if (found := self._by_session(reference, value, list(differences), mean)) is not None:
-            return found
-        if seeds_matter:
-            return replace(paired(by_seed, self._seed_unit()), mean=mean)
-        return Difference(mean=mean)
+        unit = self._seed_unit(value, list(differences))
+        by_seeds = replace(paired(by_seed, unit), mean=mean) if seeds_matter else None
+        if by_seeds is not None and by_seeds.p is not None and unit != POLICY_SEED:
+            return by_seeds
+        by_sessions = self._by_session(reference, value, list(differences), mean)
+        tested = [found for found in (by_sessions, by_seeds) if found is not None and found.p is not None]
+        return next(iter(tested), by_sessions or by_seeds or Difference(mean=mean))
 
-    def _seed_unit(self) -> str:
-        return "repeat" if is_wall_time(self._metric) else "seed"
+    def _seed_unit(self, value: Key, contexts: list[Context]) -> str:
+        """What a seed repeats: a measurement of time, the drawing of the workload, or a policy's random choices."""
+        if is_wall_time(self._metric):
+            return "repeat"
+        runs = [run for context in contexts for found in self.table[value][context].values() for run in found]
+        recorded = any(run.settings.get("workload.path") or run.origin.inputs for run in runs)
+        return POLICY_SEED if recorded else "seed"
 
     def _by_session(self, reference: Key, value: Key, contexts: list[Context], mean: float) -> Difference | None:
         if self._metric != _BY_SESSION:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 from framework.figures.style import as_svg
 from framework.report import tables
+from framework.report.console import lines
 from framework.report.plots import Plot
 from framework.report.sentences import basis, lead, origin, ties
 from framework.report.study import Study
+from framework.results.catalogue import SECTIONS
+from framework.results.records import Run
 
 _LONG_TABLE = 40  # rows; then the plots come first
 _CSS = """
@@ -91,9 +94,20 @@ def _origin(study: Study) -> str:
 def _ranking(study: Study) -> str:
     if not study.settings:
         return ""
-    heading = "<h2>Ranking</h2>" if study.keys else "<h2>Result</h2>"
+    if len(study.good) == 1:
+        return _result(study.good[0])
     table = _table(tables.ranking_header(study), tables.ranking(study), first=bool(study.keys), long=_tied(study))
-    return heading + table + (f"<p class=soft>{_text(ties(study))}</p>" if ties(study) else "")
+    return "<h2>Ranking</h2>" + table + (f"<p class=soft>{_text(ties(study))}</p>" if ties(study) else "")
+
+
+def _result(run: Run) -> str:
+    """Everything that one run measured, by section, as at its end on the console."""
+    parts = []
+    for section in SECTIONS:
+        rows = [[metric.title, text] for metric, text in lines(run.result, section)]
+        if rows:
+            parts.append(f"<h2>{_text(section.capitalize())}</h2>" + _table(["", ""], rows, long=(1,)))
+    return "".join(parts)
 
 
 def _tied(study: Study) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from framework.report import columns
-from framework.report.evidence import Comparison, Context, plural
+from framework.report.evidence import POLICY_SEED, Comparison, Context, plural
 from framework.report.statistics import FEW, FEW_SESSIONS
 from framework.report.study import Setting, Study, label
 from framework.report.trials import Trials
@@ -38,6 +38,7 @@ def basis(study: Study) -> str:
     made = study.comparisons
     if not made or study.trials is not None:
         return ""
+    tested = sum(entry.p_adjusted is not None for entry in made)
     units = sorted({entry.difference.unit for entry in made if entry.difference.p is not None})
     parts = [
         f"Runs are paired that differ in {study.baseline_key} alone. Capacities of one trace are averaged, since they "
@@ -46,7 +47,7 @@ def basis(study: Study) -> str:
     if units:
         parts.append(
             f"The unit of evidence is the {' or the '.join(units)}; p is two-sided and adjusted for "
-            f"{sum(entry.p_adjusted is not None for entry in made)} comparisons by Holm's method."
+            f"{tested} {plural('comparison', tested)} by Holm's method."
         )
     if any(entry.difference.p is None and not entry.identical for entry in made):
         parts.append(
@@ -57,6 +58,10 @@ def basis(study: Study) -> str:
         parts.append(
             "Sessions are drawn with replacement, the same for all policies and capacities of a trace; what a draw "
             "leaves out still passed through the cache."
+        )
+    if POLICY_SEED in units:
+        parts.append(
+            "Seeds of a policy say how much its own random choices matter on these requests, and nothing about others."
         )
     return " ".join(parts)
 

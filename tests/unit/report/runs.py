@@ -16,7 +16,7 @@ def make_run(folder: Path, *, result: dict[str, Any] | None, events: bool = Fals
         "seed": settings.get("seed", 0),
         "cache": {"num_blocks": settings.get("num_blocks", 64), "block_size": 16},
         "eviction": {"name": settings.get("eviction", "lru"), **settings.get("options", {})},
-        "workload": {"name": "trace", "path": settings.get("path", "trace.jsonl")},
+        "workload": settings.get("workload") or {"name": "trace", "path": settings.get("path", "trace.jsonl")},
         "run": {"dir": str(folder), "name": None},
         "tracker": {"name": "none"},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from results.damage import DAMAGE
 
+from framework.report.console import print_result
+from framework.report.tables import print_study
 from framework.report.write import write_report
 from report.runs import make_run
 
@@ -88,7 +91,7 @@ KEYS = st.sampled_from(
 CONFIG_KEYS = st.sampled_from(["mode", "seed", "eviction", "cache", "workload", "replay", "executor", "model", "$x$"])
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     result=st.dictionaries(KEYS, JSON, max_size=6),
     config=st.dictionaries(CONFIG_KEYS, JSON, max_size=5),
@@ -107,3 +110,6 @@ def test_whatever_a_run_left_there_is_a_report(
     report = write_report([folder], folder / "out")
     assert {row.name for row in report.study.rows} == {"good", "odd"}
     assert "good" in report.files[1].read_text()
+    alone = write_report([odd], folder / "alone")
+    print_study(alone.study, file=io.StringIO(), width=100)
+    print_result({**result, "mode": "serve"}, file=io.StringIO(), width=80)

@@ -81,8 +81,10 @@ def test_policies_are_compared_over_all_pairs_alike_in_the_rest(sweep: Path) -> 
     study = Study(collect([sweep]))
     assert (study.baseline_key, study.baseline) == ("eviction", "lru")
     (entry,) = study.comparisons
-    assert (entry.challenger, entry.difference.count, entry.difference.unit) == (("fifo",), 3, "seed")
-    assert (entry.verdict, entry.evidence) == ("not shown", "3 seeds, 1 trace: too few"), "two sizes are not six pairs"
+    assert (entry.challenger, entry.difference.count, entry.difference.unit) == (("fifo",), 3, "seed of a policy")
+    assert (entry.verdict, entry.evidence) == ("not shown", "3 seeds of a policy, 1 trace: too few"), (
+        "two sizes are not six pairs"
+    )
     assert entry.difference.low is not None
     assert entry.difference.high is not None
     assert entry.difference.low < -0.1 < entry.difference.high
