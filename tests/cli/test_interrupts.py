@@ -1,0 +1,116 @@
+"""What a cluster's signals and Ctrl-C leave: exit status, what there is, and no lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from framework.files.jsonl import read_jsonl
+from framework.results.reading import read_result
+
+SERVE = ("model=tiny", "workload=chat", "workload.num_requests=3000", "cache.num_blocks=2048", "run.dir=run")
+REPLAY = ("mode=replay", "workload=trace", "workload.path=trace.jsonl", "cache.num_blocks=64", "run.dir=run")
+ENDINGS = [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP"), (signal.SIGINT, 130, "Ctrl-C")]
+
+
+def start(folder: Path, words: Sequence[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "0"}
+    command = [sys.executable, "-m", "framework.run", *words]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(process: subprocess.Popen[str], path: Path, size: int) -> None:
+    deadline = time.monotonic() + 120
+    while not (path.exists() and path.stat().st_size > size):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "nothing was written"
+        time.sleep(0.02)
+
+
+def make_trace(folder: Path, num_requests: int) -> None:
+    rows = (
+        {"timestamp": 40 * i, "input_length": 100, "output_length": 8, "hash_ids": [i % 7]} for i in range(num_requests)
+    )
+    (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(("number", "status", "name"), ENDINGS)
+@pytest.mark.parametrize("words", [SERVE, REPLAY], ids=["serve", "replay"])
+def test_a_run_that_is_told_to_end_writes_what_there_is(
+    tmp_path: Path, words: Sequence[str], number: signal.Signals, status: int, name: str
+) -> None:
+    make_trace(tmp_path, 200_000)
+    process = start(tmp_path, words)
+    wait_for(process, tmp_path / "run" / "metrics.jsonl", 0)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == status, err
+    assert err.splitlines()[-1] == f"interrupted by {name}", err
+    result = read_result(tmp_path / "run")
+    assert (result["status"], result["reasons"]) == ("interrupted", [f"interrupted by {name}"])
+    assert result["num_requests"] > 0
+    assert not (tmp_path / "run" / "lock").exists()
+    assert len(read_jsonl(tmp_path / "run" / "metrics.jsonl")) > 0
+
+
+def test_a_sweep_s_job_that_was_told_to_end_is_one_to_run_again(tmp_path: Path) -> None:
+    make_trace(tmp_path, 60_000)
+    words = ("-m", *REPLAY[:-1], "run.sweep=s", "eviction=lru,fifo", "run.report=false")
+    process = start(tmp_path, words)
+    folder = tmp_path / "sweeps" / "s"
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("*lru*/metrics.jsonl")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 143, err
+    (job,) = folder.glob("*lru*")
+    assert read_result(job)["status"] == "interrupted"
+    make_trace(tmp_path, 50)
+    again = start(tmp_path, words)
+    _, err = again.communicate(timeout=200)
+    assert again.returncode == 0, err
+    assert [read_result(path)["status"] for path in sorted(folder.glob("*eviction*"))] == ["ok", "ok"]
+
+
+def test_a_full_standard_output_is_a_plain_sentence(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    make_trace(tmp_path, 50)
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "framework.run", *REPLAY]
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "standard output cannot be written: No space left on device; the results are in" in done.stderr
+    assert "internal error" not in done.stderr
+    assert read_result(tmp_path / "run")["status"] == "ok"
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_no_half_written_result(tmp_path: Path) -> None:
+    make_trace(tmp_path, 5000)
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))\n"
+        "from framework.run import call\n"
+        f"sys.exit(call({list(REPLAY)!r}))\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "cannot be written: File too large" in done.stderr
+    assert "internal error" not in done.stderr
+    assert read_result(tmp_path / "run")["status"] == "failed"
+    assert not (tmp_path / "run" / "lock").exists()

@@ -1,0 +1,266 @@
+"""What a run leaves behind, in every mode, when it ends well and when it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import api
+from framework.errors import ConfigError, FrameworkError, WorkloadError
+from framework.files.jsonl import read_jsonl
+from framework.modes import session as sessions
+from framework.results.reading import read_result
+from framework.tracking import RunDirectory, RunLabel, Tracker
+
+SERVE: dict[str, Any] = {
+    "workload": {"name": "chat", "num_requests": 3, "output_tokens": 3},
+    "cache": {"num_blocks": 256},
+}
+EXECUTORS = ("none", "roofline", "cache_only")
+
+
+class Followed(Tracker):
+    """Remembers how the run ended."""
+
+    ended: list[tuple[bool, Mapping[str, Any]]]
+
+    def __init__(self) -> None:
+        self.ended = []
+
+    def start(self, config: Mapping[str, Any], run: RunDirectory, label: RunLabel) -> None:
+        pass
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        pass
+
+    def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
+        self.ended.append((failed, dict(summary)))
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
+    tracker = Followed()
+    monkeypatch.setattr(sessions.tracking, "build", lambda name, options=None: [tracker])
+    return tracker
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_trace(tmp_path / "trace.jsonl", 6)
+
+
+def write_trace(path: Path, num_requests: int, last: str = "") -> Path:
+    rows = [
+        {"timestamp": 1000 * i, "input_length": 1500, "output_length": 3, "hash_ids": [1, 2, 3 + i]}
+        for i in range(num_requests)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + last)
+    return path
+
+
+def replay(trace: Path, executor: str, folder: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "mode": "replay",
+        "executor": executor,
+        "workload": {"name": "trace", "path": str(trace)},
+        "cache": {"num_blocks": 8, "block_size": 512},
+        "run": {"dir": str(folder), "progress": False},
+        **more,
+    }
+
+
+def serve(folder: Path, **run: Any) -> dict[str, Any]:
+    return {**SERVE, "run": {"dir": str(folder), "progress": False, **run}}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_replay_that_raises_leaves_a_failed_result_and_a_failed_tracker(
+    trace: Path, tmp_path: Path, followed: Followed, monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise ArithmeticError("broken in the middle")
+
+    place = "framework.modes.cache_only.count" if executor == "cache_only" else "framework.modes.replay.feed"
+    monkeypatch.setattr(place, broken)
+    with pytest.raises(ArithmeticError):
+        api.run(replay(trace, executor, tmp_path / "run"))
+    result = read_result(tmp_path / "run")
+    assert (result["status"], result["reasons"]) == ("failed", ["ArithmeticError: broken in the middle"])
+    assert [failed for failed, _ in followed.ended] == [True]
+    assert not (tmp_path / "run" / "lock").exists()
+
+
+def test_a_replay_with_failed_requests_is_no_success_for_trackers(
+    trace: Path, tmp_path: Path, followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework.engine.metrics import Metrics
+
+    real = Metrics.summary
+    monkeypatch.setattr(Metrics, "summary", lambda *args: real(*args) | {"num_failed": 1})
+    api.run(replay(trace, "none", tmp_path / "run"))
+    assert [failed for failed, _ in followed.ended] == [True]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_line_that_is_broken_far_into_a_trace_leaves_a_failed_result(tmp_path: Path, executor: str) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl", 5, last="{broken\n")
+    with pytest.raises(WorkloadError, match=":6: "):
+        api.run(replay(trace, executor, tmp_path / "run"))
+    result = read_result(tmp_path / "run")
+    assert result["status"] == "failed"
+    assert "trace.jsonl:6" in result["reasons"][0]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_run_that_cannot_start_leaves_an_earlier_one_as_it_was(trace: Path, tmp_path: Path, executor: str) -> None:
+    folder = tmp_path / "run"
+    api.run(replay(trace, executor, folder))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    broken = [
+        replay(tmp_path / "typo.jsonl", executor, folder),
+        replay(write_trace(tmp_path / "empty.jsonl", 0), executor, folder),
+        {**serve(folder), "model": {"name": "checkpoint", "path": str(tmp_path / "nowhere")}},
+        {**serve(folder), "eviction": {"name": "belady"}},
+    ]
+    for config in broken:
+        with pytest.raises(FrameworkError):
+            api.run(config)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before, config
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_trace_without_requests_is_one_error_with_the_file_and_the_count(tmp_path: Path, executor: str) -> None:
+    trace = tmp_path / "azure.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    with pytest.raises(WorkloadError, match=r"azure\.csv.*\b(0|no) requests"):
+        api.run(replay(trace, executor, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_trace_whose_every_line_is_skipped_says_how_many_and_why(tmp_path: Path, executor: str) -> None:
+    rows = '{"timestamp": 0, "input_length": 5, "output_length": 3, "hash_ids": "x"}\n'
+    (tmp_path / "t.jsonl").write_text(rows * 3)
+    config = replay(tmp_path / "t.jsonl", executor, tmp_path / "run")
+    config["workload"] |= {"on_error": "skip", "format": "mooncake"}
+    with pytest.raises(WorkloadError, match=r"t\.jsonl holds 0 requests.*3 lines were skipped; the first: .*:1: "):
+        api.run(config)
+
+
+@pytest.mark.parametrize("name", ["belady", "optimum"])
+def test_a_policy_that_needs_the_future_is_refused_in_a_serve_run(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"eviction={name} needs every block's next use.*mode=replay"):
+        api.run({**serve(tmp_path / "run"), "eviction": {"name": name}})
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_replay_writes_a_line_a_request(trace: Path, tmp_path: Path, executor: str) -> None:
+    result = api.run(replay(trace, executor, tmp_path / "run"))
+    rows = read_jsonl(tmp_path / "run" / "requests.jsonl")
+    assert [row["request"] for row in rows] == list(range(6))
+    assert sum(row["cached_tokens"] for row in rows) == result["hit_tokens"]
+    assert sum(row["prompt_tokens"] for row in rows) == result["prompt_tokens"]
+    assert {"tenant", "session", "arrival_s"} <= set(rows[0])
+    config = replay(trace, executor, tmp_path / "quiet")
+    config["run"]["requests"] = False
+    api.run(config)
+    assert not (tmp_path / "quiet" / "requests.jsonl").exists()
+
+
+def test_a_served_request_carries_who_asked_its_logprobs_and_whether_the_dense_model_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"prompt": "one two three", "tenant": "t", "priority": 2, "session": "s", "key": "first", "max_tokens": 3}
+    (tmp_path / "p.jsonl").write_text(json.dumps({**asked, "logprobs": 2}) + "\n" + json.dumps({"prompt": "four"}))
+    config = {**serve(tmp_path / "run"), "workload": {"name": "prompts", "path": str(tmp_path / "p.jsonl")}}
+    api.run(config)
+    first, second = read_jsonl(tmp_path / "run" / "requests.jsonl")
+    assert {key: first[key] for key in ("key", "tenant", "priority", "session", "dense")} == {
+        "key": "first", "tenant": "t", "priority": 2, "session": "s", "dense": "equal",
+    }  # fmt: skip
+    completion = first["completions"][0]
+    assert len(completion["token_logprobs"]) == len(completion["tokens"]) == 3
+    assert [len(top) for top in completion["top_logprobs"]] == [2, 2, 2]
+    assert completion["logprob"] == pytest.approx(sum(completion["token_logprobs"]))
+    assert "token_logprobs" not in second["completions"][0]
+
+
+def test_a_result_says_which_requests_differ_from_the_dense_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework.modes import dense_check
+
+    real = dense_check._compare
+
+    def differing(model: Any, request: Any, device: str) -> Any:
+        found = real(model, request, device)
+        return dense_check.DenseVerdict(found.request, 2, 0) if request.number == 1 else found
+
+    monkeypatch.setattr(dense_check, "_compare", differing)
+    result = api.run(serve(tmp_path / "run"))
+    assert (result["dense_mismatches"], result["dense_mismatched_requests"]) == (1, [1])
+    rows = read_jsonl(tmp_path / "run" / "requests.jsonl")
+    assert [row["request"] for row in rows if row["dense"] == "differs"] == [1], rows
+    assert rows[1]["dense_differs_at"] == 2
+
+
+def test_a_replayed_recording_counts_steps_and_says_so(tmp_path: Path) -> None:
+    api.run(serve(tmp_path / "served", record=True))
+    recording = {"name": "recording", "path": str(tmp_path / "served" / "recording.jsonl")}
+    result = api.run(replay(tmp_path, "none", tmp_path / "run", workload=recording, cache={"num_blocks": 256}))
+    seconds = [key for key in result if key.endswith("_s") or "_s_p" in key or "per_s" in key]
+    assert seconds == ["replay_s"], "the wall time of the replay itself"
+    assert "engine_overhead" not in result
+    assert result["ttft_steps_p50"] >= 1
+    assert result["wall_steps"] == result["num_steps"]
+    rows = read_jsonl(tmp_path / "run" / "requests.jsonl")
+    assert all(row["finished_steps"] > row["arrival_steps"] for row in rows)
+    assert "time_steps" in read_jsonl(tmp_path / "run" / "metrics.jsonl")[0]
+    foreseeing = {"workload": recording, "cache": {"num_blocks": 256}, "eviction": {"name": "belady"}}
+    with pytest.raises(ConfigError, match="workload=recording does not"):
+        api.run(replay(tmp_path, "none", tmp_path / "b", **foreseeing))
+
+
+def test_shares_by_step_are_equal_in_two_runs_of_one_command(tmp_path: Path) -> None:
+    first, second = (api.run(serve(tmp_path / name)) for name in "ab")
+    by_step = {key: value for key, value in first.items() if key.endswith("_by_step")}
+    assert len(by_step) == 6
+    assert by_step == {key: second[key] for key in by_step}
+
+
+def test_every_result_says_what_was_run_when_and_where(trace: Path, tmp_path: Path) -> None:
+    result = api.run(replay(trace, "cache_only", tmp_path / "run"))
+    provenance = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    assert result["trace_sha256"] == provenance["inputs"][0]["sha256"]
+    assert result["trace"] == str(trace)
+    assert result["command"] == provenance["command"] != ""
+    assert result["started_at"] == provenance["started_at"]
+    assert result["machine"]
+
+
+def test_an_interrupt_between_two_steps_keeps_what_there_is(
+    tmp_path: Path, followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework.engine.engine import Engine
+
+    real, steps = Engine.step, 0
+
+    def interrupted(self: Engine) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise KeyboardInterrupt
+        real(self)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        api.run(serve(tmp_path / "run"))
+    result = read_result(tmp_path / "run")
+    assert (result["status"], result["reasons"]) == ("interrupted", ["interrupted by Ctrl-C"])
+    assert result["num_steps"] == 2
+    assert result["dense_checked"] is None
+    assert len(read_jsonl(tmp_path / "run" / "requests.jsonl")) == 3
+    assert [failed for failed, _ in followed.ended] == [True]
