@@ -11,7 +11,7 @@ import numpy as np
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
-from framework.engine.executors.build import make_executor, require_graphs
+from framework.engine.executors.build import make_executor, require_graphs, require_writes_first
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
 from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.pool import KVPool, num_blocks_for
@@ -93,6 +93,7 @@ class LLM:
         chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
         require_graphs(options, self.backend, self.device)
+        require_writes_first(options, self.backend)
         self._owns_model = not isinstance(model, LoadedModel)
         self.model = self._load(model, dtype, kv_dtype, block_size, layout, options)
         try:

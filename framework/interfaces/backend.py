@@ -84,6 +84,9 @@ class Capabilities:
         lossy: what the backend loses on purpose; None: nothing but rounding. The kit then allows that much more, and a
             serve run reports agreement with the dense model, logit error, KL divergence and attention error instead
             of asking for equal tokens. What is lost and not declared is an error.
+        writes_before_attend: all tokens are in the pool, in stream order, when `write` or `rotate_and_write` returns. A
+            backend that stores a row's tokens only as it attends to that row says False: rows of one step then cannot
+            share blocks, and `engine.share_within_step` must be off.
         simulated_devices: of `devices`, where the kernels run in a simulator (Triton's interpreter): right, and a time
             taken there says nothing. Kernel mode never times them.
     """
@@ -98,6 +101,7 @@ class Capabilities:
     features: frozenset[str] = frozenset()
     batch_invariant: bool = False
     graph_safe: bool = False
+    writes_before_attend: bool = True
     simulated_devices: frozenset[str] = frozenset()
     lossy: Loss | None = None
 
@@ -320,7 +324,10 @@ class AttentionBackend(ABC):
             )
 
     def write(self, pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
-        """Store k, v (T, K, D) at `slot_mapping` (T,) int64; negative slots are skipped."""
+        """Store k, v (T, K, D) at `slot_mapping` (T,) int64; negative slots are skipped.
+
+        `attend` of any row of the step may read them: rows admitted together share blocks that one of them writes.
+        """
         from framework.interfaces import _torch_ops
 
         _torch_ops.write(pool, k, v, slot_mapping)

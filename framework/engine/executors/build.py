@@ -9,6 +9,7 @@ from framework.engine.opaque_group import opaque_group
 from framework.engine.pool import KVPool
 from framework.engine.tables import BlockTables
 from framework.guard.backend import GuardedBackend
+from framework.errors import ConfigError
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.decoder import Decoder
 
@@ -67,6 +68,19 @@ def make_executor(
     if sizes:
         executor.capture(graphs.CudaRecorder(device), sizes)
     return executor
+
+
+def require_writes_first(options: EngineOptions, backend: AttentionBackend) -> None:
+    """Refuse to share blocks within a step over a backend that attends before all rows of the step are written.
+
+    Raises:
+        ConfigError: with the option that turns sharing off.
+    """
+    if options.share_within_step and not backend.capabilities.writes_before_attend:
+        raise ConfigError(
+            f"{type(backend).__name__} attends to a row before all rows of the step are written (its capabilities say "
+            "writes_before_attend=False), so rows of one step cannot share blocks; set engine.share_within_step=false"
+        )
 
 
 def require_graphs(options: EngineOptions, backend: AttentionBackend, device: str) -> None:
