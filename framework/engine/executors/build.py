@@ -8,8 +8,8 @@ from framework.engine.executors.model import ModelExecutor
 from framework.engine.opaque_group import opaque_group
 from framework.engine.pool import KVPool
 from framework.engine.tables import BlockTables
-from framework.guard.backend import GuardedBackend
 from framework.errors import ConfigError
+from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.decoder import Decoder
 
