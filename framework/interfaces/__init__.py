@@ -1,4 +1,4 @@
-"""The four doors: allocator, eviction, hash, backend. An interface knows no implementation."""
+"""The extension points: allocator, eviction, hash, backend. An interface knows no implementation."""
 
 CONTRACT = 1
 """The version of these four interfaces as plugins see them: see `framework.registry.contract` and docs/stability.md."""

@@ -1,4 +1,4 @@
-"""Which block holds which tokens?"""
+"""The extension point for allocators: which block holds which tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorStats:
-    """The books at one moment. `free_blocks + cached_blocks + used_blocks == num_blocks`.
+    """Counts of blocks at one moment. `free_blocks + cached_blocks + used_blocks == num_blocks`.
 
     Attributes:
         external_blocks: free blocks no request could get for want of a contiguous run; 0 when paged.
@@ -240,7 +240,7 @@ class Allocator(ABC):
 
     @abstractmethod
     def stats(self) -> AllocatorStats:
-        """The books now. O(1)."""
+        """The counts now. O(1)."""
 
     @abstractmethod
     def check(self) -> None:

@@ -390,7 +390,7 @@ class Row:
 
 
 class DenseBackend(AttentionBackend):
-    """The easy rung: `attend_one`, attention of one row over its own dense K and V. Rows are gathered one by one.
+    """The short base class: `attend_one`, attention of one row over its own dense K and V, gathered row by row.
 
     For an idea to be tried, not for speed. The features the idea honours go into `capabilities`.
     """

@@ -35,7 +35,7 @@ _NO_REQUEST = ConstantColumn(UNKNOWN_REQUEST)
 class BlockView:
     """What a policy may read of blocks: one read-only column a fact, indexed by block id, `num_blocks + 1` long.
 
-    Valid for every block between its `admit` and its `evicted`. Columns are live views of the allocator's books.
+    Valid for every block between its `admit` and its `evicted`. Columns are live views of the allocator's.
 
     Attributes:
         depth: blocks between the root and this block; 0 for a prompt's first block.
@@ -223,7 +223,7 @@ class Block:
 
 
 class ScoredPolicy(EvictionPolicy):
-    """The easy rung: `score(block, now)`, lowest goes first; ties go deepest first, then by lowest id.
+    """The short base class: `score(block, now)`, lowest goes first; ties go deepest first, then by lowest id.
 
     The score is taken when a block becomes a candidate and holds until it is used again: O(log n) an operation.
     A score that changes while nothing happens to the block needs `time_varying = True`: every eviction then scores

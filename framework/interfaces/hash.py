@@ -46,7 +46,7 @@ class HashScheme(ABC):
 
 
 class DigestScheme(HashScheme):
-    """The easy rung: any digest of bytes becomes a chained, injective, domain-separated block hash.
+    """The short base class: any digest of bytes becomes a chained, injective, domain-separated block hash.
 
     Root preimage: tag, block size, namespace (length-prefixed fields). Block preimage: tag, parent digest, tokens as
     little-endian int32. Digests have one fixed length, so no two different inputs share a preimage.

@@ -1,4 +1,4 @@
-"""The toolkit for paged allocators: block pool, prefix index, the easy rung of the allocator ladder.
+"""The toolkit for paged allocators: block pool, prefix index, and an allocator that needs a few lines to complete.
 
 `PagedAllocator` (in `framework.paged.allocator`) is complete: a subclass sets `share_prefix` and `share_forks`, and may
 override `choose_free`. Whoever needs more composes the parts: `BlockPool` (states and facts as arrays), `PrefixIndex`

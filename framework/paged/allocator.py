@@ -1,4 +1,4 @@
-"""The easy rung of the allocator ladder: blocks of fixed size, tables, sharing and eviction are done."""
+"""A complete paged allocator: blocks of fixed size, tables, sharing and eviction. A subclass says what is shared."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.cache import BlockCache
+from framework.paged.hashing import BlockHasher
 from framework.paged.index import HashIndex, TrieIndex
 from framework.paged.last_requests import LastRequests
-from framework.paged.naming import Naming
 from framework.paged.pool import BlockPool
 from framework.paged.promises import TablePromises
 from framework.paged.table import Table, TableChanges, count_of
@@ -84,7 +84,7 @@ class PagedAllocator(Allocator):
         policy.attach(self.pool.view(self._requests))
         overridden = type(self).choose_free is not PagedAllocator.choose_free
         self.cache = BlockCache(self.pool, index, policy, leaf_only, self.choose_free if overridden else None)
-        self.naming = Naming(hash, block_size)
+        self.hasher = BlockHasher(hash, block_size)
         self._tables: dict[RequestId, Table] = {}
         self.promises = TablePromises(self.cache, self._tables, self._requests)
         self._tenants: dict[str, int] = {}
@@ -109,7 +109,7 @@ class PagedAllocator(Allocator):
         if not self.share_prefix:
             return Hit(version=self._version)
         self._checked = tokens = _as_tokens(tokens)
-        anchor, names = self.naming.of(tokens, namespace, previous)
+        anchor, names = self.hasher.of(tokens, namespace, previous)
         limit = (len(tokens) - 1) // self.block_size
         data = b"" if isinstance(self.cache.index, HashIndex) else tokens.tobytes()
         blocks: Any = self.cache.index.find(anchor, names, data, limit) if limit > 0 else ()
@@ -127,7 +127,7 @@ class PagedAllocator(Allocator):
             raise InvalidArgument(
                 f"a hit with {len(hit.hashes)} full blocks is not of a prompt of {len(tokens)} tokens"
             )
-        self.naming.check(hit.hashes, request.namespace)
+        self.hasher.check(hit.hashes, request.namespace)
 
     def _shortage(self, num_tokens: int, hits: Sequence[int]) -> tuple[int, int, int]:
         """Blocks an admission needs, blocks it may have, and the watermark that applies."""
@@ -155,10 +155,10 @@ class PagedAllocator(Allocator):
         need, have, reserve = self._shortage(len(tokens), hit.blocks)
         if need + reserve > have:
             raise self._out_of_blocks(need, have, reserve)
-        root, anchor = self.naming.root(request.namespace)
+        root, anchor = self.hasher.root(request.namespace)
         names = list(hit.hashes)
         if self.share_prefix and not names:
-            names = self.naming.blocks(root, tokens)
+            names = self.hasher.blocks(root, tokens)
         self.pool.access += 1
         blocks = array("i", hit.blocks)
         blocks.fromlist(self.cache.take(need, hit.blocks, request.priority))
@@ -243,7 +243,7 @@ class PagedAllocator(Allocator):
         try:
             self.cache.replace(blocks, shared, own)
         except PluginError:
-            self.cache.drop(fresh[len(shared) :])
+            self.cache.unref(fresh[len(shared) :])
             raise
         blocks.fromlist(fresh[len(shared) :])
         table.shared = False
@@ -277,7 +277,7 @@ class PagedAllocator(Allocator):
         known = len(names)
         more: list[BlockHash] = []
         if known < full:
-            more = self.naming.blocks(names[-1] if names else table.root, tokens[known * size : full * size])
+            more = self.hasher.blocks(names[-1] if names else table.root, tokens[known * size : full * size])
         keys = names[first:full] + more if known > first else more
         if self.promises.owner:
             full = self.promises.first_of_others(table, [*names, *more], tokens, full)
@@ -370,7 +370,7 @@ class PagedAllocator(Allocator):
         if dropped:
             self.pool.access += 1
             self._version += 1
-            self.cache.drop(dropped[::-1])
+            self.cache.unref(dropped[::-1])
 
     def free(self, request: RequestId) -> None:
         table = self._table(request)
@@ -383,7 +383,7 @@ class PagedAllocator(Allocator):
             self._version += 1
             if self._requests is not None:
                 self._requests.used(table.blocks, table.facts)
-            self.cache.drop(table.blocks[::-1], len(table.blocks) - table.published)
+            self.cache.unref(table.blocks[::-1], len(table.blocks) - table.published)
 
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:
         return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)

@@ -1,4 +1,4 @@
-"""Are a paged allocator's books in order?"""
+"""Every invariant of a paged allocator, recomputed from its tables and columns."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _promises_of(allocator: PagedAllocator) -> Promises:
 
 
 def _promises(allocator: PagedAllocator) -> list[str]:
-    """What is promised is published and in its owner's table, and whoever else names it would be told."""
+    """What is promised is published and in its owner's table, and whoever else names it is noted."""
     faults, tables, promises = [], allocator.tables(), _promises_of(allocator)
     for block, owner in promises.owner.items():
         table = tables.get(owner)

@@ -1,4 +1,4 @@
-"""Which blocks may a request take, and what has to go for them?"""
+"""Moves of blocks between free, cached and in use, with the eviction policy kept in step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ChooseFree = Callable[[int], Sequence[BlockId]]
 class BlockCache:
     """Moves blocks between free, cached and in use, and keeps pool, index and eviction policy in step.
 
-    Every method does the calls into plugins first, and undoes what it told the policy if one of them fails, so that a
+    Every method does the calls into plugins first, and undoes those before it if one of them fails, so that a
     PluginError leaves pool and index as they were.
 
     NOTE. A block in use mostly has all blocks above it in use: whoever names it names them. Not so where forks share a
@@ -99,7 +99,7 @@ class BlockCache:
         else:
             pool.take_free(fresh)
         if victims:
-            self._forget(victims)
+            self._evict(victims)
             fresh += victims
         ref = pool.ref
         for block in fresh:
@@ -124,9 +124,9 @@ class BlockCache:
             try:
                 policy.evicted(block, self.now)
             except PluginError:
-                self.victims.hand_back([block], [])
+                self.victims.restore([block], [])
                 raise
-            self._forget((block,))
+            self._evict((block,))
         pool.ref[block] = 1
         pool.used += 1
         return block
@@ -187,7 +187,7 @@ class BlockCache:
             with suppress(PluginError):  # the first error is the one to report
                 self.policy.release(pinned, self.now)
 
-    def _forget(self, blocks: Sequence[int]) -> None:
+    def _evict(self, blocks: Sequence[int]) -> None:
         """These are evicted; the policy knows already."""
         self._unpublish(blocks)
         self.evictions += len(blocks)
@@ -201,7 +201,7 @@ class BlockCache:
         self.detached.difference_update(blocks)
         self.index.remove_all(blocks)
 
-    def drop(self, blocks: Sequence[int], unpublished: int | None = None) -> None:
+    def unref(self, blocks: Sequence[int], unpublished: int | None = None) -> None:
         """Give back one reference to each of these, deepest first. Who has none left is cached or free.
 
         All after the first `unpublished` are known to be published; None: nothing is known.
@@ -210,12 +210,12 @@ class BlockCache:
             PluginError: the policy failed. The references are gone all the same, and so is the content of the blocks
                 that the policy would not take: they are free.
         """
-        idle, key = self.pool.let_go(blocks), self.pool.key
+        idle, key = self.pool.unref(blocks), self.pool.key
         freed = [block for block in (idle[:unpublished] if len(idle) == len(blocks) else idle) if key[block] is None]
         if freed:
-            self.pool.give_free(freed)
+            self.pool.set_free(freed)
             idle = [block for block in idle if key[block] is not None]
-        self._offer(idle)
+        self._make_candidates(idle)
 
     def replace(self, table: array[int], places: Sequence[int], fresh: Sequence[int]) -> None:
         """Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.
@@ -241,14 +241,14 @@ class BlockCache:
                 pool.candidate[block] = 0
             pool.mark(rejoined)
             self.detached |= detached
-            self.drop(fresh)
+            self.unref(fresh)
             raise
         for place, source, block in zip(places, sources, fresh, strict=True):
             ref[source] -= 1
             table[place] = block
         pool.used -= len(leaving)
 
-    def _offer(self, blocks: list[int]) -> None:
+    def _make_candidates(self, blocks: list[int]) -> None:
         rejoined = self._rejoin(blocks) if self.detached else []
         if self.leaf_only:
             blocks = [block for block in blocks if self.is_leaf(block)]
@@ -258,7 +258,7 @@ class BlockCache:
         try:
             self._tell(rejoined, blocks)
         except PluginError:
-            self._abandon(blocks)
+            self._free_refused(blocks)
             raise
 
     def _tell(self, pinned: list[int], released: list[int]) -> None:
@@ -287,19 +287,19 @@ class BlockCache:
                 above[parent] = None
         return list(above)
 
-    def _abandon(self, blocks: list[int]) -> None:
+    def _free_refused(self, blocks: list[int]) -> None:
         """Make candidates free that no policy keeps."""
         pool = self.pool
         for block in blocks:
             pool.candidate[block] = 0
         above = dict.fromkeys(map(self.index.parent, blocks)) if self.leaf_only else {}
-        self._forget(blocks)
-        pool.give_free(blocks)
+        self._evict(blocks)
+        pool.set_free(blocks)
         offered = [block for block in above if block and pool.key[block] is not None and not pool.ref[block]]
         offered = [block for block in offered if not pool.candidate[block] and self.is_leaf(block)]
         if offered:
             with suppress(PluginError):
-                self._offer(offered)
+                self._make_candidates(offered)
 
     def reset(self) -> None:
         """Unpublish everything: cached blocks become free, those in use lose their name and stay.
@@ -316,7 +316,7 @@ class BlockCache:
         finally:
             self.evictions += len(published)
             self.index.clear()
-            pool.give_free(cached)
+            pool.set_free(cached)
 
     def unpublish(self, blocks: Sequence[int]) -> None:
         """Let lookups find these, deepest first, no longer, for another reason than that room was needed.

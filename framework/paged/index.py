@@ -1,4 +1,4 @@
-"""Which block holds this content after this prefix?"""
+"""The index from content to block: by chained hash, or by an exact trie where hashes may collide."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ MOST_PROMPTS = 1 << 18
 
 
 class PromptEnds:
-    """Names of the last full blocks of the prompts seen, by which a later prompt is known to extend them."""
+    """BlockHashes of the last full blocks of the prompts seen, by which a later prompt is known to extend them."""
 
     def __init__(self, most: int = MOST_PROMPTS) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""Which blocks are free, who refers to each, and what is known of each?"""
+"""States, references and facts of blocks, as columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MANY = 16  # blocks from which on NumPy's overhead a call is less than a loop's
 
 
 class BlockPool:
-    """The books of `num_blocks` blocks as columns: one array a fact, indexed by block id; entry 0 is the null block.
+    """What is known of `num_blocks` blocks: a column a fact, indexed by block id; entry 0 is the null block.
 
     A block is in one of three states: *free* (in the free set), *in use* (`ref` above 0), *cached* (neither). A block
     with a `key` is published; cached blocks always are. Columns are `array.array`: fast one at a time in Python, and
@@ -127,7 +127,7 @@ class BlockPool:
                 free[at] = last
                 slot[last] = at
 
-    def give_free(self, blocks: Sequence[int]) -> None:
+    def set_free(self, blocks: Sequence[int]) -> None:
         """Put these unreferenced, unpublished blocks into the free set."""
         slot = self.slot
         for at, block in enumerate(blocks, len(self.free)):
@@ -135,7 +135,7 @@ class BlockPool:
         self.free.extend(blocks)
 
     def restore_free(self, free: Sequence[int]) -> None:
-        """Make these distinct blocks the free set, the last one the next to go. For books kept elsewhere."""
+        """Make these distinct blocks the free set, the last one the next to go. For a pool kept elsewhere."""
         self.free = array("i", free)
         for at, block in enumerate(free):
             self.slot[block] = at
@@ -177,7 +177,7 @@ class BlockPool:
         self.varied = True
         self.least_priority = min(self.least_priority, priority)
 
-    def let_go(self, blocks: Sequence[int]) -> list[int]:
+    def unref(self, blocks: Sequence[int]) -> list[int]:
         """Take one reference from each of these, which are used now; returns those that nobody uses any more."""
         idle = list(blocks)
         if len(idle) >= _MANY and len({*idle}) == len(idle):

@@ -136,4 +136,4 @@ class Publication:
         pool.ref[own] -= 1
         if not pool.ref[own]:
             pool.used -= 1
-            pool.give_free([own])
+            pool.set_free([own])

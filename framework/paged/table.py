@@ -1,4 +1,4 @@
-"""What does a paged allocator keep of one request?"""
+"""What a paged allocator keeps of one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which blocks does the policy give up?"""
+"""The victims of an eviction: asked of the policy, checked, and restored to it when the eviction is called off."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _INT = {int}
 class Victims:
     """Asks the policy for victims, checks what it answers, and gives them back to it when the eviction is called off.
 
-    Of the books it touches only `candidate`.
+    Of the pool it changes only `candidate`.
     """
 
     def __init__(self, cache: BlockCache) -> None:
         self._cache = cache
 
     def take(self, count: int) -> list[int]:
-        """`count` victims that the policy has forgotten; the books know only by `candidate`."""
+        """`count` victims that the policy has forgotten; the pool shows it only by `candidate`."""
         cache = self._cache
         if count == 1 or cache.leaf_only or not cache.policy.in_bulk:
             return self._gather(count)
@@ -40,11 +40,11 @@ class Victims:
                 taken = len(named) - 1 - length_hint(rest)
         if taken == len(named) == count:
             return named
-        self.hand_back(named[:taken], [])
+        self.restore(named[:taken], [])
         raise cache.policy.fault("victims", f"must name {count} distinct candidates, named {named}")
 
     def _gather(self, count: int) -> list[int]:
-        """Ask the policy for victims, without touching the books but for `candidate`, which marks those chosen.
+        """Ask the policy for victims, changing nothing of the pool but `candidate`, which marks those chosen.
 
         Under `leaf_only` a victim's parent is offered as soon as it has no other resident child.
         """
@@ -66,15 +66,15 @@ class Victims:
                     late.append(parent)
                     policy.release([parent], now)
         except PluginError:
-            self.hand_back(victims, late)
+            self.restore(victims, late)
             raise
         if cache.leaf_only:
             for block in victims:
                 parent = cache.index.parent(block)
-                cache.pool.children[parent] += parent > 0  # `_forget` counts them down for good
+                cache.pool.children[parent] += parent > 0  # `_evict` counts them down for good
         return victims
 
-    def hand_back(self, victims: list[int], late: list[int]) -> None:
+    def restore(self, victims: list[int], late: list[int]) -> None:
         """Let the policy keep these after all, and take back the `late` ones that were offered in their wake."""
         cache = self._cache
         pool = cache.pool

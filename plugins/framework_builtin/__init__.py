@@ -1,1 +1,1 @@
-"""Every built-in allocator, eviction policy, hash scheme and attention backend, registered as a stranger's would be."""
+"""Every built-in allocator, eviction policy, hash scheme and attention backend, registered as third-party ones are."""

@@ -1,4 +1,4 @@
-"""Which block holds which tokens? The books of `prefix` and `prefix_cow`, kept in C++."""
+"""`prefix` and `prefix_cow` in C++."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from framework.paged.pool import num_tokens_of
 from framework.paged.table import count_of
 from framework.types import Namespace, RequestFacts, RequestId, RequestInfo, TableChange, TokenArray
 from framework_native._core import Core
-from framework_native.books import faults
+from framework_native.audit import faults
 from framework_native.replay import replay_references
 
 

@@ -276,7 +276,7 @@ nb::object Core::extend(nb::handle request, nb::handle given) {
     try {
         cache_->replace(row.blocks, shared, own);
     } catch (nb::python_error &) {
-        cache_->drop(rest);
+        cache_->unref(rest);
         throw;
     }
     row.blocks.insert(row.blocks.end(), rest.begin(), rest.end());
@@ -502,7 +502,7 @@ void Core::truncate(nb::handle request, nb::handle given) {
     if (dropped.empty()) return;
     ++pool_->access;
     ++version_;
-    cache_->drop(dropped);
+    cache_->unref(dropped);
 }
 
 void Core::free(nb::handle request) {
@@ -521,7 +521,7 @@ void Core::free(nb::handle request) {
     tables.erase(id);
     ++pool_->access;
     ++version_;
-    cache_->drop(dropped);
+    cache_->unref(dropped);
     if (failure) std::rethrow_exception(failure);
 }
 
@@ -626,7 +626,7 @@ nb::object Core::key(int32_t block) const {
     return pool_->published(block) ? nb::object(bytes_of(pool_->key[block])) : nb::none();
 }
 
-nb::dict Core::books() const {
+nb::dict Core::state() const {
     nb::dict out, live;
     for (const auto &[id, row] : tables) {
         nb::list names;

@@ -66,7 +66,7 @@ public:
     nb::object key(int32_t block) const;
     int32_t parent(int32_t block) const { return index_->parent(block); } // resident, else 0
     nb::list names_held(nb::handle request); // of the full blocks of a table, as far as they are known
-    nb::dict books() const; // everything, for `check`
+    nb::dict state() const; // everything, for `check`
     std::shared_ptr<Pool> pool() const { return pool_; }
 
     // Python objects that may lead back here; the garbage collector asks for them.

@@ -11,7 +11,7 @@
 namespace native {
 
 /// Moves blocks between free, cached and in use, and keeps pool, index and policy in step. Plugins are called first;
-/// what they were told is undone when one of them raises, so that pool and index are as they were.
+/// those before are undone when one of them raises, so that pool and index are as they were.
 class Cache {
 public:
     using Listener = std::function<void(const char *kind, int32_t block, const Name &name)>;
@@ -52,7 +52,7 @@ public:
         out.insert(out.end(), pool_.free.rbegin(), pool_.free.rbegin() + spare);
         pool_.free.resize(pool_.free.size() - spare);
         if (!victims.empty()) {
-            forget(victims);
+            evict(victims);
             out.insert(out.end(), victims.begin(), victims.end());
         }
         for (size_t at = before; at < out.size(); ++at) pool_.ref[out[at]] = 1;
@@ -60,7 +60,7 @@ public:
     }
 
     /// Give back one reference to each, deepest first. Who has none left is cached or free, also when the policy fails.
-    void drop(const Blocks &blocks) {
+    void unref(const Blocks &blocks) {
         Blocks released;
         released.reserve(blocks.size());
         for (int32_t block : blocks) {
@@ -73,7 +73,7 @@ public:
                 pool_.free.push_back(block);
             }
         }
-        if (!released.empty()) offer(std::move(released));
+        if (!released.empty()) make_candidates(std::move(released));
     }
 
     /// Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.
@@ -93,7 +93,7 @@ public:
             for (int32_t block : offered) pool_.candidate[block] = 0;
             for (int32_t block : rejoined) pool_.candidate[block] = 1;
             detached = before;
-            drop(fresh);
+            unref(fresh);
             throw;
         }
         for (size_t at = 0; at < places.size(); ++at) {
@@ -132,7 +132,7 @@ public:
             if (!pinned.empty()) policy_.pin(pinned, now);
             if (!fresh.empty()) policy_.admit(Blocks(fresh.rbegin(), fresh.rend()), now);
         } catch (nb::python_error &) {
-            withdraw(fresh, pinned);
+            undo(fresh, pinned);
             throw;
         }
         if (listener)
@@ -226,7 +226,7 @@ private:
         if (!shared.pinned.empty()) quietly([&] { policy_.release(shared.pinned, now); });
     }
 
-    /// Ask for victims without touching the books but for `candidate`, which marks those chosen. Under `leaf_only` a
+    /// Ask for victims changing nothing of the pool but `candidate`, which marks those chosen. Under `leaf_only` a
     /// victim's parent is offered as soon as it has no other resident child.
     Blocks gather(int64_t count) {
         Blocks victims, late;
@@ -246,7 +246,7 @@ private:
                 }
             }
         } catch (nb::python_error &) {
-            hand_back(victims, late);
+            restore(victims, late);
             throw;
         }
         if (leaf_only_) count_children(victims); // `forget` counts them down for good
@@ -258,7 +258,7 @@ private:
             if (const int32_t parent = index_.parent(block)) ++pool_.children[parent];
     }
 
-    void hand_back(const Blocks &victims, const Blocks &late) {
+    void restore(const Blocks &victims, const Blocks &late) {
         const auto holds = [](const Blocks &blocks, int32_t block) {
             return std::find(blocks.begin(), blocks.end(), block) != blocks.end();
         };
@@ -279,7 +279,7 @@ private:
     }
 
     /// These are evicted; the policy knows already.
-    void forget(const Blocks &blocks) {
+    void evict(const Blocks &blocks) {
         conceal(blocks);
         evictions += static_cast<int64_t>(blocks.size());
     }
@@ -321,7 +321,7 @@ private:
         return above;
     }
 
-    void offer(Blocks blocks) {
+    void make_candidates(Blocks blocks) {
         const Blocks rejoined = rejoin(blocks);
         if (leaf_only_) {
             const auto inner = [&](int32_t block) { return !is_leaf(block); };
@@ -331,13 +331,13 @@ private:
         try {
             tell(rejoined, blocks);
         } catch (nb::python_error &) {
-            abandon(blocks);
+            free_refused(blocks);
             throw;
         }
     }
 
     /// Make candidates free that no policy keeps.
-    void abandon(const Blocks &blocks) {
+    void free_refused(const Blocks &blocks) {
         for (int32_t block : blocks) pool_.candidate[block] = 0;
         Blocks above, offered;
         if (leaf_only_)
@@ -345,16 +345,16 @@ private:
                 const int32_t parent = index_.parent(block);
                 if (parent != 0 && std::find(above.begin(), above.end(), parent) == above.end()) above.push_back(parent);
             }
-        forget(blocks);
+        evict(blocks);
         pool_.free.insert(pool_.free.end(), blocks.begin(), blocks.end());
         for (int32_t block : above)
             if (pool_.published(block) && pool_.ref[block] == 0 && !pool_.candidate[block] && is_leaf(block))
                 offered.push_back(block);
-        if (!offered.empty()) quietly([&] { offer(offered); });
+        if (!offered.empty()) quietly([&] { make_candidates(offered); });
     }
 
     /// Undo a publication that the policy did not take.
-    void withdraw(const Blocks &fresh, const Blocks &pinned) {
+    void undo(const Blocks &fresh, const Blocks &pinned) {
         for (size_t at = fresh.size(); at-- > 0;) {
             index_.remove(fresh[at]);
             pool_.key[fresh[at]] = Name();

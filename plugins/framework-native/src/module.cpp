@@ -137,7 +137,7 @@ void bind_core(nb::module_ &module) {
         .def("key", &Core::key)
         .def("parent", &Core::parent)
         .def("names", &Core::names_held, nb::arg().none())
-        .def("books", &Core::books);
+        .def("state", &Core::state);
 
     module.def("sha256_name", &sha256_name, "SHA-256 name of one block, as the framework's sha256 scheme makes it.");
     module.def("sha_instructions", &sha_instructions, "Whether the processor's SHA instructions are in use.");

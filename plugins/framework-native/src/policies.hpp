@@ -12,8 +12,8 @@
 namespace native {
 
 /// What a policy may read of the blocks of a replay, indexed by block; rows beyond the capacity belong to bypass.
-struct Books {
-    Books(size_t rows, int64_t blocks, size_t num_nodes)
+struct Residents {
+    Residents(size_t rows, int64_t blocks, size_t num_nodes)
         : capacity(blocks), num_nodes(num_nodes), depth(rows), admitted(rows), last(rows), hits(rows), next_use(rows),
           node_of(rows, -1) {}
 
@@ -101,7 +101,7 @@ struct Plain {
 /// (last access, deepest first).
 class LruOrder : public Plain {
 public:
-    explicit LruOrder(const Books &books) : queue_(books.rows()) {}
+    explicit LruOrder(const Residents &residents) : queue_(residents.rows()) {}
     void pin(int32_t block) { queue_.hide(block); }
     void release(int32_t block) {
         queue_.append(block);
@@ -116,7 +116,7 @@ private:
 
 class FifoOrder : public Plain {
 public:
-    explicit FifoOrder(const Books &books) : queue_(books.rows()) {}
+    explicit FifoOrder(const Residents &residents) : queue_(residents.rows()) {}
     void admit(int32_t block) { queue_.append(block); }
     void pin(int32_t block) { queue_.hide(block); }
     void release(int32_t block) { queue_.show(block); }
@@ -129,7 +129,7 @@ private:
 
 class ClockOrder : public Plain {
 public:
-    ClockOrder(const Books &books, int64_t max_count) : queue_(books.rows()), count_(books.rows()), most_(max_count) {}
+    ClockOrder(const Residents &residents, int64_t max_count) : queue_(residents.rows()), count_(residents.rows()), most_(max_count) {}
     void admit(int32_t block) {
         count_[block] = 0;
         queue_.append(block);
@@ -155,8 +155,8 @@ private:
 
 class SieveOrder : public Plain {
 public:
-    explicit SieveOrder(const Books &books)
-        : rank_(books.rows(), -1), stacked_(books.rows(), -1), shown_(books.rows()), marked_(books.rows()) {}
+    explicit SieveOrder(const Residents &residents)
+        : rank_(residents.rows(), -1), stacked_(residents.rows(), -1), shown_(residents.rows()), marked_(residents.rows()) {}
     void admit(int32_t block) {
         rank_[block] = next_rank_++;
         marked_[block] = 0;
@@ -228,13 +228,13 @@ inline int64_t whole(double value) { return static_cast<int64_t>(std::max(0.0, s
 
 class S3FifoOrder {
 public:
-    S3FifoOrder(const Books &books, double small, double ghosts, int64_t promote_hits)
-        : books_(books), small_(books.rows()), main_(books.rows()), count_(books.rows()), ghost_(books.num_nodes),
-          small_blocks_(whole(static_cast<double>(books.capacity) * small)),
-          num_ghosts_(whole(static_cast<double>(books.capacity) * ghosts)), promote_(promote_hits) {}
+    S3FifoOrder(const Residents &residents, double small, double ghosts, int64_t promote_hits)
+        : residents_(residents), small_(residents.rows()), main_(residents.rows()), count_(residents.rows()), ghost_(residents.num_nodes),
+          small_blocks_(whole(static_cast<double>(residents.capacity) * small)),
+          num_ghosts_(whole(static_cast<double>(residents.capacity) * ghosts)), promote_(promote_hits) {}
     void admit(int32_t block) {
         count_[block] = 0;
-        const bool recalled = std::exchange(ghost_[books_.node_of[block]], 0) != 0;
+        const bool recalled = std::exchange(ghost_[residents_.node_of[block]], 0) != 0;
         remembered_ -= recalled;
         const bool filling = !has_evicted_ && small_.size() >= small_blocks_;
         (recalled || filling ? main_ : small_).append(block);
@@ -253,7 +253,7 @@ public:
     int32_t victim() {
         for (;;) {
             int32_t small = small_.front();
-            if (small == 0 || main_.size() > books_.capacity - small_blocks_) {
+            if (small == 0 || main_.size() > residents_.capacity - small_blocks_) {
                 const int32_t main = main_front();
                 if (main != 0 || small == 0) return main;
             }
@@ -273,7 +273,7 @@ public:
             return;
         }
         small_.remove(block);
-        const int32_t node = books_.node_of[block];
+        const int32_t node = residents_.node_of[block];
         remembered_ += ghost_[node] == 0;
         ghost_[node] = ++turn_;
         names_.emplace_back(turn_, node);
@@ -295,7 +295,7 @@ private:
         names_.erase(std::remove_if(names_.begin(), names_.end(), recalled), names_.end());
     }
 
-    const Books &books_;
+    const Residents &residents_;
     Queue small_, main_;
     std::vector<int64_t> count_, ghost_;               // ghost_: the turn a node became a ghost, 0: it is none
     std::deque<std::pair<int64_t, int32_t>> names_;    // turn, node; oldest first
@@ -305,9 +305,9 @@ private:
 
 class SlruOrder {
 public:
-    SlruOrder(const Books &books, int64_t num_segments)
-        : segments_(static_cast<size_t>(num_segments), Queue(books.rows())), level_(books.rows()),
-          most_(std::max<int64_t>(1, books.capacity / num_segments)) {}
+    SlruOrder(const Residents &residents, int64_t num_segments)
+        : segments_(static_cast<size_t>(num_segments), Queue(residents.rows())), level_(residents.rows()),
+          most_(std::max<int64_t>(1, residents.capacity / num_segments)) {}
     void admit(int32_t block) {
         size_t level = 0;
         while (level < segments_.size() && segments_[level].size() >= most_) ++level;
@@ -354,13 +354,13 @@ private:
 /// the block is used again; superseded heap entries are dropped when they come up.
 template <class Score> class Scored : public Plain {
 public:
-    explicit Scored(const Books &books, Score score = {}) : books_(books), score_(score), key_(books.rows()) {}
+    explicit Scored(const Residents &residents, Score score = {}) : residents_(residents), score_(score), key_(residents.rows()) {}
     void pin(int32_t block) {
         key_[block] = kNone;
         --size_;
     }
     void release(int32_t block) {
-        key_[block] = score_(books_, block);
+        key_[block] = score_(residents_, block);
         ++size_;
         heap_.push_back({key_[block], block});
         std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
@@ -380,7 +380,7 @@ public:
     }
 
 private:
-    using Key = decltype(Score{}(std::declval<const Books &>(), 0));
+    using Key = decltype(Score{}(std::declval<const Residents &>(), 0));
     static constexpr Key kNone = ~Key{0}; // no block: the last access is at most 2^31
     void compact() {
         heap_.erase(std::remove_if(heap_.begin(), heap_.end(), [&](const auto &e) { return key_[e.second] != e.first; }),
@@ -388,7 +388,7 @@ private:
         std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
     }
 
-    const Books &books_;
+    const Residents &residents_;
     Score score_;
     std::vector<Key> key_;
     std::vector<std::pair<Key, int32_t>> heap_;
@@ -405,7 +405,7 @@ inline Wide key_of(uint32_t first, uint32_t second, uint32_t third) {
 struct LfuScore {
     bool aged = false;
     uint32_t age = 0;
-    Wide operator()(const Books &of, int32_t at) const {
+    Wide operator()(const Residents &of, int32_t at) const {
         return key_of(of.hits[at] + 1 + age, of.last[at], ~of.depth[at]);
     }
     void evicted(Wide key) {
@@ -417,18 +417,18 @@ struct Unaged {
     void evicted(Wide) {}
 };
 struct LengthAwareScore : Unaged {
-    Wide operator()(const Books &of, int32_t at) const { return key_of(of.hits[at], ~of.depth[at], of.last[at]); }
+    Wide operator()(const Residents &of, int32_t at) const { return key_of(of.hits[at], ~of.depth[at], of.last[at]); }
 };
 struct MruScore : Unaged {
-    Wide operator()(const Books &of, int32_t at) const { return key_of(~of.last[at], ~of.depth[at], 0); }
+    Wide operator()(const Residents &of, int32_t at) const { return key_of(~of.last[at], ~of.depth[at], 0); }
 };
 struct BeladyScore : Unaged {
-    Wide operator()(const Books &of, int32_t at) const {
+    Wide operator()(const Residents &of, int32_t at) const {
         return key_of(~of.next_use[at], ~of.depth[at], static_cast<uint32_t>(at));
     }
 };
 struct OptimumScore : Unaged {
-    Wide operator()(const Books &of, int32_t at) const {
+    Wide operator()(const Residents &of, int32_t at) const {
         return key_of(~of.next_use[at], ~of.depth[at], ~of.last[at]);
     }
 };

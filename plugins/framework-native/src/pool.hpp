@@ -31,7 +31,7 @@ private:
     T Facts::*fact_;
 };
 
-/// The books of the blocks. The free set is a stack, so that the block handed out next is the one framework.paged.pool
+/// What is known of the blocks. The free set is a stack, so that the block handed out next is the one framework.paged.pool
 /// would hand out.
 class Pool {
     std::vector<Facts> facts_;

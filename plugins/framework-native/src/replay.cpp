@@ -39,10 +39,10 @@ struct Counts {
 
 template <class Policy> class Replay {
 public:
-    Replay(const Paths &paths, Switches switches, Books &books, Policy policy)
-        : paths_(paths), to_(switches), books_(books), policy_(std::move(policy)), block_of_(paths.num_nodes),
-          children_(to_.leaf_first ? paths.num_nodes + 1 : 0), aside_(to_.leaf_first ? books.rows() : 0) {
-        for (size_t block = books.rows(); --block > 0;) free_.push_back(static_cast<int32_t>(block));
+    Replay(const Paths &paths, Switches switches, Residents &residents, Policy policy)
+        : paths_(paths), to_(switches), residents_(residents), policy_(std::move(policy)), block_of_(paths.num_nodes),
+          children_(to_.leaf_first ? paths.num_nodes + 1 : 0), aside_(to_.leaf_first ? residents.rows() : 0) {
+        for (size_t block = residents.rows(); --block > 0;) free_.push_back(static_cast<int32_t>(block));
         blocks_.reserve(paths.longest);
     }
 
@@ -87,8 +87,8 @@ private:
             policy_.pin(block);
         }
         for (const int32_t block : blocks_) {
-            books_.last[block] = now_; // the null block's facts are nobody's
-            ++books_.hits[block];
+            residents_.last[block] = now_; // the null block's facts are nobody's
+            ++residents_.hits[block];
         }
         for (size_t depth = blocks_.size(); depth-- > 0;)
             if (blocks_[depth] != 0) policy_.hit(blocks_[depth]);
@@ -108,10 +108,10 @@ private:
             const int32_t block = free_.back(), node = path[depth];
             free_.pop_back();
             block_of_[node] = blocks_[depth] = block;
-            books_.node_of[block] = node;
-            books_.depth[block] = static_cast<uint32_t>(depth);
-            books_.admitted[block] = books_.last[block] = now_;
-            books_.hits[block] = 0;
+            residents_.node_of[block] = node;
+            residents_.depth[block] = static_cast<uint32_t>(depth);
+            residents_.admitted[block] = residents_.last[block] = now_;
+            residents_.hits[block] = 0;
             if (to_.leaf_first) ++*children_of(paths_.parents[node]);
             fresh_.push_back(block);
         }
@@ -124,8 +124,8 @@ private:
 
     void foresee(const int32_t *next, size_t length) {
         for (size_t depth = 0; depth < length; ++depth)
-            books_.next_use[blocks_[depth]] = static_cast<size_t>(next[depth]) >= paths_.num_requests
-                                                  ? Books::kNever
+            residents_.next_use[blocks_[depth]] = static_cast<size_t>(next[depth]) >= paths_.num_requests
+                                                  ? Residents::kNever
                                                   : static_cast<uint32_t>(next[depth]) + 1;
     }
 
@@ -134,12 +134,12 @@ private:
             const int32_t block = to_.leaf_first ? leaf_victim() : policy_.victim();
             if (block == 0) throw std::logic_error("the replay core has lost its candidates");
             policy_.evicted(block);
-            const int32_t node = std::exchange(books_.node_of[block], -1);
+            const int32_t node = std::exchange(residents_.node_of[block], -1);
             block_of_[node] = 0;
             free_.push_back(block);
             if (to_.leaf_first) orphan(paths_.parents[node]);
             --resident_;
-            if (to_.bypass && books_.admitted[block] == now_) { // declined
+            if (to_.bypass && residents_.admitted[block] == now_) { // declined
                 --counts_.admitted;
             } else {
                 ++counts_.evictions;
@@ -151,7 +151,7 @@ private:
     int32_t leaf_victim() {
         for (;;) {
             const int32_t block = policy_.victim();
-            if (block == 0 || *children_of(books_.node_of[block]) == 0) return block;
+            if (block == 0 || *children_of(residents_.node_of[block]) == 0) return block;
             aside_[block] = 1;
             policy_.pin(block);
         }
@@ -173,7 +173,7 @@ private:
 
     const Paths &paths_;
     const Switches to_;
-    Books &books_;
+    Residents &residents_;
     Policy policy_;
     std::vector<int32_t> block_of_, children_;
     std::vector<uint8_t> aside_;
@@ -183,24 +183,24 @@ private:
     uint32_t now_ = 0;
 };
 
-template <class Score> Counts run_scored(const Paths &paths, Switches to, Books &books, Score score = {}) {
-    return Replay<Scored<Score>>(paths, to, books, Scored<Score>(books, score)).run();
+template <class Score> Counts run_scored(const Paths &paths, Switches to, Residents &residents, Score score = {}) {
+    return Replay<Scored<Score>>(paths, to, residents, Scored<Score>(residents, score)).run();
 }
 
 /// `p`: the policy's parameters in the order of its constructor.
-Counts run(const std::string &name, const std::vector<double> &p, const Paths &paths, Switches to, Books &books) {
-    if (name == "lru") return Replay<LruOrder>(paths, to, books, LruOrder(books)).run();
-    if (name == "fifo") return Replay<FifoOrder>(paths, to, books, FifoOrder(books)).run();
-    if (name == "clock") return Replay<ClockOrder>(paths, to, books, ClockOrder(books, whole(p.at(0)))).run();
-    if (name == "sieve") return Replay<SieveOrder>(paths, to, books, SieveOrder(books)).run();
-    if (name == "slru") return Replay<SlruOrder>(paths, to, books, SlruOrder(books, whole(p.at(0)))).run();
+Counts run(const std::string &name, const std::vector<double> &p, const Paths &paths, Switches to, Residents &residents) {
+    if (name == "lru") return Replay<LruOrder>(paths, to, residents, LruOrder(residents)).run();
+    if (name == "fifo") return Replay<FifoOrder>(paths, to, residents, FifoOrder(residents)).run();
+    if (name == "clock") return Replay<ClockOrder>(paths, to, residents, ClockOrder(residents, whole(p.at(0)))).run();
+    if (name == "sieve") return Replay<SieveOrder>(paths, to, residents, SieveOrder(residents)).run();
+    if (name == "slru") return Replay<SlruOrder>(paths, to, residents, SlruOrder(residents, whole(p.at(0)))).run();
     if (name == "s3fifo")
-        return Replay<S3FifoOrder>(paths, to, books, S3FifoOrder(books, p.at(0), p.at(1), whole(p.at(2)))).run();
-    if (name == "lfu") return run_scored(paths, to, books, LfuScore{p.at(0) != 0});
-    if (name == "length_aware") return run_scored<LengthAwareScore>(paths, to, books);
-    if (name == "mru") return run_scored<MruScore>(paths, to, books);
-    if (name == "belady") return run_scored<BeladyScore>(paths, to, books);
-    if (name == "optimum") return run_scored<OptimumScore>(paths, to, books);
+        return Replay<S3FifoOrder>(paths, to, residents, S3FifoOrder(residents, p.at(0), p.at(1), whole(p.at(2)))).run();
+    if (name == "lfu") return run_scored(paths, to, residents, LfuScore{p.at(0) != 0});
+    if (name == "length_aware") return run_scored<LengthAwareScore>(paths, to, residents);
+    if (name == "mru") return run_scored<MruScore>(paths, to, residents);
+    if (name == "belady") return run_scored<BeladyScore>(paths, to, residents);
+    if (name == "optimum") return run_scored<OptimumScore>(paths, to, residents);
     throw nb::value_error(("no policy " + name + " in the replay core").c_str());
 }
 
@@ -237,8 +237,8 @@ nb::tuple replay(const std::string &name, nb::sequence given, const Array<int32_
     {
         nb::gil_scoped_release others;
         const auto wanted = static_cast<size_t>(num_blocks) + (bypass ? paths.longest : 0);
-        Books books(std::min(wanted, paths.num_nodes) + 1, num_blocks, paths.num_nodes);
-        counts = run(name, parameters, paths, Switches{num_blocks, leaf_first, bypass}, books);
+        Residents residents(std::min(wanted, paths.num_nodes) + 1, num_blocks, paths.num_nodes);
+        counts = run(name, parameters, paths, Switches{num_blocks, leaf_first, bypass}, residents);
     }
     auto *hits = new std::vector<int32_t>(std::move(counts.hits));
     nb::capsule owner(hits, [](void *held) noexcept { delete static_cast<std::vector<int32_t> *>(held); });

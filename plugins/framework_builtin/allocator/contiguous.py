@@ -1,4 +1,4 @@
-"""One contiguous run of blocks a request, reserved when it is admitted."""
+"""One contiguous run of blocks for each request, reserved when it is admitted."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class ContiguousAllocator(Allocator):
         self._version += 1
 
     def stats(self) -> AllocatorStats:
-        """The books now. O(free runs), for `external_blocks`."""
+        """The counts now. O(free runs), for `external_blocks`."""
         return AllocatorStats(
             num_blocks=self.num_blocks,
             free_blocks=self._free,

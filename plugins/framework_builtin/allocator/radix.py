@@ -73,7 +73,7 @@ class RadixAllocator(PagedAllocator):
         rest = tokens[hit.num_tokens : min(hit.num_tokens + self.block_size, len(tokens)) - 1]
         if len(rest) < self._page_size:
             return hit
-        _, anchor = self.naming.root(namespace)
+        _, anchor = self.hasher.root(namespace)
         # What is promised has no KV to copy yet: only blocks shared whole may be.
         block, common = self._tree.nearest(anchor, hit.blocks[-1] if hit.blocks else 0, rest, self.promises.owner)
         common -= common % self._page_size

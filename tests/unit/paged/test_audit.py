@@ -56,15 +56,15 @@ def repeat_a_free_block(allocator: PagedAllocator) -> None:
 
 
 def free_a_used_block(allocator: PagedAllocator) -> None:
-    allocator.pool.give_free([held(allocator)])
+    allocator.pool.set_free([held(allocator)])
 
 
 def free_a_cached_block(allocator: PagedAllocator) -> None:
-    allocator.pool.give_free([cached(allocator)])
+    allocator.pool.set_free([cached(allocator)])
 
 
 def free_the_null_block(allocator: PagedAllocator) -> None:
-    allocator.pool.give_free([0])
+    allocator.pool.set_free([0])
 
 
 def count_a_block_too_many(allocator: PagedAllocator) -> None:
@@ -102,7 +102,7 @@ def leave_a_stale_entry(allocator: PagedAllocator) -> None:
     block = cached(allocator)
     allocator.pool.key[block] = None
     allocator.pool.candidate[block] = 0
-    allocator.pool.give_free([block])
+    allocator.pool.set_free([block])
 
 
 def cache_a_parent_in_use(allocator: PagedAllocator) -> None:

@@ -27,7 +27,7 @@ SHARING = [PrefixAllocator, PrefixCowAllocator]
 
 
 class RawXxh64(HashScheme):
-    """Names blocks as nano-vllm does: xxh64 over the parent's digest, if any, and the tokens as int64."""
+    """BlockHashes blocks as nano-vllm does: xxh64 over the parent's digest, if any, and the tokens as int64."""
 
     def root(self, namespace: Namespace, block_size: int) -> BlockHash:
         return BlockHash(b"root")

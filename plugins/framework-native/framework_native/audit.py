@@ -1,4 +1,4 @@
-"""Are the C++ books in order? Exported, and judged by the framework's own audit in Python."""
+"""The invariants of the C++ allocators: their state is exported and judged by the framework's own audit in Python."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def faults(
     core: Core, columns: dict[str, Any], num_blocks: int, block_size: int, leaf_only: bool, by_hash: bool
 ) -> list[str]:
     """Every broken invariant, recomputed from a copy of tables, columns and index. O(num_blocks + tables)."""
-    books = core.books()
+    state = core.state()
     pool = BlockPool(num_blocks, block_size)
     for name in _COLUMNS:
         setattr(pool, name, array(getattr(pool, name).typecode, columns[name].tobytes()))
     pool.candidate = bytearray(columns["candidate"].tobytes())
-    pool.used, pool.key = books["used"], books["key"]
-    wrong = _free_set(pool, books["free"])
-    index = _by_hash(pool, books) if by_hash else _by_trie(pool, books)
-    tables = {number: _table(*row) for number, row in books["tables"].items()}
-    cache = SimpleNamespace(index=index, leaf_only=leaf_only, detached=books["detached"])
-    readers = books["readers"]
-    promises = SimpleNamespace(owner=books["owners"], readers=lambda owner: readers.get(owner, ()))
+    pool.used, pool.key = state["used"], state["key"]
+    wrong = _free_set(pool, state["free"])
+    index = _by_hash(pool, state) if by_hash else _by_trie(pool, state)
+    tables = {number: _table(*row) for number, row in state["tables"].items()}
+    cache = SimpleNamespace(index=index, leaf_only=leaf_only, detached=state["detached"])
+    readers = state["readers"]
+    promises = SimpleNamespace(owner=state["owners"], readers=lambda owner: readers.get(owner, ()))
     allocator: Any = SimpleNamespace(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -58,13 +58,13 @@ def _table(request: Any, blocks: list[int], committed: int, published: int, name
     )
 
 
-def _by_hash(pool: BlockPool, books: dict[str, Any]) -> PrefixIndex:
+def _by_hash(pool: BlockPool, state: dict[str, Any]) -> PrefixIndex:
     index = HashIndex(pool)
-    index.restore({pool.key[block]: block for block in books["found"]}, books["parents"], books["orphans"])
+    index.restore({pool.key[block]: block for block in state["found"]}, state["parents"], state["orphans"])
     return index
 
 
-def _by_trie(pool: BlockPool, books: dict[str, Any]) -> PrefixIndex:
+def _by_trie(pool: BlockPool, state: dict[str, Any]) -> PrefixIndex:
     index = TrieIndex(pool)
-    index.restore(*(books[name] for name in ("found", "node", "above", "kids", "resident", "block", "name")))
+    index.restore(*(state[name] for name in ("found", "node", "above", "kids", "resident", "block", "name")))
     return index

@@ -1,4 +1,4 @@
-"""What are the full blocks of a prompt called, and what do a namespace's first blocks hang below?"""
+"""Hashes of the full blocks of a prompt, and the roots of namespaces."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from framework.types import BlockHash, Namespace, TokenArray
 _MAX_NAMESPACES = 65_536
 
 
-class Names(tuple[BlockHash, ...]):
+class BlockHashes(tuple[BlockHash, ...]):
     """Chained hashes that know the namespace they were made for."""
 
     namespace: Namespace
 
     @classmethod
-    def of(cls, namespace: Namespace, names: Iterable[BlockHash]) -> Names:
+    def of(cls, namespace: Namespace, names: Iterable[BlockHash]) -> BlockHashes:
         """These names, made for this namespace."""
         made = cls(names)
         made.namespace = namespace
         return made
 
 
-class Naming:
+class BlockHasher:
     """A hash scheme, guarded, with the roots of the namespaces seen.
 
     A root is a hash and an anchor: an integer below 0 that stands for the namespace in a PrefixIndex.
@@ -50,18 +50,18 @@ class Naming:
             found = self._roots[namespace] = (root, self._last_anchor)
         return found
 
-    def of(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None) -> tuple[int, Names]:
+    def of(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None) -> tuple[int, BlockHashes]:
         """The anchor, and the names of all full blocks of `tokens` (n,) int32; those that `previous` has are reused."""
         (name, anchor), size = self.root(namespace), self._block_size
         if previous is None or not previous.hashes:
-            return anchor, Names.of(namespace, self.blocks(name, tokens))
+            return anchor, BlockHashes.of(namespace, self.blocks(name, tokens))
         known = previous.hashes
         self.check(known, namespace)
-        if isinstance(known, Names) and len(known) == len(tokens) // size:
+        if isinstance(known, BlockHashes) and len(known) == len(tokens) // size:
             return anchor, known
         known = known[: len(tokens) // size]
         rest = self.blocks(known[-1] if known else name, tokens[len(known) * size :])
-        return anchor, Names.of(namespace, (*known, *rest))
+        return anchor, BlockHashes.of(namespace, (*known, *rest))
 
     @staticmethod
     def check(names: Sequence[BlockHash], namespace: Namespace) -> None:
@@ -70,5 +70,5 @@ class Naming:
         Raises:
             InvalidArgument.
         """
-        if isinstance(names, Names) and names.namespace is not namespace and names.namespace != namespace:
+        if isinstance(names, BlockHashes) and names.namespace is not namespace and names.namespace != namespace:
             raise InvalidArgument(f"a hit looked up in {names.namespace} was used in {namespace}; look it up again")
