@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -23,6 +24,9 @@ q and k are rotated, unless the pass was asked to leave that to attention. All a
 is contiguous; they stay valid for this call only.
 """
 
+
+_PRODUCT_CACHES, _KEPT_PRODUCTS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"), 128
+"""Of torch's own cache of oneDNN products and of oneDNN's."""
 
 _KEPT_BYTES = 31 * 2**20
 """glibc's malloc maps whatever is larger than anything freed so far, 32 MiB at most, and hands freed memory beyond
@@ -146,10 +150,16 @@ class Decoder(nn.Module):
 
         On a CPU only, in float32 or bfloat16; elsewhere nothing happens. Doubles the memory of the weights, which must
         not change afterwards. Returns whether it was done.
+
+        NOTE: torch and oneDNN each keep compiled products, one a matrix shape and number of rows, 1024 by default: that
+        grew to 600 MB over 364 prompts of different lengths on the tiny model. 128 are kept here, unless the
+        environment says otherwise: growth ends, and nothing was slower (tests/bench/test_bench_memory.py).
         """
         available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         if self.device.type != "cpu" or not available or self.dtype not in (torch.float32, torch.bfloat16):
             return False
+        for variable in _PRODUCT_CACHES:  # read when the first product is made
+            os.environ.setdefault(variable, str(_KEPT_PRODUCTS))
         for name, weight in self.named_parameters():
             if weight.dim() == 2 and not name.endswith("qk_norm") and weight is not self._lookup_only():
                 packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), num_rows)

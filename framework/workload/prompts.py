@@ -20,7 +20,7 @@ _SAMPLING = {
 _PLAIN = {"arrival_s": float, "priority": int, "tenant": str, "session": str, "turn": int, "category": str, "key": str}
 _NAMESPACE = {"adapter": str, "salt": str}
 _PROMPT = ("prompt", "messages", "tokens")
-_FIELDS = (*_PROMPT, *_SAMPLING, "stop_token_ids", *_PLAIN, "hint", *_NAMESPACE)
+_FIELDS = (*_PROMPT, *_SAMPLING, "stop", "stop_token_ids", *_PLAIN, "hint", *_NAMESPACE)
 _OPTIONAL = ("seed", "logprobs", "session", "turn", "category")
 """Fields that may be null."""
 
@@ -101,6 +101,8 @@ def _request(record: JsonObject, defaults: JsonObject) -> WorkloadRequest:
     sampling = {**defaults, **_typed(record, _SAMPLING)}
     if "stop_token_ids" in record:
         sampling["stop_token_ids"] = tuple(int(token) for token in _tokens("stop_token_ids", record["stop_token_ids"]))
+    if "stop" in record:
+        sampling["stop"] = record["stop"]
     return WorkloadRequest(
         prompt=_PROMPT_READERS[given[0]](record[given[0]]),
         sampling=Sampling(**sampling),

@@ -152,7 +152,8 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl.gz"
     record = {
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-        "max_tokens": 5, "temperature": 1, "top_k": 3, "top_p": 0.5, "seed": 9, "n": 2, "stop_token_ids": [1, 2],
+        "max_tokens": 5, "temperature": 1, "top_k": 3, "top_p": 0.5, "seed": 9, "n": 2,
+        "stop_token_ids": [1, 2], "stop": "\n",
         "ignore_eos": True, "logprobs": 2, "arrival_s": 1.5, "priority": 2, "tenant": "t", "session": "s", "key": "k",
         "salt": "x", "adapter": "a",
     }  # fmt: skip
@@ -161,8 +162,8 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
     assert full == WorkloadRequest(
         prompt=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}),
         sampling=Sampling(
-            max_tokens=5, temperature=1.0, top_k=3, top_p=0.5, seed=9, n=2, stop_token_ids=(1, 2), ignore_eos=True,
-            logprobs=2,
+            max_tokens=5, temperature=1.0, top_k=3, top_p=0.5, seed=9, n=2, stop_token_ids=(1, 2), stop=("\n",),
+            ignore_eos=True, logprobs=2,
         ),
         arrival_s=1.5, priority=2, tenant="t", session="s", key="k", namespace=Namespace(salt="x", adapter="a"),
     )  # fmt: skip
@@ -196,6 +197,7 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
         ('{"messages": [{"role": "user"}]}', r"messages\[0\]: want an object of role and content"),
         ('{"messages": [{"role": "user", "content": 3}]}', r"messages\[0\].content: want text"),
         ('{"prompt": "x", "stop_token_ids": 3}', "stop_token_ids: want a list"),
+        ('{"prompt": "x", "stop": [""]}', "sampling.stop must be at most 64 texts"),
     ],
 )
 def test_a_bad_json_line_names_file_line_and_field(tmp_path: Path, line: str, message: str) -> None:
