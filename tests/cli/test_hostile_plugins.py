@@ -37,7 +37,7 @@ SAYS = {
     "RaisesAttend": "RaisesAttend.attend: raised RuntimeError('attend_one is broken')",
     "RaisesChoose": "Raises_choose_free.choose_free: raised",
     "ChoosesBusy": "ChoosesBusy.choose_free: must return",
-    "RaisesFree": "Raises_free: every request has ended, yet",
+    "RaisesFree": "every request has ended, yet 24 blocks",
     "GivesNan": "logits not finite",
     "WrongNumbers": "requests differ from the dense model",
     "WritesFacts": "WritesFacts.release: raised TypeError('cannot modify read-only memory')",
