@@ -85,7 +85,7 @@ class TraceReader(ABC):
 
         Args:
             head: the first two lines that are not blank; none of a folder.
-            path: of the file, for formats told by their name or by files beside it.
+            path: of the file, for formats recognised by their name or by files beside it.
         """
 
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:

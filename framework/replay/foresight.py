@@ -1,4 +1,4 @@
-"""When is each block of a trace requested next? What policies that need the future are told during a full replay."""
+"""Next uses of blocks in a full replay, for policies that need the future."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def cache_folder() -> Path | None:
 
 
 def _place(trace: Trace, limit: int | None, full_blocks_only: bool) -> Path | None:
-    """The cache's file for this trace, read this way; None where it cannot be told from its content alone."""
+    """The cache's file for this trace, read this way; None where its content alone does not decide the paths."""
     folder = cache_folder()
     if folder is None or not trace.path.is_file() or not trace.reader.single_file:
         return None

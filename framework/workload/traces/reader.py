@@ -146,7 +146,7 @@ def detect_format(path: str | Path) -> str:
     archive_hint(path)
     head = _head(path)
     if not head and not path.is_dir():
-        raise WorkloadError(f"{path}: empty, so its format cannot be told; name it: {', '.join(formats())}")
+        raise WorkloadError(f"{path}: empty, so its format cannot be recognised; name it: {', '.join(formats())}")
     found = [name for name in formats() if _recognises(name, head, path)]
     if not found:
         where = f"{path}:{head[0][0]}" if head else str(path)
