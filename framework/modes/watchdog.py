@@ -1,4 +1,4 @@
-"""What if a plugin never returns?
+"""Ends a run in which a plugin does not return, or that takes too long.
 
 A thread looks at the stack of the one that works, about once a second: nothing is paid a call. A call into a plugin
 that is still the same call after `stall_s` is ended, and so is a run that lasts longer than `timeout_s`.
@@ -22,7 +22,7 @@ from framework.errors import FrameworkError, Interruption, PluginError, TimedOut
 
 _SIGNAL = getattr(signal, "SIGURG", None)  # ignored by default, so that a late one harms nobody; interrupts a sleep
 _NOT_PLUGINS = ("framework.", "torch.", "hydra.", "omegaconf.", "transformers.")
-_TOOLKIT = ("framework.paged.", "framework.interfaces.")  # base classes: the object may be a stranger's
+_TOOLKIT = ("framework.paged.", "framework.interfaces.")  # base classes: the object may be a third-party plugin's
 
 
 class _Stop(Interruption):
@@ -34,7 +34,7 @@ class Watchdog:
 
     The work is ended by a signal in the main thread, which also ends a sleep, and by an asynchronous exception in
     others. Where neither arrives for `grace_s`, the plugin is in native code or swallows everything: the stacks are
-    printed, `on_abandon` is told and the process exits with status 1.
+    printed, `on_abandon` is called and the process exits with status 1.
 
     Args:
         stall_s: seconds one call into a plugin may take; None: any.

@@ -1,8 +1,8 @@
-"""Which folder is a job's, is the job done, and what does it leave when it fails?
+"""The folder of a sweep's job: its name, whether the job is done, and what a failure leaves.
 
 A job's folder holds `job.json` (its overrides and the hash of its configuration), the files of its run directory,
 and `failure.json` when it ended badly. `result.json` is removed before `job.json` is replaced, so that a result always
-belongs to the hash beside it, whenever the process is killed.
+belongs to the hash beside it, whenever the process is killed; both happen only once the job has read what it needs.
 """
 
 from __future__ import annotations

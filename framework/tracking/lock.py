@@ -1,4 +1,4 @@
-"""Who holds a run directory: a lock file naming host, boot, process and the process's start."""
+"""The lock file of a run directory: it names host, boot, process and the process's start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from framework.errors import RunDirectoryError, RunDirectoryInUse
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One process, told apart from any later one that gets its number.
+    """One process, distinguished from any later one that gets its number.
 
     Attributes:
         host: machine name, for the reader of an error.

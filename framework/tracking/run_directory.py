@@ -1,4 +1,4 @@
-"""What a run leaves behind: one directory, written so that a crash at any moment loses nothing already told."""
+"""The directory of one run: who holds it, what may be cleared, and files that a crash at any moment leaves readable."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class RunDirectory:
         try:
             self.close()
         except RunDirectoryError:
-            if error is None:  # the first fault is the one to tell
+            if error is None:  # the first fault is the one to report
                 raise
 
     @property

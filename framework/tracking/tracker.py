@@ -1,4 +1,4 @@
-"""Where live numbers go besides the run directory: one small door, behind which nothing can hurt a run."""
+"""Trackers: where live numbers go besides the run directory. A tracker that fails is dropped; the run goes on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunLabel:
 class Tracker(ABC):
     """Follows one run. What it shows besides live metrics it reads from the run directory when the run finishes.
 
-    Any exception is contained by `Trackers`: it is told once, and the run goes on without this tracker.
+    Any exception is contained by `Trackers`: it is reported once, and the run goes on without this tracker.
     """
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Trackers:
         self._each("start", lambda tracker: tracker.start(config, self._run, label or RunLabel()))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Add a line `{"step": step, **metrics}` to `metrics.jsonl` and tell every tracker.
+        """Add a line `{"step": step, **metrics}` to `metrics.jsonl` and pass it to every tracker.
 
         Raises:
             RunDirectoryError: the line cannot be written.
@@ -81,7 +81,7 @@ class Trackers:
             self._each("log", lambda tracker: tracker.log(step, metrics))
 
     def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
-        """Write `result.json`, then let every tracker finish; those that fail are told and dropped."""
+        """Write `result.json`, then let every tracker finish; those that fail are reported and dropped."""
         self._run.write_result(summary)
         self._each("finish", lambda tracker: tracker.finish(summary, failed=failed))
         self._trackers.clear()

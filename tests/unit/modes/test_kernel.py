@@ -1,4 +1,4 @@
-"""mode=kernel from its Python door: what is timed, what never is, and what the rows say."""
+"""mode=kernel called from Python: what is timed, what never is, and what the rows say."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Elsewhere(GatherBackend):
 
 @pytest.fixture(autouse=True)
 def _quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grids, "measure", lambda *_: Ceilings(1e10, "told", 1e11, "told"))
+    monkeypatch.setattr(grids, "measure", lambda *_: Ceilings(1e10, "stated", 1e11, "stated"))
 
 
 def kernel(tmp_path: Any, backend: type, monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def kernel(tmp_path: Any, backend: type, monkeypatch: pytest.MonkeyPatch, **opti
     return run({**config, "backend": "gather", "kernel": SMALL | options})
 
 
-def test_every_cell_of_a_right_backend_is_timed_and_told_whole(tmp_path: Any, monkeypatch: Any) -> None:
+def test_every_cell_of_a_right_backend_is_timed_and_written_whole(tmp_path: Any, monkeypatch: Any) -> None:
     result = kernel(tmp_path, TorchBackend, monkeypatch)
     assert result["status"] == "ok", result
     assert [row["cell"].split(",")[0] for row in result["rows"]] == [

@@ -25,7 +25,7 @@ def spin() -> None:
 
 
 class Policy(ScoredPolicy):
-    """Does in `score` what it is told to."""
+    """Does in `score` what it is asked to."""
 
     def __init__(self, act: Callable[[], Any]) -> None:
         self.act = act
@@ -54,7 +54,7 @@ def test_a_call_that_does_not_return_is_ended_and_named(act: Callable[[], Any]) 
 
 
 def test_what_is_under_way_is_cleaned_up_and_failures_of_requests_do_not_swallow_it() -> None:
-    told: list[Any] = []
+    seen: list[Any] = []
 
     def serve() -> None:
         try:
@@ -62,13 +62,13 @@ def test_what_is_under_way_is_cleaned_up_and_failures_of_requests_do_not_swallow
                 try:
                     Policy(spin).score(None, 0.0)
                 except Exception as error:  # as the engine contains a plugin's failure
-                    told.append(error)
+                    seen.append(error)
         finally:
-            told.append("cleaned up")
+            seen.append("cleaned up")
 
     with pytest.raises(PluginError), Watchdog(stall_s=STALL_S):
         serve()
-    assert told == ["cleaned up"]
+    assert seen == ["cleaned up"]
 
 
 def test_many_short_calls_and_long_work_of_our_own_are_no_stall() -> None:

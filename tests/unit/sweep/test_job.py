@@ -43,7 +43,7 @@ def test_a_result_that_tells_of_trouble_is_not_done(result: dict[str, Any], tmp_
     assert not is_done(tmp_path, "d")
 
 
-def test_a_folder_s_name_is_short_safe_and_told_by_the_override_set_alone() -> None:
+def test_a_folder_s_name_is_short_safe_and_given_by_the_override_set_alone() -> None:
     rng = random.Random(0)
     words = ["eviction=lru", "cache.num_blocks=64", "model.path='/a very/long path/with ünïcode;rm -rf'", "seed=3"]
     words += [f"workload.option_{index}={index}" for index in range(9)]

@@ -71,7 +71,7 @@ def _run(directory: Path, trackers: list[Tracker], steps: int = 5) -> None:
 
 
 @pytest.mark.parametrize(("method", "nth", "calls"), [("start", 1, 1), ("log", 1, 2), ("log", 3, 4), ("finish", 1, 7)])
-def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on(
+def test_a_tracker_that_raises_is_reported_once_and_the_run_goes_on(
     tmp_path: Path, method: str, nth: int, calls: int
 ) -> None:
     bad, good = _Bad(method, nth), _Bad("never", 1)
