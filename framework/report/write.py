@@ -62,7 +62,7 @@ def write_report(
     }
     for name, text in texts.items():
         temporary = target / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
         temporary.replace(target / name)
     return Report(study=study, files=tuple(target / name for name in texts))
 

@@ -84,10 +84,10 @@ def plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
+        return ", ".join(f"{plain(str(key))} {plain(item)}" for key, item in value.items()) or "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(plain(item) for item in value) or "none"
-    return str(value)
+    return str(value).encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
 
 
 def _numeric(write: Callable[[float], str]) -> Callable[[Any], str]:

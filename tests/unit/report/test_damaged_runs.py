@@ -17,6 +17,7 @@ from results.damage import DAMAGE
 from framework.report.console import print_result
 from framework.report.tables import print_study
 from framework.report.write import write_report
+from framework.results.catalogue import CATALOGUE
 from report.runs import make_run
 
 NASTY = (r"$\frac{", "=1+1", "+1", "-2+3", "@SUM(A1)", "\tx", "_hidden", "a\x1bb", "<script>", "\ud800x", "中", "%d\\")
@@ -84,10 +85,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
-KEYS = st.sampled_from(
-    ["status", "reasons", "num_failed", "first_failure", "hit_rate", "num_blocks", "ttft_s_p95", "output_tokens_per_s",
-     "gap_to_optimum", "optimum_hit_rate", "eviction_x", "seed", "eviction_needs_future", "="]
-)  # fmt: skip
+KEYS = st.sampled_from([*CATALOGUE, "eviction_x", "eviction_needs_future", "="])
 CONFIG_KEYS = st.sampled_from(["mode", "seed", "eviction", "cache", "workload", "replay", "executor", "model", "$x$"])
 
 
