@@ -19,7 +19,7 @@ class GuardedPolicy:
     It is handed tuples, so it cannot change the allocator's lists.
 
     Attributes:
-        wants_admit, wants_hit: whether the policy overrides that callback; calling one that it inherits does nothing.
+        wants_admit, wants_hit, wants_keep: whether the policy overrides it; one that it inherits does nothing.
         needs_requests: whether the policy reads the last request of blocks.
         in_bulk: whether the policy names many victims by a method of its own, and `victims` may be called.
     """
@@ -32,6 +32,7 @@ class GuardedPolicy:
         self._evicted = policy.evicted
         self.wants_admit = getattr(policy.admit, "__func__", None) is not EvictionPolicy.admit
         self.wants_hit = getattr(policy.hit, "__func__", None) is not EvictionPolicy.hit
+        self.wants_keep = overrides_keep(policy)
         self.needs_requests = bool(policy.needs_requests)
         self.in_bulk = names_in_bulk(policy)
         self.fault = self._boundary.fault
@@ -59,6 +60,16 @@ class GuardedPolicy:
 
     def release(self, blocks: Sequence[int], now: float) -> None:
         self._call(self._policy.release, "release", blocks, now)
+
+    def keep(self, block: int, now: float) -> bool:
+        """The policy's answer, checked: a bool."""
+        try:
+            answer: Any = self._policy.keep(BlockId(block), now)
+        except BaseException as error:
+            self._boundary.contain("keep", error, f" for block {block}")
+        if type(answer) is not bool:
+            self._boundary.wrong("keep", "must return a bool", answer)
+        return bool(answer)
 
     def victim(self, now: float, candidates: bytearray) -> int:
         """The policy's choice, checked: a Python int that names a candidate."""
@@ -95,6 +106,11 @@ class GuardedPolicy:
 def boundary_of(policy: EvictionPolicy) -> Boundary:
     """Names the failures of this policy."""
     return Boundary("eviction policy", type(policy))
+
+
+def overrides_keep(policy: EvictionPolicy) -> bool:
+    """Whether the policy may decline content."""
+    return getattr(policy.keep, "__func__", None) is not EvictionPolicy.keep
 
 
 def names_in_bulk(policy: EvictionPolicy) -> bool:

@@ -83,7 +83,8 @@ class EvictionPolicy(ABC):
 
     The allocator calls, for each block: `admit` once when its content is published (a request is using it, so it is
     no candidate yet); `release` when its last user lets go: it is a candidate from here; `pin` when a request uses it
-    again; `hit` right after, when that use was a prefix hit; `evicted` once when the content is gone.
+    again; `hit` right after, when that use was a prefix hit; `evicted` once when the content is gone; `keep` before a
+    `release`, whether it should be: who declines has content given up at once.
     A victim whose eviction was called off (another plugin call failed) comes back by `admit` and `release`.
     Each list is deepest block first and never empty. `now` is the engine's logical time, non-decreasing: the step
     number in a serve run, virtual seconds in a replay with a clock.
@@ -126,6 +127,16 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
         """Nobody uses these blocks any more: they are candidates."""
+
+    def keep(self, block: BlockId, now: float) -> bool:
+        """Whether this block, which nobody uses any more, is worth keeping. Asked just before its `release`.
+
+        False: its content is given up at once. The block is free, the policy gets `evicted` and not `release`, and the
+        log an eviction. Blocks in use are never asked for, so one that is hit while in use is an ordinary hit.
+        Under `leaf_only` a block with resident children stays, whatever the answer, and is not asked for. A policy that
+        would rather have such blocks go first when room is needed orders them so. Not overridden, it costs nothing.
+        """
+        return True
 
     @abstractmethod
     def victim(self, now: float) -> BlockId:

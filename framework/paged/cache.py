@@ -215,7 +215,36 @@ class BlockCache:
         if freed:
             self.pool.set_free(freed)
             idle = [block for block in idle if key[block] is not None]
+        if self.policy.wants_keep:
+            idle = self._kept(idle)
         self._make_candidates(idle)
+
+    def _kept(self, blocks: list[int]) -> list[int]:
+        """Those of these unreferenced blocks, deepest first, that are to be offered; what the policy declines is free.
+
+        Under `leaf_only` a block with resident children stays; the parent of a declined block may become a leaf.
+
+        Raises:
+            PluginError: the policy failed. All blocks that it has not declined are free too.
+        """
+        pool, kept = self.pool, list[int]()
+        for at, block in enumerate(blocks):
+            parent = self.index.parent(block) if self.leaf_only else 0
+            try:
+                if (self.leaf_only and not self.is_leaf(block)) or self.policy.keep(block, self.now):
+                    kept.append(block)
+                    continue
+                self.policy.evicted(block, self.now)
+            except PluginError:
+                self._free_refused(kept + blocks[at:])
+                raise
+            self.detached.discard(block)
+            self._evict((block,))
+            pool.set_free([block])
+            idle = parent and not pool.ref[parent] and not pool.candidate[parent]
+            if idle and self.is_leaf(parent) and parent not in blocks:
+                kept.append(parent)
+        return kept
 
     def replace(self, table: array[int], places: Sequence[int], fresh: Sequence[int]) -> None:
         """Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from framework.errors import InvalidArgument, PluginError
 from framework.guard.boundary import shown
-from framework.guard.policy import around_policy, boundary_of, names_in_bulk
+from framework.guard.policy import around_policy, boundary_of, names_in_bulk, overrides_keep
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
 from framework.paged.last_requests import LastRequests
 from framework.replay.paths import RequestPaths
@@ -166,6 +166,7 @@ class _Replay:
         self.depth, self.admitted, self.last_access, self.hits = ([0] * rows for _ in range(4))
         self.tenant = [0] * rows if paths.tenants.any() else []
         self.next_use = [float("inf")] * rows if policy.needs_future else []
+        self.may_decline = overrides_keep(policy)
         self.requests = LastRequests(rows) if policy.needs_requests else None
         policy.attach(self._view(rows))
 
@@ -229,11 +230,43 @@ class _Replay:
                     next_use[block_of[node]] = future
             if self.requests is not None:
                 self.requests.used(blocks, self.facts)
+            if self.may_decline:
+                blocks = self._kept(request, blocks)
             if blocks:
                 release(blocks[::-1], count)
             if self.bypass:
                 self._evict(request, self.num_resident - self.num_blocks)
         return summarise(self.paths, request_hits, self.num_admitted, self.num_evicted)
+
+    def _kept(self, request: int, blocks: list[Any]) -> list[Any]:
+        """The request's blocks, shallowest first, without those that the policy declines; these are free."""
+        kept: list[Any] = []
+        for block in reversed(blocks):
+            node = self.node_of[block]
+            held = self.leaf_first and self.children[node]
+            answer = True if held else self.policy.keep(block, request + 1)
+            if type(answer) is not bool:
+                raise boundary_of(self.policy).fault("keep", f"must return a bool, returned {shown(answer)}")
+            if answer:
+                kept.append(block)
+                continue
+            self.policy.evicted(block, request + 1)
+            self._give_up(node, block, request + 1)
+            self.num_resident -= 1
+            self.num_evicted += 1
+            if self.on_evict is not None:
+                self.on_evict(request, node)
+        return kept[::-1]
+
+    def _give_up(self, node: int, block: BlockId, count: int) -> None:
+        """The block's content is gone: it is free."""
+        self.block_of[node] = 0
+        self.node_of[block] = -1
+        self.free.append(block)
+        parent = self.parents[node]
+        self.children[parent] -= 1
+        if self.aside and parent >= 0 and not self.children[parent]:
+            self._release_parent(self.block_of[parent], count)
 
     def _futures(self) -> list[float]:
         if not self.policy.needs_future:

@@ -60,6 +60,7 @@ class Cache:
         self.requests: list[RequestFacts] = []  # of those running
         self.evictions: list[BlockId] = []
         self.history: list[str] = []
+        self.num_declined = 0
         policy.attach(BlockView(**self.columns))
 
     @property
@@ -122,7 +123,10 @@ class Cache:
             self.need(False, "victim without candidates must raise NoCandidate, it returned", repr(block))
 
     def evict(self) -> None:
-        """Evict what the policy names."""
+        """Evict what the policy names; where it declined all there was, nothing."""
+        if self.num_declined and not self.candidates:
+            self.nobody()
+            return
         block = self.victim()
         self.evictions.append(block)
         self.contents_evicted.append(self.path[block])
@@ -216,7 +220,24 @@ class Cache:
             if not self.users[block]:
                 self.columns["last_access"][block] = self.access
                 released.append(block)
-        self.call("release", released)
+        self.call("release", [block for block in released if self.keeps(block)])
+
+    def keeps(self, block: BlockId) -> bool:
+        """Ask whether the block is worth keeping; one that is declined is gone."""
+        facts = self._facts()
+        try:
+            answer = self.policy.keep(block, self.now)
+        except Exception as error:
+            self.need(False, "keep raised", repr(error))
+            raise
+        self.need(type(answer) is bool, "keep must return a bool", repr(answer))
+        self.need(facts == self._facts(), "keep wrote to the facts it may only read")
+        if not answer:
+            self.history.append(f"keep({block}, now={self.now}) -> False")
+            self.num_declined += 1
+            self.drop(block)
+            self.free.append(block)
+        return answer
 
     def play(self, history: list[Step]) -> None:
         """Steps by name; each picks among what is there."""

@@ -73,6 +73,7 @@ public:
                 pool_.free.push_back(block);
             }
         }
+        if (!released.empty() && policy_.declines()) released = kept(released);
         if (!released.empty()) make_candidates(std::move(released));
     }
 
@@ -319,6 +320,33 @@ private:
             above.push_back(parent);
         }
         return above;
+    }
+
+    /// Those of these unreferenced blocks, deepest first, that are to be offered; what the policy declines is free.
+    Blocks kept(const Blocks &blocks) {
+        Blocks out;
+        for (size_t at = 0; at < blocks.size(); ++at) {
+            const int32_t block = blocks[at], parent = leaf_only_ ? index_.parent(block) : 0;
+            try {
+                if ((leaf_only_ && !is_leaf(block)) || policy_.keeps(block, now)) {
+                    out.push_back(block);
+                    continue;
+                }
+                policy_.evicted(block, now);
+            } catch (nb::python_error &) {
+                out.insert(out.end(), blocks.begin() + static_cast<int64_t>(at), blocks.end());
+                free_refused(out);
+                throw;
+            }
+            fetched = false;
+            detached.erase(block);
+            evict({block});
+            pool_.free.push_back(block);
+            const bool idle = parent != 0 && pool_.ref[parent] == 0 && pool_.candidate[parent] == 0;
+            if (idle && is_leaf(parent) && std::find(blocks.begin(), blocks.end(), parent) == blocks.end())
+                out.push_back(parent);
+        }
+        return out;
     }
 
     void make_candidates(Blocks blocks) {

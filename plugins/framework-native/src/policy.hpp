@@ -19,6 +19,9 @@ public:
     virtual ~Policy() = default;
     virtual void admit(const Blocks &, nb::handle) {}
     virtual void hit(const Blocks &, nb::handle) {}
+    /// Whether the policy may decline content, and whether it keeps this block.
+    virtual bool declines() const { return false; }
+    virtual bool keeps(int32_t, nb::handle) { return true; }
     virtual void pin(const Blocks &blocks, nb::handle now) = 0;
     virtual void release(const Blocks &blocks, nb::handle now) = 0;
     virtual int32_t victim(nb::handle now) = 0;
@@ -152,7 +155,9 @@ inline nb::tuple tuple_of(const Blocks &blocks) {
 /// A framework.paged.guard.GuardedPolicy: every failure is a PluginError that names the policy.
 class PythonPolicy final : public Policy {
 public:
-    PythonPolicy(nb::object guard, nb::object candidates) : guard(std::move(guard)), candidates(std::move(candidates)) {}
+    PythonPolicy(nb::object guard_, nb::object candidates_)
+        : guard(std::move(guard_)), candidates(std::move(candidates_)),
+          declines_(nb::cast<bool>(guard.attr("wants_keep"))) {}
 
     void admit(const Blocks &blocks, nb::handle now) override { guard.attr("admit")(list_of(blocks), now); }
     void hit(const Blocks &blocks, nb::handle now) override { guard.attr("hit")(list_of(blocks), now); }
@@ -160,8 +165,13 @@ public:
     void release(const Blocks &blocks, nb::handle now) override { guard.attr("release")(list_of(blocks), now); }
     int32_t victim(nb::handle now) override { return nb::cast<int32_t>(guard.attr("victim")(now, candidates)); }
     void evicted(int32_t block, nb::handle now) override { guard.attr("evicted")(block, now); }
+    bool declines() const override { return declines_; }
+    bool keeps(int32_t block, nb::handle now) override { return nb::cast<bool>(guard.attr("keep")(block, now)); }
 
     nb::object guard, candidates;
+
+private:
+    bool declines_;
 };
 
 } // namespace native

@@ -21,6 +21,9 @@ Ints = npt.NDArray[np.int64]
 _RESCORE = 32
 """All groups are scored anew whenever this part of the capacity was evicted: an age changes little meanwhile."""
 
+_MOST_NAMES = 16_384
+"""Groups whose return is still seen long after their eviction: one name each."""
+
 
 class Group:
     """Blocks of one request that were released together and wait for the same thing.
@@ -30,18 +33,20 @@ class Group:
         kind: which class it belongs to; up to the policy.
         start: when it was released, on the policy's clock.
         order: counts groups: larger was released later.
-        size: candidates left. `count`: blocks that no later request has used, those evicted included.
+        size: candidates left. `count`: blocks that no later request has used, those evicted and remembered included.
+        name: of its deepest block.
         shadow: blocks that LRU would still hold.
         record: number of its record in the policy's history; -1 without.
         score: as it stands in the heap; entries of other scores are stale.
     """
 
-    __slots__ = ("blocks", "count", "kind", "order", "record", "score", "shadow", "size", "start")
+    __slots__ = ("blocks", "count", "kind", "name", "order", "record", "score", "shadow", "size", "start")
 
     def __init__(self, blocks: array[int], kind: int, start: float, order: int) -> None:
         self.blocks, self.kind, self.start, self.order = blocks, kind, start, order
         self.size = self.count = self.shadow = len(blocks)
         self.record = -1
+        self.name: BlockHash | None = None
         self.score: float = 0.0
 
 
@@ -50,8 +55,9 @@ class GroupedPolicy(EvictionPolicy):
 
     A subclass says into which groups a release falls (`group`), what it learns when a group's blocks are used again
     (`returned`), and scores groups by kind and age (`score`). The policy's clock is the latest arrival seen, or `now`
-    where arrivals are unknown. Names of evicted blocks are remembered, at most twice the capacity, so that a return
-    after an eviction is seen too. O(1) Python steps a block, O(log n) a group; scoring is NumPy work over the groups.
+    where arrivals are unknown. Names of evicted blocks are remembered, at most twice the capacity, and one name a group
+    for longer, so that a return after an eviction is seen too. O(1) Python steps a block, O(log n) a group; scoring is
+    NumPy work over the groups.
     """
 
     needs_requests = True
@@ -64,6 +70,7 @@ class GroupedPolicy(EvictionPolicy):
         self._num_candidates = 0
         self._heap: list[tuple[float, int, Group]] = []
         self._ghosts: OrderedDict[BlockHash | None, Group] = OrderedDict()
+        self._names: OrderedDict[BlockHash | None, Group] = OrderedDict()  # of deepest blocks, after their ghosts
         self._clock, self._arrivals, self._order = 0.0, True, 0
         self._evicted, self._stale = 0, False
 
@@ -99,6 +106,7 @@ class GroupedPolicy(EvictionPolicy):
         packed = array("i", blocks)
         packed.reverse()
         group = Group(packed, kind, self._clock, self._order)
+        group.name = self.blocks.key[blocks[0]]
         group_of = self._group_of
         for block in blocks:
             group_of[block] = group
@@ -141,9 +149,10 @@ class GroupedPolicy(EvictionPolicy):
 
     def admit(self, blocks: Sequence[BlockId], now: float) -> None:
         self._tick(self.blocks.last_request[blocks[0]], now)
-        ghosts, group_of, key = self._ghosts, self._group_of, self.blocks.key
+        ghosts, names, group_of, key = self._ghosts, self._names, self._group_of, self.blocks.key
         for block in blocks:
-            group_of[block] = ghosts.pop(key[block], None)
+            name = key[block]
+            group_of[block] = ghosts.pop(name, None) or names.pop(name, None)
 
     def pin(self, blocks: Sequence[BlockId], now: float) -> None:
         group_of, candidate = self._group_of, self._candidate
@@ -221,7 +230,13 @@ class GroupedPolicy(EvictionPolicy):
         ghosts = self._ghosts
         ghosts[self.blocks.key[block]] = group
         if len(ghosts) > 2 * self.blocks.num_blocks:
-            ghosts.popitem(last=False)
+            name, forgotten = ghosts.popitem(last=False)
+            if name != forgotten.name:
+                forgotten.count -= 1
+            elif forgotten.record >= 0:
+                self._names[name] = forgotten
+                if len(self._names) > _MOST_NAMES:
+                    self._names.popitem(last=False)
         self._evicted += 1
         if self._evicted * _RESCORE > self.blocks.num_blocks:
             self._stale = True

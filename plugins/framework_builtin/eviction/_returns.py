@@ -78,8 +78,8 @@ class Returns:
 
     @property
     def due(self) -> bool:
-        """Whether there is enough news to learn from: at least 64 records, and a 32nd of those kept."""
-        return self._num - self._learnt >= max(64, min(self._num, self._window) // 32)
+        """Whether there is enough news to learn from: at least 64 records, and a 64th of those kept."""
+        return self._num - self._learnt >= max(64, min(self._num, self._window) // 64)
 
     def bins(self, ages: Floats) -> Ints:
         """(G,) age bin of each."""
@@ -102,6 +102,8 @@ class Returns:
         self.unit = max(1e-9, (now - float(start.min())) / len(start))
         self._edges = self._edges_of(self.unit)
         events, exposure, width = self._tables(now)
+        oldest = int(self.bins(np.array([now - float(start.min())]))[0]) + 1  # nobody has waited for longer
+        events, exposure, width = events[:, :oldest], exposure[:, :oldest], width[:oldest]
         hazard = np.zeros_like(events)
         sorts = self._sorts()
         for sort in range(self._num_sorts):
@@ -112,7 +114,8 @@ class Returns:
             if len(members):
                 features = np.array([self._features[kind - self._num_sorts][1:] for kind in members])
                 hazard[members] = _fit(features, events[members], exposure[members], shape, width)
-        self.index = _best_ratio(hazard, width)
+        found = _best_ratio(hazard, width)
+        self.index = np.concatenate([found, np.repeat(found[:, -1:], _BINS - oldest, axis=1)], axis=1)
         self._fresh = self.index[:, 0].tolist()
 
     def _sorts(self) -> Ints:
@@ -138,7 +141,7 @@ class Returns:
         return events, passed * width + rest, width
 
     def _shape_of(self, events: Floats, exposure: Floats, width: Floats) -> Floats:
-        middle = self._edges + width / 2
+        middle = self._edges[: len(width)] + width / 2
         prior = _PRIOR_RATE / (middle + _PRIOR_AGE * self.unit)
         weight = exposure + _PRIOR_GROUPS * width
         return _falling((events + _PRIOR_GROUPS * prior * width) / weight, weight)
@@ -147,7 +150,7 @@ class Returns:
 def _fit(features: Ints, events: Floats, exposure: Floats, shape: Floats, width: Floats) -> Floats:
     """(C, A) hazards of kinds with these features (C, F), given the shape (A,) of all of them together."""
     values, first = np.unique(features[:, 0], return_inverse=True)
-    seen, waited = np.zeros((len(values), _BINS)), np.zeros((len(values), _BINS))
+    seen, waited = np.zeros((len(values), len(width))), np.zeros((len(values), len(width)))
     np.add.at(seen, first, events)
     np.add.at(waited, first, exposure)
     later = events.sum(0)[::-1].cumsum()[::-1]  # returns seen at each age and after it
@@ -201,7 +204,7 @@ def _best_ratio(hazard: Floats, width: Floats) -> Any:
     chance = -np.expm1(-hazard * width)
     held = np.minimum(chance / np.maximum(hazard, 1e-300), width)
     index = np.zeros_like(hazard)
-    for age in range(_BINS):
+    for age in range(len(width)):
         lives = np.concatenate([np.ones((len(hazard), 1)), np.cumprod(1 - chance[:, age:-1], axis=1)], axis=1)
         hits, cost = np.cumsum(lives * chance[:, age:], axis=1), np.cumsum(lives * held[:, age:], axis=1)
         index[:, age] = (hits / np.maximum(cost, 1e-300)).max(axis=1)

@@ -16,8 +16,9 @@ from framework_builtin.eviction._returns import Returns
 
 BODY, TAIL, LEFT, SHARED = range(4)
 _TURNS = (0, 1, 2, 3, 4, 5, 5, 5, 5, 5)  # bins of the turn; from 10 on 6
-_SLACK = 256  # blocks that it may be behind at any time
-_WARM_UP = 50  # groups released before anything is believed
+_SLACK = 1000  # blocks that it may be behind at any time, at most half the capacity
+_RESUME = 0.75  # of what is allowed: it follows LRU until it is behind by no more than this
+_WARM_UP = 1000  # groups released before anything is believed
 
 
 class Hazard(GroupedPolicy):
@@ -65,8 +66,8 @@ class Hazard(GroupedPolicy):
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
         super().release(blocks, now)
         self._references += len(blocks)
-        allowed = self._tolerance * self._references + _SLACK
-        behind = self._lru_hits - self._own_hits > (allowed / 2 if self._as_lru else allowed)
+        allowed = self._tolerance * self._references + min(_SLACK, self.blocks.num_blocks // 2)
+        behind = self._lru_hits - self._own_hits > allowed * (_RESUME if self._as_lru else 1.0)
         as_lru = behind or self._order < _WARM_UP
         if as_lru != self._as_lru:
             self._as_lru = as_lru

@@ -22,10 +22,11 @@ class Hinted(Hazard):
     """
 
     def features(self, facts: RequestFacts, num_blocks: int, gap: float | None) -> tuple[int, ...]:
-        return (*super().features(facts, num_blocks, gap), self._said(facts.hint), self._foretold_time(facts.hint))
+        gap_bin, *others = super().features(facts, num_blocks, gap)
+        return (gap_bin * (_LEVELS + 1) + self._said(facts.hint), *others, self._foretold_time(facts.hint))
 
     def shared_features(self, gap: float | None) -> tuple[int, ...]:
-        return (*super().shared_features(gap), 0, 0)
+        return (*super().shared_features(gap), 0)
 
     @staticmethod
     def _said(hint: Hint | None) -> int:

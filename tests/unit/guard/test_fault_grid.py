@@ -81,7 +81,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 HOOKS = {
     "allocator": ("lookup", "fits", "ever_fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
                   "advance", "promise"),
-    "eviction": ("admit", "hit", "pin", "release", "victim", "evicted"),
+    "eviction": ("admit", "hit", "pin", "release", "victim", "evicted", "keep"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
 NOT_CALLED = {

@@ -1,0 +1,167 @@
+"""Policies that decline content: it is free at once, alike in an allocator, a cache-only replay and the native core."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from paged_helpers import NS, info, tokens
+from replay_helpers import random_requests, workload
+
+from framework.errors import PluginError
+from framework.guard.policy import GuardedPolicy
+from framework.replay.paths import build_paths
+from framework.replay.reference import replay
+from framework.testing import eviction_checks
+from framework.testing.driver import Violation
+from framework.workload.traces import TraceRequest
+from framework_builtin.allocator.prefix import PrefixAllocator
+from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework_builtin.allocator.radix import RadixAllocator
+from framework_builtin.eviction.fifo import Fifo
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.hash.sha256 import Sha256
+
+
+class OddKept(Lru):
+    """Keeps blocks of odd depth, and those hit before."""
+
+    def keep(self, block, now):
+        return bool(self.blocks.depth[block] % 2 or self.blocks.hits[block])
+
+
+class NoTails(Lru):
+    def keep(self, block, now):
+        return not self.blocks.partial[block]
+
+
+def native():
+    return pytest.importorskip("framework_native.allocator").NativeCowAllocator
+
+
+def build(kind, policy, num_blocks=8, leaf_only=False):
+    return kind(num_blocks=num_blocks, block_size=2, hash=Sha256(), eviction=policy, watermark=0.0, leaf_only=leaf_only)
+
+
+def admit(allocator, number, prompt):
+    ids = tokens(*prompt)
+    hit = allocator.lookup(ids, NS)
+    allocator.allocate(info(number), ids, hit)
+    allocator.commit(info(number).id, ids)
+    return hit.num_tokens
+
+
+@pytest.mark.parametrize("kind", [PrefixAllocator, PrefixCowAllocator, RadixAllocator])
+def test_declined_content_is_free_at_once_and_found_no_more(kind):
+    allocator = build(kind, OddKept())
+    log = []
+    allocator.listen(log.append)
+    admit(allocator, 1, [1, 1, 2, 2, 3])
+    allocator.free(1)
+    stats = allocator.stats()
+    assert (stats.cached_blocks, stats.free_blocks, stats.evictions) == (1, 7, 1)
+    assert [event.kind for event in log] == ["admit", "admit", "evict"]
+    assert admit(allocator, 2, [1, 1, 2, 2, 3]) == 0
+    allocator.check()
+
+
+def test_a_declined_block_that_is_hit_while_in_use_is_an_ordinary_hit():
+    allocator = build(PrefixCowAllocator, OddKept())
+    admit(allocator, 1, [1, 1, 2])
+    assert admit(allocator, 2, [1, 1, 3]) == 2, "the first request's block is in use, so nobody was asked for it"
+    allocator.free(1)
+    assert allocator.stats().evictions == 0, "the second request uses it still"
+    allocator.free(2)
+    assert allocator.stats().cached_blocks == 1, "hit once, it is kept"
+    allocator.check()
+
+
+@pytest.mark.parametrize("leaf_only", [False, True])
+@pytest.mark.parametrize("seed", range(25))
+def test_native_and_python_decline_the_same(seed, leaf_only):
+    allocators = [build(kind, OddKept(), 10, leaf_only) for kind in (PrefixCowAllocator, native())]
+    logs = [[], []]
+    for allocator, log in zip(allocators, logs, strict=True):
+        allocator.listen(log.append)
+    draw, running = random.Random(seed), []
+    for number in range(1, 60):
+        prompt = [draw.randrange(2) for _ in range(draw.randint(1, 7))]
+        ids = tokens(*prompt)
+        if allocators[0].fits(info(number), ids, allocators[0].lookup(ids, NS)):
+            assert len({admit(allocator, number, prompt) for allocator in allocators}) == 1
+            running.append(number)
+        while running and (len(running) > 2 or draw.random() < 0.5):
+            gone = running.pop(draw.randrange(len(running)))
+            for allocator in allocators:
+                allocator.free(gone)
+        for allocator in allocators:
+            allocator.check()
+        assert allocators[0].stats() == allocators[1].stats()
+    assert logs[0] == logs[1]
+    assert any(event.kind == "evict" for event in logs[0])
+
+
+@pytest.mark.parametrize("leaf_first", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_cache_only_replay_declines_what_an_allocator_does(seed, leaf_first):
+    requests = [[*ids, 9] for ids in random_requests(seed, count=60, width=2, longest=4)]
+    paths, capacity = workload([ids[:-1] for ids in requests], block_tokens=2), 12
+    gone = []
+    found = replay(
+        paths, OddKept(), capacity, leaf_first=leaf_first, on_evict=lambda request, node: gone.append(request)
+    )
+    allocator = build(PrefixAllocator, OddKept(), capacity + 1, leaf_first)
+    hits = []
+    for number, ids in enumerate(requests, 1):
+        prompt = [token for token in ids[:-1] for _ in (0, 1)] + [9]
+        hits.append(admit(allocator, number, prompt) // 2)
+        allocator.free(number)
+    assert hits == found.request_hits.tolist()
+    assert len(gone) == found.evictions
+
+
+def test_never_keeping_partial_tails_declines_them_and_nothing_else():
+    requests = [
+        TraceRequest(
+            arrival_s=float(i), input_tokens=5, output_tokens=1, block_tokens=2, block_ids=np.array([1, 2, 7 + i])
+        )
+        for i in range(5)
+    ]
+    found = replay(build_paths(requests), NoTails(), 8)
+    assert found.request_hits.tolist() == [0, 2, 2, 2, 2]
+    assert (found.admitted, found.evictions) == (7, 5)
+
+
+@pytest.mark.parametrize("answer", [None, 1, "yes"])
+def test_an_answer_that_is_no_bool_is_the_policy_s_fault(answer):
+    class Vague(Fifo):
+        def keep(self, block, now):
+            return answer
+
+    allocator = build(PrefixCowAllocator, Vague())
+    admit(allocator, 1, [1, 1, 2])
+    with pytest.raises(PluginError, match=r"Vague\.keep: must return a bool"):
+        allocator.free(1)
+    allocator.check()
+    with pytest.raises(PluginError, match=r"Vague\.keep: must return a bool"):
+        replay(workload([[1]]), Vague(), 4)
+
+
+def test_the_kit_drives_a_policy_that_declines_and_catches_one_that_answers_wrongly():
+    for check in eviction_checks:
+        if check.__name__ != "check_a_recency_stack_evicts_as_lru":
+            check(lambda: type("Declines", (OddKept,), {"recency_stack": False})())
+
+    class Vague(Fifo):
+        def keep(self, block, now):
+            return 1
+
+    check = next(check for check in eviction_checks if check.__name__ == "check_a_pinned_block_is_no_victim")
+    with pytest.raises(Violation, match="keep must return a bool"):
+        check(Vague)
+
+
+def test_who_does_not_override_keep_is_never_asked():
+    assert not GuardedPolicy(Lru()).wants_keep
+    assert GuardedPolicy(OddKept()).wants_keep
