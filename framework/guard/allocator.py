@@ -92,7 +92,7 @@ class GuardedAllocator(Allocator):
             change: Any = self.plugin.extend(request, num_tokens)
         except BaseException as error:
             self._contain("extend", error)
-        if type(change) is TableChange and type(change.start) is int and change.start >= 0 and change.copies == ():
+        if type(change) is TableChange and not change.copies and type(change.start) is int and change.start >= 0:
             return change
         return self._checked("extend", change)
 
@@ -101,7 +101,7 @@ class GuardedAllocator(Allocator):
             change: Any = self.plugin.commit(request, tokens)
         except BaseException as error:
             self._contain("commit", error)
-        if type(change) is TableChange and type(change.start) is int and change.start >= 0 and change.copies == ():
+        if type(change) is TableChange and not change.copies and type(change.start) is int and change.start >= 0:
             return change
         return self._checked("commit", change)
 
@@ -173,7 +173,8 @@ class GuardedAllocator(Allocator):
             table: Any = self.plugin.table(request)
         except BaseException as error:
             self._contain("table", error)
-        if type(table) is not np.ndarray or table.dtype != _INT32 or table.ndim != 1:
+        # `is` first: comparing dtypes costs more than all else here.
+        if type(table) is not np.ndarray or (table.dtype is not _INT32 and table.dtype != _INT32) or table.ndim != 1:
             self._boundary.wrong("table", "must return (m,) int32 block ids", table)
         count = len(table)
         if count > self._max_blocks or count < start or count * self.block_size < num_tokens:
