@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -183,10 +183,11 @@ def encoded(request: WorkloadRequest, model: LoadedModel, name: str) -> Workload
     return replace(request, prompt=encode(model.tokenizer, request.prompt))
 
 
-def submit_workload(llm: LLM, items: Sequence[WorkloadRequest]) -> list[Request]:
-    """Queue everything; the clock starts now."""
+def submit_workload(llm: LLM, items: Sequence[WorkloadRequest]) -> Iterator[Request]:
+    """Queue one request after another, so that an interrupt loses none that is queued; the clock starts now."""
     llm.executor.restart_clock()
-    return [submit(llm.engine, replace(item, namespace=llm.namespace_for(item.namespace))) for item in items]
+    for item in items:
+        yield submit(llm.engine, replace(item, namespace=llm.namespace_for(item.namespace)))
 
 
 def compare(
