@@ -1,0 +1,40 @@
+"""A section checks itself when it is made, in Python as on the command line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from framework.config.sections import CacheOptions, EngineOptions, KernelOptions, RunOptions
+from framework.errors import ConfigError
+
+
+def test_values_are_converted_to_their_types() -> None:
+    options = EngineOptions(collective_timeout_s=5, graph_batch_sizes=[1, 8])  # type: ignore[arg-type]
+    assert (options.collective_timeout_s, options.graph_batch_sizes) == (5.0, (1, 8))
+    assert type(options.collective_timeout_s) is float
+    assert options.plain()["graph_batch_sizes"] == [1, 8]
+
+
+def test_a_bound_holds_in_python_too_and_for_a_changed_copy() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.max_batch_requests must be at most 65536, found 10000000"):
+        EngineOptions(max_batch_requests=10**7)
+    with pytest.raises(ConfigError, match=r"cache\.block_size must be at least 1, found 0"):
+        replace(CacheOptions(), block_size=0)
+    with pytest.raises(ConfigError, match=r"run\.timeout_s must be a finite number, found inf"):
+        RunOptions(dir="x", timeout_s=math.inf)
+
+
+def test_a_bound_of_a_list_is_that_of_each_entry() -> None:
+    with pytest.raises(ConfigError, match=r"kernel\.batch must be at least 1, found 0"):
+        KernelOptions(batch=(4, 0))
+
+
+def test_a_bool_is_no_number_and_a_huge_number_is_shown_short() -> None:
+    with pytest.raises(ConfigError, match="must be int, found True"):
+        EngineOptions(max_batch_tokens=True)
+    with pytest.raises(ConfigError) as caught:
+        EngineOptions(max_batch_tokens=10**6000)
+    assert len(str(caught.value)) < 200

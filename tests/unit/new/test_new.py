@@ -1,0 +1,38 @@
+"""A new package is written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from framework import registry
+from framework.errors import ConfigError
+from framework.new import create
+
+
+@pytest.mark.parametrize("kind", registry.kinds())
+def test_every_kind_can_be_begun_and_every_python_file_compiles(kind: str, tmp_path: Path) -> None:
+    place = create("my-first-idea", kind, tmp_path)
+    written = [path for path in place.rglob("*") if path.is_file()]
+    assert {path.name for path in written} >= {"pyproject.toml", "README.md", f"{kind}.py", "test_my_first_idea.py"}
+    assert f'[project.entry-points."framework.{kind}"]' in (place / "pyproject.toml").read_text()
+    for path in written:
+        text = path.read_text()
+        assert "${" not in text, path
+        if path.suffix == ".py":
+            compile(text, str(path), "exec")
+
+
+@pytest.mark.parametrize("name", ["Bad", "lru", "json", "1st", "class", "a b", ""])
+def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        create(name, "eviction", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "my-first-idea").mkdir()
+    with pytest.raises(ConfigError, match="exists already; nothing was written"):
+        create("my-first-idea", "eviction", tmp_path)
+    assert list((tmp_path / "my-first-idea").iterdir()) == []
