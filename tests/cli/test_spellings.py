@@ -74,7 +74,7 @@ def test_a_choice_runs_alone(words: Any, expected: Any, command: Any, runs: list
 
 @pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
 def test_a_choice_runs_under_multirun(words: Any, expected: Any, command: Any, runs: list[Any], conf: str) -> None:
-    status, _, err = command("--config-dir", conf, "-m", *with_backend(words))
+    status, _, err = command("--config-dir", conf, "-m", "run.progress=false", *with_backend(words))
     assert (status, err, len(runs)) == (0, "", 1), err
     assert_says(runs[0], expected)
 
@@ -92,20 +92,20 @@ def test_a_choice_shows_in_cfg_job(words: Any, expected: Any, command: Any, conf
 
 
 def test_a_list_of_allocators_is_a_sweep(command: Any, runs: list[Any]) -> None:
-    status, _, err = command("-m", "+allocator=naive,prefix,cow", *QUICK)
+    status, _, err = command("-m", "run.progress=false", "+allocator=naive,prefix,cow", *QUICK)
     assert (status, err) == (0, ""), err
     assert [run["allocator"]["name"] for run in runs] == ["naive", "prefix", "cow"]
 
 
 def test_glob_sweeps_every_installed_allocator(command: Any, runs: list[Any]) -> None:
-    status, _, err = command("-m", "+allocator=glob(*)", "cache.block_size=8,16", *QUICK)
+    status, _, err = command("-m", "run.progress=false", "+allocator=glob(*)", "cache.block_size=8,16", *QUICK)
     assert (status, err) == (0, ""), err
     found = [(run["allocator"]["name"], run["cache"]["block_size"]) for run in runs]
     assert found == [(name, size) for name in registry.names("allocator") for size in (8, 16)]
 
 
 def test_files_can_be_swept_as_models(command: Any, runs: list[Any]) -> None:
-    status, _, err = command("-m", "model=/a/one,/a/two", "backend=gather")
+    status, _, err = command("-m", "run.progress=false", "model=/a/one,/a/two", "backend=gather")
     assert (status, err) == (0, ""), err
     assert [run["model"]["path"] for run in runs] == ["/a/one", "/a/two"]
 
@@ -113,7 +113,7 @@ def test_files_can_be_swept_as_models(command: Any, runs: list[Any]) -> None:
 def test_each_job_of_a_sweep_has_its_own_directory_and_the_sweeps_group(
     command: Any, runs: list[Any], elsewhere: Path
 ) -> None:
-    command("-m", "seed=0,1", "run.sweep=mine", *QUICK)
+    command("-m", "run.progress=false", "seed=0,1", "run.sweep=mine", *QUICK)
     folders = [Path(run["run"]["dir"]) for run in runs]
     assert {folder.parent for folder in folders} == {elsewhere / "sweeps" / "mine"}
     assert len(set(folders)) == 2, folders

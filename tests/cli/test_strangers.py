@@ -162,7 +162,7 @@ def test_a_broken_plugin_is_named_when_chosen_and_silent_otherwise(
 
 def test_glob_passes_over_a_broken_plugin_and_says_so(distribution: Any, command: Any, runs: list[Any]) -> None:
     distribution("broken", "[framework.eviction]\nbroken = broken_glob:X\n", broken_glob="import not_there_at_all")
-    status, _, err = command("-m", "+eviction=glob([lru,fifo,broken])", "backend=gather")
+    status, _, err = command("-m", "run.progress=false", "+eviction=glob([lru,fifo,broken])", "backend=gather")
     assert status == 0, err
     assert [run["eviction"]["name"] for run in runs] == ["fifo", "lru"]
     assert err.startswith("skipped: eviction 'broken' (broken 1.5)"), err
