@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from framework.figures.style import INK, legend, new_axes, new_figure, power_ticks, series_style, styled
+from framework.figures.style import INK, clipped, legend, new_axes, new_figure, power_ticks, series_style, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,4 +61,4 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "") 
 
 def _named(label: str) -> str:
     """Matplotlib leaves labels that begin with an underscore out of a legend."""
-    return f" {label}" if label.startswith("_") else label
+    return clipped(f" {label}" if label.startswith("_") else label)

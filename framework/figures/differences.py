@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from framework.figures.style import COLOURS, INK, MARKERS, legend, new_axes, new_figure, styled
+from framework.figures.style import COLOURS, INK, MARKERS, clipped, legend, new_axes, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ def draw(rows: Sequence[Row], *, x_label: str) -> Figure:
             row.pooled, place, xerr=[[max(0.0, row.pooled - low)], [max(0.0, high - row.pooled)]], fmt=MARKERS[3],
             markersize=6, color=COLOURS[1], capsize=3, label="pooled" if first else None,
         )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set_yticks(range(len(rows)), [clipped(row.label) for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel(x_label)
     legend(axes, 2)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from framework.figures.style import COLOURS, MARKERS, new_axes, new_figure, styled
+from framework.figures.style import COLOURS, MARKERS, clipped, new_axes, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ def draw(dots: Sequence[Dot], *, x_label: str) -> Figure:
             dot.value, row, xerr=dot.half_width, fmt=MARKERS[1] if dot.baseline else MARKERS[0],
             color=COLOURS[1] if dot.baseline else COLOURS[0], capsize=3,
         )  # fmt: skip
-    axes.set_yticks(range(len(dots)), [dot.label for dot in dots])
+    axes.set_yticks(range(len(dots)), [clipped(dot.label) for dot in dots])
     axes.invert_yaxis()
     axes.set_xlabel(x_label)
     return figure

@@ -136,6 +136,11 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
+def clipped(label: str, most: int = 40) -> str:
+    """A label that leaves room for the axes."""
+    return label if len(label) <= most else f"{label[: most - 1]}…"
+
+
 def save(figure: Figure, path: Any) -> None:
     """Write a figure for use outside a page: on white, in our style.
 
@@ -152,7 +157,7 @@ def style() -> Iterator[None]:
     from matplotlib import rc_context
 
     with rc_context(_RC), warnings.catch_warnings():  # type: ignore[arg-type]
-        warnings.filterwarnings("ignore", message="Glyph")
+        warnings.filterwarnings("ignore", message="Glyph|constrained_layout not applied")
         yield
 
 

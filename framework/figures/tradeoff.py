@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from framework.figures.curve import Line
-from framework.figures.style import legend, new_axes, new_figure, series_style, short, styled
+from framework.figures.style import clipped, legend, new_axes, new_figure, series_style, short, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str) -> Figure:
     figure = new_figure(height_in=3.2 + 0.17 * -(-len(lines) // 3))
     axes = new_axes(figure, grid="both")
     for index, line in enumerate(lines):
-        axes.plot(list(line.x), list(line.y), label=f" {line.label}", **series_style(index))
+        axes.plot(list(line.x), list(line.y), label=clipped(f" {line.label}"), **series_style(index))
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
