@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import sys
 from collections.abc import Callable, Iterable
-from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from framework.engine.beam import BeamGroup
+from framework.engine.change import Change
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
@@ -20,7 +19,7 @@ from framework.engine.request import Request, Sequence, Status, derived_seed
 from framework.engine.rows import Rows
 from framework.engine.scheduler import Scheduler
 from framework.engine.state import EngineState, Log, write_log_header
-from framework.engine.submission import require_facts, why_never
+from framework.engine.submission import require_batch, require_facts, why_never
 from framework.engine.text import MakeStopWatch
 from framework.errors import (
     EngineInterrupted,
@@ -34,22 +33,6 @@ from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator, CacheEvent
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
-
-
-class _Change:
-    """A change of an engine's state, as a context: left by an exception of any kind, the engine is torn."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        self._engine.begin_change()
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            self._engine.end_change()
 
 
 class Engine:
@@ -95,7 +78,7 @@ class Engine:
         log: Log | None = None,
         stop_watch: MakeStopWatch | None = None,
     ) -> None:
-        _require_batch(max_batch_tokens, max_batch_requests, chunk_size)
+        require_batch(max_batch_tokens, max_batch_requests, chunk_size)
         self.executor, self._virtual_clock = executor, virtual_clock
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
         self.length_advice, self.vocab_size = length_advice, vocab_size
@@ -104,8 +87,7 @@ class Engine:
         self._share_within_step = share_within_step
         self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
         self._num_submitted = 0
-        self._torn, self._thread = False, 0
-        self._change = _Change(self)
+        self._change = Change(self, (Engine._step, Engine._queue, Engine._cancel))
         write_log_header(log)
         self._begin_anew(allocator)
 
@@ -134,7 +116,7 @@ class Engine:
     @property
     def interrupted(self) -> bool:
         """Whether a step or a submission was ended early, so that only `reset` helps."""
-        return self._torn and not self._is_changing()
+        return self._change.torn and not self._change.is_under_way()
 
     def reset(self, allocator: Allocator) -> None:
         """Fail all requests that have not ended, and begin anew with an empty cache; counts start at 0 again.
@@ -145,44 +127,14 @@ class Engine:
         Raises:
             RankError: the other ranks of the model were ended by what interrupted this one.
         """
-        self._torn = True
+        self._change.torn = True
         old, numbered = list(self.state.requests.values()), (self.state.last_id, self.state.step_number)
         self.executor.reset()
         self._begin_anew(allocator)
         self.state.last_id, self.state.step_number = numbered
         for request in old:
             request.status, request.reason = Status.FAILED, "the engine was reset"
-        self._torn = False
-
-    def begin_change(self) -> None:
-        """The state is about to be changed: torn until `end_change` says that all went well."""
-        if self._torn:
-            self._refuse()
-        self._thread = get_ident()
-        self._torn = True
-
-    def end_change(self) -> None:
-        """See `begin_change`."""
-        self._torn = False
-
-    def _refuse(self) -> NoReturn:
-        if not self._is_changing():
-            raise EngineInterrupted(
-                "a step of this engine was interrupted: its blocks and tables cannot be trusted until it is reset"
-            )
-        if self._thread == get_ident():
-            raise EngineInterrupted("this engine was called from within one of its own steps; wait until it has ended")
-        raise EngineInterrupted("this engine is in a step in another thread; use it from one thread at a time")
-
-    def _is_changing(self) -> bool:
-        """Whether a change is under way, by the frames that run: an interrupt could leave a flag behind."""
-        frame = sys._current_frames().get(self._thread)
-        inside = {method.__code__ for method in (Engine._step, Engine._queue, Engine._cancel)}
-        while frame is not None:
-            if frame.f_code in inside and frame.f_locals.get("self") is self:
-                return True
-            frame = frame.f_back
-        return False
+        self._change.torn = False
 
     # Requests
 
@@ -442,15 +394,3 @@ def _log_cache_event(state: EngineState, event: CacheEvent) -> None:
     if state.log is not None:
         kind = "publish" if event.kind == "admit" else event.kind
         state.log(kind, step=int(event.now), block=int(event.block), key=bytes(event.key).hex())
-
-
-def _require_batch(max_batch_tokens: int, max_batch_requests: int, chunk_size: int | None) -> None:
-    if max_batch_requests < 1:
-        raise InvalidArgument(f"engine.max_batch_requests must be at least 1, found {max_batch_requests}")
-    if max_batch_tokens < max_batch_requests:
-        raise InvalidArgument(
-            f"engine.max_batch_tokens ({max_batch_tokens}) must be at least engine.max_batch_requests "
-            f"({max_batch_requests}): every row decodes one token a step"
-        )
-    if chunk_size is not None and chunk_size < 1:
-        raise InvalidArgument(f"engine.chunk_size must be at least 1 or null, found {chunk_size}")
