@@ -17,9 +17,10 @@ from framework.errors import InvalidArgument, RequestFailed
 from framework.llm import LLM, EngineOptions
 from framework.model.tiny import ByteTokenizer
 from framework.registry.components import build_allocator
-from framework.replay.items import feed, recorded_items
-from framework.replay.recording import read_recording, write_recording
+from framework.replay.items import feed
+from framework.replay.recording import write_recording
 from framework.sampling import Sampling
+from framework.workload.recording import read_recording
 
 PIECES = ["a", "b", "ab", "ba", "é", "\n", "aab", "🙂", "🙂a"]
 BYTES = ByteTokenizer()
@@ -162,7 +163,7 @@ def test_a_recording_with_stop_texts_replays_to_the_same_log(tmp_path: Path):
         max_model_len=llm.max_model_len,
     )  # fmt: skip
     recording = read_recording(path)
-    outputs = {(r.number, i): tokens for r in recording.requests for i, tokens in enumerate(r.outputs)}
+    outputs = dict(recording.outputs)
     lengths = {key: len(tokens) for key, tokens in outputs.items()}
     replayed: list[dict[str, object]] = []
     engine = Engine(
@@ -175,7 +176,7 @@ def test_a_recording_with_stop_texts_replays_to_the_same_log(tmp_path: Path):
         log=lambda event, **facts: replayed.append({"e": event, **facts}),
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
     )
-    for _ in feed(engine, recorded_items(recording)):
+    for _ in feed(engine, recording.requests):
         pass
     assert replayed == served
     assert served[0] == {"e": "log", "version": 2}
