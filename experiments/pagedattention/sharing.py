@@ -34,9 +34,9 @@ def usage(lengths: Sequence[tuple[int, int]], width: int, *, beam: bool, allocat
     nothing in common. Which beams live on comes from the replay executor's seeded candidates.
     """
     pool = ROWS * -(-MAX_LEN // block_size) + ROWS
-    books = build_allocator(allocator, "lru", "xxh64", num_blocks=pool, block_size=block_size, max_model_len=MAX_LEN)
+    manager = build_allocator(allocator, "lru", "xxh64", num_blocks=pool, block_size=block_size, max_model_len=MAX_LEN)
     engine = Engine(
-        books,
+        manager,
         ReplayExecutor(constant_step(1.0)),
         max_model_len=MAX_LEN,
         max_batch_tokens=ROWS * MAX_LEN,
@@ -49,7 +49,7 @@ def usage(lengths: Sequence[tuple[int, int]], width: int, *, beam: bool, allocat
     block_steps = 0
     while engine.num_unfinished:
         engine.step()
-        block_steps += books.stats().used_blocks
+        block_steps += manager.stats().used_blocks
     engine.check()
     assert not engine.state.num_preemptions, "the pool was full; schedules differ"
     metrics, state = engine.metrics, engine.state

@@ -139,7 +139,7 @@ def _name(node: int) -> BlockHash:
 
 
 class _Replay:
-    """The books of one replay: which node sits in which block, and the facts a policy may read."""
+    """The state of one replay: which node sits in which block, and the facts a policy may read."""
 
     def __init__(
         self,

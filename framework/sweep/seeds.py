@@ -12,7 +12,7 @@ _KINDS_OF_A_REPLAY = ("allocator", "eviction", "hash")
 
 
 class Repeats:
-    """Told each job of a sweep in turn; knows which repeat an earlier one."""
+    """Receives each job of a sweep in turn; knows which repeat an earlier one."""
 
     def __init__(self) -> None:
         self._seen: set[frozenset[str]] = set()

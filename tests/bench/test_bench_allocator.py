@@ -1,4 +1,4 @@
-"""CPU cost of the books: installed allocators, and vLLM V1's KVCacheManager where it is installed.
+"""CPU cost of block management: installed allocators, and vLLM V1's KVCacheManager where it is installed.
 
 pytest tests/bench/test_bench_allocator.py --benchmark-only --benchmark-group-by=group
 python tests/bench/test_bench_allocator.py     # interleaved in one run, CPU time, ratios with their spread
@@ -48,36 +48,36 @@ class Ours:
     def __init__(self, name: str) -> None:
         allocator, _, scheme = name.partition(":")
         self.scheme, self.policy = load("hash", scheme or "sha256")(), load("eviction", "lru")()
-        self.books = INSTALLED[allocator].load()(
+        self.manager = INSTALLED[allocator].load()(
             num_blocks=POOL, block_size=SIZE, hash=self.scheme, eviction=self.policy
         )
         self.next = 0
 
     def admit(self, tokens: list[np.ndarray]) -> None:
-        books = self.books
+        manager = self.manager
         self.rows = range(self.next + 1, self.next + 1 + ROWS)
         self.next += ROWS
         for number, row in zip(self.rows, tokens, strict=True):
             prompt, request = row[:PROMPT], RequestInfo(id=RequestId(number), max_total_tokens=len(row))
-            hit = books.lookup(prompt, NS)
-            assert books.fits(request, prompt, hit)
-            books.allocate(request, prompt, hit)
-            books.commit(request.id, prompt)
+            hit = manager.lookup(prompt, NS)
+            assert manager.fits(request, prompt, hit)
+            manager.allocate(request, prompt, hit)
+            manager.commit(request.id, prompt)
 
     def decode(self, tokens: list[np.ndarray]) -> None:
         """Room at each block boundary, publication of each filled block: the engine calls for nothing in between."""
-        books = self.books
+        manager = self.manager
         for length in range(PROMPT + 1, PROMPT + GENERATED + 1):
             if length % SIZE == 1:
                 for number in self.rows:
-                    books.extend(RequestId(number), length)
+                    manager.extend(RequestId(number), length)
             elif length % SIZE == 0:
                 for number, row in zip(self.rows, tokens, strict=True):
-                    books.commit(RequestId(number), row[:length])
+                    manager.commit(RequestId(number), row[:length])
 
     def free(self) -> None:
         for number in self.rows:
-            self.books.free(RequestId(number))
+            self.manager.free(RequestId(number))
 
 
 class Vllm:
@@ -100,7 +100,7 @@ class Vllm:
         config = KVCacheConfig(
             num_blocks=POOL + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
         )
-        self.books = KVCacheManager(
+        self.manager = KVCacheManager(
             config, max_model_len=8192, scheduler_block_size=SIZE, hash_block_size=SIZE, enable_caching=True
         )
         self.next = 0
@@ -110,8 +110,8 @@ class Vllm:
         for row in tokens:
             self.next += 1
             request = self.Request(str(self.next), row[:PROMPT], self.params, None, block_hasher=self.hasher)
-            blocks, num_hit = self.books.get_computed_blocks(request)[:2]
-            assert self.books.allocate_slots(request, PROMPT - num_hit, num_hit, blocks) is not None
+            blocks, num_hit = self.manager.get_computed_blocks(request)[:2]
+            assert self.manager.allocate_slots(request, PROMPT - num_hit, num_hit, blocks) is not None
             request.num_computed_tokens = PROMPT
             self.rows.append(request)
 
@@ -119,12 +119,12 @@ class Vllm:
         for at in range(PROMPT, PROMPT + GENERATED):
             for request, row in zip(self.rows, tokens, strict=True):
                 request.append_output_token_ids(row[at])
-                assert self.books.allocate_slots(request, 1) is not None
+                assert self.manager.allocate_slots(request, 1) is not None
                 request.num_computed_tokens += 1
 
     def free(self) -> None:
         for request in self.rows:
-            self.books.free(request)
+            self.manager.free(request)
 
 
 def subject(name: str):
@@ -149,26 +149,26 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("phase", ["prompt", "decode", "free"])
 def test_books(benchmark, name, phase):
-    books, draw = subject(name), np.random.default_rng(0)
+    manager, draw = subject(name), np.random.default_rng(0)
     stems = draw.integers(0, 2**31 - 1, (ROWS // 4, PROMPT // 2), dtype=np.int32)
     state: dict[str, list] = {}
 
     def fresh():
         if state:
-            books.free()
+            manager.free()
         rows = prompts(draw, stems)
         state["tokens"] = [row.tolist() for row in rows] if name.startswith("vllm") else rows
         if phase != "prompt":
-            books.admit(state["tokens"])
+            manager.admit(state["tokens"])
         if phase == "free":
-            books.decode(state["tokens"])
+            manager.decode(state["tokens"])
 
     def work():
         if phase == "free":
-            books.free()
+            manager.free()
             state.clear()
         else:
-            books.admit(state["tokens"]) if phase == "prompt" else books.decode(state["tokens"])
+            manager.admit(state["tokens"]) if phase == "prompt" else manager.decode(state["tokens"])
 
     benchmark.group = phase
     units = {"prompt": PROMPT_BLOCKS, "decode": ROWS * GENERATED, "free": ROWS * (PROMPT + GENERATED) // SIZE}[phase]
@@ -178,9 +178,9 @@ def test_books(benchmark, name, phase):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("native")])
 def test_the_work_a_request_causes_is_counted(name, monkeypatch):
-    """Each block is named once, and a policy hears of a request in one call a kind, whatever its length."""
+    """Each block is named once, and a policy is called once a kind for a request, whatever its length."""
     subject = Ours(name)
-    books, calls = subject.books, Counter()
+    manager, calls = subject.manager, Counter()
 
     def counted(owner, method, size):
         whole = getattr(owner, method)
@@ -196,11 +196,11 @@ def test_the_work_a_request_causes_is_counted(name, monkeypatch):
     for _ in range(8):
         rows = prompts(draw, stems)
         calls.clear()
-        before = books.stats()
+        before = manager.stats()
         subject.admit(rows)
         admitted = Counter(calls)
         subject.decode(rows)
-        after = books.stats()
+        after = manager.stats()
         subject.free()
     assert before.free_blocks == 0, before
     half, generated = PROMPT_BLOCKS // 2, ROWS * GENERATED // SIZE
@@ -216,7 +216,7 @@ def test_the_work_a_request_causes_is_counted(name, monkeypatch):
 def compare(rounds: int = 15) -> None:
     """Print ns of CPU a unit for each subject, and how many times the slowest's (vLLM's where it is installed)."""
     names = [*NAMES, *(["vllm", "vllm:xxh3_128"] if vllm_is_there() else [])]
-    books = {name: subject(name) for name in names}
+    manager = {name: subject(name) for name in names}
     draw = np.random.default_rng(0)
     stems = draw.integers(0, 2**31 - 1, (ROWS // 4, PROMPT // 2), dtype=np.int32)
     spent: dict[tuple[str, str], list[float]] = {}
@@ -226,7 +226,7 @@ def compare(rounds: int = 15) -> None:
             tokens = [row.tolist() for row in rows] if name.startswith("vllm") else rows
             for phase, units in (("prompt block", PROMPT_BLOCKS), ("decode token", ROWS * GENERATED),
                                  ("free block", ROWS * (PROMPT + GENERATED) // SIZE)):  # fmt: skip
-                method = getattr(books[name], {"p": "admit", "d": "decode", "f": "free"}[phase[0]])
+                method = getattr(manager[name], {"p": "admit", "d": "decode", "f": "free"}[phase[0]])
                 start = time.process_time()
                 method() if phase[0] == "f" else method(tokens)
                 if turn >= 6:  # the pool is full from here on

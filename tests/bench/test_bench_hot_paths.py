@@ -1,4 +1,4 @@
-"""Every installed eviction policy and hash scheme, and the engine's own work a step: strangers join by being installed.
+"""Every installed eviction policy and hash scheme, and the engine's own work a step.
 
 pytest tests/bench/test_bench_hot_paths.py --benchmark-only --benchmark-group-by=group
 """
@@ -76,7 +76,7 @@ def test_hash(benchmark, name, size):
 
 @pytest.mark.parametrize("name", registry.names("allocator"))
 def test_engine_without_a_model(benchmark, name):
-    """64 requests through the whole engine on an executor that computes nothing: scheduling, books and tables alone."""
+    """64 requests through the whole engine on an executor that computes nothing: scheduling, block management."""
     benchmark.group = "engine: 64 requests of 10 to 15 tokens, 32 new each"
 
     def serve():

@@ -53,7 +53,7 @@ class NamesText(Base):
         return "the oldest"
 
 class WritesFacts(Base):
-    """Writes to the books it may read."""
+    """Writes to the columns it may read."""
     def release(self, blocks, now):
         super().release(blocks, now)
         self.blocks.hits[blocks[0]] = 10**6

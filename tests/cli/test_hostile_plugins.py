@@ -30,7 +30,7 @@ SOME_FINISH = {"RaisesHit", "RaisesPin", "RaisesVictim", "RaisesEvicted", "Names
 """Their fault shows in some requests only: the others must end as if nothing was."""
 
 STOPS_THE_RUN = {"RaisesAttach", "RaisesStats", "RaisesSetup", "RaisesFree"}
-"""Nothing can be served, or the books cannot be trusted: the run ends with an error, not a request."""
+"""Nothing can be served, or the allocator cannot be trusted: the run ends with an error, not a request."""
 
 SAYS = {
     "RaisesAttach": "eviction policy Raises_attach.attach: raised RuntimeError('attach is broken')",
@@ -73,7 +73,7 @@ def test_a_run_names_the_plugin_that_spoils_it(kind: str, name: str, bad: Path, 
         return
     result = read_result(elsewhere / "out")
     assert result["num_requests"] == 8 == result["num_finished"] + result["num_failed"], result
-    # The run checked its allocator's books at the end and found every block free or cached: no status but this.
+    # The run checked its allocator at the end and found every block free or cached: no status but this.
     assert result["status"] == "ok", result
     if name in SOME_FINISH:
         assert result["num_finished"] > 0, result

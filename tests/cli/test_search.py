@@ -119,7 +119,7 @@ def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_h
     monkeypatch.setattr(api, "run", flaky)
     words = ["y", *FIXED, *VARIED, "--trials", "10", "--metric", "num_evictions", "--minimize"]
     assert main(words) == 0
-    assert main(words) == 0, "a search that is done is told again"
+    assert main(words) == 0, "a search that is done is reported again"
     out = capsys.readouterr().out
     found = read_trials(Path("sweeps/y"))
     assert found is not None
@@ -180,6 +180,6 @@ def test_a_killed_search_goes_on_and_counts_no_trial_twice(tmp_path: Path) -> No
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "best of 8: hit_rate" in done.stdout, done.stdout
-    told = [line for line in done.stderr.splitlines() if line.startswith("trial ")]
-    assert told[-1].startswith("trial 8 of 8"), told
-    assert 1 <= len(told) < 8, told
+    reported = [line for line in done.stderr.splitlines() if line.startswith("trial ")]
+    assert reported[-1].startswith("trial 8 of 8"), reported
+    assert 1 <= len(reported) < 8, reported

@@ -15,7 +15,7 @@ from framework.testing.oracles.eviction import SlowFifo, SlowLru
 
 
 class ScoredLru(ScoredPolicy):
-    """The easy rung: sound, and it scales."""
+    """The short base class: sound, and it scales."""
 
     def score(self, block, now):
         return block.last_access

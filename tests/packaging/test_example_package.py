@@ -1,4 +1,4 @@
-"""The example package, as a stranger gets it: two wheels in a fresh environment, away from the checkout."""
+"""The example package, as anyone gets it: two wheels in a fresh environment, away from the checkout."""
 
 from __future__ import annotations
 

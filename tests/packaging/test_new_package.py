@@ -24,7 +24,7 @@ def _run(*command: str | Path, cwd: Path, status: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def interpreter(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment that has our dependencies, this checkout, and room for a stranger's package."""
+    """A fresh environment that has our dependencies, this checkout, and room for a third-party package."""
     place = tmp_path_factory.mktemp("new") / "venv"
     _run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place.parent)
     python = place / "bin" / "python"

@@ -165,7 +165,7 @@ class Machine(RuleBasedStateMachine):
         self.driver.do_advance()
 
     @invariant()
-    def the_books_are_in_order(self):
+    def the_invariants_hold(self):
         self.driver.allocator.check()
 
     def teardown(self):
@@ -177,8 +177,8 @@ class Machine(RuleBasedStateMachine):
             assert len(self.driver.live) < before or self.driver.tolerates, self.driver.history
             if len(self.driver.live) == before:
                 return
-        books = self.driver.allocator.stats()
-        assert books.used_blocks == 0, f"blocks are in use though nobody is: {books}\n{self.driver.history}"
+        counts = self.driver.allocator.stats()
+        assert counts.used_blocks == 0, f"blocks are in use though nobody is: {counts}\n{self.driver.history}"
 
 
 def run(make, *, examples: int, steps: int, shrink: bool = True) -> None:
@@ -275,8 +275,8 @@ def state_of(driver: Driver) -> object:
     for prompt in ([0, 0, 0], [0, 1, 0]):
         hit = driver.allocator.lookup(as_tokens(prompt), NAMESPACES[0])
         hits.append(tuple(names.setdefault(block, len(names)) for block in hit.blocks))
-    books = driver.allocator.stats()
-    return tuple(rows), tuple(hits), books.free_blocks, books.cached_blocks
+    counts = driver.allocator.stats()
+    return tuple(rows), tuple(hits), counts.free_blocks, counts.cached_blocks
 
 
 def explore(allocator: str, policy: str, scheme: object, num_blocks: int, depth: int) -> int:

@@ -1,4 +1,4 @@
-"""The easy rung of the backend ladder: one method is a backend."""
+"""The short base class of backends: one method is a backend."""
 
 import pytest
 import torch

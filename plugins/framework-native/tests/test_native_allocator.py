@@ -68,17 +68,17 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
     draw = Random(seed)
     size, blocks = draw.choice((1, 2, 3, 16)), draw.randint(2, 24)
     allocator = kind(num_blocks=blocks, block_size=size, hash=scheme(), eviction=policy(), **options)
-    told: list[object] = []
-    allocator.listen(told.append)
+    seen_: list[object] = []
+    allocator.listen(seen_.append)
     live: dict[int, list[int]] = {}
 
     def call(method, *given):
         try:
             answer = method(*given)
         except FrameworkError as error:
-            told.append((type(error).__name__, str(error)))
+            seen_.append((type(error).__name__, str(error)))
             return None
-        told.append(answer)
+        seen_.append(answer)
         return answer
 
     for number in range(1, steps):
@@ -95,10 +95,10 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
                 id=RequestId(number), max_total_tokens=99, namespace=space, priority=priority, tenant=str(number % 3)
             )
             hit = allocator.lookup(prompt, space)
-            told.append((hit.num_tokens, hit.blocks, list(hit.hashes), allocator.fits(request, prompt, hit)))
-            before = len(told)
+            seen_.append((hit.num_tokens, hit.blocks, list(hit.hashes), allocator.fits(request, prompt, hit)))
+            before = len(seen_)
             call(allocator.allocate, request, prompt, hit)
-            if told[before:] == [None] or not isinstance(told[-1], tuple):
+            if seen_[before:] == [None] or not isinstance(seen_[-1], tuple):
                 live[number] = prompt.tolist()
                 end = draw.randint(hit.num_tokens, len(prompt))
                 call(*draw.choice(((allocator.commit, request.id, prompt[:end]), (allocator.promise, request.id, end))))
@@ -120,9 +120,9 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
             if call(allocator.fork, row, RequestInfo(id=RequestId(number), max_total_tokens=99, namespace=space), keep):
                 live[number] = live[row][:keep]
         elif kind_of_step == "truncate" and row in live:
-            before = len(told)
+            before = len(seen_)
             call(allocator.truncate, row, keep := draw.randint(0, len(live[row])))
-            if told[before:] == [None] or not isinstance(told[-1], tuple):
+            if seen_[before:] == [None] or not isinstance(seen_[-1], tuple):
                 live[row] = live[row][:keep]
         elif kind_of_step == "free":
             call(allocator.foresee, row, [draw.choice((1.0, 5.0, float("inf"))) for _ in range(draw.randint(0, 5))])
@@ -130,10 +130,10 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
             live.pop(row, None)
         elif kind_of_step == "reset" and draw.random() < 0.1:
             call(allocator.reset)
-        told.append(allocator.stats())
-        told += [allocator.table(RequestId(name)).tolist() for name in live]
+        seen_.append(allocator.stats())
+        seen_ += [allocator.table(RequestId(name)).tolist() for name in live]
         allocator.check()
-    return told
+    return seen_
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
@@ -177,7 +177,7 @@ def test_what_is_foreseen_is_what_a_policy_reads():
         allocator.foresee(RequestId(1), [3.0, "soon"])
     assert [seen[block] for block in blocks] == [float("inf")] * 3, "nothing changed"
     allocator.foresee(RequestId(1), [3.0, 7.0, 9.0])
-    assert [seen[block] for block in blocks] == [3.0, 7.0, float("inf")], "only published blocks are told"
+    assert [seen[block] for block in blocks] == [3.0, 7.0, float("inf")], "only published blocks are noted"
     with pytest.raises(UnknownRequest):
         allocator.foresee(RequestId(2), [1.0])
 
@@ -205,7 +205,7 @@ def test_a_replay_that_knows_the_future_gives_the_same_events(tmp_path, name, po
     ]
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told = []
+    seen_ = []
     for allocator in ({"native": "prefix", "native_cow": "prefix_cow"}[name], name):
         result = run(
             {
@@ -218,11 +218,11 @@ def test_a_replay_that_knows_the_future_gives_the_same_events(tmp_path, name, po
                 "run": {"dir": str(tmp_path / allocator), "progress": False, "events": True},
             }
         )
-        told.append(
+        seen_.append(
             (result["num_evictions"], result["hit_blocks"], (tmp_path / allocator / "events.jsonl").read_text())
         )
-    assert told[0] == told[1]
-    assert told[0][0] > 50, "the pool is too large to judge"
+    assert seen_[0] == seen_[1]
+    assert seen_[0][0] > 50, "the pool is too large to judge"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 31, 64, 100, 512])

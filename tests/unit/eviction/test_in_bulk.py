@@ -43,11 +43,13 @@ def test_a_replay_in_bulk_evicts_what_one_by_one_does() -> None:
     for seed in range(25):
         paths = workload(random_requests(seed, count=120, width=3, longest=6))
         for size in (1, 4, 15, 60):
-            told: list[tuple[int, int]] = []
-            one = replay(paths, Lru(), size, on_evict=lambda request, node, told=told: told.append((request, node)))
+            reported: list[tuple[int, int]] = []
+            one = replay(
+                paths, Lru(), size, on_evict=lambda request, node, reported=reported: reported.append((request, node))
+            )
             bulk = replay(paths, Lru(), size)
             assert (one, one.request_hits.tolist()) == (bulk, bulk.request_hits.tolist()), (seed, size)
-            assert len(told) == bulk.evictions
+            assert len(reported) == bulk.evictions
 
 
 @pytest.mark.parametrize("answer", [[1], [1, 1], [0, 2], [2, -1], [1, "2"], [1, 2, 3], [9, 1]])

@@ -57,7 +57,7 @@ class Bad(Lru):
         super().evicted(block, now)
 
 
-def books(allocator: PagedAllocator) -> tuple[Any, ...]:
+def state(allocator: PagedAllocator) -> tuple[Any, ...]:
     pool = allocator.pool
     columns = [
         list(getattr(pool, n)) for n in ("ref", "candidate", "key", "children", "last_access", "hits", "priority")
@@ -93,10 +93,10 @@ def test_a_wrong_victim_is_named_and_changes_nothing(answer: Any, good: int, lea
         answer = Lru.victim(policy, 0.0)
         good = max(good, 1)
     policy.answer, policy.good, policy.spoil = answer, good, "victim"
-    before = books(allocator)
+    before = state(allocator)
     with pytest.raises(PluginError, match=r"eviction policy Bad\.victim"):
         admit(allocator, 2, tokens(9, 9, 9, 9, 9, 9, 9, 9))
-    assert books(allocator) == before
+    assert state(allocator) == before
     allocator.check()
     policy.spoil = ""
     assert admit(allocator, 3, tokens(9, 9, 9, 9, 9, 9, 9, 9)) == 0, "the policy has its candidates back"
@@ -110,10 +110,10 @@ def test_a_policy_that_raises_during_admission_changes_nothing(method: str, leaf
     policy = Bad()
     allocator = full(policy, leaf_only)
     policy.spoil = method
-    before = books(allocator)
+    before = state(allocator)
     with pytest.raises(PluginError, match=rf"Bad\.{method}: raised RuntimeError\('boom'\)"):
         admit(allocator, 2, tokens(5, 5, 6, 6, 9, 9, 9))
-    assert books(allocator) == before
+    assert state(allocator) == before
     allocator.check()
 
 
@@ -121,10 +121,10 @@ def test_a_policy_that_raises_at_pin_changes_nothing() -> None:
     policy = Bad()
     allocator = full(policy)
     policy.spoil = "pin"
-    before = books(allocator)
+    before = state(allocator)
     with pytest.raises(PluginError, match=r"Bad\.pin: raised"):
         admit(allocator, 2, tokens(5, 5, 6, 6, 9, 9, 9))
-    assert books(allocator) == before
+    assert state(allocator) == before
     allocator.check()
 
 
@@ -133,10 +133,10 @@ def test_a_policy_that_raises_at_commit_leaves_the_content_unpublished() -> None
     allocator = make(6, 2, eviction=policy)
     admit(allocator, 1, tokens(1, 2, 3))
     policy.spoil = "admit"
-    before = books(allocator)
+    before = state(allocator)
     with pytest.raises(PluginError, match=r"Bad\.admit"):
         allocator.commit(RequestId(1), tokens(1, 2, 3))
-    after = books(allocator)  # an unpublished block has no facts, so its columns may differ
+    after = state(allocator)  # an unpublished block has no facts, so its columns may differ
     assert (after[0], after[1], after[3], after[2][2]) == (before[0], before[1], before[3], before[2][2])
     allocator.check()
     policy.spoil = ""
@@ -192,14 +192,14 @@ def test_a_wrong_name_is_named_and_changes_nothing(answer: Any) -> None:
     serve(allocator, 1, tokens(1, 2, 3))
     admit(allocator, 2, tokens(1, 2))
     hit = allocator.lookup(tokens(7), NS)
-    before = books(allocator)
+    before = state(allocator)
     scheme.answer = answer
     with pytest.raises(PluginError, match=r"hash scheme WrongNames\.blocks"):
         allocator.lookup(prompt, NS)
     with pytest.raises(PluginError, match=r"hash scheme WrongNames\.blocks"):
         allocator.allocate(info(3), prompt, hit)
     assert prompt.tolist() == [1, 2, 3, 4, 5]
-    assert books(allocator) == before
+    assert state(allocator) == before
     allocator.check()
 
 
@@ -208,11 +208,11 @@ def test_a_scheme_that_fails_at_commit_changes_nothing() -> None:
     allocator = make(8, 2, hash=scheme)
     admit(allocator, 1, tokens(1))
     allocator.extend(RequestId(1), 5)
-    before = books(allocator)
+    before = state(allocator)
     scheme.answer = RuntimeError("boom")
     with pytest.raises(PluginError, match="boom"):
         allocator.commit(RequestId(1), tokens(1, 2, 3, 4))
-    assert books(allocator) == before
+    assert state(allocator) == before
     scheme.answer = None
     allocator.commit(RequestId(1), tokens(1, 7, 3, 4))
     assert allocator.lookup(tokens(1, 7, 3, 4, 0), NS).num_tokens == 4

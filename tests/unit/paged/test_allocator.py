@@ -290,7 +290,7 @@ def test_a_table_is_a_copy() -> None:
 
 
 class LowestFirst(PrefixCowAllocator):
-    """Hands out the free blocks of lowest id: an allocator on the easy rung."""
+    """Hands out the free blocks of lowest id: an allocator that overrides one choice."""
 
     def choose_free(self, count: int) -> Sequence[BlockId]:
         return [BlockId(block) for block in sorted(self.pool.free)[:count]]

@@ -14,7 +14,7 @@ from framework_builtin.allocator.contiguous import ContiguousAllocator
 from framework_builtin.hash.xxh64 import Xxh64
 
 
-def books(hash: object = None, leaf_only: bool = False) -> PagedAllocator:
+def populated(hash: object = None, leaf_only: bool = False) -> PagedAllocator:
     """Eight blocks of two tokens: request 1 holds three, two of them published; two more are cached; three are free."""
     allocator = make(8, 2, hash=hash, leaf_only=leaf_only)
     serve(allocator, 9, tokens(5, 5, 6, 6))
@@ -146,14 +146,14 @@ CORRUPTIONS = [
 def test_check_names_the_broken_invariant(
     invariant: str, corrupt: Callable[[PagedAllocator], None], hash: object
 ) -> None:
-    allocator = books(hash)
+    allocator = populated(hash)
     corrupt(allocator)
     with pytest.raises(InvariantViolation, match=rf"\b{invariant}: "):
         allocator.check()
 
 
 def test_check_finds_a_hash_that_leads_to_the_wrong_block() -> None:
-    allocator = books()
+    allocator = populated()
     blocks = allocator.cache.index._blocks
     key = allocator.pool.key[held(allocator)]
     blocks[key] = cached(allocator)
@@ -162,7 +162,7 @@ def test_check_finds_a_hash_that_leads_to_the_wrong_block() -> None:
 
 
 def test_check_finds_a_forgotten_orphan_count() -> None:
-    allocator = books()
+    allocator = populated()
     allocator.cache.index._orphans[b"gone"] = 1
     with pytest.raises(InvariantViolation, match=r"I20: .* absent parents"):
         allocator.check()
@@ -172,7 +172,7 @@ def test_check_finds_a_forgotten_orphan_count() -> None:
     ("column", "value", "invariant"), [("_above", 77, "I20"), ("_kids", 5, "I20"), ("_resident", 5, "I20")]
 )
 def test_check_finds_a_damaged_trie(column: str, value: int, invariant: str) -> None:
-    allocator = books(Xxh64())
+    allocator = populated(Xxh64())
     index = allocator.cache.index
     getattr(index, column)[index._node[held(allocator)]] = value
     with pytest.raises(InvariantViolation, match=f"{invariant}: "):
@@ -180,7 +180,7 @@ def test_check_finds_a_damaged_trie(column: str, value: int, invariant: str) -> 
 
 
 def test_check_finds_a_node_below_nothing() -> None:
-    allocator = books(Xxh64())
+    allocator = populated(Xxh64())
     index = allocator.cache.index
     (above, key), node = next(item for item in index._nodes.items() if item[0][0] > 0)
     del index._nodes[above, key]
@@ -190,7 +190,7 @@ def test_check_finds_a_node_below_nothing() -> None:
 
 
 def test_check_finds_a_parent_offered_before_its_children_under_leaf_only() -> None:
-    allocator = books(leaf_only=True)
+    allocator = populated(leaf_only=True)
     parent = next(b for b in range(1, 9) if allocator.pool.children[b] and not allocator.pool.ref[b])
     allocator.pool.candidate[parent] = 1
     with pytest.raises(InvariantViolation, match="I5: block"):
@@ -198,7 +198,7 @@ def test_check_finds_a_parent_offered_before_its_children_under_leaf_only() -> N
 
 
 def test_check_lists_every_fault_at_once() -> None:
-    allocator = books()
+    allocator = populated()
     allocator.pool.used += 1
     allocator.pool.ref[held(allocator)] = 4
     with pytest.raises(InvariantViolation, match=r"PrefixCowAllocator: .*I2: .*; .*I1: "):

@@ -20,7 +20,7 @@ def key(anchor: int, prefix: tuple[int, ...], bits: int) -> BlockHash:
     return BlockHash(value.to_bytes(9, "little"))
 
 
-class Books:
+class Contents:
     """A pool, an index and a dictionary that says which block holds which prefix."""
 
     def __init__(self, form: type[PrefixIndex], bits: int) -> None:
@@ -70,49 +70,49 @@ class Books:
 @pytest.mark.parametrize(("form", "bits"), [(HashIndex, 64), (TrieIndex, 64), (TrieIndex, 2), (TrieIndex, 0)])
 def test_the_index_finds_exactly_what_is_published(form: type[PrefixIndex], bits: int) -> None:
     for seed in range(30):
-        draw, books = Draw(seed), Books(form, bits)
+        draw, contents = Draw(seed), Contents(form, bits)
         for _ in range(120):
             anchor = draw.choice(ANCHORS)
             tokens = tuple(draw.randint(0, 1) for _ in range(draw.randint(1, 5)))
             if draw.random() < 0.5:
-                books.publish(anchor, tokens)
-            elif books.where:
-                books.evict(draw.choice(sorted(books.where)))
-            assert books.find(anchor, tokens) == books.expected(anchor, tokens)
-            assert not books.index.audit(), books.index.audit()
+                contents.publish(anchor, tokens)
+            elif contents.where:
+                contents.evict(draw.choice(sorted(contents.where)))
+            assert contents.find(anchor, tokens) == contents.expected(anchor, tokens)
+            assert not contents.index.audit(), contents.index.audit()
         if bits == 64:
-            assert not books.index.collisions
-        for which in sorted(books.where):
-            books.evict(which)
-        assert not books.index.audit()
-        if isinstance(books.index, TrieIndex):
-            assert not books.index._nodes, "ghosts without descendants stay behind"
+            assert not contents.index.collisions
+        for which in sorted(contents.where):
+            contents.evict(which)
+        assert not contents.index.audit()
+        if isinstance(contents.index, TrieIndex):
+            assert not contents.index._nodes, "ghosts without descendants stay behind"
         else:
-            assert not books.index._orphans
+            assert not contents.index._orphans
 
 
 def test_ghosts_keep_their_tokens_so_no_other_content_takes_their_place() -> None:
-    books = Books(TrieIndex, 0)
-    books.publish(-1, (0, 0, 0))
-    deepest = books.where[-1, (0, 0, 0)]
-    books.evict((-1, (0,)))
-    books.evict((-1, (0, 0)))
-    books.publish(-1, (1, 0, 0))
-    assert books.find(-1, (1, 0, 0)) == []
-    assert books.index.collisions == 1
-    books.publish(-1, (0, 0))
-    assert books.find(-1, (0, 0, 0))[-1] == deepest
+    contents = Contents(TrieIndex, 0)
+    contents.publish(-1, (0, 0, 0))
+    deepest = contents.where[-1, (0, 0, 0)]
+    contents.evict((-1, (0,)))
+    contents.evict((-1, (0, 0)))
+    contents.publish(-1, (1, 0, 0))
+    assert contents.find(-1, (1, 0, 0)) == []
+    assert contents.index.collisions == 1
+    contents.publish(-1, (0, 0))
+    assert contents.find(-1, (0, 0, 0))[-1] == deepest
 
 
 def test_equal_content_is_held_once() -> None:
     for form in (HashIndex, TrieIndex):
-        books = Books(form, 64)
-        books.publish(-1, (0, 1))
-        held = books.where[-1, (0, 1)]
+        contents = Contents(form, 64)
+        contents.publish(-1, (0, 1))
+        held = contents.where[-1, (0, 1)]
         name = key(-1, (0, 1), 64)
-        assert books.index.insert(-1, books.where[-1, (0,)], name, (1).to_bytes(4, "little"), 12) == held
-        assert books.pool.children[books.where[-1, (0,)]] == 1
-        assert not books.index.audit()
+        assert contents.index.insert(-1, contents.where[-1, (0,)], name, (1).to_bytes(4, "little"), 12) == held
+        assert contents.pool.children[contents.where[-1, (0,)]] == 1
+        assert not contents.index.audit()
 
 
 @pytest.mark.parametrize("early", [True, False])

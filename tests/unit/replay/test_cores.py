@@ -16,7 +16,7 @@ PATHS = workload([[0, 1], [0, 2], [0, 1], [3]])
 
 
 class Counting(Allocator):
-    """A core that says what it was told to."""
+    """A core that says what its maker chose."""
 
     answer: object = None
 

@@ -26,8 +26,8 @@ CLASSES = {"lru": Lru, "arc": Arc, "optimum": Optimum}
 def test_a_curve_is_a_replay_at_each_capacity(jobs: int) -> None:
     paths = workload(random_requests(4, count=150, width=3, longest=6))
     paths.input_tokens[:] -= np.arange(150) % 4
-    sizes, told = [1, 5, 17, 60, 500], []
-    points = hit_curves(paths, {name: name for name in CLASSES}, sizes, jobs=jobs, progress=told.append)
+    sizes, reported = [1, 5, 17, 60, 500], []
+    points = hit_curves(paths, {name: name for name in CLASSES}, sizes, jobs=jobs, progress=reported.append)
     assert [(p.policy, p.num_blocks) for p in points] == [(name, size) for name in CLASSES for size in sizes]
     for point in points:
         made = CLASSES[point.policy]
@@ -35,7 +35,7 @@ def test_a_curve_is_a_replay_at_each_capacity(jobs: int) -> None:
         expected = (alone.hit_blocks, alone.hit_tokens, alone.prompt_blocks, alone.prompt_tokens)
         assert (point.hit_blocks, point.hit_tokens, point.prompt_blocks, point.prompt_tokens) == expected, point
         assert point.evictions == (None if point.policy == "lru" else alone.evictions), point
-    assert sum(told) == paths.num_references * len(sizes) * 3
+    assert sum(reported) == paths.num_references * len(sizes) * 3
 
 
 @pytest.mark.parametrize(

@@ -112,14 +112,14 @@ def test_named_requests_are_followed_as_the_paths_say() -> None:
 def test_belady_keeps_the_answer_that_the_next_turn_repeats() -> None:
     said, other, filler, hits = list(range(13)), list(range(100, 113)), list(range(200, 213)), {}
     turns = [(said[:4], said[4:]), (other, [1]), (filler, [1]), ([*said, 50, 51], [1]), (other, [1])]
-    for told in (True, False):
+    for knows in (True, False):
         requests = spoken(turns)
         outputs = {(number, 0): request.output for number, request in enumerate(requests)}
         engine = engine_of(Belady(), 7, 4, outputs=outputs)
-        known = requests if told else [replace(request, output=None) for request in requests]
+        known = requests if knows else [replace(request, output=None) for request in requests]
         Foresight(engine.allocator, known, max_len=200).attach(engine)
-        hits[told] = drain(engine, requests[:4]).metrics.hit_blocks
-    assert hits == {True: 3, False: 1}, "who is not told gives up the answer for what comes back later"
+        hits[knows] = drain(engine, requests[:4]).metrics.hit_blocks
+    assert hits == {True: 3, False: 1}, "who does not know frees the answer for what comes back later"
 
 
 def test_a_request_too_long_to_be_served_uses_nothing() -> None:

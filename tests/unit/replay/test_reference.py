@@ -85,7 +85,7 @@ def test_every_eviction_is_told() -> None:
 
 
 class _Names(EvictionPolicy):
-    """Names what it is told to, candidate or not."""
+    """Names what its option says, candidate or not."""
 
     def __init__(self, answer: object) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""A stranger's plugin needs one class and one entry point; a broken one is named and harms no other run."""
+"""A third-party plugin needs one class and one entry point; a broken one is named and harms no other run."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ BROKEN = {
     "exit": ("raise SystemExit(3)", PluginImportError, "SystemExit"),
     "syntax": ("class X(:", PluginImportError, "SyntaxError"),
     "missing": ("", PluginImportError, "AttributeError"),
-    "stranger": ("class X: pass", PluginError, "not a subclass of EvictionPolicy"),
+    "unrelated": ("class X: pass", PluginError, "not a subclass of EvictionPolicy"),
     "function": ("def X(): pass", PluginError, "not a subclass of EvictionPolicy"),
     "abstract": (
         "from framework.interfaces.eviction import EvictionPolicy\nclass X(EvictionPolicy): pass",
