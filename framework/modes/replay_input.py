@@ -37,6 +37,7 @@ def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: b
         return build_paths(requests, full_blocks_only=full_blocks_only)
     trace = found.open(block_size)
     if trace.block_tokens == 0:
+        next(iter(trace))  # a trace without requests is that, whatever its format
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared; use executor=none")
     if trace.block_tokens != block_size:
         raise ConfigError(

@@ -56,7 +56,7 @@ class Trace:
             yield request
         if not self.num_requests:
             first = (
-                f"; {self.num_skipped:,} lines were skipped, the first: {self.first_error}" if self.first_error else ""
+                f"; {self.num_skipped:,} lines were skipped; the first: {self.first_error}" if self.first_error else ""
             )
             raise WorkloadError(f"{self.path} holds 0 requests{first}; there is nothing to replay")
 

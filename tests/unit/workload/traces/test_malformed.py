@@ -92,7 +92,7 @@ def test_a_trace_without_a_request_names_the_file_and_the_count(tmp_path: Path) 
     with pytest.raises(WorkloadError, match=r"azure\.csv holds 0 requests"):
         list(open_trace(azure(tmp_path)))
     path = azure(tmp_path, "yesterday", "tomorrow")
-    with pytest.raises(WorkloadError, match=r"azure\.csv holds 0 requests; 2 lines were skipped, the first: .*:2: "):
+    with pytest.raises(WorkloadError, match=r"azure\.csv holds 0 requests; 2 lines were skipped; the first: .*:2: "):
         list(open_trace(path, on_error="skip"))
 
 
