@@ -225,7 +225,7 @@ def test_what_is_timed_is_judged_row_by_row() -> None:
 
 def test_calls_are_interleaved_and_buffers_take_turns() -> None:
     seen: list[tuple[str, int]] = []
-    times = time_on_cpu({name: lambda turn, name=name: seen.append((name, turn)) for name in "ab"}, 0.0)  # type: ignore[misc]
+    times = time_on_cpu({name: lambda turn, name=name: seen.append((name, turn)) for name in "ab"}, 0.001)  # type: ignore[misc]
     assert seen[:4] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     assert len(times["a"].samples) == len(times["b"].samples) == len(seen) // 2 - 2
 
