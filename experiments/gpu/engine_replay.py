@@ -1,4 +1,4 @@
-"""Do whole decode steps, captured and replayed as the engine does it, give the logits of a dense model in fp64?
+"""Whole decode steps, captured and replayed as the engine does it, judged against a dense model in fp64.
 
     python experiments/gpu/engine_replay.py BACKEND [--dry-run]
 

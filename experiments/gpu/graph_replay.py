@@ -1,4 +1,4 @@
-"""Does a captured decode step serve other lengths, tables and queries? Replayed and judged against fp64.
+"""A captured decode step replayed with other lengths, tables and queries, and judged against fp64.
 
     python experiments/gpu/graph_replay.py BACKEND [--dry-run] [--no-graph]
 

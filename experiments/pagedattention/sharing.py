@@ -1,4 +1,4 @@
-"""How many blocks do samples and beams of one prompt save by sharing them?"""
+"""Blocks that samples and beams of one prompt save by sharing them."""
 
 from __future__ import annotations
 

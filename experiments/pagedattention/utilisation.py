@@ -1,4 +1,4 @@
-"""How much of the reserved memory holds live KV? The closed form, and the whole engine in a saturated pool."""
+"""The share of reserved memory that holds live KV: in closed form, and by the whole engine in a saturated pool."""
 
 from __future__ import annotations
 

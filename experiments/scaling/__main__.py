@@ -1,4 +1,4 @@
-"""Do time and memory of a replay grow linearly with the trace? The literal commands, each in a process of its own."""
+"""Time and memory of replays over the trace's length. The documented commands, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a plugin keep its promises, and what does it cost? The conformance kits without pytest.
+"""`python -m framework.check`: a plugin's conformance kit without pytest, and what the plugin costs a call.
 
     python -m framework.check NAME_OR_MODULE:CLASS [--kind KIND] [OPTION=VALUE ...]
 

@@ -1,4 +1,4 @@
-"""What does a plugin cost a call, beside the baselines?
+"""The cost of a plugin's calls, beside the baselines.
 
 Each contender is measured in turn, several rounds, and the least of each number counts: what else runs on the machine
 only ever adds.

@@ -1,4 +1,4 @@
-"""Which promises does a plugin keep? Its kit, check by check, whatever the plugin does."""
+"""A plugin's conformance kit, check by check, whatever the plugin does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cached, unreferenced block goes next?"""
+"""The extension point for eviction policies: the order in which cached, unreferenced blocks are evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is the content of a block named?"""
+"""The extension point for hash schemes: the hash of a block, from its tokens and its parent's hash."""
 
 from __future__ import annotations
 

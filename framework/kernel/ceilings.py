@@ -1,4 +1,4 @@
-"""How fast does this device read memory and multiply matrices, measured in this very run?"""
+"""Ceilings of the device: memory bandwidth and matrix throughput, measured in the same run as the kernels."""
 
 from __future__ import annotations
 

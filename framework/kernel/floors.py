@@ -1,4 +1,4 @@
-"""How many bytes and operations does attention need at least, and how long would a chip take for them?"""
+"""Lower bounds for attention: the bytes and operations that it needs, and the time a chip would take for them."""
 
 # Shapes: H query heads  K kv heads  D head dim
 

@@ -1,4 +1,4 @@
-"""How long does a call take? Wall clock on a CPU, events around CUDA graphs on a GPU; several calls interleaved."""
+"""The duration of calls: wall clock on a CPU, events around CUDA graphs on a GPU; several calls interleaved."""
 
 from __future__ import annotations
 

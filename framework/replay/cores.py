@@ -1,4 +1,4 @@
-"""Whose code counts a cache-only replay: an allocator's own core, or the reference in Python?"""
+"""Selection of the core that counts a cache-only replay: the allocator's own, or the reference in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many blocks does an eviction policy hit when each request is one atomic access?
+"""The reference model of cache-only replay: blocks that an eviction policy hits when each request is one atomic access.
 
 The mode of published hit-rate tables: no time passes inside a request, no output is cached, only the request at
 hand is pinned. The policy is an ordinary `EvictionPolicy`, driven by the same callbacks as in an engine.

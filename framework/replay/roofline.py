@@ -1,4 +1,4 @@
-"""How long would a step take on that device with that model, if it ran at the hardware's limits?"""
+"""Duration of a step on a named device with a named model, if it ran at the hardware's limits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Device:
 
 DEVICES = {
     "h200": Device(bytes_per_s=4.3e12, flops_per_s=790e12, source="measured: device copy, bf16 matrix product"),
-    "h100": Device(bytes_per_s=3.35e12, flops_per_s=989e12, source="vendor: H100 SXM data sheet, dense bf16"),
-    "a100": Device(bytes_per_s=2.04e12, flops_per_s=312e12, source="vendor: A100 80GB SXM data sheet, dense bf16"),
-    "l40s": Device(bytes_per_s=0.864e12, flops_per_s=362e12, source="vendor: L40S data sheet, dense bf16"),
+    "h100": Device(bytes_per_s=3.35e12, flops_per_s=989e12, source="vendor: H100 SXM specification, dense bf16"),
+    "a100": Device(bytes_per_s=2.04e12, flops_per_s=312e12, source="vendor: A100 80GB SXM specification, dense bf16"),
+    "l40s": Device(bytes_per_s=0.864e12, flops_per_s=362e12, source="vendor: L40S specification, dense bf16"),
 }
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}

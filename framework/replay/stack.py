@@ -1,4 +1,4 @@
-"""How many blocks would LRU hit at every capacity at once?
+"""Hits of LRU at every capacity in one pass, from stack distances.
 
 In the request model LRU is a stack algorithm: its cache of C blocks is always the first C of one order, most recent
 request first, shallower first within a request. So one pass that finds each reference's place in that order (its

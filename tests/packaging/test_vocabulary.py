@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RETIRED = ("strangers?", "courtes(y|ies)", "rungs?", "ladders?", "books", "data sheets?", "doors?", "hears", "told")
 WORD = re.compile(rf"\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
-READ = {".py", ".pyi", ".md", ".yaml", ".yml", ".toml", ".cpp", ".hpp", ".sh"}
+BINARY = {".png", ".gz", ".zst", ".npz", ".safetensors"}
 ALLOWED = ROOT / "tests" / "packaging" / "vocabulary_allowed.txt"
 """One path a line, then why the word is right there. A folder allows what lies in it."""
 
@@ -25,12 +26,23 @@ def sources() -> list[str]:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout: which files are the project's is not known")
-    return [path for path in listed.stdout.splitlines() if Path(path).suffix in READ and (ROOT / path).is_file()]
+    return [path for path in listed.stdout.splitlines() if Path(path).suffix not in BINARY and (ROOT / path).is_file()]
 
 
 def found_in(path: str) -> list[str]:
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
-    return [f"{path}:{at}: {match[0]}" for at, line in enumerate(lines, 1) if (match := WORD.search(line))]
+    named = [f"{path}: {match[0]}" for match in WORD.finditer(re.sub("[_/.-]", " ", path))]
+    return named + [f"{path}:{at}: {match[0]}" for at, line in enumerate(lines, 1) if (match := WORD.search(line))]
+
+
+def questions() -> list[str]:
+    trees = ((path, ast.parse((ROOT / path).read_text(encoding="utf-8"))) for path in sources() if path.endswith(".py"))
+    summaries = ((path, (ast.get_docstring(tree) or "").partition("\n")[0]) for path, tree in trees)
+    return [f"{path}: {summary}" for path, summary in summaries if "?" in summary]
+
+
+def test_a_module_says_what_it_holds_and_asks_no_question() -> None:
+    assert not questions()
 
 
 def test_no_retired_word_is_used() -> None:

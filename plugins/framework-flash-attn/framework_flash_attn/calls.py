@@ -1,4 +1,4 @@
-"""How is each version asked for paged attention? One class a version; each imports its package when it is made."""
+"""Calls of paged attention, one class for each version of flash-attn; each imports its package when it is made."""
 
 # Shapes: T query tokens (packed)  B rows  H query heads  D head dim
 

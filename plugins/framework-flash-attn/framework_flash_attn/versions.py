@@ -1,4 +1,4 @@
-"""Which flash-attn is installed, and why can it not serve these shapes? Imports none of them."""
+"""Which flash-attn is installed, and the reasons why it cannot serve given shapes. Imports none of them."""
 
 from __future__ import annotations
 

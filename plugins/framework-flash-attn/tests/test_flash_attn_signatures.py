@@ -1,4 +1,4 @@
-"""Do the stand-ins still take what the real functions take? Read from installed sources; nothing is imported."""
+"""The stand-ins take what the real functions take, read from installed sources; nothing is imported."""
 
 from __future__ import annotations
 

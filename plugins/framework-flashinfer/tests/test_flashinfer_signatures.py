@@ -1,4 +1,4 @@
-"""Do FlashInfer's wrappers still take what we pass? Read from the installed source; nothing is imported."""
+"""FlashInfer's wrappers take what we pass, read from the installed source; nothing is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many blocks does a policy hit when each request is one atomic access? Counted in C++."""
+"""Cache-only replay counted in C++: blocks that a policy hits when each request is one atomic access."""
 
 from __future__ import annotations
 

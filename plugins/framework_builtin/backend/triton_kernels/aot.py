@@ -1,4 +1,4 @@
-"""What does a kernel cost on a chip that is not here? Registers, spills and shared memory, by compiling ahead of time.
+"""Registers, spills and shared memory of a kernel on a chip that is not present, by compiling ahead of time.
 
 Run it in a process whose environment has no TRITON_INTERPRET: the language's own helpers are decorated at its import.
 """

@@ -1,4 +1,4 @@
-"""Which tile shapes run where? An explicit table, screened ahead of time; nothing is tuned at run time."""
+"""Tile shapes by chip and head size: an explicit table, screened ahead of time; nothing is tuned at run time."""
 
 from __future__ import annotations
 

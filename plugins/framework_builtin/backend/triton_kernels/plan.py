@@ -1,4 +1,4 @@
-"""Which launch does a batch need? Tile shapes, grids and constants, from shapes and host bounds alone."""
+"""The launch of a batch: tile shapes, grids and constants, from shapes and host bounds alone."""
 
 # Shapes: T query tokens  B rows  H query heads  K kv heads  D head dim  S tokens a block  M blocks a table row
 

@@ -1,4 +1,4 @@
-"""Which tiles fit a chip that is not here? Compiles the shipped table, or candidates, and prints what each takes.
+"""Screen of tile shapes for absent chips: compiles the shipped table, or candidates, and prints what each takes.
 
     python -m framework_builtin.backend.triton_kernels.screen                        # the shipped table, all chips
     python -m framework_builtin.backend.triton_kernels.screen --check                # the same as resources.json?

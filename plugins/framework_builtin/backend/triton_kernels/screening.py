@@ -1,4 +1,4 @@
-"""What do the kernels that one spec needs take on a chip that is not here?"""
+"""Resources that the kernels of one spec take on a chip that is not present."""
 
 from __future__ import annotations
 
