@@ -267,7 +267,7 @@ def serve_floor() -> dict[str, Any]:
     from framework.replay.roofline import DEVICES, Roofline
 
     model = Roofline(device="h200", shape="qwen3-0.6b")
-    moved = 2 * model.config.num_parameters + 256 * 700 * model.kv_bytes_per_token
+    moved = 2 * model.shape.num_parameters + 256 * 700 * model.kv_bytes_per_token
     rate = 256 / (moved / DEVICES["h200"].bytes_per_s)
     return {"modelled_output_tokens_per_s": rate, "bytes_per_step": moved, "device": "h200", "kind": "modelled"}
 

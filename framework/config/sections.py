@@ -84,10 +84,11 @@ class ReplayOptions(Section):
     slo_ttft_s: float = setting(2.0, "goodput counts requests whose first token came within this", above=0)
     slo_tpot_s: float = setting(0.1, "and whose later tokens took at most this each", above=0)
     device: str = setting("h200", "executor=roofline: h200 | h100 | a100 | l40s")
-    shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.model.shapes")
+    shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.replay.shapes")
     dtype: str = setting("bfloat16", "executor=roofline and capacity: of weights, K and V")
     efficiency: float = setting(0.8, "executor=roofline: reached share of the device's ceilings", above=0, at_most=1)
     overhead_s: float = setting(0.0005, "executor=roofline: fixed seconds a step", at_least=0, at_most=10**9)
+    num_devices: int = setting(1, "executor=roofline: devices that share the model", at_least=1, at_most=4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,6 +220,7 @@ def _executor(
                 dtype=options.dtype,
                 efficiency=options.efficiency,
                 overhead_s=options.overhead_s,
+                num_devices=options.num_devices,
             ),
             outputs=outputs,
         )

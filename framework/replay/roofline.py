@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from framework.engine.executors.base import Step
 from framework.engine.rows import Rows
 from framework.errors import ConfigError
-from framework.model.config import ModelConfig
-from framework.model.shapes import SHAPES
+from framework.replay.shapes import ROOFLINE_SHAPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +32,17 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 class Roofline:
     """Seconds a step takes: the larger of bytes over bandwidth and operations over rate, plus a fixed overhead.
 
-    Bytes: all weights once, K and V of every row's context once, K and V of the new tokens written. Operations: two a
-    weight and token, and attention's 4 * head_dim * heads a (query, key) pair. The model is one device's; communication
-    and kernel inefficiency are in `efficiency`, which scales both ceilings.
+    Bytes: the weights that its tokens touch once, K and V of every row's context once, K and V of the new tokens
+    written. Operations: two an active weight and token, and attention's for each (query, key) pair. Weights and heads
+    are spread evenly over the devices; communication and kernel inefficiency are in `efficiency`, which scales both ceilings.
 
     Args:
         device: a name in DEVICES.
-        shape: a name in framework.model.shapes.SHAPES.
+        shape: a name in framework.replay.shapes.ROOFLINE_SHAPES.
         dtype: of weights and KV.
         efficiency: reached share of the ceilings, 0 to 1. Calibrate it with a kernel run.
         overhead_s: fixed seconds a step.
+        num_devices: devices that share the model, each with these ceilings.
     """
 
     def __init__(
@@ -53,23 +53,26 @@ class Roofline:
         dtype: str = "bfloat16",
         efficiency: float = 0.8,
         overhead_s: float = 0.0005,
+        num_devices: int = 1,
     ) -> None:
-        for what, name, known in (("device", device, DEVICES), ("shape", shape, SHAPES), ("dtype", dtype, _BYTES)):
+        named = (("device", device, DEVICES), ("shape", shape, ROOFLINE_SHAPES), ("dtype", dtype, _BYTES))
+        for what, name, known in named:
             if name not in known:
                 raise ConfigError(f"replay.{what} {name!r} is unknown; known: {', '.join(known)}")
         if not 0 < efficiency <= 1:
             raise ConfigError(f"replay.efficiency must be above 0 and at most 1, found {efficiency}")
         if overhead_s < 0:
             raise ConfigError(f"replay.overhead_s must be at least 0, found {overhead_s}")
-        self.config: ModelConfig = SHAPES[shape]
-        size, model = _BYTES[dtype], self.config
-        self._bandwidth = DEVICES[device].bytes_per_s * efficiency
-        self._rate = DEVICES[device].flops_per_s * efficiency
+        if num_devices < 1:
+            raise ConfigError(f"replay.num_devices must be at least 1, found {num_devices}")
+        self.shape = model = ROOFLINE_SHAPES[shape]
+        self._bandwidth = DEVICES[device].bytes_per_s * efficiency * num_devices
+        self._rate = DEVICES[device].flops_per_s * efficiency * num_devices
         self._overhead_s = overhead_s
-        self._weight_bytes = size * model.num_parameters
-        self._flops_per_token = 2.0 * model.num_parameters
-        self._kv_bytes = 2 * size * model.num_layers * model.num_kv_heads * model.head_dim
-        self._pair_flops = 4.0 * model.head_dim * model.num_heads * model.num_layers
+        self._weight_size = _BYTES[dtype]
+        self._flops_per_token = 2.0 * model.active_parameters
+        self._kv_bytes = self._weight_size * model.num_layers * model.kv_numbers_per_token
+        self._pair_flops = float(model.pair_flops_per_head * model.num_heads * model.num_layers)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -81,6 +84,6 @@ class Roofline:
         new, before = step.num_new, step.computed
         tokens, context = int(new.sum()), int((before + new).sum())
         pairs = float((new * before + new * (new + 1) // 2).sum())
-        moved = self._weight_bytes + self._kv_bytes * (context + tokens)
+        moved = self._weight_size * self.shape.weights_read(tokens) + self._kv_bytes * (context + tokens)
         work = self._flops_per_token * tokens + self._pair_flops * pairs
         return self._overhead_s + max(moved / self._bandwidth, work / self._rate)

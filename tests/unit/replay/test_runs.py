@@ -180,11 +180,13 @@ def test_the_roofline_grows_with_batch_context_and_falls_with_efficiency() -> No
         assert times == sorted(set(times)), (name, times)
     assert seconds(efficiency=0.4) > seconds(efficiency=0.8)
     assert seconds(device="a100") > seconds(device="h200")
+    assert seconds(num_devices=8) < seconds()
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"device": "abacus"}, "abacus"), ({"shape": "x"}, "shape"), ({"efficiency": 1.5}, "efficiency"),
+    [({"device": "abacus"}, "abacus"),
+     ({"num_devices": 0}, "num_devices"), ({"shape": "x"}, "shape"), ({"efficiency": 1.5}, "efficiency"),
      ({"efficiency": 0}, "efficiency"), ({"overhead_s": -1}, "overhead_s"), ({"dtype": "int3"}, "dtype")],
 )  # fmt: skip
 def test_a_roofline_of_nothing_is_refused(options: dict[str, Any], said: str) -> None:
