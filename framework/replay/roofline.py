@@ -34,7 +34,8 @@ class Roofline:
 
     Bytes: the weights that its tokens touch once, K and V of every row's context once, K and V of the new tokens
     written. Operations: two an active weight and token, and attention's for each (query, key) pair. Weights and heads
-    are spread evenly over the devices; communication and kernel inefficiency are in `efficiency`, which scales both ceilings.
+    are spread evenly over the devices; communication and kernel inefficiency are in `efficiency`, which scales both
+    ceilings.
 
     Args:
         device: a name in DEVICES.
