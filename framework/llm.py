@@ -14,6 +14,7 @@ from framework.engine.executors.base import Executor
 from framework.engine.executors.build import make_executor, require_graphs, require_writes_first
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
 from framework.engine.executors.recording import RecordingExecutor
+from framework.engine.kv_scales import require_scales
 from framework.engine.pool import KVPool, num_blocks_for
 from framework.engine.request import Request
 from framework.engine.streaming import RequestStream, abandon
@@ -50,6 +51,7 @@ class LLM:
             GPU's, 1024 blocks on a CPU.
         dtype: of the weights, and of K and V, torch's name; None takes the checkpoint's own.
         kv_dtype: of K and V in the pool, where it is to be another; the backend must support it.
+        kv_scales: JSON file with the scales of an fp8 pool (framework.engine.kv_scales); None calibrates them.
         layout: of the KV pool, "NHD" or "HND".
         poison: fill blocks with NaN as they are handed out: a read of what was never written fails its request.
         record: keep what a replay cannot compute again, in `recorder`.
@@ -80,6 +82,7 @@ class LLM:
         memory_fraction: float | None = None,
         dtype: str | None = None,
         kv_dtype: str | None = None,
+        kv_scales: str | None = None,
         device: str | None = None,
         layout: str = "NHD",
         seed: int = 0,
@@ -95,8 +98,10 @@ class LLM:
         require_graphs(options, self.backend, self.device)
         require_writes_first(options, self.backend)
         self._owns_model = not isinstance(model, LoadedModel)
+        self._kv_scales = kv_scales
         self.model = self._load(model, dtype, kv_dtype, block_size, layout, options)
         try:
+            require_scales(kv_scales, kv_dtype, self.model.config)
             own = str(self.model.decoder.dtype).removeprefix("torch.")
             shape = self.model.decoder.shard.config(self.model.config)
             self.spec = attention_spec(shape, own, block_size, layout, kv_dtype)
@@ -185,7 +190,9 @@ class LLM:
                     f"load it with load_model(..., spread=spread_over({size})), or give its name"
                 )
             return model
-        shape = Shard(0, size).config(read_model_config(model))
+        whole = read_model_config(model)
+        require_scales(self._kv_scales, kv_dtype, whole)
+        shape = Shard(0, size).config(whole)
         own = dtype if dtype not in (None, "auto") else shape.dtype
         require_backend(self.backend, attention_spec(shape, str(own), block_size, layout, kv_dtype), self.device)
         spread = spread_over(size, timeout_s=options.collective_timeout_s)
@@ -195,6 +202,7 @@ class LLM:
         """This process's executor, which leads those of the other ranks if there are any."""
         facts: dict[str, Any] = {
             "num_blocks": self.num_blocks, "max_len": self.max_model_len, "options": options, "poison": poison,
+            "kv_scales": self._kv_scales,
         }  # fmt: skip
         ranks, decoder = self.model.ranks, self.model.decoder
         if ranks is None:

@@ -11,7 +11,7 @@ from framework.config.setting import Section, setting
 
 Lengths = Literal["uniform", "ragged"]
 
-KVDtype = Literal["float64", "float32", "bfloat16", "float16", "float8_e4m3fn"]
+KVDtype = Literal["float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"]
 
 MAX_BLOCKS = 10**8
 """Some 80 bytes of metadata a block: 8 GB, and half a minute to begin with."""
@@ -29,6 +29,9 @@ class CacheOptions(Section):
         None, "share of the device's free memory; needs num_blocks=null", above=0, at_most=1
     )
     kv_dtype: KVDtype | None = setting(None, "of K and V in the pool; null: the model's")
+    kv_scales: str | None = setting(
+        None, "JSON file with the scales of a float8_e4m3fn pool; null: calibrated by a first pass"
+    )
     dtype: KVDtype | None = setting(None, "older spelling of kv_dtype; null")
     layout: Literal["NHD", "HND"] = setting("NHD", "order of a block's dimensions in memory: NHD | HND")
     poison: bool = setting(False, "fault injection: NaN in every block as it is handed out")

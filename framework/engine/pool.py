@@ -15,8 +15,8 @@ from framework.interfaces.backend import LAYOUTS, AttentionBackend, LayerKV
 from framework.model.memory import free_bytes
 from framework.types import BlockCopy
 
-_FP8 = ("float8_e4m3fn",)
-_DTYPES = ("float64", "float32", "bfloat16", "float16", *_FP8)
+_FP8, _INT8 = "float8_e4m3fn", "int8"
+_DTYPES = ("float64", "float32", "bfloat16", "float16", _FP8, _INT8)
 
 
 class KVPool:
@@ -25,7 +25,8 @@ class KVPool:
     Args:
         num_blocks: usable blocks, ids 1 to `num_blocks`.
         block_size: tokens a block.
-        dtype: torch's name. "float8_e4m3fn" pools store value / scale, with scales of 1 until set on the layers.
+        dtype: torch's name. "float8_e4m3fn" pools store value / scale, with a scale of 1 a head until set on the
+            layers; "int8" pools hold a float32 scale for each token and head beside it.
         layout: "NHD" or "HND", see LayerKV.
         poison: fill everything but the null block with NaN, and blocks again in `freed`: a read of
             what was never written then shows.
@@ -64,13 +65,13 @@ class KVPool:
             raise _too_large(self.bytes, free, num_blocks, self.device)
         inner = (block_size, num_kv_heads) if layout == "NHD" else (num_kv_heads, block_size)
         shape = (num_blocks + 1, *inner, head_dim)
-        scales = num_kv_heads if dtype in _FP8 else 0
+        scales = {_FP8: (num_kv_heads,), _INT8: shape[:-1]}.get(dtype)
         try:
             self.layers = [self._layer(shape, scales) for _ in range(num_layers)]
         except (RuntimeError, MemoryError) as error:
             raise _too_large(self.bytes, free, num_blocks, self.device) from error
 
-    def _layer(self, shape: tuple[int, ...], scales: int) -> LayerKV:
+    def _layer(self, shape: tuple[int, ...], scales: tuple[int, ...] | None) -> LayerKV:
         dtype = torch_dtype(self.dtype)
         layer = LayerKV(
             torch.zeros(shape, dtype=dtype, device=self.device),
@@ -80,9 +81,18 @@ class KVPool:
             torch.ones(scales, device=self.device) if scales else None,
         )
         if self.poison:
-            nan = torch.full((1,), math.nan).to(dtype).to(self.device)
-            layer.k[1:], layer.v[1:] = nan, nan
+            self._poison(layer, slice(1, None))
         return layer
+
+    def _poison(self, layer: LayerKV, blocks: slice | torch.Tensor) -> None:
+        """NaN in these blocks, or, where an integer cannot be it, in their scales."""
+        if self.dtype != _INT8:
+            nan = torch.full((1,), math.nan).to(torch_dtype(self.dtype)).to(self.device)
+            layer.k[blocks], layer.v[blocks] = nan, nan
+            return
+        for scale in (layer.k_scale, layer.v_scale):
+            assert scale is not None
+            scale[blocks] = math.nan
 
     def copy(self, backend: AttentionBackend | GuardedBackend, copies: Sequence[BlockCopy]) -> None:
         """Do these block copies, in order, in every layer.
@@ -111,9 +121,8 @@ class KVPool:
         ids = np.asarray(blocks, dtype=np.int64)
         self._require_blocks(ids)
         index = torch.from_numpy(ids).to(self.device)
-        nan = torch.full((1,), math.nan).to(torch_dtype(self.dtype)).to(self.device)
         for layer in self.layers:
-            layer.k[index], layer.v[index] = nan, nan
+            self._poison(layer, index)
 
     def _require_blocks(self, ids: npt.NDArray[np.int64]) -> None:
         outside = ids[(ids < 1) | (ids > self.num_blocks)]
@@ -122,8 +131,9 @@ class KVPool:
 
 
 def block_bytes(block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
-    """Bytes of one block's K and V in all layers."""
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * torch_dtype(dtype).itemsize
+    """Bytes of one block's K and V in all layers, with the scales that belong to its tokens (int8)."""
+    each = head_dim * torch_dtype(dtype).itemsize + (4 if dtype == _INT8 else 0)
+    return 2 * num_layers * block_size * num_kv_heads * each
 
 
 def num_blocks_for(

@@ -21,17 +21,41 @@ def write(pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
         k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
     block, offset = slot_mapping // size, slot_mapping % size
     for stored, values, scale in ((pool.k, k, pool.k_scale), (pool.v, v, pool.v_scale)):
-        if scale is not None:
-            values = values.float() / scale[None, :, None]
-        values, stored = _raw(values.to(stored.dtype)), _raw(stored)
-        if padding is not None:
-            # Padding goes to the null block's first slot and carries what is there: nothing changes, whatever is first.
-            there = stored[0, 0] if pool.layout == "NHD" else stored[0, :, 0]
-            values = torch.where(padding[:, None, None], there, values)
-        if pool.layout == "NHD":
-            stored[block, offset] = values
-        else:
-            stored[block, :, offset] = values
+        if scale is not None and scale.dim() == 3:
+            values, own = per_token_int8(values)
+            _place(scale, own, block, offset, pool.layout, padding)
+        elif scale is not None:
+            values = saturated(values.float() / scale[None, :, None], stored.dtype)
+        _place(_raw(stored), _raw(values.to(stored.dtype)), block, offset, pool.layout, padding)
+
+
+def _place(stored: Tensor, values: Tensor, block: Tensor, offset: Tensor, layout: str, padding: Tensor | None) -> None:
+    """Write values (T, K, ...) into a pool of that layout."""
+    if padding is not None:
+        # Padding goes to the null block's first slot and carries what is there: nothing changes, whatever is first.
+        there = stored[0, 0] if layout == "NHD" else stored[0, :, 0]
+        values = torch.where(padding.view(-1, *[1] * (values.dim() - 1)), there, values)
+    if layout == "NHD":
+        stored[block, offset] = values
+    else:
+        stored[block, :, offset] = values
+
+
+def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values` within the finite range of `dtype`, as vLLM stores fp8: beyond it a cast makes NaN. NaN stays NaN."""
+    largest = torch.finfo(dtype).max
+    return values.clamp(-largest, largest)
+
+
+def per_token_int8(values: Tensor) -> tuple[Tensor, Tensor]:
+    """values (..., D) as int8, and their scales (...) float32: the largest magnitude of each becomes 127.
+
+    Values that are not finite make their scale so, and with it what is read.
+    """
+    wide = values.float()
+    scale = wide.abs().amax(-1) / 127
+    stored = (wide / scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)).round_()
+    return stored.nan_to_num_(0.0).clamp_(-127, 127).to(torch.int8), scale
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:
@@ -67,12 +91,18 @@ def copy_blocks(pool: LayerKV, copies: Tensor) -> None:
         raise InvalidArgument("copy_blocks: a destination block is named twice")
     if len(copies) > 1 and bool(torch.isin(source, destination).any()):
         for pair in copies.tolist():
-            pool.k[pair[1]].copy_(pool.k[pair[0]])
-            pool.v[pair[1]].copy_(pool.v[pair[0]])
+            for stored in _stored_by_block(pool):
+                stored[pair[1]].copy_(stored[pair[0]])
         return
     source, destination = copies.to(pool.k.device, non_blocking=True).unbind(1)
-    for stored in (_raw(pool.k), _raw(pool.v)):
+    for stored in _stored_by_block(pool):
         stored[destination] = stored[source]
+
+
+def _stored_by_block(pool: LayerKV) -> list[Tensor]:
+    """K and V, and their scales where each token has its own."""
+    scales = [scale for scale in (pool.k_scale, pool.v_scale) if scale is not None and scale.dim() == 3]
+    return [_raw(pool.k), _raw(pool.v), *scales]
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ class AttentionSpec:
     For a query at position p and a key at position j <= p, in this order: score = scale * (q . k); with `soft_cap`,
     soft_cap * tanh(score / soft_cap); with `alibi`, plus slope * (j - p). With `sliding_window` w only the w keys
     p - w < j <= p take part, the query's own among them. With `sinks` one more logit a head joins the denominator.
+    `kv_dtype` is that of K and V in the pool where it is not `dtype`: a float, "float8_e4m3fn" or "int8"; see LayerKV.
     """
 
     num_heads: int
@@ -183,7 +184,8 @@ class LayerKV:
 
     Attributes:
         k, v: (N, S, K, D) when layout is "NHD", (N, K, S, D) when "HND". Possibly more than 2**31 elements.
-        k_scale, v_scale: (K,) float32 for fp8 pools, else None: value = stored * scale.
+        k_scale, v_scale: float32, value = stored * scale: (K,), of a head, for fp8 pools; of a token and head for int8
+            pools, (N, S, K) or (N, K, S) as the layout has it, written and copied with the block; else None.
         sinks, alibi_slopes: (H,) float32, the layer's own, when the spec has `sinks` or `alibi`, else None.
     """
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from framework.guard.backend import GuardedBackend
+from framework.interfaces._torch_ops import per_token_int8
 from framework.interfaces.backend import AttentionBackend, Batch, LayerKV, Loss
 from framework.kernel.cells import Cell
 from framework.kernel.floors import work_of
@@ -75,9 +76,13 @@ def build(cell: Cell, device: str, cache_bytes: int, seed: int = 0) -> Bench:
 def _pool(shape: tuple[int, ...], cell: Cell, device: str, generator: torch.Generator) -> LayerKV:
     spec = cell.spec
     dtype = torch_dtype(spec.kv_dtype or spec.dtype)
-    k, v = (torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2))
-    scales = [torch.full((spec.num_kv_heads,), 0.5, device=device) if spec.kv_dtype else None for _ in range(2)]
-    return LayerKV(k, v, spec.layout, *scales)
+    k, v = (torch.randn(shape, generator=generator, device=device) for _ in range(2))
+    if spec.kv_dtype == "int8":
+        (k, k_scale), (v, v_scale) = per_token_int8(k), per_token_int8(v)
+        return LayerKV(k, v, spec.layout, k_scale, v_scale)
+    narrow = dtype.itemsize == 1
+    scales = [torch.full((spec.num_kv_heads,), 0.5, device=device) if narrow else None for _ in range(2)]
+    return LayerKV(k.to(dtype), v.to(dtype), spec.layout, *scales)
 
 
 def _batch(cell: Cell, tables: np.ndarray[tuple[int, int], np.dtype[np.int32]], device: str) -> Batch:
@@ -112,11 +117,18 @@ def _judge_row(bench: Bench, row: int, loss: Loss | None) -> Verdict:
     count, context = min(cell.queries[row], _JUDGED_QUERIES), cell.contexts[row]
     tokens = slice(last - count, last)
     blocks = batch.block_tables[row, : -(-context // cell.spec.block_size)].long()
-    scales = [None if scale is None else scale.cpu() for scale in (pool.k_scale, pool.v_scale)]
+    scales = [_scales_of(scale, blocks) for scale in (pool.k_scale, pool.v_scale)]
     own = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, *scales)
     case = Case(cell.spec, (context,), (count,))
     problem = Problem(case, bench.q[tokens].cpu(), own, _row_batch(len(blocks), case))
     return judge(bench.out[tokens].cpu(), problem, loss)
+
+
+def _scales_of(scale: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor | None:
+    """What `blocks` need of a pool's scales: all heads', or their own tokens'. On the CPU."""
+    if scale is None:
+        return None
+    return (scale if scale.dim() == 1 else scale[blocks]).cpu()
 
 
 def _row_batch(num_blocks: int, case: Case) -> Batch:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from framework.kernel.cells import Cell
 from framework.replay.roofline import DEVICES
 
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 _EXPONENTIALS_PER_S = {"h200": 4.2e12, "h100": 4.2e12}
 """132 multiprocessors of 16 a clock at 1.98 GHz: what bounds a prefill whose products run on tensor cores."""
 _ARCHS = {"h200": "sm_90", "h100": "sm_90", "a100": "sm_80", "l40s": "sm_80"}
@@ -36,7 +36,8 @@ def work_of(cell: Cell) -> Work:
     """Count it, from lengths alone."""
     spec = cell.spec
     stored, size = _BYTES[spec.kv_dtype or spec.dtype], _BYTES[spec.dtype]
-    kv = sum(cell.contexts) * spec.num_kv_heads * 2 * spec.head_dim * stored
+    scale = 4 if spec.kv_dtype == "int8" else 0  # of each token and head
+    kv = sum(cell.contexts) * spec.num_kv_heads * 2 * (spec.head_dim * stored + scale)
     tokens, tables = sum(cell.queries), 4 * sum(-(-context // spec.block_size) for context in cell.contexts)
     pairs = sum(q * (c - q) + q * (q + 1) // 2 for c, q in zip(cell.contexts, cell.queries, strict=True))
     return Work(

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from framework.errors import InvalidArgument
-from framework.model.decoder import Decoder
+from framework.model.decoder import Attention, Decoder
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32] | Tensor
 
@@ -85,12 +85,19 @@ def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:
     Of a model over several ranks, on rank 0: the others take part, each with its heads.
     """
     ids = _as_ids(decoder, tokens)
-    window = decoder.config.sliding_window
     with decoder.during_dense(ids):
-        hidden = decoder(
-            ids, torch.arange(len(ids), device=ids.device), lambda _, q, k, v: dense_attention(q, k, v, window=window)
-        )
+        hidden = decoder(ids, torch.arange(len(ids), device=ids.device), whole_attention(decoder))
         return decoder.logits(hidden)
+
+
+def whole_attention(decoder: Decoder) -> Attention:
+    """The attention of a pass over one whole sequence, without a cache."""
+    window = decoder.config.sliding_window
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return dense_attention(q, k, v, window=window)
+
+    return attend
 
 
 def greedy(decoder: Decoder, prompt: TokenIds, max_tokens: int, *, stop_token_ids: Sequence[int] = ()) -> Greedy:

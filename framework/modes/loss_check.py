@@ -1,9 +1,10 @@
-"""What a backend that declares a loss really loses: measured on served requests against the dense model."""
+"""What a lossy backend or a KV pool of fewer bits loses: measured on served requests against the dense model."""
 
 # Shapes: T tokens of a call  O output tokens  H query heads  K kv heads  D head dim  V vocabulary
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from framework.engine.kv_scales import SCALED
 from framework.engine.pool import KVPool
 from framework.engine.request import Request
 from framework.guard.backend import GuardedBackend
@@ -65,13 +67,16 @@ def measure_loss(
     return [_measure(decoder, backend, spec, pool, request) for request in greedy_requests(requests)[:limit]]
 
 
-def summarise(verdicts: Sequence[LossVerdict], max_error: float) -> dict[str, Any]:
-    """The run's results; `dense_mismatches` are the requests whose attention lost more than `max_error`."""
-    tokens = sum(verdict.tokens for verdict in verdicts)
-    beyond = [verdict.request for verdict in verdicts if not verdict.attention_error <= max_error]  # NaN is beyond
+def summarise(verdicts: Sequence[LossVerdict], max_error: float | None) -> dict[str, Any]:
+    """The run's results; `dense_mismatches` are the requests whose attention lost more than `max_error`.
+
+    None: no loss was declared, as where the pool holds fewer bits. Only what is no number is then a mismatch.
+    """
+    tokens, limit = sum(verdict.tokens for verdict in verdicts), math.inf if max_error is None else max_error
+    beyond = [verdict.request for verdict in verdicts if not verdict.attention_error <= limit]  # NaN is beyond
     return {
         "dense_checked": len(verdicts),
-        "dense_mismatches": len(beyond),
+        "dense_mismatches": len(beyond) if beyond or max_error is not None else None,
         "dense_mismatched_requests": beyond,
         "dense_ties": None,
         "dense_agreement": sum(verdict.equal_tokens for verdict in verdicts) / tokens if tokens else None,
@@ -123,6 +128,10 @@ class _Pass:
             num_blocks, spec.block_size, len(pool.layers), spec.num_kv_heads, spec.head_dim, pool.dtype, pool.device,
             pool.layout,
         )  # fmt: skip
+        for own, served in zip(self._pool.layers, pool.layers, strict=True):
+            own.sinks, own.alibi_slopes = served.sinks, served.alibi_slopes
+            if pool.dtype == SCALED:
+                own.k_scale, own.v_scale = served.k_scale, served.v_scale
         self._keys: list[list[Tensor]] = [[] for _ in pool.layers]
         self._values: list[list[Tensor]] = [[] for _ in pool.layers]
         self._table = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=pool.device)[None]

@@ -11,6 +11,7 @@ from framework import registry, workload
 from framework.engine.engine import Engine
 from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
+from framework.engine.kv_scales import require_scales
 from framework.engine.request import Request
 from framework.errors import ConfigError, FrameworkError, PluginError
 from framework.guard.backend import GuardedBackend
@@ -105,6 +106,7 @@ def check_backend(config: Mapping[str, Any]) -> None:
     shape = model_config(model.pop("name", "tiny"), model)
     options = call_checked("engine", EngineOptions, section(config, "engine"))
     if shape is not None:
+        require_scales(cache.get("kv_scales"), kv_dtype_of(cache), shape)
         shape = Shard(0, options.tensor_parallel_size).config(shape)
     if shape is None or not config.get("backend"):
         return
@@ -195,15 +197,15 @@ def compare(
 ) -> tuple[Sequence[DenseVerdict | LossVerdict], dict[str, Any]]:
     """Up to `limit` requests beside the dense model: a verdict each, and the run's results.
 
-    A backend that declares a loss is measured, in any dtype; the others must give the dense model's tokens in fp32.
+    A backend that declares a loss is measured, in any dtype, and so is a pool of another dtype than the model's; the
+    others must give the dense model's tokens in fp32.
     """
     ranks = llm.model.ranks
     if limit == 0 or (ranks is not None and ranks.broken):
         return (), dense_check.summarise(None)
     loss = llm.backend.capabilities.lossy
-    if loss is None and llm.kv_dtype != llm.spec.dtype:
-        return (), dense_check.summarise(None)  # K and V lose what the dense model keeps
-    if loss is None:
+    own_dtype = llm.kv_dtype == llm.spec.dtype
+    if loss is None and own_dtype:
         verdicts = dense_check.compare_dense(llm.model, requests, limit, device=llm.device)
         return verdicts or (), dense_check.summarise(verdicts)
     if ranks is not None:  # one rank's backend sees its heads only
@@ -212,7 +214,8 @@ def compare(
         measured = loss_check.measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, limit)
     except FrameworkError as error:
         return (), {**dense_check.summarise(None), "first_failure": str(error)}
-    return measured, loss_check.summarise(measured, loss.max_error)
+    # What rounded K and V lose is for the reader to judge: no backend has declared it.
+    return measured, loss_check.summarise(measured, loss.max_error if loss is not None and own_dtype else None)
 
 
 def summarise(llm: LLM, config: Mapping[str, Any]) -> dict[str, Any]:

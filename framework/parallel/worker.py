@@ -164,6 +164,7 @@ class Worker:
         options: EngineOptions,
         poison: bool,
         seed: int,
+        kv_scales: str | None = None,
     ) -> None:
         """Make this rank's executor: the backend, a pool and tables of its own. A former one is dropped.
 
@@ -186,6 +187,7 @@ class Worker:
             options=options,
             device=self._plan.device,
             poison=poison,
+            kv_scales=kv_scales,
         )
         self._rows = Rows(options.max_batch_requests, max_len)
 

@@ -220,23 +220,26 @@ _DECLARED: tuple[Metric, ...] = (
               hide_zero=True),
     _requests("dense_mismatches", "lower", "differ from dense", "Checked requests whose tokens differ from the plain "
               "dense model's, or, for a backend that declares a loss, whose attention lost more; any makes the run a "
-              "failure.", of="dense_checked", when=_dense_checked),
+              "failure. Null where K and V are of another dtype than the model's.", of="dense_checked",
+              when=lambda result: _dense_checked(result) and result.get("dense_mismatches") is not None),
     _requests("dense_checked", "", "checked", "Greedy requests decoded again without a cache."),
     Metric(key="dense_mismatched_requests", unit="list", better="", section="requests", title="which differ",
            definition="Numbers of the checked requests that differ; `requests.jsonl` says from which token on.",
            when=lambda result: bool(result.get("dense_mismatches"))),
     Metric(key="dense_agreement", unit="share", better="higher", section="requests", title="agrees with dense",
            definition="Served tokens that are the plain dense model's likeliest, over all tokens of the checked "
-           "requests; for a backend that declares a loss.", when=_lossy),
+           "requests; for a backend that declares a loss, or K and V of another dtype than the model's.", when=_lossy),
     Metric(key="dense_logit_error", unit="logits", better="lower", section="requests", title="largest logit error",
            definition="Largest difference of a logit from the dense model's, the same tokens given.", when=_lossy),
     Metric(key="dense_kl_divergence", unit="nats", better="lower", section="requests", title="KL divergence",
            definition="KL(dense || served) of the next token's distribution, mean over tokens.", when=_lossy),
     Metric(key="attention_error", unit="share", better="lower", section="requests", title="attention error",
-           definition="Largest difference of an attention output from the exact one over the same K and V, as a share "
-           "of the largest |V|. More than the backend declares makes the run a failure.", when=_lossy),
+           definition="Largest difference of an attention output from the exact one over the same K and V, before a "
+           "narrower pool rounds them, as a share of the largest |V|. More than the backend declares makes the run a "
+           "failure.", when=_lossy),
     Metric(key="attention_error_declared", unit="share", better="", section="requests", title="declared",
-           definition="What the backend declares to lose: `Capabilities.lossy.max_error`.", when=_lossy),
+           definition="What the backend declares to lose: `Capabilities.lossy.max_error`.",
+           when=lambda result: result.get("attention_error_declared") is not None),
     Metric(key="dense_ties", unit="tokens", better="", section="requests", title="dense ties", hide_zero=True,
            definition="Tokens whose two likeliest logits are too close for a verdict."),
     # Speed

@@ -50,6 +50,9 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
         reasons.append(f"{result['num_failed']} requests failed{first}")
     if result.get("dense_mismatches") and result.get("attention_error") is not None:
         lost, declared = result["attention_error"], result.get("attention_error_declared")
+        if declared is None:
+            reasons.append(f"the attention of {result['dense_mismatches']} requests is not finite")
+            return " and ".join(reasons)
         reasons.append(
             f"the attention of {result['dense_mismatches']} requests lost more than the backend declares: "
             f"{lost:.2g} of the largest value, declared {declared:.2g}"

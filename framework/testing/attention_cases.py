@@ -99,7 +99,7 @@ def build_problem(
         shape = (context, spec.num_kv_heads, spec.head_dim)
         slots = tables[row].long().repeat_interleave(size)[:context] * size + torch.arange(size).repeat(width)[:context]
         for stored, scale in ((pool.k, pool.k_scale), (pool.v, pool.v_scale)):
-            _place(stored, torch.randn(shape, generator=generator), slots, scale, pool.layout, size)
+            place(stored, torch.randn(shape, generator=generator), slots, scale, pool.layout, size)
     tokens = sum(case.queries)
     packed = torch.randn(tokens, spec.num_heads + 2, spec.head_dim, generator=generator) * scale_q
     q = packed.to(torch_dtype(spec.dtype)).to(device)[:, 1:-1]  # a slice of a packed qkv: not contiguous in T
@@ -111,14 +111,23 @@ def _empty_pool(spec: AttentionSpec, num_blocks: int, fill: float) -> LayerKV:
     shape = (num_blocks, size, heads, dim) if spec.layout == "NHD" else (num_blocks, heads, size, dim)
     dtype = torch_dtype(spec.kv_dtype or spec.dtype)
     low_range = dtype.itemsize == 1
+    sinks = torch.randn(spec.num_heads, generator=torch.Generator().manual_seed(3)) if spec.sinks else None
+    slopes = alibi_slopes_for(spec.num_heads) if spec.alibi else None
 
     def tensor() -> Tensor:
         value = torch.full(shape, min(fill, 448.0) if low_range and fill == fill else fill)
         value[0] = min(NULL_FILL, 448.0) if low_range else NULL_FILL
         return value.to(dtype)
 
+    def int8() -> tuple[Tensor, Tensor]:
+        stored, scale = torch.full(shape, 127, dtype=torch.int8), torch.full(shape[:-1], fill / 127)
+        scale[0] = NULL_FILL / 127
+        return stored, scale
+
+    if spec.kv_dtype == "int8":
+        (k, k_scale), (v, v_scale) = int8(), int8()
+        return LayerKV(k, v, spec.layout, k_scale, v_scale, sinks, slopes)
     scales = [torch.rand(heads, generator=torch.Generator().manual_seed(seed)) * 0.05 + 0.02 for seed in (1, 2)]
-    sinks = torch.randn(spec.num_heads, generator=torch.Generator().manual_seed(3)) if spec.sinks else None
     return LayerKV(
         tensor(),
         tensor(),
@@ -126,19 +135,28 @@ def _empty_pool(spec: AttentionSpec, num_blocks: int, fill: float) -> LayerKV:
         scales[0] if low_range else None,
         scales[1] if low_range else None,
         sinks,
-        alibi_slopes_for(spec.num_heads) if spec.alibi else None,
+        slopes,
     )
 
 
-def _place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, layout: str, size: int) -> None:
-    """Token by token, so that the kit leans on no backend's `write`."""
-    if scale is not None:
+def place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, layout: str, size: int) -> None:
+    """Values (T, K, D) into a pool, token by token, so that the kit leans on no backend's `write`.
+
+    A pool with a scale a token gets that too: of each token and head the largest magnitude over 127.
+    """
+    own = None
+    if scale is not None and scale.dim() == 3:
+        own = values.float().abs().amax(-1) / 127
+        values = (values.float() / own[..., None]).round()
+    elif scale is not None:
         values = values / scale[None, :, None]
     values = values.to(stored.dtype)
-    for slot, value in zip(slots.tolist(), values, strict=True):
+    for at, (slot, value) in enumerate(zip(slots.tolist(), values, strict=True)):
         block, offset = divmod(slot, size)
         target = stored[block, offset] if layout == "NHD" else stored[block, :, offset]
         target.copy_(value)
+        if scale is not None and own is not None:
+            (scale[block, offset] if layout == "NHD" else scale[block, :, offset]).copy_(own[at])
 
 
 def _to(pool: LayerKV, device: str) -> LayerKV:

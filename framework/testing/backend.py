@@ -254,7 +254,8 @@ def check_what_is_not_declared_is_refused(make: Make, device: str = "cpu", cases
     outside: list[dict[str, Any]] = [{"dtype": name} for name in ("float64", "float16") if name not in can.dtypes]
     outside += [{"head_dim": dim} for dim in (40, 72, 512) if can.head_dims is not None and dim not in can.head_dims]
     outside += [{"layout": layout} for layout in LAYOUTS if layout not in can.layouts]
-    outside += [{"kv_dtype": name} for name in ("float8_e5m2", "float8_e4m3fn") if name not in (can.kv_dtypes or ())]
+    stored = can.kv_dtypes or frozenset()
+    outside += [{"kv_dtype": name} for name in ("float8_e5m2", "float8_e4m3fn", "int8") if name not in stored]
     values: dict[str, Any] = {"sliding_window": 5, "soft_cap": 2.0, "sinks": True, "alibi": True}
     outside += [{name: value} for name, value in values.items() if name not in can.features]
     if can.block_size_multiple_of > 1:

@@ -150,6 +150,9 @@ def check_narrow_writes_round_to_nearest(make: Make, device: str = "cpu", cases:
         backend.write(pool, k.to(device), v.to(device), slots.to(device))
         for name, stored, values, scale in (("K", pool.k, k, pool.k_scale), ("V", pool.v, v, pool.v_scale)):
             assert scale is not None
+            if scale.dim() == 3:
+                _check_int8(name, stored, scale, values, slots, spec)
+                continue
             wanted = values.double() / scale.cpu().double()[None, :, None]
             nearest = wanted.to(stored.dtype).double()
             got = _stored(stored, slots, spec).float().double()
@@ -159,6 +162,18 @@ def check_narrow_writes_round_to_nearest(make: Make, device: str = "cpu", cases:
             assert bool((off <= allowed).all()), (
                 f"{name} in {spec.kv_dtype}: stored {worst:.3g} further off than nearest"
             )
+
+
+def _check_int8(name: str, stored: Tensor, scale: Tensor, values: Tensor, slots: Tensor, spec: AttentionSpec) -> None:
+    """Each token and head within half a step of its own scale, which is not wider than its largest magnitude asks."""
+    block, offset = slots // spec.block_size, slots % spec.block_size
+    own = scale.cpu()[block, offset] if spec.layout == "NHD" else scale.cpu()[block, :, offset]
+    step = values.double().abs().amax(-1, keepdim=True) / 127
+    off = (_stored(stored, slots, spec).double() * own.double()[..., None] - values.double()).abs()
+    assert bool((off <= 0.5 * step * (1 + 1e-3) + 1e-6 * values.double().abs()).all()), (
+        f"{name} in int8: off by up to {float((off / step).max()):.3g} steps of the token's largest magnitude / 127, "
+        "nearest is at most 0.5"
+    )
 
 
 def _narrow_specs(make: Make, device: str) -> Iterator[AttentionSpec]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from framework.config.sections import EngineOptions
 from framework.engine import graphs
 from framework.engine.executors.model import ModelExecutor
+from framework.engine.kv_scales import set_scales
 from framework.engine.opaque_group import opaque_group
 from framework.engine.pool import KVPool
 from framework.engine.tables import BlockTables
@@ -24,12 +25,14 @@ def make_executor(
     options: EngineOptions,
     device: str,
     poison: bool = False,
+    kv_scales: str | None = None,
 ) -> ModelExecutor:
     """Set the backend up, allocate the pool and the tables, and make the decoder fast.
 
     Args:
         spec: of the attention that `decoder` holds: one rank's heads where the model is spread over several.
         max_len: longest sequence, tokens.
+        kv_scales: file with the scales of an fp8 pool; None calibrates them.
 
     Raises:
         PluginError, Unsupported: the backend's setup failed.
@@ -48,6 +51,7 @@ def make_executor(
         layout=spec.layout,
         poison=poison,
     )
+    set_scales(pool, decoder, kv_scales)
     tables = BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
     sizes, off = graphs.choose(
         options.cuda_graphs,

@@ -55,7 +55,12 @@ def gather_tokens(layer_kv: LayerKV, table: list[int], context: int) -> tuple[Te
             tokens.append(stored[block, offset] if nhd else stored[block, :, offset])
         heads = stored.shape[2 if nhd else 1]
         rows = torch.stack(tokens) if tokens else stored.new_empty(0, heads, stored.shape[3])
-        if scale is not None:
+        if scale is not None and scale.dim() == 3:
+            places = [(table[position // size], position % size) for position in range(context)]
+            own = [scale[block, offset] if nhd else scale[block, :, offset] for block, offset in places]
+            factors = torch.stack(own) if own else scale.new_empty(0, heads)
+            rows = rows.double() * factors.double()[:, :, None]
+        elif scale is not None:
             rows = rows.float().double() * scale.double()[None, :, None]
         gathered.append(rows)
     return gathered[0], gathered[1]

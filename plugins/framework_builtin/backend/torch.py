@@ -74,7 +74,7 @@ class TorchBackend(AttentionBackend):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
-        kv_dtypes=frozenset({"float64", "float32", "bfloat16", "float16", "float8_e4m3fn"}),
+        kv_dtypes=frozenset({"float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"}),
         devices=frozenset({"cpu", "cuda"}),
         layouts=frozenset({"NHD", "HND"}),
         features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
@@ -298,7 +298,7 @@ class TorchBackend(AttentionBackend):
         pair = []
         for stored, buffer in ((pool.k, self._buffers[0]), (pool.v, self._buffers[1])):
             target = buffer[:need].view(-1, width)
-            if stored.dtype.itemsize == 1:  # index_select knows no fp8
+            if stored.dtype.itemsize == 1:  # index_select knows no fp8; int8 goes the same way
                 stored, target = stored.view(torch.uint8), target.view(torch.uint8)
             if stored.is_contiguous():
                 torch.index_select(stored.view(-1, width), 0, where.reshape(-1), out=target)
@@ -314,6 +314,14 @@ class TorchBackend(AttentionBackend):
         if nhd:
             return stored[where // size, where % size]
         return stored[where // (size * heads), where // size % heads, where % size]
+
+    def _scale(self, scale: Tensor | None, where: Tensor) -> Tensor | None:
+        """What the tokens at `where` are multiplied by, to be broadcast over (R, K, C, D); None: nothing."""
+        if scale is None or scale.dim() == 1:
+            return None if scale is None else scale[None, :, None, None]
+        if self.spec.layout == "NHD":
+            return scale.flatten(0, 1)[where].transpose(1, 2).unsqueeze(-1)
+        return scale.flatten()[where].unsqueeze(-1)
 
     def _sdpa(self, q: Tensor, pool: LayerKV, tile: _Tile) -> Tensor:
         """(R * Tq, H, D). Query heads of a group become queries (decode) or heads of stride 0 (prefill)."""
@@ -342,7 +350,9 @@ class TorchBackend(AttentionBackend):
         chunk = self._chunk(rows, count)
         for low in range(0, tile.keys.shape[1], chunk):
             k, v = self._gather(pool, tile.where[..., low : low + chunk])
-            k, v = _widened(k, pool.k_scale, wide), _widened(v, pool.v_scale, wide)
+            where = tile.where[..., low : low + chunk]
+            k = _widened(k, self._scale(pool.k_scale, where), wide)
+            v = _widened(v, self._scale(pool.v_scale, where), wide)
             scores = self._scores(q, k, pool, tile, low)
             peak = torch.maximum(top, scores.amax(-1, keepdim=True))
             keep = torch.exp(top - peak).nan_to_num_(0.0)  # -inf - -inf: nothing seen so far
@@ -392,6 +402,6 @@ class TorchBackend(AttentionBackend):
 
 
 def _widened(tokens: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """(R, K, C, D) in `dtype`, times the kv head's scale for fp8 pools."""
+    """(R, K, C, D) in `dtype`, times the scales of fp8 and int8 pools."""
     tokens = tokens.to(dtype)
-    return tokens if scale is None else tokens * scale.to(dtype)[None, :, None, None]
+    return tokens if scale is None else tokens * scale.to(dtype)

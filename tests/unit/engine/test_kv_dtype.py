@@ -24,12 +24,15 @@ def texts(**options: Any) -> tuple[LLM, list[str]]:
     return llm, [r.completions[0].text for r in llm.generate(["Hello world", "abc"], Sampling(max_tokens=12))]
 
 
-@pytest.mark.parametrize("name", ["float64", "bfloat16", "float16", "float8_e4m3fn"])
+@pytest.mark.parametrize("name", ["float64", "bfloat16", "float16", "float8_e4m3fn", "int8"])
 def test_the_pool_has_the_dtype_that_was_asked_and_the_model_keeps_its_own(name: str) -> None:
     (plain, wanted), (llm, found) = texts(), texts(kv_dtype=name)
     assert llm.pool.layers[0].k.dtype == getattr(torch, name)
     assert (llm.kv_dtype, llm.model.decoder.dtype) == (name, torch.float32)
-    assert llm.pool.bytes * plain.pool.layers[0].k.itemsize == plain.pool.bytes * llm.pool.layers[0].k.itemsize
+    held = [t for layer in llm.pool.layers for t in (layer.k, layer.v)]
+    if name == "int8":
+        held += [scale for layer in llm.pool.layers for scale in (layer.k_scale, layer.v_scale)]
+    assert llm.pool.bytes == sum(t.numel() * t.itemsize for t in held)
     assert llm.namespace != plain.namespace, "what was rounded is not shared with what was not"
     if name == "float64":
         assert found == wanted
@@ -47,11 +50,16 @@ def test_a_backend_that_cannot_store_it_is_refused_before_the_model_is_loaded() 
 
 @pytest.mark.parametrize("key", ["kv_dtype", "dtype"])
 def test_a_serve_run_stores_what_was_asked_in_either_spelling_and_says_so(tmp_path: Path, key: str) -> None:
-    cache = {"num_blocks": 60, "block_size": 16, key: "bfloat16"}
+    cache = {"num_blocks": 400, "block_size": 16, key: "bfloat16"}
     result = run({**SMALL, "model": {"name": "tiny", "dtype": "auto"}, "cache": cache, "run": run_in(tmp_path)})
     assert (result["dtype"], result["kv_dtype"]) == ("float32", "bfloat16")
-    assert result["kv_bytes"] == 61 * 16 * 2 * 2 * 2 * 16 * 2
-    assert result["dense_checked"] is None, "rounded K and V need not give the dense model's tokens"
+    assert result["kv_bytes"] == 401 * 16 * 2 * 2 * 2 * 16 * 2
+    assert (result["dense_checked"], result["dense_mismatches"]) == (2, None), "measured, and no failure"
+    assert 0.9 <= result["dense_agreement"] <= 1.0
+    assert 0.0 < result["attention_error"] < 0.05
+    assert result["dense_logit_error"] > 0.0
+    assert result["dense_kl_divergence"] > 0.0
+    assert result["attention_error_declared"] is None
 
 
 def test_two_spellings_that_differ_are_refused(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_fp8_pools_carry_scales():
 @pytest.mark.parametrize(
     "wrong",
     [{"num_blocks": 0}, {"num_blocks": -4}, {"block_size": 0}, {"num_layers": 0}, {"head_dim": -1}, {"num_kv_heads": 0},
-     {"num_blocks": True}, {"num_blocks": 2.5}, {"dtype": "int8"}, {"dtype": "floaty"}, {"layout": "DHN"}],
+     {"num_blocks": True}, {"num_blocks": 2.5}, {"dtype": "int4"}, {"dtype": "floaty"}, {"layout": "DHN"}],
 )  # fmt: skip
 def test_sizes_that_are_none_are_refused(wrong):
     with pytest.raises(InvalidArgument):
@@ -154,3 +154,33 @@ def test_a_fraction_outside_its_range_is_refused(fraction):
 
 def test_the_machine_has_some_memory():
     assert 2**20 < free_bytes("cpu") < 2**62
+
+
+@pytest.mark.parametrize(("layout", "shape"), [("NHD", (6, 4, 3)), ("HND", (6, 3, 4))])
+def test_an_int8_pool_pays_for_a_scale_of_each_token_and_head(layout, shape):
+    pool = make(dtype="int8", layout=layout)
+    assert [tuple(layer.k_scale.shape) for layer in pool.layers] == [shape, shape]
+    held = [t for layer in pool.layers for t in (layer.k, layer.v, layer.k_scale, layer.v_scale)]
+    assert pool.bytes == sum(t.numel() * t.element_size() for t in held) == 6 * block_bytes(dtype="int8", **SHAPE)
+
+
+def test_poison_of_an_int8_pool_is_in_its_scales():
+    pool = make(dtype="int8", poison=True)
+    layer = pool.layers[0]
+    assert layer.k_scale[1:].isnan().all()
+    assert layer.v_scale[0].isfinite().all()
+    layer.v_scale[2] = 1.0
+    pool.freed(np.array([2]))
+    assert layer.v_scale[2].isnan().all()
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_a_copied_int8_block_takes_its_scales_along(layout):
+    pool = make(dtype="int8", layout=layout)
+    layer = pool.layers[1]
+    layer.k[1], layer.k_scale[1], layer.v_scale[1] = 7, 0.5, 0.25
+    pool.copy(backend(layout=layout), copies((1, 2), (2, 3)))
+    for block in (2, 3):
+        assert layer.k[block].eq(7).all()
+        assert layer.k_scale[block].eq(0.5).all()
+        assert layer.v_scale[block].eq(0.25).all()
