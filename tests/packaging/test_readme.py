@@ -54,10 +54,23 @@ def test_every_built_in_is_listed(readme: str, kind: str) -> None:
 def test_every_workload_is_listed(readme: str) -> None:
     from framework import workload
 
-    row = next(line for line in readme.splitlines() if line.startswith("| `workload`"))
+    built_in = readme.partition("## What is built in")[2]
+    row = next(line for line in built_in.splitlines() if line.startswith("| `workload`"))
     assert not [name for name in workload.names() if f"`{name}`" not in row]
 
 
 def test_every_link_to_a_file_leads_somewhere(readme: str, repository: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", readme):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", readme) + re.findall(r'src(?:set)?="([^"]+)"', readme):
         assert (repository / target).exists(), target
+
+
+def test_every_picture_has_a_light_and_a_dark_version_and_a_text(readme: str, repository: Path) -> None:
+    pictures = re.findall(r"<picture>(.*?)</picture>", readme, re.DOTALL)
+    assert len(pictures) == 2
+    for picture in pictures:
+        dark, light = re.findall(r'src(?:set)?="([^"]+)"', picture)
+        assert "prefers-color-scheme: dark" in picture
+        assert dark.replace("-dark", "-light") == light
+        assert re.search(r'alt="[^"]{20,}"', picture)
+        for file in (dark, light):
+            assert (repository / file).stat().st_size < 50_000, f"{file} is large for a page"
