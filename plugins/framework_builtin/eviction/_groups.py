@@ -73,6 +73,7 @@ class GroupedPolicy(EvictionPolicy):
         self._names: OrderedDict[BlockHash | None, Group] = OrderedDict()  # of deepest blocks, after their ghosts
         self._clock, self._arrivals, self._order = 0.0, True, 0
         self._evicted, self._stale = 0, False
+        self._most_ghosts, self._rescore_after = 2 * blocks.num_blocks, blocks.num_blocks // _RESCORE
 
     # What a subclass says
 
@@ -210,9 +211,21 @@ class GroupedPolicy(EvictionPolicy):
 
     def victims(self, count: int, now: float) -> list[BlockId]:
         chosen: list[BlockId] = []
-        for _ in range(count):
-            chosen.append(self.victim(now))
-            self.evicted(chosen[-1], now)
+        group_of, candidate, key = self._group_of, self._candidate, self.blocks.key
+        while len(chosen) < count:
+            first = self.victim(now)
+            group = group_of[first]
+            assert group is not None, "a victim lies in a group"
+            blocks, wanted = group.blocks, count - len(chosen)
+            while blocks and wanted and not self._stale:
+                block = blocks.pop()
+                if group_of[block] is group and candidate[block]:
+                    group_of[block], candidate[block] = None, 0
+                    group.size -= 1
+                    self._num_candidates -= 1
+                    self._remember(key[block], group)
+                    chosen.append(BlockId(block))
+                    wanted -= 1
         return chosen
 
     def evicted(self, block: BlockId, now: float) -> None:
@@ -224,12 +237,13 @@ class GroupedPolicy(EvictionPolicy):
             if group is not None:
                 group.size -= 1
         if group is not None:
-            self._remember(block, group)
+            self._remember(self.blocks.key[block], group)
 
-    def _remember(self, block: BlockId, group: Group) -> None:
+    def _remember(self, key: BlockHash | None, group: Group) -> None:
+        """Of an evicted block, by its name."""
         ghosts = self._ghosts
-        ghosts[self.blocks.key[block]] = group
-        if len(ghosts) > 2 * self.blocks.num_blocks:
+        ghosts[key] = group
+        if len(ghosts) > self._most_ghosts:
             name, forgotten = ghosts.popitem(last=False)
             if name != forgotten.name:
                 forgotten.count -= 1
@@ -238,7 +252,7 @@ class GroupedPolicy(EvictionPolicy):
                 if len(self._names) > _MOST_NAMES:
                     self._names.popitem(last=False)
         self._evicted += 1
-        if self._evicted * _RESCORE > self.blocks.num_blocks:
+        if self._evicted > self._rescore_after:
             self._stale = True
 
 

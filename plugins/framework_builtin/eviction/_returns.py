@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -199,13 +198,19 @@ def _from_peak(values: Floats, weights: Floats) -> Floats:
     return np.concatenate([values[:peak], _falling(values[peak:], weights[peak:])])
 
 
-def _best_ratio(hazard: Floats, width: Floats) -> Any:
-    """(C, A) Gittins index: the best ratio, over how long to hold on, of the chance of a return to the time held."""
+def _best_ratio(hazard: Floats, width: Floats) -> Floats:
+    """(C, A) Gittins index: the best ratio, over how long to hold on, of the chance of a return to the time held.
+
+    Both are differences of sums over the bins, weighted by the share that has not returned before: that of the age at
+    hand cancels out.
+    """
     chance = -np.expm1(-hazard * width)
     held = np.minimum(chance / np.maximum(hazard, 1e-300), width)
-    index = np.zeros_like(hazard)
+    left = np.maximum(np.cumprod(1 - chance[:, :-1], axis=1), 1e-9)
+    left = np.concatenate([np.ones((len(hazard), 1)), left], axis=1)
+    hits, cost = np.cumsum(left * chance, axis=1), np.cumsum(left * held, axis=1)
+    index = np.empty_like(hazard)
     for age in range(len(width)):
-        lives = np.concatenate([np.ones((len(hazard), 1)), np.cumprod(1 - chance[:, age:-1], axis=1)], axis=1)
-        hits, cost = np.cumsum(lives * chance[:, age:], axis=1), np.cumsum(lives * held[:, age:], axis=1)
-        index[:, age] = (hits / np.maximum(cost, 1e-300)).max(axis=1)
+        before = (hits[:, age] - left[:, age] * chance[:, age], cost[:, age] - left[:, age] * held[:, age])
+        index[:, age] = ((hits[:, age:] - before[0][:, None]) / (cost[:, age:] - before[1][:, None])).max(axis=1)
     return index

@@ -14,6 +14,10 @@ class Gdsf(ScoredPolicy):
     attention to everything before it, which equals that part at `crossover_tokens` of context.
     Ties: least recently used, then deepest, then lowest id. O(log n) a call.
 
+    NOTE. libcachesim 0.3.5 does not insert an object whose rank would be below the next victim's (here every miss is
+    admitted, as an engine must), and among equal ranks evicts the one ranked first. With one cost for all blocks that
+    is all the difference: 0.2 % of the hits of a flat stream of 400,000 accesses, half a point at most in our tests.
+
     Args:
         crossover_tokens: parameters / (2 x layers x attention width); 30,500 for Llama 3 8B. 0: all blocks cost
             the same.

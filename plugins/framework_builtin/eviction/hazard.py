@@ -16,9 +16,8 @@ from framework_builtin.eviction._returns import Returns
 
 BODY, TAIL, LEFT, SHARED = range(4)
 _TURNS = (0, 1, 2, 3, 4, 5, 5, 5, 5, 5)  # bins of the turn; from 10 on 6
-_SLACK = 1000  # blocks that it may be behind at any time, at most half the capacity
+_SLACK = 1000  # blocks that it may be behind at any time: what it keeps for later costs hits first
 _RESUME = 0.75  # of what is allowed: it follows LRU until it is behind by no more than this
-_WARM_UP = 1000  # groups released before anything is believed
 
 
 class Hazard(GroupedPolicy):
@@ -35,23 +34,26 @@ class Hazard(GroupedPolicy):
     NOTE 2. Facts that are unknown, such as the turn behind an allocator that keeps none, are a value of their own.
 
     Args:
-        tolerance: share of block references.
+        tolerance: share of block references; a thousand blocks more are always allowed.
         window: groups remembered for learning.
+        warm_up: groups released before anything learnt is believed; LRU until then. A request releases one to three.
 
     Raises:
-        InvalidArgument: a tolerance below 0, a window below 64.
+        InvalidArgument: a tolerance below 0, a window below 64, a warm-up below 0.
 
     Costs: stated in experiments/gap; memory about 24 bytes a remembered group and one name a block of capacity.
     Source: ours; index of Gittins 1979, J. R. Stat. Soc. B 41; its use for caches: Beckmann et al., LHD, NSDI 2018;
     turn and age as predictors: arXiv:2506.02634.
     """
 
-    def __init__(self, tolerance: float = 0.003, window: int = 65_536) -> None:
+    def __init__(self, tolerance: float = 0.004, window: int = 65_536, warm_up: int = 1000) -> None:
         if not tolerance >= 0:
             raise InvalidArgument(f"tolerance must be at least 0, found {tolerance}")
         if window < 64:
             raise InvalidArgument(f"window must be at least 64, found {window}")
-        self._tolerance, self._window = tolerance, window
+        if warm_up < 0:
+            raise InvalidArgument(f"warm_up must be at least 0, found {warm_up}")
+        self._tolerance, self._window, self._warm_up = tolerance, window, warm_up
 
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
@@ -66,9 +68,9 @@ class Hazard(GroupedPolicy):
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
         super().release(blocks, now)
         self._references += len(blocks)
-        allowed = self._tolerance * self._references + min(_SLACK, self.blocks.num_blocks // 2)
+        allowed = self._tolerance * self._references + _SLACK
         behind = self._lru_hits - self._own_hits > allowed * (_RESUME if self._as_lru else 1.0)
-        as_lru = behind or self._order < _WARM_UP
+        as_lru = behind or self._order < self._warm_up
         if as_lru != self._as_lru:
             self._as_lru = as_lru
             self.rescore()

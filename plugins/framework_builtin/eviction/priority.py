@@ -16,6 +16,8 @@ class Priority(EvictionPolicy):
     """Lowest priority goes first. A block's priority is that of its most important request; `retention` after its
     last use it lapses to `default`.
 
+    NOTE. Where all requests have one priority, as in every public trace, it is LRU. What makes it differ is a workload
+    with priorities.
     Ties: least recently used, then deepest, then lowest id. O(log n) amortised a call.
 
     Args:

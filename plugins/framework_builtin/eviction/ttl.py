@@ -15,6 +15,9 @@ class Ttl(EvictionPolicy):
     """Expired blocks go first, the earliest expired first; while none is expired, the least recently used.
 
     Nothing is evicted before room is needed: a time to live orders, it does not empty.
+    NOTE. As long as no block lives out its time, and whenever time is refreshed by use and all blocks have the same
+    one, the first to expire is the least recently used: with `refresh=True` it is LRU in other words, in every run.
+    What makes it differ is `refresh=False`, a lifetime that use does not prolong.
     Ties: deepest first within one call, then lowest id. O(log n) a call.
 
     Args:

@@ -55,6 +55,13 @@ class WTinyLfu(EvictionPolicy):
     falls back when it is over its size. While the main area has room, what overflows the window moves on without a
     duel. Within one call the deepest is first in its list; pinned blocks keep their place. O(log n) amortised.
 
+    NOTE. libcachesim 0.3.5 counts otherwise (WTinyLFU.c): a hit in the window is not counted, what leaves the window
+    is counted once more, and counters are halved only after hits of 32 times the main area, where the paper counts
+    every access and halves after ten times the cache. So old favourites stay. Of 288,500 accesses of the conversation
+    trace as a flat stream it hits 25,145 with 3,000 blocks and this policy 27,286; given those three rules this
+    policy hits 21,282, so they weigh more than the whole difference, and the rest of it (its sketch is of another
+    size) is open.
+
     Args:
         window: share of the blocks in the window.
 
