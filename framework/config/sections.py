@@ -81,6 +81,9 @@ class ReplayOptions(Section):
     leaf_first: bool = setting(False, "executor=cache_only: evict only blocks without resident children")
     full_blocks_only: bool = setting(False, "executor=cache_only: a partial last block is never cached")
     optimum: bool = setting(True, "executor=cache_only: also run the offline optimum and report the gap to it")
+    offline_reference: bool = setting(
+        False, "executor=none and roofline: replay once more with offline next use as the policy, twice the time"
+    )
     capacity: str | None = setting(
         None, "in place of cache.num_blocks: 40GiB of K and V; executor=cache_only: or 25% of the trace's blocks"
     )

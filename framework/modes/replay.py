@@ -67,12 +67,16 @@ def full_replay(session: Session, options: ReplayOptions) -> dict[str, Any]:
         engine.state.on_end = lambda request: session.run.log_request(request_row(request, unit=unit))
     log_every, start = max(1, int(session.settings.get("log_every", 1))), time.perf_counter()
 
+    reference: dict[str, float] = {}
+
     def work() -> None:
         for number, _ in enumerate(feed(engine, source.items, progress=session.progress), start=1):
             if number % log_every == 0 and (log_every > 1 or number < 10_000 or number % 100 == 0):
                 row = engine.metrics.step_row(engine.state)
                 session.log(engine.state.step_number, in_steps(row) if unit == "steps" else row)
         engine.check()
+        if options.offline_reference:
+            reference.update(offline_reference(session.config, options))
 
     def outcome(complete: bool) -> dict[str, Any]:
         summary = engine.metrics.summary(engine.state)
@@ -80,6 +84,10 @@ def full_replay(session: Session, options: ReplayOptions) -> dict[str, Any]:
         summary = in_steps(summary) if unit == "steps" else summary
         for measured_by_the_wall in ("schedule_s", "sample_s", "engine_overhead"):
             summary.pop(measured_by_the_wall, None)
+        if reference:
+            summary |= reference
+            missed = 1 - reference["offline_next_use_hit_rate"]
+            summary["gap_to_offline_next_use"] = (1 - summary["hit_rate"] - missed) / missed if missed else None
         return {
             **summary,
             "clock": source.clock,
@@ -91,6 +99,19 @@ def full_replay(session: Session, options: ReplayOptions) -> dict[str, Any]:
         }
 
     return session.record(work, outcome)
+
+
+def offline_reference(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, float]:
+    """The hit rate of the same engine on the same trace by offline next use: `eviction=belady`.
+
+    Raises:
+        ConfigError: over a recording, which does not say when blocks are requested next.
+    """
+    source = open_source({**config, "eviction": {"name": "belady"}}, options, None)
+    for _ in feed(source.engine, source.items):
+        pass
+    summary = source.engine.metrics.summary(source.engine.state)
+    return {"offline_next_use_hit_rate": float(summary["hit_rate"])}
 
 
 def in_steps(measured: Mapping[str, Any]) -> dict[str, Any]:

@@ -199,6 +199,11 @@ _DECLARED: tuple[Metric, ...] = (
     _optimum("pinned_optimum_hit_blocks", "blocks", "", "hits of the pinned optimum",
              "Prompt blocks that the offline optimum hits when the request at hand holds its blocks.",
              of="prompt_blocks"),
+    _optimum("offline_next_use_hit_rate", "share", "", "offline next use hits",
+             "Hit rate of the same engine and trace when what is requested again last goes first: a reference, "
+             "neither optimum nor bound where requests overlap."),
+    _optimum("gap_to_offline_next_use", "share", "lower", "gap to offline next use",
+             "(The policy's missed prompt tokens - that replay's) / that replay's.", note="more misses"),
     _text("optimum", "optimum_rules", "optimum's rules", "Rules that the optimum was bound by."),
     _optimum("optimum_hit_rate", "share", "", "hit rate of the optimum",
              "Prompt tokens that the offline optimum of this capacity hits over prompt tokens."),
