@@ -27,13 +27,13 @@ THEMES = {
     "light": ((255, 255, 255), (31, 35, 40), (5, 80, 174), (27, 124, 131), (207, 34, 46)),
     "dark": ((13, 17, 23), (230, 237, 243), (121, 192, 255), (86, 212, 221), (255, 123, 114)),
 }
-SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -6 {terminal_width} {terminal_height}" role="img">
+SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -8 {terminal_width} {terminal_height}" role="img">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace;
   font-size: {char_height}px; line-height: {line_height}px; }}
 {styles}
 </style>
-<rect x="-12" y="-6" width="100%" height="100%" rx="8" fill="BACKGROUND"/>
+<rect x="-12" y="-8" width="100%" height="100%" rx="8" fill="BACKGROUND"/>
 <g class="{unique_id}-matrix">{matrix}</g>
 </svg>
 """
@@ -61,6 +61,9 @@ def table(printed: str, page: str) -> str:
     console.print(Text.from_ansi(f"$ python -m framework.run\n{printed.rstrip()}"), soft_wrap=True)
     svg = console.export_svg(theme=theme(page), code_format=SVG, unique_id="t")
     background = "#" + "".join(f"{part:02x}" for part in THEMES[page][0])
+    svg = re.sub(
+        r"(-12 -8) ([\d.]+) ([\d.]+)", lambda m: f"{m[1]} {float(m[2]) + 12:.1f} {float(m[3]) + 20:.1f}", svg, count=1
+    )
     return re.sub(r' clip-path="[^"]*"', "", svg).replace("BACKGROUND", background)
 
 

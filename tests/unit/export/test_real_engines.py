@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_stand_ins import Node, StandIn
 from installed_engines import SGLANG, VLLM, executed
-from test_export_sglang import Node
-from test_export_vllm import StandIn
 
 from framework import registry
 from framework.errors import Unsupported

@@ -1,57 +1,16 @@
 """Our policies in vLLM's CPU tier, driven in the order its offloading manager calls; without vLLM.
 
-test_export_real_engines does it with vLLM's own files, and holds the signatures below against them.
+test_real_engines does it with vLLM's own files, and holds the signatures below against them.
 """
 
 import importlib.util
-from abc import ABC, abstractmethod
 
 import pytest
+from engine_stand_ins import StandIn
 
 from framework.errors import InvalidArgument, UnknownPlugin, Unsupported
 from framework.export import as_vllm
 from framework.interfaces.eviction import ScoredPolicy
-
-
-class StandIn(ABC):
-    """The signatures of `framework.export.vllm.INTERFACE`."""
-
-    def __init__(self, cache_capacity):
-        self.cache_capacity = cache_capacity
-
-    @abstractmethod
-    def get(self, key): ...
-
-    @abstractmethod
-    def insert(self, key, chunk, req_context): ...
-
-    @abstractmethod
-    def remove(self, key): ...
-
-    @abstractmethod
-    def touch(self, keys, req_context): ...
-
-    def on_store_miss(self, keys, req_context):
-        self.touch(keys, req_context)
-
-    def on_request_access(self, keys, req_context):
-        return
-
-    def on_request_finished(self, key_groups, insertion_only_keys, reused_keys, req_context):
-        for keys in key_groups:
-            self.touch(keys, req_context)
-
-    @abstractmethod
-    def evict(self, n, protected): ...
-
-    @abstractmethod
-    def clear(self): ...
-
-    def mark_evictable(self, key):
-        return
-
-    def mark_non_evictable(self, key):
-        return
 
 
 class Chunk:

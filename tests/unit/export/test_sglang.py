@@ -1,31 +1,16 @@
 """Our policies in SGLang's radix cache: a tree as its own, evicted as its own loop evicts; without SGLang.
 
-test_export_real_engines does it with SGLang's own files.
+test_real_engines does it with SGLang's own files.
 """
 
 import heapq
-import itertools
 
 import pytest
+from engine_stand_ins import Node
 
 from framework.errors import InvalidArgument, OutOfBlocks, UnknownPlugin, Unsupported
 from framework.export import as_sglang
 from framework.export.sglang import OrderStrategy, ScoreStrategy
-
-
-class Node:
-    """The facts of SGLang's TreeNode."""
-
-    ids = itertools.count()
-
-    def __init__(self, parent, key, now, priority=0):
-        self.children, self.parent, self.key = {}, parent, key
-        self.last_access_time = self.creation_time = now
-        self.lock_ref = self.hit_count = 0
-        self.hash_value, self.priority, self.id = None, priority, next(self.ids)
-
-    def __lt__(self, other):
-        return self.last_access_time < other.last_access_time
 
 
 class Tree:
