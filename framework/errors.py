@@ -72,6 +72,10 @@ class PluginError(FrameworkError):
     """A plugin broke its contract: the text names the plugin, the method and the rule."""
 
 
+class StoreFailed(FrameworkError):
+    """A tier's store could not keep or read a block, with the reason. The block is a miss; the run goes on."""
+
+
 class TimedOut(FrameworkError, TimeoutError):
     """The run took longer than it may, and was ended; says where it was."""
 

@@ -10,11 +10,14 @@ from framework import registry
 from framework.config.config import GROUPS, Choice, Config
 from framework.config.defaults import conf_folder, default_choices
 from framework.config.sections import SECTIONS, EngineOptions
+from framework.config.tiers import parse_tiers
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing, shown
 
 _COMPOSITIONS = ("experiment", "sweep")
 """Groups of the command line that leave nothing of their own in a configuration."""
+NO_TIERING = "never"
+"""The rule that moves nothing, which needs no tiers."""
 _EXECUTORS: Mapping[str, tuple[str, ...]] = {
     "serve": ("model",),
     "replay": ("none", "roofline", "cache_only"),
@@ -46,6 +49,8 @@ def parse(config: Mapping[str, Any]) -> Config:
             values[key] = SECTIONS[key].parse(value)
         elif key in GROUPS:
             values[key] = component(key, value)
+        elif key == "tiers":
+            values[key] = parse_tiers(value, component)
         else:
             values[key] = value
     for group in GROUPS:
@@ -55,6 +60,7 @@ def parse(config: Mapping[str, Any]) -> Config:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)
     check_executor(checked.mode, checked.executor)
+    check_tiering(checked)
     return checked
 
 
@@ -75,6 +81,22 @@ def check_executor(mode: str, executor: str | None) -> None:
     raise ConfigError(f"executor={executor} cannot be in mode={mode}: {what[mode]}")
 
 
+def check_tiering(config: Config) -> None:
+    """Refuse a tiering rule without tiers, and tiers where nothing would be moved.
+
+    Raises:
+        ConfigError: with what to set.
+    """
+    rule = config.tiering.name
+    if rule != NO_TIERING and not config.tiers:
+        raise ConfigError(
+            f"tiering={rule} has no tier to move blocks to; set tiers=[{{store: host, num_blocks: 20000}}]"
+        )
+    if config.tiers and (config.mode, config.executor) != ("replay", "cache_only"):
+        where = f"mode={config.mode}" + (f" executor={config.executor}" if config.executor else "")
+        raise ConfigError(f"tiers are for mode=replay executor=cache_only so far, not for {where}; leave tiers out")
+
+
 def component(group: str, node: Any) -> Choice:
     """The component of a node, its options checked against its constructor where the group is a kind of plugin.
 
@@ -87,7 +109,7 @@ def component(group: str, node: Any) -> Choice:
     if not isinstance(node, Mapping) or not isinstance(node.get("name"), str):
         raise ConfigError(f"{group} must be a name, or a mapping with a name, found {shown(node)}")
     options = {str(key): value for key, value in node.items() if key != "name"}
-    if group in registry.groups():
+    if group in registry.kinds():
         options = registry.check_options(group, node["name"], options)
     return Choice(node["name"], options)
 

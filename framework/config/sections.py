@@ -98,6 +98,15 @@ class ReplayOptions(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierOptions(Section):
+    """One tier below the pool, an entry of the list `tiers`, beside its store and its eviction policy."""
+
+    section: ClassVar[str] = "tiers"
+
+    num_blocks: int = setting(doc="blocks it holds", at_least=1, at_most=MAX_BLOCKS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOptions(Section):
     """The grid that mode=kernel measures. Lists span it; null takes what suits the device. Sizes in tokens."""
 

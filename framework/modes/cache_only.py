@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from framework.config.sections import ReplayOptions
+from framework.errors import ConfigError
 from framework.files.memo import remembered
 from framework.interfaces.eviction import EvictionPolicy
-from framework.modes.replay_input import paths_of, pool_blocks, workload_of
+from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
 from framework.registry.options import section
-from framework.replay.cores import count
+from framework.replay.cores import PYTHON, count
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
-from framework.replay.reference import CacheOnlyResult
+from framework.replay.reference import CacheOnlyResult, replay
+from framework.replay.tiers import ReplayTiers, TierSpec
 
 OPTIMUM_RULES = (
     "exact: one atomic access a request, only prompts cached, content may be declined; pinned: the request at hand "
     "holds its blocks and nothing exceeds the capacity, as in an engine"
 )
+OVER_ALL_TIERS = "; one cache of the capacity of all tiers together, which bounds what any tiering rule hits"
 
 
 def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
@@ -36,8 +39,16 @@ def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
     num_blocks = pool_blocks(cache, options, working_set=paths.num_nodes)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": int(config.get("seed", 0))}
     policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
+    below = tiers_of(config, paths, shared)
+    if below is not None and policy.bypass:
+        raise ConfigError(
+            f"eviction={names_of(config, ('eviction',))['eviction']} may decline the request at hand's blocks, which "
+            "no pool above other tiers can; leave tiers out or choose another policy"
+        )
+    total_blocks = num_blocks + sum(tier.num_blocks for tier in (below.lower.tiers if below else ()))
     session.facts |= {
         **names_of(config, ("eviction", "workload")),
+        **(names_of(config, ("tiering",)) if below is not None else {}),
         "num_blocks": num_blocks,
         "block_size": block_size,
         "unique_blocks": paths.num_nodes,
@@ -52,20 +63,39 @@ def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
 
     def work() -> None:
         began = time.perf_counter()
-        core, counts = count(config.get("allocator"), paths, policy, num_blocks, leaf_first=options.leaf_first)
+        if below is None:
+            core, counts = count(config.get("allocator"), paths, policy, num_blocks, leaf_first=options.leaf_first)
+        else:
+            core, counts = PYTHON, replay(paths, policy, num_blocks, leaf_first=options.leaf_first, below=below)
+            measured.update(below.summary(block_bytes(options, block_size)))
         measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
         if session.settings.get("requests", True):
             _log_requests(session, paths, counts)
         if options.optimum:
-            facts = {"sha256": session.facts.get("trace_sha256"), "num_blocks": num_blocks}
+            facts = {"sha256": session.facts.get("trace_sha256"), "num_blocks": total_blocks}
             facts |= {"workload": section(config, "workload"), "seed": config.get("seed", 0)}
-            facts |= {"block_size": block_size, "full_blocks_only": options.full_blocks_only, "rules": OPTIMUM_RULES}
+            rules = OPTIMUM_RULES + (OVER_ALL_TIERS if below is not None else "")
+            facts |= {"block_size": block_size, "full_blocks_only": options.full_blocks_only, "rules": rules}
             facts["num_requests"] = paths.num_requests
-            best = remembered(session.shared_folder, facts, lambda: _optima(paths, num_blocks))
-            measured.update(best, gap_to_optimum=_gap(counts, best["optimum_hit_blocks"]))
+            best = remembered(session.shared_folder, facts, lambda: _optima(paths, total_blocks))
+            measured.update(best, optimum_rules=rules, gap_to_optimum=_gap(counts, best["optimum_hit_blocks"]))
             measured["gap_to_pinned_optimum"] = _gap(counts, best["pinned_optimum_hit_blocks"])
 
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
+
+
+def tiers_of(config: Mapping[str, Any], paths: RequestPaths, shared: Mapping[str, Any]) -> ReplayTiers | None:
+    """The tiers that the configuration puts below the pool; None where it names none."""
+    entries = config.get("tiers") or ()
+    if not entries:
+        return None
+    specs = []
+    for entry in entries:
+        num_blocks = int(entry["num_blocks"])
+        own = {**shared, "num_blocks": num_blocks}
+        specs.append(TierSpec(num_blocks, build_component("eviction", entry.get("eviction") or "lru", own)))
+        build_component("store", entry["store"], {})  # its options are checked; a replay moves no bytes
+    return ReplayTiers(paths, specs, build_component("tiering", config.get("tiering") or "never", shared))
 
 
 def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
@@ -108,7 +138,6 @@ def _optima(paths: RequestPaths, num_blocks: int) -> dict[str, Any]:
         "optimum_hit_rate": int(paths.hit_tokens(best).sum()) / max(1, int(paths.input_tokens.sum())),
         "optimum_hit_rate_blocks": int(best.sum()) / max(1, paths.num_references),
         "pinned_optimum_hit_blocks": int(optimum_hits(paths, num_blocks, pinned=True).sum()),
-        "optimum_rules": OPTIMUM_RULES,
     }
 
 

@@ -57,6 +57,10 @@ def pool_blocks(cache: Mapping[str, Any], options: ReplayOptions, working_set: i
         return int(cache["num_blocks"])
     if working_set is None and "%" in options.capacity:
         raise ConfigError("replay.capacity as a share of the trace is for executor=cache_only; give bytes")
-    token = Roofline(shape=options.shape, dtype=options.dtype).kv_bytes_per_token
-    size = token * int(cache.get("block_size", 16))
+    size = block_bytes(options, int(cache.get("block_size", 16)))
     return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size)
+
+
+def block_bytes(options: ReplayOptions, block_size: int) -> int:
+    """Bytes of K and V a block, of the model shape and dtype that a replay assumes."""
+    return int(Roofline(shape=options.shape, dtype=options.dtype).kv_bytes_per_token) * block_size

@@ -43,9 +43,7 @@ def create(name: str, kind: str, folder: str | Path = ".") -> Path:
 
 def usage(kind: str, plugin: str) -> str:
     """The command that uses a plugin of this kind."""
-    if registry.KINDS[kind].is_group:
-        return f"python -m framework.run +{kind}={plugin}"
-    return f"python -m framework.trace describe FILE --format {plugin}"
+    return registry.KINDS[kind].command.format(kind=kind, name=plugin)
 
 
 def _package(name: str, kind: str) -> str:
@@ -74,7 +72,7 @@ def _texts(name: str, package: str, kind: str) -> dict[str, str]:
         "article": "An" if kind[0] in "aeiou" else "A",
         "cls": "".join(part[:1].upper() + part[1:] for part in package.split("_")),
         "since": ".".join(SINCE[CONTRACT].split(".")[:2]),
-        "chosen": f"`+{kind}={package}`" if registry.KINDS[kind].is_group else f"`workload.format={package}`",
+        "chosen": f"`{registry.KINDS[kind].chosen.format(kind=kind, name=package)}`",
         "command": usage(kind, package),
     }
     templates = files("framework.new") / "templates"

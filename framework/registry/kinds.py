@@ -19,11 +19,15 @@ class Kind:
     Attributes:
         base: `module:Class` of the abstract base class that its plugins implement.
         is_group: whether it is chosen in a configuration, as `NAME=...`, with its constructor's keywords as options.
+        chosen: how one named `{name}` is chosen; of a group, by its name.
+        command: one that uses it.
     """
 
     name: str
     base: str
     is_group: bool = True
+    chosen: str = "+{kind}={name}"
+    command: str = "python -m framework.run +{kind}={name}"
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -35,7 +39,21 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             Kind("hash", "framework.interfaces.hash:HashScheme"),
             Kind("backend", "framework.interfaces.backend:AttentionBackend"),
             Kind("workload", "framework.interfaces.workload:Workload"),
-            Kind("trace", "framework.interfaces.trace:TraceReader", is_group=False),
+            Kind(
+                "trace",
+                "framework.interfaces.trace:TraceReader",
+                is_group=False,
+                chosen="workload.format={name}",
+                command="python -m framework.trace describe FILE --format {name}",
+            ),
+            Kind("tiering", "framework.interfaces.tiering:Tiering"),
+            Kind(
+                "store",
+                "framework.interfaces.store:Store",
+                is_group=False,
+                chosen="tiers=[{{store: {name}, ...}}]",
+                command="python -m framework.run +tiering=on_eviction 'tiers=[{{store: {name}, num_blocks: 64}}]'",
+            ),
         )
     }
 )

@@ -19,6 +19,7 @@ from framework.guard.policy import around_policy, boundary_of, names_in_bulk, ov
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
 from framework.paged.last_requests import LastRequests
 from framework.replay.paths import RequestPaths
+from framework.replay.tiers import ReplayTiers
 from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId
 
 
@@ -82,6 +83,7 @@ def replay(
     leaf_first: bool = False,
     bypass: bool = False,
     on_evict: Callable[[int, int], Any] | None = None,
+    below: ReplayTiers | None = None,
 ) -> CacheOnlyResult:
     """Replay the request model: look up, touch, admit, evict, insert.
 
@@ -96,9 +98,11 @@ def replay(
         bypass: blocks of the current request compete too: all are inserted, then the policy trims the cache to
             `num_blocks`. A new block that goes at once was declined: it counts neither as admitted nor as evicted.
         on_evict: called with (request, node) at each eviction.
+        below: tiers below the pool, fresh. A request then hits the longest prefix whose blocks lie in any tier, before
+            anything moves; the result's hits are those of all tiers, its admissions and evictions the pool's.
 
     Raises:
-        InvalidArgument: `num_blocks` below 1.
+        InvalidArgument: `num_blocks` below 1; `below` together with `bypass` or `on_evict`.
         PluginError: the policy named a block that is no candidate.
 
     O(1) Python steps a reference besides the policy's own. Memory: about 100 bytes a block of capacity, 16 bytes a
@@ -106,8 +110,12 @@ def replay(
     """
     if num_blocks < 1:
         raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
+    if below is not None:
+        if bypass or on_evict is not None:
+            raise InvalidArgument("tiers below the pool go neither with bypass nor with on_evict; leave these out")
+        on_evict = below.evicted
     with around_policy(policy):
-        return _Replay(paths, policy, num_blocks, leaf_first, bypass, on_evict).run()
+        return _Replay(paths, policy, num_blocks, leaf_first, bypass, on_evict, below).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +157,11 @@ class _Replay:
         leaf_first: bool,
         bypass: bool,
         on_evict: Callable[[int, int], Any] | None,
+        below: ReplayTiers | None = None,
     ) -> None:
         self.paths, self.policy, self.num_blocks = paths, policy, num_blocks
         self.leaf_first, self.bypass, self.on_evict = leaf_first, bypass, on_evict
+        self.below = below
         self.in_bulk = names_in_bulk(policy) and not (leaf_first or bypass or on_evict is not None)
         longest = int(np.diff(paths.starts).max(initial=0))
         rows = min(num_blocks + (longest if bypass else 0), paths.num_nodes) + 1
@@ -197,16 +207,17 @@ class _Replay:
     def run(self) -> CacheOnlyResult:
         block_of, last_access, hits = self.block_of, self.last_access, self.hits
         pin, hit, release = self.policy.pin, self.policy.hit, self.policy.release
-        aside, next_use = self.aside, self.next_use
+        aside, next_use, below = self.aside, self.next_use, self.below
         bounds, futures = self.paths.starts.tolist(), self._futures()
         request_hits: list[int] = []
         for request, path in enumerate(self.paths.walk()):
             count = request + 1
             blocks: list[Any] = [block_of[node] for node in path]
             num_hits = blocks.index(0) if 0 in blocks else len(blocks)
-            request_hits.append(num_hits)
+            cached = num_hits if below is None else below.begin(request, path, blocks)
+            request_hits.append(cached)
             if self.requests is not None:
-                self.facts = self.paths.request_facts(request, num_hits)
+                self.facts = self.paths.request_facts(request, cached)
             found = [block for block in blocks if block] if num_hits < len(blocks) else blocks
             if found:
                 touched = found[::-1]
@@ -224,6 +235,8 @@ class _Replay:
             if len(found) < len(path):
                 self._admit(request, path, blocks, num_hits, len(found))
                 blocks = [block for block in blocks if block]
+            if below is not None:
+                below.settle(path if len(blocks) == len(path) else [node for node in path if block_of[node]])
             if next_use:
                 first = bounds[request]
                 for node, future in zip(path, futures[first : bounds[request + 1]], strict=True):
@@ -236,6 +249,8 @@ class _Replay:
                 release(blocks[::-1], count)
             if self.bypass:
                 self._evict(request, self.num_resident - self.num_blocks)
+            if below is not None:
+                below.end()
         return summarise(self.paths, request_hits, self.num_admitted, self.num_evicted)
 
     def _kept(self, request: int, blocks: list[Any]) -> list[Any]:

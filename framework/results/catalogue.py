@@ -13,10 +13,13 @@ from typing import Any
 from framework.results.metric import Better, Metric
 
 SECTIONS = (
-    "run", "prefix cache", "optimum", "requests", "speed", "latency", "memory", "scheduling", "execution", "kernel",
-    "plugins",
+    "run", "prefix cache", "tiers", "optimum", "requests", "speed", "latency", "memory", "scheduling", "execution",
+    "kernel", "plugins",
 )  # fmt: skip
 """In the order of docs/results.md and of the table a run ends with."""
+
+MOST_TIERS = 4
+"""Tiers below the pool that results have keys for; a configuration lists no more."""
 
 FAMILIES: Mapping[str, str] = {
     kind: f"what the chosen {kind} reports of itself through `facts()`"
@@ -60,6 +63,29 @@ def _run(key: str, unit: str, title: str, definition: str) -> Metric:
 
 def _cache(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
     return Metric(key=key, unit=unit, better=better, section="prefix cache", title=title, definition=definition, **more)
+
+
+def _tier(number: int) -> Iterator[Metric]:
+    """What a run with tiers says of one of them; 0 is the pool."""
+    name = "the pool" if not number else f"tier {number}"
+    declared: list[tuple[str, str, Better, str, str, dict[str, Any]]] = [
+        ("hit_blocks", "blocks", "higher", "hits in", "Blocks of requests' cached prefixes that lay in {name}.",
+         {"of": "prompt_blocks"}),
+        ("hit_tokens", "tokens", "higher", "tokens hit in", "Their tokens.", {"when": _never}),
+        ("num_blocks", "blocks", "", "capacity of", "Blocks that {name} holds at most.", {"when": _never}),
+        ("bytes_in", "bytes", "lower", "written to", "Whole blocks stored in {name}, in bytes of K and V.", {}),
+        ("bytes_out", "bytes", "", "read from", "Whole blocks read from {name}, for requests and for the tier below.",
+         {}),
+        ("evictions", "blocks", "lower", "evictions from", "Blocks that the eviction policy of {name} gave up.", {}),
+        ("unread_blocks", "blocks", "lower", "stored unread in",
+         "Blocks stored in {name} that were never a hit there before they left it or the run ended.", {}),
+        ("refused_blocks", "blocks", "lower", "no room in",
+         "Stores dropped because every block of {name} was in use.", {"hide_zero": True}),
+        ("peak_blocks", "blocks", "", "peak of", "Most blocks that {name} held at once.", {"when": _never}),
+    ]  # fmt: skip
+    for key, unit, better, title_, definition, more in declared[:2] if not number else declared:
+        yield Metric(key=f"tier{number}_{key}", unit=unit, better=better, section="tiers", title=f"{title_} {name}",
+                     definition=definition.format(name=name), **more)  # fmt: skip
 
 
 def _optimum(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
@@ -187,6 +213,9 @@ _DECLARED: tuple[Metric, ...] = (
     _cache("admitted_blocks", "blocks", "", "blocks admitted", "Blocks whose content entered the cache."),
     _cache("num_collisions", "blocks", "lower", "hash collisions",
            "Hits refused because a block of equal hash held other tokens.", hide_zero=True),
+    # Tiers
+    _text("tiers", "tiering", "tiering", "Name of the rule that moved blocks between tiers."),
+    *(metric for number in range(MOST_TIERS + 1) for metric in _tier(number)),
     # Optimum
     _optimum("gap_to_optimum", "share", "lower", "gap to the optimum",
              "(The policy's misses - the optimum's) / the optimum's misses, in blocks; 0 is optimal.",

@@ -160,6 +160,8 @@ def test_every_kind_is_checked_by_name(kind: str) -> None:
         "backend": "gather",
         "workload": "rag",
         "trace": "vidur",
+        "tiering": "on_second_hit",
+        "store": "host",
     }[kind]
     word = {
         "allocator": "twice",
@@ -168,6 +170,8 @@ def test_every_kind_is_checked_by_name(kind: str) -> None:
         "backend": "zero",
         "workload": "anew",
         "trace": "damage",
+        "tiering": "conserved",
+        "store": "removed",
     }[kind]
     word = "second_free" if kind == "allocator" else word
     found = list(verdicts(resolve(name), only=word))

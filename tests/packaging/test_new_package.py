@@ -53,6 +53,7 @@ def test_what_is_written_installs_is_clean_and_passes(kind: str, interpreter: Pa
     assert f"{kind} '{plugin}' ({name} 0.1.0)" in checked, checked
     job = ["workload.num_requests=4", "workload.output_tokens=3", "run.progress=false"]
     if registry.KINDS[kind].is_group:
+        job += ["mode=replay", "executor=cache_only", "tiers=[{store: host, num_blocks: 64}]"] * (kind == "tiering")
         ran = _run(interpreter, "-m", "framework.run", f"+{kind}={plugin}", *job, cwd=tmp_path)
         assert "hit rate" in ran, ran
     listed = _run(interpreter, "-m", "framework.run", "--help", cwd=tmp_path)

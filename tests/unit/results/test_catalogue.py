@@ -50,6 +50,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         "none": replay(trace, "none"),
         "roofline": replay(trace, "roofline"),
         "cache_only": replay(trace, "cache_only"),
+        "tiers": {
+            **replay(trace, "cache_only"),
+            "tiering": {"name": "on_eviction"},
+            "tiers": [{"store": "host", "num_blocks": 2}, {"store": "null", "num_blocks": 4, "eviction": "fifo"}],
+        },
         "recording": {
             "mode": "replay",
             "executor": "none",

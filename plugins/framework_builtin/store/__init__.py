@@ -1,0 +1,1 @@
+"""Built-in stores of tiers below the pool."""
