@@ -62,6 +62,7 @@ class LLM:
     Attributes:
         max_model_len: longest sequence, tokens: the least of engine.max_model_len, the model's positions and the pool.
         kv_dtype: of K and V in the pool.
+        backends: one a layer: `backend`, or a copy of it where layers differ in their sliding window.
 
     Raises:
         ConfigError, UnknownPlugin, BackendUnavailable, ModelError: before any weights or pool are allocated where
@@ -208,11 +209,12 @@ class LLM:
         if ranks is None:
             executor = make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
             self.pool: KVPool = executor.pool
+            self.backends = executor.by_layer
             return executor
         ranks.post("serve", backend=backend, spec=self.spec, seed=self.seed, **facts)
         with ranks.in_step():
             executor = make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
-            self.pool = executor.pool
+            self.pool, self.backends = executor.pool, executor.by_layer
             ranks.answers()
         from framework.parallel.leader import LeaderExecutor
 

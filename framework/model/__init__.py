@@ -1,1 +1,1 @@
-"""Llama and Qwen decoders in plain torch, checkpoint loading, tokenizers, sampling."""
+"""Decoders of the Llama kind in plain torch, checkpoint loading, tokenizers, sampling."""

@@ -16,12 +16,14 @@ from torch import Tensor
 from framework.errors import ModelError
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder, DecoderLayer
+from framework.model.experts import RoutedExperts
 from framework.model.hf_config import read_hf_config, token_ids
 from framework.model.shard import WHOLE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 _INDEX = "model.safetensors.index.json"
+_EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 _SHOWN = 4
 
 
@@ -76,6 +78,8 @@ def load_weights(decoder: Decoder, folder: Path) -> None:
         if found != shape:
             raise ModelError(f"'{folder}': {name} has shape {found}, the config asks for {shape}")
         tensor = read(decoder.shard.piece(name, decoder.config))
+        if (fused := _fused(name)) is not None:
+            tensor = decoder.shard.cut(fused, tensor, decoder.config)
         if not tensor.is_floating_point():
             raise ModelError(f"'{folder}': {name} is {tensor.dtype}; quantised weights are not supported")
         target.copy_(tensor)
@@ -98,11 +102,31 @@ def weight_targets(decoder: Decoder) -> dict[str, tuple[Tensor, tuple[int, ...]]
     if not decoder.config.tie_word_embeddings:
         views["lm_head.weight"] = decoder.lm_head
     targets = {name: (view, tuple(view.shape)) for name, view in views.items()}
+    family = decoder.config.family
     for index, layer in enumerate(decoder.layers):
         assert isinstance(layer, DecoderLayer)
-        targets |= {f"model.layers.{index}.{name}": target for name, target in _layer_targets(layer).items()}
+        targets |= {f"model.layers.{index}.{name}": target for name, target in _layer_targets(layer, family).items()}
     whole = {name: WHOLE.piece(name, decoder.config) for name in targets}
-    return {name: (view, _whole_shape(shape, whole[name])) for name, (view, shape) in targets.items()}
+    return {
+        name: (view, _fused_shape(name, decoder.config) or _whole_shape(shape, whole[name]))
+        for name, (view, shape) in targets.items()
+    }
+
+
+def _fused(name: str) -> str | None:
+    """The decoder's parameter that a tensor of Phi-3 is whole: q, k, v in one, or gate and up."""
+    *_, module, kind = name.split(".")
+    return {"qkv_proj": "qkv", "gate_up_proj": "gate_up"}.get(module) if kind == "weight" else None
+
+
+def _fused_shape(name: str, config: ModelConfig) -> tuple[int, ...] | None:
+    """The shape of such a tensor in the checkpoint."""
+    rows = {
+        "qkv": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+        "gate_up": 2 * config.intermediate_size,
+    }
+    fused = _fused(name)
+    return None if fused is None else (rows[fused], config.hidden_size)
 
 
 def _whole_shape(shape: tuple[int, ...], piece: tuple[slice, ...]) -> tuple[int, ...]:
@@ -111,15 +135,57 @@ def _whole_shape(shape: tuple[int, ...], piece: tuple[slice, ...]) -> tuple[int,
     return (*divided, *shape[len(divided) :])
 
 
-def _layer_targets(layer: DecoderLayer) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-    heads, kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    views: dict[str, Tensor] = {
-        "input_layernorm.weight": layer.input_norm,
-        "post_attention_layernorm.weight": layer.post_norm,
+def _norm_views(layer: DecoderLayer) -> dict[str, Tensor]:
+    """The norms of a layer. With four of them "post attention" ends the attention, not begins the MLP."""
+    views: dict[str, Tensor] = {"input_layernorm.weight": layer.input_norm}
+    if layer.attention_end_norm is None or layer.mlp_end_norm is None:
+        return views | {"post_attention_layernorm.weight": layer.post_norm}
+    return views | {
+        "post_attention_layernorm.weight": layer.attention_end_norm,
+        "pre_feedforward_layernorm.weight": layer.post_norm,
+        "post_feedforward_layernorm.weight": layer.mlp_end_norm,
     }
+
+
+def _expert_views(experts: RoutedExperts, family: str) -> dict[str, Tensor]:
+    """Routed experts by the family's names: gpt-oss stores all as one, transposed; the others each alone."""
+    if family == "gpt_oss":
+        assert experts.router_bias is not None
+        assert experts.gate_up_bias is not None
+        assert experts.down_bias is not None
+        return {
+            "mlp.router.weight": experts.router,
+            "mlp.router.bias": experts.router_bias,
+            "mlp.experts.gate_up_proj": experts.gate_up.transpose(1, 2),
+            "mlp.experts.gate_up_proj_bias": experts.gate_up_bias,
+            "mlp.experts.down_proj": experts.down.transpose(1, 2),
+            "mlp.experts.down_proj_bias": experts.down_bias,
+        }
+    room, names = ("block_sparse_moe", ("w1", "w3", "w2")) if family == "mixtral" else ("mlp", _EXPERT_NAMES)
+    views: dict[str, Tensor] = {f"{room}.gate.weight": experts.router}
+    for index, (gate_up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
+        parts = (*gate_up.chunk(2), down)
+        views |= {f"{room}.experts.{index}.{name}.weight": part for name, part in zip(names, parts, strict=True)}
+    return views
+
+
+def _layer_targets(layer: DecoderLayer, family: str) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    heads, kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
+    views = _norm_views(layer)
+    if layer.sinks is not None:
+        views["self_attn.sinks"] = layer.sinks
+    mlp: tuple[Tensor | None, ...] = (None, None, None, None)
+    if layer.experts is None:
+        mlp = (layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias)
+    else:
+        views |= _expert_views(layer.experts, family)
+    if family == "phi3":
+        views |= {"self_attn.qkv_proj.weight": layer.qkv, "mlp.gate_up_proj.weight": layer.gate_up}
+        views |= {"self_attn.o_proj.weight": layer.output, "mlp.down_proj.weight": layer.down}
+        return {name: (view, tuple(view.shape)) for name, view in views.items()}
     fused = (
-        ("weight", layer.qkv, layer.output, layer.gate_up, layer.down),
-        ("bias", layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias),
+        ("weight", layer.qkv, layer.output, mlp[0], mlp[1]),
+        ("bias", layer.qkv_bias, layer.output_bias, mlp[2], mlp[3]),
     )
     for kind, qkv, output, gate_up, down in fused:
         if qkv is not None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from framework.errors import ModelError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = (
+    "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss",
+)  # fmt: skip
+ACTIVATIONS = ("silu", "gelu_tanh")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 _LARGEST = {
     "vocab_size": 2**24, "hidden_size": 2**20, "num_layers": 2**12, "num_heads": 2**12, "num_kv_heads": 2**12,
@@ -24,7 +27,9 @@ class RopeScaling:
 
     `linear` divides every frequency by `factor`. `llama3` divides those whose wavelength is longer than
     `original_max_position_embeddings / low_freq_factor`, keeps those shorter than `.../high_freq_factor`, and blends
-    between (Llama 3.1 model card; transformers' `rope_utils`).
+    between (Llama 3.1 model card; transformers' `rope_utils`). `yarn` divides those that turn less than `beta_slow`
+    times over `original_max_position_embeddings`, keeps those that turn more than `beta_fast` times, blends between by
+    dimension (whole dimensions with `truncate`), and multiplies cos and sin by `attention_factor` (arXiv:2309.00071).
     """
 
     kind: str
@@ -32,6 +37,37 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Routed experts in place of a layer's MLP.
+
+    Attributes:
+        count, per_token: experts, and how many of them a token goes through.
+        intermediate_size: of one expert.
+        renormalise: the weights of the chosen experts sum to 1; else they are what a softmax over all gives them.
+        bias: the router and all projections have one.
+        clamped: gpt-oss's activation, with gate and up interleaved.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    renormalise: bool = True
+    bias: bool = False
+    clamped: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_token <= self.count <= 2**14 or not 1 <= self.intermediate_size <= 2**24:
+            raise ModelError(
+                f"a token goes through {self.per_token} of {self.count} experts of {self.intermediate_size} elements: "
+                "each must be at least 1, and no more chosen than there are"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +78,15 @@ class ModelConfig:
         attention_bias: q, k and v projections have a bias. output_bias: so has the output projection.
         mlp_bias: all three MLP projections have a bias.
         qk_norm: queries and keys are RMS-normalised per head before rotation (Qwen3).
-        sliding_window: every layer sees only the last so many tokens, itself included; None sees all.
+        sliding_window: a layer sees only the last so many tokens, itself included; None sees all.
+        sliding_layers: which layers have the window, one flag each; None: all.
+        local_rope_theta: of the layers with a window, whose frequencies are not scaled; None: as the others.
+        attention_scale: of q . k; None: 1 / sqrt(head_dim). soft_cap: of the scores. logit_cap: of the logits.
+        activation: of the gate: "silu", or "gelu_tanh".
+        norms_plus_one: norms multiply by 1 + weight. sandwich_norms: attention and MLP end in a norm of their own.
+        scaled_embeddings: multiplied by sqrt(hidden_size).
+        sinks: one more logit a head in every softmax.
+        experts: in place of each layer's MLP.
         eos_token_ids: as config.json has them; a checkpoint's generation_config.json overrides them on loading.
         dtype: torch's name of the dtype the weights were saved in.
     """
@@ -65,6 +109,17 @@ class ModelConfig:
     qk_norm: bool = False
     max_position_embeddings: int = 2048
     sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] | None = None
+    local_rope_theta: float | None = None
+    attention_scale: float | None = None
+    soft_cap: float | None = None
+    logit_cap: float | None = None
+    activation: str = "silu"
+    norms_plus_one: bool = False
+    sandwich_norms: bool = False
+    scaled_embeddings: bool = False
+    sinks: bool = False
+    experts: ExpertsConfig | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -84,11 +139,26 @@ class ModelConfig:
             raise ModelError(f"head_dim must be even and at least 2, found {self.head_dim}")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ModelError(f"sliding_window must be at least 1 token, found {self.sliding_window}")
-        for name in ("rope_theta", "rms_norm_eps"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ModelError(f"{name} must be above 0 and finite, found {getattr(self, name)}")
+        if self.sliding_layers is not None and len(self.sliding_layers) != self.num_layers:
+            raise ModelError(f"sliding_layers must name {self.num_layers} layers, found {len(self.sliding_layers)}")
+        if self.activation not in ACTIVATIONS:
+            raise ModelError(f"no activation '{self.activation}'; supported: {', '.join(ACTIVATIONS)}")
+        for name in ("rope_theta", "rms_norm_eps", "local_rope_theta", "attention_scale", "soft_cap", "logit_cap"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ModelError(f"{name} must be above 0 and finite, found {value}")
         if self.dtype not in DTYPES:
             raise ModelError(f"no model dtype '{self.dtype}'; supported: {', '.join(DTYPES)}")
+
+    def slides(self, layer: int) -> bool:
+        """Whether that layer has the sliding window."""
+        if self.sliding_window is None:
+            return False
+        return self.sliding_layers is None or self.sliding_layers[layer]
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of that layer, tokens; None: it sees all."""
+        return self.sliding_window if self.slides(layer) else None
 
     @property
     def num_parameters(self) -> int:
@@ -98,6 +168,12 @@ class ModelConfig:
         attention += (heads + 2 * kv) * self.attention_bias + self.hidden_size * self.output_bias
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
-        norms = 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        if self.experts is not None:
+            own = self.experts
+            each = 3 * self.hidden_size * own.intermediate_size
+            each += (2 * own.intermediate_size + self.hidden_size + 1) * own.bias
+            mlp = own.count * (each + self.hidden_size)
+        attention += self.num_heads * self.sinks
+        norms = (2 + 2 * self.sandwich_norms) * self.hidden_size + 2 * self.head_dim * self.qk_norm
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * (attention + mlp + norms) + embeddings + self.hidden_size

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from framework.errors import InvalidArgument
 from framework.model.config import ModelConfig, RopeScaling
+from framework.model.experts import RoutedExperts
 from framework.model.shard import WHOLE, Group, Shard
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -61,19 +62,25 @@ class Decoder(nn.Module):
         self.config, self.shard = config, shard
         self.group: Group | None = None
         self.during_dense: Callable[[Tensor], AbstractContextManager[None]] = lambda _: nullcontext()
-        local, self.vocabulary = shard.config(config), shard.split(config.vocab_size)
+        own, self.vocabulary = shard.config(config), shard.split(config.vocab_size)
         dtype = getattr(torch, config.dtype) if dtype is None else dtype
         factory = {"dtype": dtype, "device": torch.device(device)}
         self.embedding = _parameter(len(self.vocabulary), config.hidden_size, factory)
-        self.layers = nn.ModuleList(DecoderLayer(local, index, factory) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(own, index, factory) for index in range(config.num_layers))
         self.norm = _parameter(config.hidden_size, None, factory)
+        self._embedding_scale = float(torch.tensor(config.hidden_size**0.5).to(dtype))  # rounded, as it was trained
         self.lm_head = self.embedding
         if not config.tie_word_embeddings:
             self.lm_head = _parameter(len(self.vocabulary), config.hidden_size, factory)
         frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
+        local = None
+        if config.local_rope_theta is not None:
+            local = rotary_frequencies(config.head_dim, config.local_rope_theta, None).to(device)
+        self.register_buffer("local_frequencies", local, persistent=False)
 
     frequencies: Tensor
+    local_frequencies: Tensor | None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -108,10 +115,13 @@ class Decoder(nn.Module):
             InvalidArgument: a part that has not joined the others.
         """
         rope = self.rope(positions) if rotate else None
+        local = self.rope(positions, local=True) if rotate and self.local_frequencies is not None else rope
         x = self._embed(tokens)
+        if self.config.scaled_embeddings:
+            x = x * self._embedding_scale
         for layer in self.layers:
-            x = layer(x, rope, attention, rows if layer is self.layers[-1] else None)
-        return _rms_norm(x, self.norm, self.config.rms_norm_eps)
+            x = layer(x, local if layer.slides else rope, attention, rows if layer is self.layers[-1] else None)
+        return _rms_norm(x, self.norm, self.config.rms_norm_eps, self.config.norms_plus_one)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -120,6 +130,8 @@ class Decoder(nn.Module):
         Of several ranks rank 0 alone gets them; the others keep the columns of their own vocabulary.
         """
         logits = _linear(hidden, self.lm_head, None)
+        if self.config.logit_cap is not None:
+            logits = self.config.logit_cap * torch.tanh(logits / self.config.logit_cap)
         if self.group is not None:
             ranks = (Shard(rank, self.shard.size) for rank in range(self.shard.size))
             logits = self.group.gather(logits, [len(rank.split(self.config.vocab_size)) for rank in ranks])
@@ -170,14 +182,23 @@ class Decoder(nn.Module):
     def _lookup_only(self) -> Tensor | None:
         return None if self.lm_head is self.embedding else self.embedding
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each (T, D / 2) in the model's dtype: computed in float32, as transformers does."""
-        angles = positions.to(self.frequencies.dtype)[:, None] * self.frequencies
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+    def angles(self, positions: Tensor, *, local: bool = False) -> tuple[Tensor, Tensor]:
+        """cos and sin, each (T, D / 2) in the model's dtype: computed in float32, as transformers does.
 
-    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sin, each (T, 1, D), for both halves of a head."""
-        cos, sin = self.angles(positions)
+        `local`: of the layers with a sliding window, where they have angles of their own.
+        """
+        own = local and self.local_frequencies is not None
+        frequencies = self.local_frequencies if own else self.frequencies
+        assert frequencies is not None
+        angles = positions.to(frequencies.dtype)[:, None] * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if not own and self.config.rope_scaling is not None and self.config.rope_scaling.attention_factor != 1.0:
+            cos, sin = (x * self.config.rope_scaling.attention_factor for x in (cos, sin))
+        return cos.to(self.dtype), sin.to(self.dtype)
+
+    def rope(self, positions: Tensor, *, local: bool = False) -> tuple[Tensor, Tensor]:
+        """cos and signed sin, each (T, 1, D), for both halves of a head; `local` as in `angles`."""
+        cos, sin = self.angles(positions, local=local)
         return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
 
 
@@ -187,7 +208,8 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, index: int, factory: dict[str, object]):
         super().__init__()
         self.group: Group | None = None
-        self.index, self.eps = index, config.rms_norm_eps
+        self.index, self.eps, self.plus_one = index, config.rms_norm_eps, config.norms_plus_one
+        self.slides, self.activation = config.slides(index), config.activation
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         rotated, rows = config.num_heads + config.num_kv_heads, config.num_heads + 2 * config.num_kv_heads
         hidden, width = config.hidden_size, config.head_dim
@@ -198,7 +220,13 @@ class DecoderLayer(nn.Module):
         self.qk_norm = _parameter(rotated, width, factory) if config.qk_norm else None
         self.output = _parameter(hidden, config.num_heads * width, factory)
         self.output_bias = _parameter(hidden, None, factory) if config.output_bias else None
+        self.sinks = _parameter(config.num_heads, None, factory) if config.sinks else None
+        self.attention_end_norm = _parameter(hidden, None, factory) if config.sandwich_norms else None
         self.post_norm = _parameter(hidden, None, factory)
+        self.mlp_end_norm = _parameter(hidden, None, factory) if config.sandwich_norms else None
+        self.experts = None if config.experts is None else RoutedExperts(config.experts, hidden, factory)
+        if self.experts is not None:
+            return
         self.gate_up = _parameter(2 * config.intermediate_size, hidden, factory)
         self.gate_up_bias = _parameter(2 * config.intermediate_size, None, factory) if config.mlp_bias else None
         self.down = _parameter(hidden, config.intermediate_size, factory)
@@ -208,19 +236,41 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attention: Attention, rows: Tensor | None = None
     ) -> Tensor:
         """(T, E) to (T, E), or (R, E) of `rows` alone; without `rope` attention gets q and k unrotated."""
-        qkv = _linear(_rms_norm(x, self.input_norm, self.eps), self.qkv, self.qkv_bias)
+        qkv = _linear(self._norm(x, self.input_norm), self.qkv, self.qkv_bias)
         qkv = qkv.view(len(x), -1, self.head_dim)
         qk, v = qkv[:, : -self.num_kv_heads], qkv[:, -self.num_kv_heads :]
         if self.qk_norm is not None:
-            qk = _rms_norm(qk, None, self.eps) * self.qk_norm
+            qk = self._norm_heads(qk, self.qk_norm)
         if rope is not None:
             qk = _rotate(qk, rope)
         mixed = attention(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
         if rows is not None:
             x, mixed = x[rows], mixed[rows]
-        x = x + self._from_parts(mixed.flatten(1), self.output, self.output_bias)
-        gate, up = _linear(_rms_norm(x, self.post_norm, self.eps), self.gate_up, self.gate_up_bias).chunk(2, -1)
-        return x.add_(self._from_parts(F.silu(gate).mul_(up), self.down, self.down_bias))
+        mixed = self._from_parts(mixed.flatten(1), self.output, self.output_bias)
+        if self.attention_end_norm is not None:
+            mixed = self._norm(mixed, self.attention_end_norm)
+        x = x + mixed
+        thought = self._mlp(self._norm(x, self.post_norm))
+        if self.mlp_end_norm is not None:
+            thought = self._norm(thought, self.mlp_end_norm)
+        return x.add_(thought)
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        if self.experts is not None:
+            routed: Tensor = self.experts(x)
+            return routed
+        gate, up = _linear(x, self.gate_up, self.gate_up_bias).chunk(2, -1)
+        gate = F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")
+        return self._from_parts(gate.mul_(up), self.down, self.down_bias)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return _rms_norm(x, weight, self.eps, self.plus_one)
+
+    def _norm_heads(self, qk: Tensor, weight: Tensor) -> Tensor:
+        """qk (T, N, D) with a row of weights (N, D) for each head."""
+        if self.plus_one:
+            return (_rms_norm(qk.float(), None, self.eps) * (1 + weight.float())).to(qk.dtype)
+        return _rms_norm(qk, None, self.eps) * weight
 
     def _from_parts(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None) -> Tensor:
         """x times weight plus bias, where each rank holds its columns of both factors; the bias is added once."""
@@ -237,10 +287,28 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None)
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
+    if scaling.kind == "yarn":
+        return _yarn(frequencies, theta, scaling)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+
+
+def _yarn(frequencies: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+    """Source: Peng et al. 2023, arXiv:2309.00071 section 3.2, as transformers computes it."""
+    dim, positions = 2 * len(frequencies), scaling.original_max_position_embeddings
+
+    def dimension(turns: float) -> float:
+        return dim * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2).float() - low) / (high - low if high != low else 0.001)
+    stretched = ramp.clamp(0, 1)
+    return frequencies / scaling.factor * stretched + frequencies * (1 - stretched)
 
 
 def _parameter(rows: int, columns: int | None, factory: dict[str, object]) -> nn.Parameter:
@@ -257,7 +325,11 @@ def _linear(x: Tensor, weight: nn.Parameter, bias: Tensor | None) -> Tensor:
     return product
 
 
-def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def _rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False) -> Tensor:
+    """`plus_one`: times 1 + weight, all in float32 at least and rounded once."""
+    if plus_one and weight is not None:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return (F.rms_norm(x.to(wide), x.shape[-1:], None, eps) * (1 + weight.to(wide))).to(x.dtype)
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from framework.errors import InvalidArgument
-from framework.model.decoder import Attention, Decoder
+from framework.model.decoder import Attention, Decoder, DecoderLayer
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32] | Tensor
 
@@ -40,7 +40,7 @@ class _DenseCache:
 
     def __init__(self, decoder: Decoder):
         config = decoder.config
-        self._window = config.sliding_window
+        self._decoder = decoder
         shape = (config.num_layers, 2, config.num_kv_heads, 256, config.head_dim)
         self._kv = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
         self.length = 0
@@ -60,13 +60,32 @@ class _DenseCache:
         stored[0, :, start:end] = k.transpose(0, 1)
         stored[1, :, start:end] = v.transpose(0, 1)
         keys, values = stored[:, :, :end]
-        return dense_attention(q, keys.transpose(0, 1), values.transpose(0, 1), window=self._window)
+        return layer_attention(self._decoder, layer, q, keys.transpose(0, 1), values.transpose(0, 1))
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
+def layer_attention(decoder: Decoder, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`dense_attention` as that layer of the model has it."""
+    config, own = decoder.config, decoder.layers[layer]
+    assert isinstance(own, DecoderLayer)
+    return dense_attention(
+        q, k, v, window=config.window(layer), scale=config.attention_scale, soft_cap=config.soft_cap, sinks=own.sinks
+    )
+
+
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal attention of the last T positions of one sequence: q (T, H, D), k and v (C, K, D) -> (T, H, D).
 
-    Query i stands at position C - T + i. `window`: it sees only the last so many positions, its own included.
+    Query i stands at position C - T + i. `window`: it sees only the last so many positions, its own included. `scale`,
+    `soft_cap` and `sinks` (H,) as in AttentionSpec.
     """
     queries, context = len(q), len(k)
     position = torch.arange(context - queries, context, device=q.device)[:, None]
@@ -76,7 +95,16 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int | None = Non
         mask &= column > position - window
     group = q.shape[1] // k.shape[1]
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)
+    if soft_cap is None and sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[0].transpose(0, 1)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(wide) @ k.to(wide).transpose(2, 3))[0] * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(wide)[:, None, None].expand(-1, queries, 1)), -1)
+    return (scores.softmax(-1)[..., :context] @ v[0].to(wide)).to(v.dtype).transpose(0, 1)
 
 
 def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:
@@ -92,10 +120,9 @@ def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:
 
 def whole_attention(decoder: Decoder) -> Attention:
     """The attention of a pass over one whole sequence, without a cache."""
-    window = decoder.config.sliding_window
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return dense_attention(q, k, v, window=window)
+        return layer_attention(decoder, layer, q, k, v)
 
     return attend
 

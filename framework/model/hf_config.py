@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from framework.errors import ModelError
-from framework.model.config import FAMILIES, ROPE_TYPES, ModelConfig, RopeScaling
+from framework.model.config import FAMILIES, ROPE_TYPES, ExpertsConfig, ModelConfig, RopeScaling
 
 _LARGEST_INTEGER = 2**31 - 1
+_GEMMA = ("gemma2", "gemma3_text")
+_HEAD_DIMS = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256, "gpt_oss": 64}
+"""By family, where config.json may leave it out; elsewhere hidden_size / heads."""
+_WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", *_GEMMA)
+"""`attention_bias` means the output projection too."""
+_THETAS = {"gemma3_text": 1e6, "gpt_oss": 150_000.0, "mixtral": 1e6}
 
 
 def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
@@ -24,7 +31,9 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     _refuse_unknown_features(config)
     hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
     theta, scaling = _rope(config)
-    llama_bias = _flag(config, "attention_bias")
+    llama_bias = _flag(config, "attention_bias") or (family == "gpt_oss" and config.get("attention_bias") is None)
+    gemma, experts = family in _GEMMA, _experts(config)
+    window, sliding = _sliding_window(config)
     return ModelConfig(
         family=family,
         vocab_size=_integer(config, "vocab_size"),
@@ -32,18 +41,29 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         num_layers=_integer(config, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=_integer(config, "num_key_value_heads", heads),
-        head_dim=_integer(config, "head_dim", 128 if family == "qwen3" else max(1, hidden // heads)),
-        intermediate_size=_integer(config, "intermediate_size"),
+        head_dim=_integer(config, "head_dim", _HEAD_DIMS.get(family, max(1, hidden // heads))),
+        intermediate_size=_integer(config, "intermediate_size") if experts is None else experts.intermediate_size,
         rope_theta=theta,
         rope_scaling=scaling,
         rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
-        tie_word_embeddings=_flag(config, "tie_word_embeddings"),
-        attention_bias=family == "qwen2" or (llama_bias and family != "mistral"),
-        output_bias=llama_bias and family in ("llama", "qwen3"),
+        tie_word_embeddings=_flag(config, "tie_word_embeddings", gemma),
+        attention_bias=family == "qwen2" or (llama_bias and family in _WHOLE_BIAS),
+        output_bias=llama_bias and family in _WHOLE_BIAS,
         mlp_bias=_flag(config, "mlp_bias") and family == "llama",
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         max_position_embeddings=_integer(config, "max_position_embeddings", 2048),
-        sliding_window=_sliding_window(config),
+        sliding_window=window,
+        sliding_layers=sliding,
+        local_rope_theta=_local_theta(config),
+        attention_scale=_number(config, "query_pre_attn_scalar", 256) ** -0.5 if gemma else None,
+        soft_cap=_cap(config, "attn_logit_softcapping", 50.0),
+        logit_cap=_cap(config, "final_logit_softcapping", 30.0),
+        activation="gelu_tanh" if gemma else "silu",
+        norms_plus_one=gemma,
+        sandwich_norms=gemma,
+        scaled_embeddings=gemma,
+        sinks=family == "gpt_oss",
+        experts=experts,
         bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
         eos_token_ids=token_ids(config, "eos_token_id"),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")[:60],
@@ -98,11 +118,11 @@ def _number(config: Mapping[str, Any], key: str, default: float | None = None) -
     return float(value)
 
 
-def _flag(config: Mapping[str, Any], key: str) -> bool:
+def _flag(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
         raise _wrong(key, "true or false", value)
-    return bool(value)
+    return default if value is None else bool(value)
 
 
 def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -113,9 +133,13 @@ def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ModelError(f"hidden_act {_short(activation)} is not supported; supported: silu")
+    gemma = config.get("model_type") in _GEMMA
+    key, known = ("hidden_activation", ("gelu_pytorch_tanh",)) if gemma else ("hidden_act", ("silu", "swish"))
+    activation = config.get(key, known[0]) or known[0]
+    if activation not in known:
+        raise ModelError(f"{key} {_short(activation)} is not supported; supported: {known[0]}")
+    if gemma and config.get("use_bidirectional_attention"):
+        raise ModelError("use_bidirectional_attention is not supported; supported: false")
     if config.get("quantization_config"):
         method = _object(config, "quantization_config").get("quant_method", "unknown")
         raise ModelError(f"quantised weights ({_short(method)}) are not supported; use the unquantised checkpoint")
@@ -131,13 +155,18 @@ def _refuse_partial_rotation(config: Mapping[str, Any]) -> None:
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     parameters = _object(config, "rope_parameters") or _object(config, "rope_scaling")
-    theta = _number(parameters, "rope_theta", _number(config, "rope_theta", 10_000.0))
+    if "full_attention" in parameters:
+        parameters = _object(parameters, "full_attention")
+    default = _THETAS.get(str(config.get("model_type")), 10_000.0)
+    theta = _number(parameters, "rope_theta", _number(config, "rope_theta", default))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise ModelError(f"rope scaling {_short(kind)} is not supported; supported: {', '.join(ROPE_TYPES)}")
     _refuse_partial_rotation(parameters)
     if kind == "default":
         return theta, None
+    if kind == "yarn":
+        return theta, _yarn(parameters)
     known = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     needed = ("factor", *known) if kind == "llama3" else ("factor",)
     for key in needed:
@@ -152,29 +181,118 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     return theta, RopeScaling(kind=kind, factor=_number(parameters, "factor"), **extra)
 
 
-def _sliding_window(config: Mapping[str, Any]) -> int | None:
-    """The window if every layer has it, None if no layer has; a mixture is refused."""
+def _yarn(parameters: Mapping[str, Any]) -> RopeScaling:
+    """YaRN's numbers, with the factor of cos and sin that transformers would infer where none is given."""
+    for key in ("factor", "original_max_position_embeddings"):
+        if parameters.get(key) is None:
+            raise ModelError(f"rope scaling 'yarn' needs '{key}', which config.json does not give")
+    factor = _number(parameters, "factor")
+    given, scale, whole = (parameters.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if given is not None:
+        attention = _number(parameters, "attention_factor")
+    elif scale and whole:
+        attention = _growth(factor, _number(parameters, "mscale")) / _growth(
+            factor, _number(parameters, "mscale_all_dim")
+        )
+    else:
+        attention = _growth(factor, 1.0)
+    fast, slow = (_number(parameters, key, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    if slow > fast:
+        raise ModelError(f"rope scaling 'yarn': beta_slow {slow} must not be above beta_fast {fast}")
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_max_position_embeddings=_integer(parameters, "original_max_position_embeddings"),
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=_flag(parameters, "truncate", True),
+        attention_factor=attention,
+    )
+
+
+def _growth(factor: float, scale: float) -> float:
+    """Source: arXiv:2309.00071 section 3.4."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _local_theta(config: Mapping[str, Any]) -> float | None:
+    """Gemma 3: the rotary base of the layers with a window."""
+    if config.get("model_type") != "gemma3_text":
+        return None
+    parameters = _object(_object(config, "rope_parameters"), "sliding_attention")
+    kind = parameters.get("rope_type") or "default"
+    if kind != "default":
+        raise ModelError(f"rope scaling {_short(kind)} of sliding layers is not supported; supported: default")
+    return _number(parameters, "rope_theta", _number(config, "rope_local_base_freq", 10_000.0))
+
+
+def _cap(config: Mapping[str, Any], key: str, default: float) -> float | None:
+    """Gemma's soft caps: null is none; Gemma 2 has them also where config.json leaves them out."""
     family = config.get("model_type")
-    if config.get("sliding_window") is None or family == "llama":
+    if family not in _GEMMA or (key in config and config[key] is None) or (family != "gemma2" and key not in config):
         return None
-    window = _integer(config, "sliding_window")
-    if family not in ("qwen2", "qwen3"):
-        return window
-    if not _flag(config, "use_sliding_window"):
+    return _number(config, key, default)
+
+
+def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
+    """Routed experts of Mixtral, Qwen3-MoE and gpt-oss; layers without them among others are refused."""
+    family = config.get("model_type")
+    if family not in ("mixtral", "qwen3_moe", "gpt_oss"):
         return None
-    kinds = config.get("layer_types")
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ModelError("layers with and without routed experts in one model are not supported")
+    key = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+    if family == "gpt_oss":
+        limit, alpha = config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)
+        if (limit, alpha) != (7.0, 1.702):
+            raise ModelError(
+                f"swiglu_limit {_short(limit)} and swiglu_alpha {_short(alpha)} are not supported; 7, 1.702"
+            )
+    width = "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
+    return ExpertsConfig(
+        count=_integer(config, key),
+        per_token=_integer(config, "num_experts_per_tok"),
+        intermediate_size=_integer(config, width),
+        renormalise=family != "qwen3_moe" or _flag(config, "norm_topk_prob"),
+        bias=family == "gpt_oss",
+        clamped=family == "gpt_oss",
+    )
+
+
+def _sliding_window(config: Mapping[str, Any]) -> tuple[int | None, tuple[bool, ...] | None]:
+    """The window, and which layers have it (None: all); no window where no layer has it."""
+    family = str(config.get("model_type"))
+    default = {"gemma2": 4096, "gemma3_text": 4096, "gpt_oss": 128}.get(family)
+    if family == "llama" or (config.get("sliding_window") is None and ("sliding_window" in config or not default)):
+        return None, None
+    window = _integer(config, "sliding_window", default)
+    if family in ("qwen2", "qwen3", "qwen3_moe") and not _flag(config, "use_sliding_window"):
+        return None, None
+    if family in ("mistral", "mixtral", "phi3", "qwen3_moe"):
+        return window, None
+    slides = _sliding_layers(config, family)
+    if all(slides):
+        return window, None
+    return (window, tuple(slides)) if any(slides) else (None, None)
+
+
+def _sliding_layers(config: Mapping[str, Any], family: str) -> list[bool]:
+    """One flag a layer: `layer_types`, or the family's rule where config.json leaves them out."""
+    kinds, layers = config.get("layer_types"), _integer(config, "num_hidden_layers")
     if kinds is not None and not isinstance(kinds, list):
         raise _wrong("layer_types", "a list", kinds)
     if kinds:
-        slides = [kind == "sliding_attention" for kind in kinds]
         if any(kind not in ("sliding_attention", "full_attention") for kind in kinds):
             raise _wrong("layer_types", "a list of sliding_attention and full_attention", kinds)
-        every, none = all(slides), not any(slides)
-    else:  # layers from max_window_layers on have the window
-        first, layers = config.get("max_window_layers", 28), _integer(config, "num_hidden_layers")
-        if not _is_integer(first) or first < 0:
-            raise _wrong("max_window_layers", "an integer of at least 0", first)
-        every, none = first == 0, first >= layers
-    if not every and not none:
-        raise ModelError("layers with and without a sliding window in one model are not supported")
-    return window if every else None
+        if len(kinds) != layers:
+            raise _wrong("layer_types", f"a list of {layers} kinds, one a layer", kinds)
+        return [kind == "sliding_attention" for kind in kinds]
+    if family in ("gemma2", "gpt_oss"):
+        return [layer % 2 == 0 for layer in range(layers)]
+    if family == "gemma3_text":
+        every = _integer(config, "sliding_window_pattern", _integer(config, "_sliding_window_pattern", 6))
+        return [(layer + 1) % every != 0 for layer in range(layers)]
+    first = config.get("max_window_layers", 28)  # layers from there on have the window
+    if not _is_integer(first) or first < 0:
+        raise _wrong("max_window_layers", "an integer of at least 0", first)
+    return [layer >= first for layer in range(layers)]

@@ -190,7 +190,7 @@ def _draw_random(decoder: Decoder, seed: int) -> None:
     shapes = Decoder(decoder.config, device="meta").state_dict()
     for key, parameter in decoder.named_parameters():
         if key.endswith("norm"):
-            parameter.fill_(1.0)
+            parameter.fill_(0.0 if decoder.config.norms_plus_one else 1.0)
             continue
         if decoder.shard.size == 1:
             parameter.normal_(std=0.02, generator=generator)

@@ -140,6 +140,8 @@ WHOLE = Shard()
 
 def _reasons(config: ModelConfig, size: int) -> list[str]:
     reasons = []
+    if config.experts is not None and size > 1:
+        reasons.append("routed experts are not divided over ranks")
     heads, kv = config.num_heads, config.num_kv_heads
     if heads % size:
         reasons.append(f"num_heads {heads} is not a multiple of it")

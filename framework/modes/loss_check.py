@@ -19,7 +19,7 @@ from framework.engine.request import Request
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
 from framework.model.decoder import Decoder
-from framework.model.dense import dense_attention, dense_logits
+from framework.model.dense import dense_logits, layer_attention
 from framework.modes.dense_check import greedy_requests
 
 
@@ -48,7 +48,7 @@ class LossVerdict:
 
 def measure_loss(
     decoder: Decoder,
-    backend: AttentionBackend,
+    backend: AttentionBackend | Sequence[AttentionBackend],
     spec: AttentionSpec,
     pool: KVPool,
     requests: Sequence[Request],
@@ -59,12 +59,14 @@ def measure_loss(
     The prompt is one call, each output token another, as it was served. O(output tokens) passes a request.
 
     Args:
+        backend: set up; one a layer, where layers differ in their sliding window.
         pool: of the run; a pool of its kind with one sequence's blocks is allocated beside it.
 
     Raises:
         PluginError: the backend failed.
     """
-    return [_measure(decoder, backend, spec, pool, request) for request in greedy_requests(requests)[:limit]]
+    backends = [backend] * len(pool.layers) if isinstance(backend, AttentionBackend) else backend
+    return [_measure(decoder, backends, spec, pool, request) for request in greedy_requests(requests)[:limit]]
 
 
 def summarise(verdicts: Sequence[LossVerdict], max_error: float | None) -> dict[str, Any]:
@@ -89,12 +91,12 @@ def summarise(verdicts: Sequence[LossVerdict], max_error: float | None) -> dict[
 
 @torch.inference_mode()
 def _measure(
-    decoder: Decoder, backend: AttentionBackend, spec: AttentionSpec, pool: KVPool, request: Request
+    decoder: Decoder, backends: Sequence[AttentionBackend], spec: AttentionSpec, pool: KVPool, request: Request
 ) -> LossVerdict:
     output = request.completions[0].tokens
     tokens = torch.tensor([*request.prompt.tolist(), *output], device=decoder.device)
     prompt = len(request.prompt)
-    served = _Pass(decoder, backend, spec, pool, len(tokens))
+    served = _Pass(decoder, backends, spec, pool, len(tokens))
     rows = [served.logits(tokens[:prompt])[-1:]]
     rows += [served.logits(tokens[at : at + 1]) for at in range(prompt, len(tokens) - 1)]
     got = torch.cat(rows).double()
@@ -120,9 +122,16 @@ class _Pass:
     """
 
     def __init__(
-        self, decoder: Decoder, backend: AttentionBackend, spec: AttentionSpec, pool: KVPool, num_tokens: int
+        self,
+        decoder: Decoder,
+        backends: Sequence[AttentionBackend],
+        spec: AttentionSpec,
+        pool: KVPool,
+        num_tokens: int,
     ) -> None:
-        self._decoder, self._backend, self._window = decoder, GuardedBackend(backend), spec.sliding_window
+        self._decoder = decoder
+        guarded = {id(own): GuardedBackend(own) for own in backends}
+        self._backends, self._planners = [guarded[id(own)] for own in backends], list(guarded.values())
         num_blocks = -(-num_tokens // spec.block_size)
         self._pool = KVPool(
             num_blocks, spec.block_size, len(pool.layers), spec.num_kv_heads, spec.head_dim, pool.dtype, pool.device,
@@ -142,7 +151,8 @@ class _Pass:
         """(T, V) after each of the next `tokens` (T,)."""
         start, end = self._length, self._length + len(tokens)
         self._batch, self._length = self._batch_of(start, end), end
-        self._backend.plan(self._batch)
+        for backend in self._planners:
+            backend.plan(self._batch)
         hidden = self._decoder(tokens, torch.arange(start, end, device=tokens.device), self._attend)
         return self._decoder.logits(hidden)
 
@@ -165,12 +175,12 @@ class _Pass:
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert self._batch is not None
         kv, out = self._pool.layers[layer], torch.empty_like(q)
-        self._backend.write(kv, k, v, self._batch.slot_mapping)
-        self._backend.attend(q, kv, self._batch, out)
+        self._backends[layer].write(kv, k, v, self._batch.slot_mapping)
+        self._backends[layer].attend(q, kv, self._batch, out)
         self._keys[layer].append(k.double())
         self._values[layer].append(v.double())
         keys, values = torch.cat(self._keys[layer]), torch.cat(self._values[layer])
-        exact = dense_attention(q.double(), keys, values, window=self._window)
+        exact = layer_attention(self._decoder, layer, q.double(), keys, values)
         gap, scale = float((out.double() - exact).abs().max()), float(values.abs().max())
         self.error = max(self.error, gap / scale if scale else gap) if gap == gap else float("nan")
         return out

@@ -211,7 +211,7 @@ def compare(
     if ranks is not None:  # one rank's backend sees its heads only
         return (), dense_check.summarise(None)
     try:
-        measured = loss_check.measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, limit)
+        measured = loss_check.measure_loss(llm.model.decoder, llm.backends, llm.spec, llm.pool, requests, limit)
     except FrameworkError as error:
         return (), {**dense_check.summarise(None), "first_failure": str(error)}
     # What rounded K and V lose is for the reader to judge: no backend has declared it.

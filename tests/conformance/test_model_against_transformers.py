@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from framework.llm import LLM, EngineOptions
 from framework.model.dense import dense_logits, greedy
 from framework.model.loading import load_model
+from framework.sampling import Sampling
 from framework.testing.checkpoints import make_checkpoint
 
 transformers = pytest.importorskip("transformers")
@@ -38,13 +40,67 @@ CASES = {
     ),
 }
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+CASES |= {
+    "llama yarn rope": ("llama", {"rope_parameters": YARN, "head_dim": 32}),
+    "qwen3 yarn rope, its factor given": ("qwen3", {"rope_parameters": YARN | {"attention_factor": 1.3}}),
+    "llama yarn rope, mscale, not truncated": (
+        "llama",
+        {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4, "truncate": False, "beta_fast": 16.0}},
+    ),
+    "qwen3 window in some layers": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "phi3 GQA": ("phi3", {"pad_token_id": 0}),
+    "phi3 window": ("phi3", {"pad_token_id": 0, "sliding_window": 20}),
+    "mixtral": ("mixtral", EXPERTS),
+    "mixtral window, one expert": ("mixtral", EXPERTS | {"num_experts_per_tok": 1, "sliding_window": 20}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS | {"moe_intermediate_size": 40}),
+    "qwen3_moe renormalised, biases": (
+        "qwen3_moe",
+        EXPERTS | {"moe_intermediate_size": 40, "norm_topk_prob": True, "attention_bias": True},
+    ),
+    "gemma2": ("gemma2", {"sliding_window": 20, "query_pre_attn_scalar": 24}),
+    "gemma2 small caps": (
+        "gemma2",
+        {
+            "sliding_window": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma2 without caps": (
+        "gemma2",
+        {"sliding_window": 20, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3_text": ("gemma3_text", {"sliding_window": 20, "num_hidden_layers": 7, "query_pre_attn_scalar": 24}),
+    "gemma3_text linear rope, 2 of 3 sliding": (
+        "gemma3_text",
+        {
+            "sliding_window": 20,
+            "tie_word_embeddings": False,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gpt_oss": ("gpt_oss", EXPERTS | {"sliding_window": 20}),
+    "gpt_oss default rope": ("gpt_oss", EXPERTS | {"sliding_window": 20, "rope_parameters": {"rope_theta": 1e4}}),
+}
+
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
 def pair(request, tmp_path_factory):
     """Our model and theirs, in float32, from one folder."""
     family, overrides = request.param
     folder = make_checkpoint(tmp_path_factory.mktemp(family), family, **overrides)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    # Theirs applies soft caps and sinks in its plain attention alone.
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return load_model(folder), theirs.eval()
 
 
@@ -69,6 +125,16 @@ def test_greedy_tokens_agree_over_160_steps(pair):
     assert len(expected) == 160
     assert found.tokens == expected
     assert len(set(found.tokens)) > 8, f"a degenerate text proves little: {found.tokens}"
+
+
+@pytest.mark.parametrize("backend", ["torch", "gather"])
+def test_served_tokens_are_those_of_the_dense_model(pair, backend):
+    ours, _ = pair
+    prompts = [prompt_of(ours, length, seed=length).tolist() for length in (3, 41, 60)]
+    wanted = [greedy(ours.decoder, prompt, 30).tokens for prompt in prompts]
+    llm = LLM(ours, backend=backend, block_size=4, num_blocks=120, poison=True, engine=EngineOptions(chunk_size=16))
+    sampling = Sampling(max_tokens=30, ignore_eos=True)
+    assert [request.completions[0].tokens for request in llm.generate(prompts, sampling)] == wanted
 
 
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path):

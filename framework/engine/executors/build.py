@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 from framework.config.sections import EngineOptions
 from framework.engine import graphs
 from framework.engine.executors.model import ModelExecutor
@@ -9,10 +12,10 @@ from framework.engine.kv_scales import set_scales
 from framework.engine.opaque_group import opaque_group
 from framework.engine.pool import KVPool
 from framework.engine.tables import BlockTables
-from framework.errors import ConfigError
+from framework.errors import ConfigError, Unsupported
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
-from framework.model.decoder import Decoder
+from framework.model.decoder import Decoder, DecoderLayer
 
 
 def make_executor(
@@ -39,7 +42,7 @@ def make_executor(
         OutOfMemory: the pool does not fit.
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
-    GuardedBackend(backend).setup(spec, device)
+    by_layer = _backends(decoder, backend, spec, device)
     pool = KVPool(
         num_blocks=num_blocks,
         block_size=spec.block_size,
@@ -51,6 +54,9 @@ def make_executor(
         layout=spec.layout,
         poison=poison,
     )
+    for layer, kv in zip(decoder.layers, pool.layers, strict=True):
+        assert isinstance(layer, DecoderLayer)
+        kv.sinks = None if layer.sinks is None else layer.sinks.float()
     set_scales(pool, decoder, kv_scales)
     tables = BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
     sizes, off = graphs.choose(
@@ -61,7 +67,7 @@ def make_executor(
         device,
         num_ranks=decoder.shard.size,
     )
-    executor = ModelExecutor(decoder, backend, pool, tables)
+    executor = ModelExecutor(decoder, backend, pool, tables, by_layer)
     if options.compile:
         if decoder.group is not None:
             decoder.join(opaque_group(decoder.group))
@@ -72,6 +78,29 @@ def make_executor(
     if sizes:
         executor.capture(graphs.CudaRecorder(device), sizes)
     return executor
+
+
+def _backends(decoder: Decoder, backend: AttentionBackend, spec: AttentionSpec, device: str) -> list[AttentionBackend]:
+    """The backend of each layer, set up: `backend`, and a copy of it where layers differ in their sliding window.
+
+    Raises:
+        PluginError, Unsupported: the setup failed, or the backend cannot be copied.
+    """
+    windows = [decoder.config.window(layer) for layer in range(decoder.config.num_layers)]
+    found = {spec.sliding_window: backend}
+    for window in dict.fromkeys(windows):
+        if window in found:
+            continue
+        try:
+            found[window] = copy.deepcopy(backend)
+        except Exception as error:
+            raise Unsupported(
+                f"{type(backend).__name__} cannot be copied ({error}), and this model has layers with and without a "
+                "sliding window, each of which needs one; give the backend by name"
+            ) from error
+    for window, own in found.items():
+        GuardedBackend(own).setup(replace(spec, sliding_window=window), device)
+    return [found[window] for window in windows]
 
 
 def require_writes_first(options: EngineOptions, backend: AttentionBackend) -> None:

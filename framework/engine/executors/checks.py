@@ -31,7 +31,10 @@ def default_device(device: str | None) -> str:
 def attention_spec(
     config: ModelConfig, dtype: str, block_size: int, layout: str, kv_dtype: str | None = None
 ) -> AttentionSpec:
-    """What a model asks of a backend. `kv_dtype`: of K and V in the pool; None, "auto" or `dtype` itself is `dtype`."""
+    """What a model asks of a backend. `kv_dtype`: of K and V in the pool; None, "auto" or `dtype` itself is `dtype`.
+
+    Where some layers have a sliding window and others have none it is that of those with one, which asks for more.
+    """
     return AttentionSpec(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -40,7 +43,10 @@ def attention_spec(
         block_size=block_size,
         kv_dtype=None if kv_dtype in (None, "auto", dtype) else kv_dtype,
         layout=layout,
+        scale=config.attention_scale,
         sliding_window=config.sliding_window,
+        soft_cap=config.soft_cap,
+        sinks=config.sinks,
     )
 
 

@@ -34,6 +34,7 @@ class ModelExecutor:
     Args:
         backend: already set up for this model's AttentionSpec.
         pool, tables: on the decoder's device.
+        by_layer: the backend of each layer, each set up, where they differ; None: `backend` everywhere.
 
     Attributes:
         graphs: the captured decode steps, None without `capture`.
@@ -41,7 +42,14 @@ class ModelExecutor:
         num_eager_steps: steps that were not replayed.
     """
 
-    def __init__(self, decoder: Decoder, backend: AttentionBackend, pool: KVPool, tables: BlockTables) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        backend: AttentionBackend,
+        pool: KVPool,
+        tables: BlockTables,
+        by_layer: Sequence[AttentionBackend] | None = None,
+    ) -> None:
         self.decoder, self.backend, self.pool, self.tables = decoder, backend, pool, tables
         self.device = torch.device(tables.device)
         self.graphs: DecodeGraphs | None = None
@@ -51,8 +59,12 @@ class ModelExecutor:
         self._attention: Attention = self._attend
         self._batch: Batch | None = None
         self._guarded = GuardedBackend(backend)
+        self.by_layer = list(by_layer or [backend] * decoder.config.num_layers)
+        guarded = {id(own): GuardedBackend(own) for own in self.by_layer}
+        self._planners = list(guarded.values())
+        self._layer_backends = [guarded[id(own)] for own in self.by_layer]
         self._backend_rotates = "rope" in self._guarded.capabilities.features
-        self._rope: Rope | None = None
+        self._rope: tuple[Rope, Rope] | None = None  # of layers without and with a window
         self._inputs, self._drawing = Staging(self.device), Staging(self.device)
         self._logits: Tensor = torch.empty(0)
         self._start = time.perf_counter()
@@ -185,10 +197,13 @@ class ModelExecutor:
 
     def _hidden(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """The hidden states (T, E), or (R, E) of `rows`."""
-        self._guarded.plan(batch)
+        for backend in self._planners:
+            backend.plan(batch)
         self._batch = batch
         if self._backend_rotates:
-            self._rope = Rope(*self.decoder.angles(positions))
+            rope = Rope(*self.decoder.angles(positions))
+            local = self.decoder.local_frequencies is not None
+            self._rope = rope, Rope(*self.decoder.angles(positions, local=True)) if local else rope
         rotate = not self._backend_rotates
         if rows is None or len(rows) == len(tokens):  # all of them: `sampled` is in order
             hidden: Tensor = self._forward(tokens, positions, self._attention, rotate)
@@ -200,14 +215,15 @@ class ModelExecutor:
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One layer's attention over the batch that was planned last."""
-        batch, kv = self._batch, self.pool.layers[layer]
+        batch, kv, backend = self._batch, self.pool.layers[layer], self._layer_backends[layer]
         assert batch is not None
         if self._rope is None:
-            self._guarded.write(kv, k, v, batch.slot_mapping)
+            backend.write(kv, k, v, batch.slot_mapping)
         else:
-            q = self._guarded.rotate_and_write(kv, q, k, v, self._rope, batch.slot_mapping)
+            rope = self._rope[self.decoder.config.slides(layer)]
+            q = backend.rotate_and_write(kv, q, k, v, rope, batch.slot_mapping)
         out = torch.empty_like(q)
-        self._guarded.attend(q, kv, batch, out)
+        backend.attend(q, kv, batch, out)
         return out
 
     @torch.inference_mode()

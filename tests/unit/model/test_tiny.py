@@ -167,7 +167,7 @@ def test_a_config_without_a_key_or_with_an_unknown_feature_is_refused_by_name():
     base |= {"num_attention_heads": 2, "intermediate_size": 8}
     assert read_hf_config(base).num_kv_heads == 2
     for change, message in (
-        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: llama, mistral, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: llama, mistral, mixtral, phi3, qwen2, qwen3"),
         ({"model_type": None}, "None is not supported"),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
@@ -180,8 +180,18 @@ def test_a_config_without_a_key_or_with_an_unknown_feature_is_refused_by_name():
         with pytest.raises(ModelError, match=message):
             read_hf_config(base | change)
     mixed = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-    with pytest.raises(ModelError, match="layers with and without a sliding window"):
-        read_hf_config(base | mixed | {"num_hidden_layers": 2})
+    assert read_hf_config(base | mixed | {"num_hidden_layers": 2}).sliding_layers == (False, True)
+    experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    assert read_hf_config(base | experts).experts is not None
+    for change, message in (
+        ({"mlp_only_layers": [0]}, "layers with and without routed experts"),
+        ({"num_experts_per_tok": 5}, "5 of 4 experts"),
+        ({"model_type": "gpt_oss", "swiglu_limit": 3.0}, "swiglu_limit 3.0"),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 8}}, "needs 'original_max_position_embeddings'"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            read_hf_config(base | experts | change)
 
 
 def test_a_config_of_transformers_4_and_one_of_5_mean_the_same():

@@ -1,0 +1,75 @@
+"""Routed experts in plain torch: each token goes through a few of many gated MLPs."""
+
+# Shapes: T tokens  E hidden  X experts  A experts a token  I intermediate
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from framework.model.config import ExpertsConfig
+
+_SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
+"""Of gpt-oss. Source: its model card; transformers' GptOssConfig."""
+
+
+class RoutedExperts(nn.Module):
+    """A router and X gated MLPs. Source: Mixtral, arXiv:2401.04088 section 2.1; transformers' modeling code.
+
+    NOTE: on a CPU each expert computes its own tokens. Elsewhere, and when compiled, every expert computes every token
+    and weights of 0 drop what was not chosen: X / A times the work, but nothing waits for the device, so that decode
+    steps can be captured.
+    """
+
+    def __init__(self, config: ExpertsConfig, hidden: int, factory: dict[str, object]):
+        super().__init__()
+        self._config = config
+        count, width = config.count, config.intermediate_size
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, **factory), requires_grad=False)  # type: ignore[call-overload]
+
+        self.router = parameter(count, hidden)
+        self.router_bias = parameter(count) if config.bias else None
+        self.gate_up = parameter(count, 2 * width, hidden)
+        self.gate_up_bias = parameter(count, 2 * width) if config.bias else None
+        self.down = parameter(count, hidden, width)
+        self.down_bias = parameter(count, hidden) if config.bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(T, E) to (T, E)."""
+        weights, chosen = self._route(x)
+        out = torch.zeros_like(x)
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
+            every = torch.zeros(len(x), self._config.count, dtype=x.dtype, device=x.device)
+            every = every.scatter(1, chosen, weights)
+            for expert in range(self._config.count):
+                out = out + self._expert(x, expert) * every[:, expert, None]
+            return out
+        for expert in torch.bincount(chosen.flatten()).nonzero().flatten().tolist():
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            out.index_add_(0, token, self._expert(x[token], expert) * weights[token, place, None])
+        return out
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (T, A) in x's dtype, and the experts (T, A) they are for."""
+        scores = F.linear(x, self.router, self.router_bias)
+        if self._config.renormalise:  # a softmax over the chosen ones alone is the same
+            top, chosen = scores.topk(self._config.per_token, -1)
+            return top.float().softmax(-1).to(x.dtype), chosen
+        top, chosen = scores.float().softmax(-1).topk(self._config.per_token, -1)
+        return top.to(x.dtype), chosen
+
+    def _expert(self, x: Tensor, expert: int) -> Tensor:
+        first = None if self.gate_up_bias is None else self.gate_up_bias[expert]
+        second = None if self.down_bias is None else self.down_bias[expert]
+        both = F.linear(x, self.gate_up[expert], first)
+        return F.linear(self._gated(both), self.down[expert], second)
+
+    def _gated(self, both: Tensor) -> Tensor:
+        if not self._config.clamped:
+            gate, up = both.chunk(2, -1)
+            return F.silu(gate) * up
+        gate, up = both[..., ::2].clamp(max=_SWIGLU_LIMIT), both[..., 1::2].clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT)
+        return (up + 1) * gate * torch.sigmoid(gate * _SWIGLU_ALPHA)

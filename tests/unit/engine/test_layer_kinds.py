@@ -1,0 +1,99 @@
+"""Layers with and without a sliding window, sinks, and routed experts, served over paged K and V."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from framework.errors import BackendUnavailable, InvalidArgument, Unsupported
+from framework.llm import LLM, EngineOptions
+from framework.model.config import ExpertsConfig, ModelConfig
+from framework.model.dense import greedy
+from framework.model.experts import RoutedExperts
+from framework.model.loading import LoadedModel, random_model
+from framework.model.shard import Shard
+from framework.modes.loss_check import measure_loss
+from framework.sampling import Sampling
+from framework_builtin.backend.torch import TorchBackend
+
+MIXED = ModelConfig(
+    family="gemma3_text", vocab_size=263, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16,
+    intermediate_size=48, sliding_window=9, sliding_layers=(True, False, True), local_rope_theta=100.0, sinks=True,
+    sandwich_norms=True, norms_plus_one=True, scaled_embeddings=True, soft_cap=20.0,
+)  # fmt: skip
+ROUTED = ExpertsConfig(count=5, per_token=2, intermediate_size=8, bias=True, clamped=True)
+
+
+class Rotating(TorchBackend):
+    """Says that it rotates in one pass with the write, so that the engine hands it the angles."""
+
+    capabilities = replace(TorchBackend.capabilities, features=TorchBackend.capabilities.features | {"rope"})
+
+
+class Uncopied(TorchBackend):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("holds a device handle")
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    loaded = random_model(MIXED)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in loaded.decoder.named_parameters():
+        gain = 0.2 if name.endswith("norm") else 2.0 * parameter.shape[-1] ** -0.5
+        parameter.copy_(gain * torch.randn(parameter.shape, generator=generator))
+    return loaded
+
+
+@pytest.mark.parametrize("backend", ["torch", "gather", Rotating])
+def test_layers_of_both_kinds_give_the_dense_tokens(model: LoadedModel, backend: Any) -> None:
+    prompts = [list(range(5)), list(range(40, 90))]
+    wanted = [greedy(model.decoder, prompt, 25).tokens for prompt in prompts]
+    assert len(set(wanted[1])) > 3, wanted
+    llm = LLM(model, backend=backend, block_size=4, num_blocks=80, poison=True, engine=EngineOptions(chunk_size=8))
+    assert [r.completions[0].tokens for r in llm.generate(prompts, Sampling(max_tokens=25, ignore_eos=True))] == wanted
+    assert [own.spec.sliding_window for own in llm.backends] == [9, None, 9]
+    assert llm.backends[0] is llm.backends[2] is llm.backend
+
+
+def test_the_loss_of_a_narrow_pool_is_measured_layer_by_layer(model: LoadedModel) -> None:
+    found = []
+    for kv_dtype in (None, "int8"):
+        llm = LLM(model, backend="torch", num_blocks=40, kv_dtype=kv_dtype)
+        requests = llm.generate([list(range(40, 90))], Sampling(max_tokens=8, ignore_eos=True))
+        found += measure_loss(model.decoder, llm.backends, llm.spec, llm.pool, requests, 1)
+    exact, rounded = found
+    assert exact.attention_error < 1e-5 < rounded.attention_error < 0.1, found
+    assert exact.differs_at is None
+
+
+def test_a_backend_that_lacks_a_feature_is_refused_by_name(model: LoadedModel) -> None:
+    class Plain(TorchBackend):
+        capabilities = replace(TorchBackend.capabilities, features=frozenset({"soft_cap"}))
+
+    with pytest.raises(BackendUnavailable, match="sliding_window is not supported; sinks is not supported"):
+        LLM(model, backend=Plain, num_blocks=40)
+
+
+def test_a_backend_that_cannot_be_copied_is_refused(model: LoadedModel) -> None:
+    with pytest.raises(Unsupported, match=r"cannot be copied .holds a device handle.*give the backend by name"):
+        LLM(model, backend=Uncopied(), num_blocks=40)
+
+
+def test_routed_experts_give_the_same_with_and_without_sorting_by_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = RoutedExperts(ROUTED, 16, {"dtype": torch.float64, "device": "cpu"})
+    generator = torch.Generator().manual_seed(0)
+    for parameter in experts.parameters():
+        parameter.normal_(generator=generator)
+    x = torch.randn(7, 16, dtype=torch.float64, generator=generator)
+    own = experts(x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(experts(x), own)
+
+
+def test_routed_experts_are_not_divided_over_ranks() -> None:
+    with pytest.raises(InvalidArgument, match=r"routed experts are not divided over ranks\. Would work: 1"):
+        Shard(0, 2).config(replace(MIXED, experts=ROUTED))
