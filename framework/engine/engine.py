@@ -355,14 +355,14 @@ class Engine:
 
     def _commit(self, step: Step) -> None:
         """Publish the blocks this step filled: Python is touched once a block, not once a token."""
-        rows, size = self.state.rows, self.allocator.block_size
+        rows, size, promises = self.state.rows, self.state.guarded.block_size, self.state.promises
+        made = promises.made if promises is not None else None
         now_computed = step.computed + step.num_new
         rows.computed[step.rows] = now_computed
         filled = now_computed // size > step.computed // size
-        counts = list(zip(step.rows[filled].tolist(), now_computed[filled].tolist(), strict=True))
-        promises = self.state.promises
-        if promises:  # who promised is first, so that whoever computed the same content shares it
-            counts.sort(key=lambda entry: rows.sequences[entry[0]] not in promises)
+        counts: Iterable[tuple[int, int]] = zip(step.rows[filled].tolist(), now_computed[filled].tolist(), strict=True)
+        if made:  # who promised is first, so that whoever computed the same content shares it
+            counts = sorted(counts, key=lambda entry: rows.sequences[entry[0]] not in made)
         for row, count in counts:
             seq = rows.sequences[row]
             if seq is None:
@@ -371,7 +371,7 @@ class Engine:
                 self.life.commit(seq, count)
             except FrameworkError as error:
                 self.life.fail(seq, error)
-        if promises is not None:
+        if promises is not None and made:
             promises.keep()
 
     def check(self) -> None:

@@ -34,9 +34,10 @@ class Metrics:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_steps = self.num_scheduled_tokens = self.num_output_tokens = self.num_decode_tokens = 0
         self.schedule_s = self.forward_s = self.sample_s = self.step_s = 0.0
-        self.slot_seconds = np.zeros(len(_KINDS))
-        self.slot_steps = np.zeros(len(_KINDS), dtype=np.int64)
-        self.slots = np.zeros(len(_KINDS), dtype=np.int64)
+        # Of each kind. Lists: for so few, NumPy's overhead a call is more than the work.
+        self._slots = [0] * len(_KINDS)
+        self._slot_seconds = [0.0] * len(_KINDS)
+        self._slot_steps = [0] * len(_KINDS)
         self.peak_used_blocks = 0
         self.peak_rows = 0
         self.statuses: Counter[str] = Counter()
@@ -106,8 +107,7 @@ class Metrics:
         live = max(0, used - unwritten)
         external = stats.external_blocks * size
         free = stats.free_blocks * size - external
-        split = (live, internal, unwritten - internal, external, stats.cached_blocks * size, free)
-        self.slots = np.array(split, dtype=np.int64)
+        self._slots = [live, internal, unwritten - internal, external, stats.cached_blocks * size, free]
         self.peak_used_blocks = max(self.peak_used_blocks, stats.used_blocks)
         self.peak_rows = max(self.peak_rows, len(active))
         self.num_scheduled_tokens += int(_sum(step.num_new))
@@ -120,12 +120,18 @@ class Metrics:
         self.forward_s += computed - scheduled
         self.sample_s += end - computed
         self.step_s += end - start
-        self.slot_seconds += self.slots * (end - start)
-        self.slot_steps += self.slots
+        seconds, slots = end - start, self._slots
+        self._slot_seconds = [total + count * seconds for total, count in zip(self._slot_seconds, slots, strict=True)]
+        self._slot_steps = [total + count for total, count in zip(self._slot_steps, slots, strict=True)]
+
+    @property
+    def slots(self) -> npt.NDArray[np.int64]:
+        """(6,) slots after the last step's writes: live, internal, reserved, external, cached idle, free."""
+        return np.array(self._slots, dtype=np.int64)
 
     def step_row(self, state: EngineState) -> dict[str, Any]:
         """One line for a run's metrics file: the state after the last step. Shares of 0 reserved slots are None."""
-        live, internal, reserved, external, cached, free = (int(count) for count in self.slots)
+        live, internal, reserved, external, cached, free = self._slots
         used, pool = live + internal + reserved, self.num_blocks * self.block_size
         return {
             "time_s": state.executor.now(),
@@ -175,8 +181,8 @@ class Metrics:
             "hit_rate": _ratio(self.hit_tokens, self.prompt_tokens),
             "hit_rate_blocks": _ratio(self.hit_blocks, self.prompt_blocks),
             "hit_rate_request_mean": float(np.mean(self.request_hit_rates)) if self.request_hit_rates else None,
-            **_shares(self.slot_seconds),
-            **{f"{name}_by_step": share for name, share in _shares(self.slot_steps).items()},
+            **_shares(np.array(self._slot_seconds)),
+            **{f"{name}_by_step": share for name, share in _shares(np.array(self._slot_steps)).items()},
             "peak_used_blocks": self.peak_used_blocks,
             "peak_running": self.peak_rows,
             "num_forks": state.num_forks,

@@ -21,29 +21,27 @@ class Promises:
     of its step computes. A prompt promises the chunk it is going to compute, no more, and only once another sequence is
     about to be looked up. Whoever relies on a promise that is not kept (its maker was preempted, cancelled or failed,
     or the step did not finish) is preempted: its tokens are computed again, and nothing is read that was not written.
+
+    Attributes:
+        planned: on a row, and to promise what they compute before the next sequence is looked up.
+        made: how many of its tokens each sequence has promised. Empty in most steps, which is all they look at.
     """
 
     def __init__(self, state: EngineState, life: Lifecycle, chunk_size: int) -> None:
         self._state, self._life, self._chunk_size = state, life, chunk_size
-        self._planned: list[Sequence] = []
-        self._made: dict[Sequence, int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._made)
-
-    def __contains__(self, seq: object) -> bool:
-        return seq in self._made
+        self.planned: list[Sequence] = []
+        self.made: dict[Sequence, int] = {}
 
     def plan(self, seq: Sequence) -> None:
         """`seq`, on a row, computes a chunk of its prompt in this step."""
         group = seq.request.group
         if group is None or len(group.live) == 1:  # beams wait for one another: what they compute is not known yet
-            self._planned.append(seq)
+            self.planned.append(seq)
 
     def make(self) -> None:
         """Promise what was planned since: a sequence is about to be looked up."""
-        state, planned = self._state, self._planned
-        self._planned = []
+        state, planned = self._state, self.planned
+        self.planned = []
         for seq in planned:
             if seq.row < 0:
                 continue
@@ -56,29 +54,32 @@ class Promises:
             except FrameworkError as error:
                 self._life.fail(seq, error)
                 continue
-            self._made[seq] = end
+            self.made[seq] = end
 
     def require(self, num_new: IntArray) -> None:
         """Withdraw what rows promised and, as planned, do not compute. Sets `num_new` of rows preempted for it to 0."""
-        self._planned = []
+        if self.planned:
+            self.planned = []
+        if not self.made:
+            return
         rows = self._state.rows
-        for seq, end in list(self._made.items()):
+        for seq, end in list(self.made.items()):
             if seq.row >= 0 and rows.computed[seq.row] + num_new[seq.row] < end:
                 self.withdraw(seq)
                 num_new[[row for row, other in enumerate(rows.sequences) if other is None]] = 0
 
     def keep(self) -> None:
         """The step's tokens were computed and committed."""
-        self._made.clear()
+        self.made.clear()
 
     def withdraw_all(self) -> None:
         """The last step did not finish: nothing that it promised was computed."""
-        for seq in list(self._made):
+        for seq in list(self.made):
             self.withdraw(seq)
 
     def withdraw(self, seq: Sequence) -> None:
         """What `seq` promised is not computed: preempt whoever relies on it."""
-        if self._made.pop(seq, None) is None:
+        if self.made.pop(seq, None) is None:
             return
         relying = self._withdraw(seq)
         for other in list(self._state.rows.sequences):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from framework.engine.request import Request
@@ -37,17 +36,22 @@ def require_facts(*, arrival_s: Any, priority: Any, tenant: Any, session: Any, n
     Raises:
         InvalidArgument: names the first that is not.
     """
-    numeric = isinstance(arrival_s, (int, float)) and not isinstance(arrival_s, bool)
-    if not numeric or not -_LATEST_S <= arrival_s <= _LATEST_S or math.isnan(arrival_s):
+    numeric = type(arrival_s) is float or (isinstance(arrival_s, (int, float)) and not isinstance(arrival_s, bool))
+    if not numeric or not -_LATEST_S <= arrival_s <= _LATEST_S:  # NaN is not
         raise InvalidArgument(f"arrival_s must be seconds, at most {_LATEST_S:g}, found {_short(arrival_s)}")
-    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > _LARGEST_PRIORITY:
+    whole = type(priority) is int or (isinstance(priority, int) and not isinstance(priority, bool))
+    if not whole or abs(priority) > _LARGEST_PRIORITY:
         raise InvalidArgument(f"priority must be an integer between -2**31 and 2**31, found {_short(priority)}")
     if not isinstance(namespace, Namespace):
         raise InvalidArgument(f"namespace must be a Namespace, found {_short(namespace)}")
-    names = {"tenant": tenant, "session": "" if session is None else session}
-    names |= {f"namespace.{name}": getattr(namespace, name) for name in ("model", "adapter", "salt")}
-    for name, value in names.items():
-        if not isinstance(value, str) or not _is_unicode(value):
+    for name, value in (
+        ("tenant", tenant),
+        ("session", "" if session is None else session),
+        ("namespace.model", namespace.model),
+        ("namespace.adapter", namespace.adapter),
+        ("namespace.salt", namespace.salt),
+    ):
+        if not isinstance(value, str) or not (value.isascii() or _is_unicode(value)):
             raise InvalidArgument(f"{name} must be Unicode text, found {_short(value)}")
 
 

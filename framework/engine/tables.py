@@ -41,7 +41,7 @@ class BlockTables:
     def host(self) -> npt.NDArray[np.int32]:
         """(max_rows, max_blocks) int32: the truth. A read-only view."""
         view: npt.NDArray[np.int32] = self._host.view()
-        view.flags.writeable = False
+        view.setflags(write=False)
         return view
 
     def set(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:

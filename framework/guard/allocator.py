@@ -179,11 +179,13 @@ class GuardedAllocator(Allocator):
         count = len(table)
         if count > self._max_blocks or count < start or count * self.block_size < num_tokens:
             self._refuse_length(request, count, num_tokens, start)
-        new = table[start:] if start else table
-        low, high = _bounds(new)
+        if count - start == 1:  # a decoding row gets one block: min() and max() would cost more than all else
+            low = high = table.item(start)
+        else:
+            low, high = _bounds(table[start:])
         if low < 1 or high > self.num_blocks:
             rule = f"must name blocks 1 to {self.num_blocks} for sequence {request}"
-            self._boundary.wrong("table", rule, new.tolist())
+            self._boundary.wrong("table", rule, table[start:].tolist())
         found: npt.NDArray[np.int32] = table
         return found
 
@@ -299,7 +301,5 @@ def _is_count(value: object) -> bool:
 
 
 def _bounds(ids: npt.NDArray[np.int32]) -> tuple[int, int]:
-    """Least and greatest; of no blocks (1, 1). A decoding row gets one block: min() and max() would cost more there."""
-    if len(ids) == 1:
-        return int(ids[0]), int(ids[0])
+    """Least and greatest; of no blocks (1, 1)."""
     return (int(ids.min()), int(ids.max())) if len(ids) else (1, 1)

@@ -206,10 +206,11 @@ class PagedAllocator(Allocator):
         if type(num_tokens) is not int or num_tokens < 0:
             num_tokens = count_of("num_tokens", num_tokens, 0)
         blocks, size, pool = table.blocks, len(table.blocks), self.pool
-        grow = max(0, -(-num_tokens // self.block_size) - size)
-        shared = self._unsafe(table) if table.shared else []
-        need = grow + len(shared)
-        if not need:
+        need = -(-num_tokens // self.block_size) - size
+        shared = self._unsafe(table) if table.shared else None
+        if shared:
+            need = max(0, need) + len(shared)
+        if need <= 0:
             table.shared = False
             return self._changes.without_copies(size)
         if need > pool.num_blocks - pool.used:
@@ -252,27 +253,30 @@ class PagedAllocator(Allocator):
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
         table = self._table(request)
-        num_tokens, room = len(tokens), len(table.blocks) * self.block_size
-        if not table.committed <= num_tokens <= room:
+        num_tokens, start, size = len(tokens), len(table.blocks), self.block_size
+        if not table.committed <= num_tokens <= start * size:
             raise InvalidArgument(
                 f"commit of {num_tokens} tokens for request {request}: {table.committed} are committed and there is "
-                f"room for {room}; extend first"
+                f"room for {start * size}; extend first"
             )
-        start = len(table.blocks)
-        if self.promises:
+        if self.promises.owner or self.promises.broken:
             self.promises.keep_all(table, num_tokens)
         if self.share_prefix:
             if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or not tokens.flags.c_contiguous:
                 tokens = _as_tokens(tokens)
-            table.compare(tokens)
-            if num_tokens // self.block_size > table.published and not table.closed:
-                start = self._publish(table, num_tokens // self.block_size, tokens)
-            table.learn(tokens)
+            data, held = tokens.data, table.held  # as buffers: their slices cost less than an array's
+            known = len(held) // 4
+            if not held.startswith(data[:known]):
+                table.refuse(tokens)
+            if num_tokens // size > table.published and not table.closed:
+                start = self._publish(table, num_tokens // size, tokens, data)
+            if known < num_tokens:
+                held += data[known:]
         table.committed = num_tokens
         return self._changes.without_copies(start)
 
-    def _publish(self, table: Table, full: int, tokens: TokenArray) -> int:
-        """Publish the blocks up to `full`, whose tokens are the first of `tokens`."""
+    def _publish(self, table: Table, full: int, tokens: TokenArray, buffer: memoryview) -> int:
+        """Publish the blocks up to `full`, whose tokens are the first of `tokens`, which lie in `buffer`."""
         names, first, size = table.names, table.published, self.block_size
         known = len(names)
         more: list[BlockHash] = []
@@ -285,7 +289,7 @@ class PagedAllocator(Allocator):
             if full <= first:
                 names += more
                 return len(table.blocks)
-        data = tokens[first * size : full * size].tobytes()
+        data = b"" if type(self.cache.index) is HashIndex else buffer[first * size : full * size].tobytes()
         self.pool.access += 1
         if self._requests is not None:
             self._requests.used(table.blocks[first:full], table.facts)

@@ -189,7 +189,10 @@ class BlockCache:
 
     def _evict(self, blocks: Sequence[int]) -> None:
         """These are evicted; the policy knows already."""
-        self._unpublish(blocks)
+        if self.listener is None and not self.detached:
+            self.index.remove_all(blocks)
+        else:
+            self._unpublish(blocks)
         self.evictions += len(blocks)
 
     def _unpublish(self, blocks: Sequence[int]) -> None:

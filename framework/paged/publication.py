@@ -77,10 +77,11 @@ class Publication:
         tenant: int,
     ) -> tuple[int, int]:
         """`publish` of one content, of table[at]: what a decoding request does when a block fills."""
-        pool, block, key = self._cache.pool, table[at], keys[0]
+        cache, block, key = self._cache, table[at], keys[0]
+        pool = cache.pool
         if pool.key[block] is not None:
             return self.publish(anchor, table, at, keys, data, priority, tenant)
-        holder = self._cache.index.insert(anchor, table[at - 1] if at else 0, key, data, block)
+        holder = cache.index.insert(anchor, table[at - 1] if at else 0, key, data, block)
         if holder != block:
             if not holder:
                 return 0, len(table)
@@ -88,14 +89,14 @@ class Publication:
             return 1, at
         pool.key[block] = key
         pool.describe(block, at, priority, tenant)
-        if self._cache.policy.wants_admit:
+        if cache.policy.wants_admit:
             try:
-                self._cache.policy.admit((block,), self._cache.now)
+                cache.policy.admit((block,), cache.now)
             except PluginError:
                 self._undo((block,), ())
                 raise
-        if self._cache.listener is not None:
-            self._cache.listener(CacheEvent("admit", BlockId(block), key, self._cache.now))
+        if cache.listener is not None:
+            cache.listener(CacheEvent("admit", BlockId(block), key, cache.now))
         return 1, len(table)
 
     def _use_holder(self, table: array[int], at: int, holder: int, priority: int) -> None:

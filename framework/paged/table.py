@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import NoReturn
 
 import numpy as np
 
@@ -44,25 +45,17 @@ class Table:
         self.shared = False
         self.facts = UNKNOWN_REQUEST
 
-    def compare(self, tokens: TokenArray) -> None:
-        """Refuse contiguous int32 tokens, the request's first, that differ from those known.
+    def refuse(self, tokens: TokenArray) -> NoReturn:
+        """Raise for int32 tokens, the request's first, that differ from those known.
 
         Raises:
             InvalidArgument: names the first position that differs.
         """
-        known = tokens[: len(self.held) // 4]
-        if not self.held.startswith(known.data):
-            ours = np.frombuffer(bytes(self.held[: 4 * len(known)]), dtype=np.int32)
-            at = int(np.argmax(ours != known))
-            raise InvalidArgument(
-                f"commit of request {self.request.id}: token {at} is {known[at]}, it was {ours[at]} before"
-            )
-
-    def learn(self, tokens: TokenArray) -> None:
-        """These int32 tokens, the request's first, are known from here on."""
-        known = len(self.held) // 4
-        if len(tokens) > known:
-            self.held += tokens[known:].tobytes()
+        ours = np.frombuffer(bytes(self.held), dtype=np.int32)[: len(tokens)]
+        at = int(np.argmax(ours != tokens[: len(ours)]))
+        raise InvalidArgument(
+            f"commit of request {self.request.id}: token {at} is {tokens[at]}, it was {ours[at]} before"
+        )
 
     def child(
         self, request: RequestInfo, blocks: array[int], tenant: int, num_tokens: int, full: int, kept: int
