@@ -45,11 +45,11 @@ def _run(config: Config, on_begin: OnBegin) -> dict[str, Any]:
     if config.mode == "serve":
         from framework.modes.serve import serve
 
-        return serve(config.plain(), on_begin)
+        return serve(config, on_begin)
     if config.mode == "replay":
         from framework.modes.replay import replay
 
-        return replay(config.plain(), on_begin)
+        return replay(config, on_begin)
     from framework.modes.kernel import kernel
 
-    return kernel(config.plain(), on_begin)
+    return kernel(config, on_begin)

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from framework.config.sections import ReplayOptions
+from framework.config.config import Config
 from framework.errors import ConfigError
 from framework.files.memo import remembered
 from framework.interfaces.eviction import EvictionPolicy
 from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
-from framework.registry.options import section
 from framework.replay.cores import PYTHON, count
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
@@ -29,20 +28,19 @@ OPTIMUM_RULES = (
 OVER_ALL_TIERS = "; one cache of the capacity of all tiers together, which bounds what any tiering rule hits"
 
 
-def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
+def cache_only(session: Session) -> dict[str, Any]:
     """Each request is one access: the mode of published hit-rate tables. See replay.reference."""
     config, start = session.config, time.perf_counter()
-    cache = section(config, "cache")
-    block_size = int(cache.get("block_size", 16))
+    options, block_size = config.replay, config.cache.block_size
     name, workload = workload_of(config)
     paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only)
-    num_blocks = pool_blocks(cache, options, working_set=paths.num_nodes)
-    shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": int(config.get("seed", 0))}
-    policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
+    num_blocks = pool_blocks(config.cache, options, working_set=paths.num_nodes)
+    shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": config.seed}
+    policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)
     below = tiers_of(config, paths, shared)
     if below is not None and policy.bypass:
         raise ConfigError(
-            f"eviction={names_of(config, ('eviction',))['eviction']} may decline the request at hand's blocks, which "
+            f"eviction={config.eviction.name} may decline the request at hand's blocks, which "
             "no pool above other tiers can; leave tiers out or choose another policy"
         )
     total_blocks = num_blocks + sum(tier.num_blocks for tier in (below.lower.tiers if below else ()))
@@ -64,16 +62,16 @@ def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
     def work() -> None:
         began = time.perf_counter()
         if below is None:
-            core, counts = count(config.get("allocator"), paths, policy, num_blocks, leaf_first=options.leaf_first)
+            core, counts = count(config.allocator.plain(), paths, policy, num_blocks, leaf_first=options.leaf_first)
         else:
             core, counts = PYTHON, replay(paths, policy, num_blocks, leaf_first=options.leaf_first, below=below)
             measured.update(below.summary(block_bytes(options, block_size)))
         measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
-        if session.settings.get("requests", True):
+        if session.settings.requests:
             _log_requests(session, paths, counts)
         if options.optimum:
             facts = {"sha256": session.facts.get("trace_sha256"), "num_blocks": total_blocks}
-            facts |= {"workload": section(config, "workload"), "seed": config.get("seed", 0)}
+            facts |= {"workload": config.workload.plain(), "seed": config.seed}
             rules = OPTIMUM_RULES + (OVER_ALL_TIERS if below is not None else "")
             facts |= {"block_size": block_size, "full_blocks_only": options.full_blocks_only, "rules": rules}
             facts["num_requests"] = paths.num_requests
@@ -84,18 +82,17 @@ def cache_only(session: Session, options: ReplayOptions) -> dict[str, Any]:
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
 
 
-def tiers_of(config: Mapping[str, Any], paths: RequestPaths, shared: Mapping[str, Any]) -> ReplayTiers | None:
+def tiers_of(config: Config, paths: RequestPaths, shared: Mapping[str, Any]) -> ReplayTiers | None:
     """The tiers that the configuration puts below the pool; None where it names none."""
-    entries = config.get("tiers") or ()
-    if not entries:
+    if not config.tiers:
         return None
     specs = []
-    for entry in entries:
+    for entry in config.tiers:
         num_blocks = int(entry["num_blocks"])
         own = {**shared, "num_blocks": num_blocks}
         specs.append(TierSpec(num_blocks, build_component("eviction", entry.get("eviction") or "lru", own)))
         build_component("store", entry["store"], {})  # its options are checked; a replay moves no bytes
-    return ReplayTiers(paths, specs, build_component("tiering", config.get("tiering") or "never", shared))
+    return ReplayTiers(paths, specs, build_component("tiering", config.tiering.plain(), shared))
 
 
 def _counted(counts: CacheOnlyResult) -> dict[str, Any]:

@@ -9,18 +9,17 @@ from statistics import geometric_mean
 from typing import Any
 
 from framework.cli.progress import cell_progress
-from framework.config.sections import KernelOptions
+from framework.config.config import Config
 from framework.engine.executors.checks import default_device, require_backend
 from framework.interfaces.backend import AttentionBackend
 from framework.kernel.cells import for_device
 from framework.kernel.grid import Grid
 from framework.modes.session import OnBegin, Session
 from framework.registry.components import build_component
-from framework.registry.options import call_checked, section
 from framework.results.layout import KERNEL, ROOFLINE, ROOFLINE_SVG
 
 
-def kernel(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
+def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
     """Judge and measure `config`'s backend over the grid of its `kernel` section. See api.run.
 
     The rows, one a cell, are in kernel.jsonl and, not in result.json, under "rows" of what is returned. `status` is
@@ -29,14 +28,12 @@ def kernel(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> 
     Raises:
         BackendUnavailable: no cell of the grid can run here; result.json says so as well.
     """
-    options = call_checked("kernel", KernelOptions, section(config, "kernel"))
-    device, cache = default_device(config.get("device")), section(config, "cache")
-    options = for_device(options, device, int(cache.get("block_size") or 16))
-    name = str((config.get("backend") or {}).get("name", "torch"))
+    device, cache, name = default_device(config.device), config.cache, config.backend.name
+    options = for_device(config.kernel, device, cache.block_size)
     # A backend's first call compiles and tunes, which may take any time.
     with Session(config, on_begin=on_begin, stalls=False) as session:
         session.facts |= {"backend": name, "device": device}
-        grid = Grid(_maker(config), name, device, options, str(cache.get("layout") or "NHD"))
+        grid = Grid(_maker(config), name, device, options, cache.layout)
         grid.first_spec  # noqa: B018  an empty grid raises here, before anything is written
         grid.origin = _origin(session.begin(device, session.label(f"kernel-{name}")))
         result = session.record(lambda: _measure(grid, session), lambda complete: _summary(grid))
@@ -55,11 +52,9 @@ def _measure(grid: Grid, session: Session) -> None:
     _plot(grid, session.run.path)
 
 
-def _maker(config: Mapping[str, Any]) -> Callable[[], AttentionBackend]:
-    chosen, seed = config.get("backend") or "torch", int(config.get("seed", 0))
-
+def _maker(config: Config) -> Callable[[], AttentionBackend]:
     def make() -> AttentionBackend:
-        backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
+        backend: AttentionBackend = build_component("backend", config.backend.plain(), {"seed": config.seed})
         return backend
 
     return make

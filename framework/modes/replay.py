@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from framework.config.sections import EngineOptions, ReplayOptions
+from framework.config.config import Choice, Config
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, constant_step
@@ -20,7 +20,6 @@ from framework.modes.replay_input import pool_blocks, workload_of
 from framework.modes.rows import request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_allocator, build_component
-from framework.registry.options import call_checked, section
 from framework.replay.foresight import Foresight
 from framework.replay.items import feed, trace_items
 from framework.replay.roofline import Roofline
@@ -29,7 +28,6 @@ from framework.workload import requests_of
 from framework.workload.recording import RecordedWorkload, Recording
 from framework.workload.to_trace import with_blocks
 
-_EXECUTORS = ("none", "roofline", "cache_only")
 _DEFAULT_LEN = 262_144
 _TIMED_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps"} | {
     f"{name}_s_p{percent}": f"{name}_steps_p{percent}"
@@ -44,28 +42,25 @@ _PER_SECOND = frozenset(
 )  # fmt: skip
 
 
-def replay(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
+def replay(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
     """Replay `config`'s trace; returns what `result.json` holds. See api.run."""
-    options = call_checked("replay", ReplayOptions, section(config, "replay"))
-    executor = str(config.get("executor") or "none")
-    if executor not in _EXECUTORS:
-        raise ConfigError(f"mode=replay has executors {', '.join(_EXECUTORS)}, found {executor!r}")
     with Session(config, on_begin=on_begin) as session:
-        session.facts["executor"] = executor
-        if executor == "cache_only":
-            return cache_only(session, options)
-        return full_replay(session, options)
+        session.facts["executor"] = config.executor or "none"
+        if config.executor == "cache_only":
+            return cache_only(session)
+        return full_replay(session)
 
 
-def full_replay(session: Session, options: ReplayOptions) -> dict[str, Any]:
+def full_replay(session: Session) -> dict[str, Any]:
     """Requests overlap, pin their blocks, decode and are preempted, as in a serve run."""
-    source = open_source(session.config, options, session.event_log())
+    options = session.config.replay
+    source = open_source(session.config, session.event_log())
     engine, unit = source.engine, source.unit
     session.facts |= {**names_of(session.config, (*KINDS[:3], "workload"))}
     session.begin("none")
-    if session.settings.get("requests", True):
+    if session.settings.requests:
         engine.state.on_end = lambda request: session.run.log_request(request_row(request, unit=unit))
-    log_every, start = max(1, int(session.settings.get("log_every", 1))), time.perf_counter()
+    log_every, start = session.settings.log_every, time.perf_counter()
 
     reference: dict[str, float] = {}
 
@@ -76,7 +71,7 @@ def full_replay(session: Session, options: ReplayOptions) -> dict[str, Any]:
                 session.log(engine.state.step_number, in_steps(row) if unit == "steps" else row)
         engine.check()
         if options.offline_reference:
-            reference.update(offline_reference(session.config, options))
+            reference.update(offline_reference(session.config))
 
     def outcome(complete: bool) -> dict[str, Any]:
         summary = engine.metrics.summary(engine.state)
@@ -101,13 +96,13 @@ def full_replay(session: Session, options: ReplayOptions) -> dict[str, Any]:
     return session.record(work, outcome)
 
 
-def offline_reference(config: Mapping[str, Any], options: ReplayOptions) -> dict[str, float]:
+def offline_reference(config: Config) -> dict[str, float]:
     """The hit rate of the same engine on the same trace by offline next use: `eviction=belady`.
 
     Raises:
         ConfigError: over a recording, which does not say when blocks are requested next.
     """
-    source = open_source({**config, "eviction": {"name": "belady"}}, options, None)
+    source = open_source(replace(config, eviction=Choice("belady")), None)
     for _ in feed(source.engine, source.items):
         pass
     summary = source.engine.metrics.summary(source.engine.state)
@@ -141,7 +136,7 @@ class Source:
     workload: Workload
 
 
-def open_source(config: Mapping[str, Any], options: ReplayOptions, log: Any) -> Source:
+def open_source(config: Config, log: Any) -> Source:
     """Read what comes first, and build the engine.
 
     Raises:
@@ -150,31 +145,30 @@ def open_source(config: Mapping[str, Any], options: ReplayOptions, log: Any) -> 
     """
     name, workload = workload_of(config)
     if isinstance(workload, RecordedWorkload):
-        return _recorded_source(config, options, log, workload)
+        return _recorded_source(config, log, workload)
     outputs: dict[tuple[int, int], TokenArray] = {}
-    engine, policy = build_engine(config, options, log, None, outputs)
+    engine, policy = build_engine(config, log, None, outputs)
     if policy.needs_future:
         future = with_blocks(requests_of(workload, name), engine.allocator.block_size)
         Foresight(engine.allocator, future, max_len=engine.max_model_len).attach(engine)
     next(requests_of(workload, name))  # what cannot be read is found before anything is written
-    clock = "virtual" if config.get("executor") == "roofline" else f"{options.step_s} s a step"
+    clock = "virtual" if config.executor == "roofline" else f"{config.replay.step_s} s a step"
     return Source(engine, trace_items(requests_of(workload, name), outputs), "s", clock, workload)
 
 
-def _recorded_source(config: Mapping[str, Any], options: ReplayOptions, log: Any, workload: RecordedWorkload) -> Source:
+def _recorded_source(config: Config, log: Any, workload: RecordedWorkload) -> Source:
     recording = workload.recording()
-    engine, policy = build_engine(config, options, log, recording)
+    engine, policy = build_engine(config, log, recording)
     if policy.needs_future:
         raise ConfigError(
-            f"eviction={(config.get('eviction') or {}).get('name')} needs every block's next use, which workload=trace "
+            f"eviction={config.eviction.name} needs every block's next use, which workload=trace "
             "gives and workload=recording does not; replay a trace, or choose another policy"
         )
     return Source(engine, iter(recording.requests), "steps", "steps", workload)
 
 
 def build_engine(
-    config: Mapping[str, Any],
-    options: ReplayOptions,
+    config: Config,
     log: Any,
     recording: Recording | None,
     outputs: MutableMapping[tuple[int, int], TokenArray] | None = None,
@@ -184,23 +178,22 @@ def build_engine(
     Args:
         outputs: what a trace's requests generate, see ReplayExecutor; a recording brings its own.
     """
-    cache, seed = section(config, "cache"), int(config.get("seed", 0))
-    num_blocks, block_size = pool_blocks(cache, options), int(cache.get("block_size", 16))
-    engine_options = call_checked("engine", EngineOptions, section(config, "engine"))
+    engine_options, block_size, seed = config.engine, config.cache.block_size, config.seed
+    num_blocks = pool_blocks(config.cache, config.replay)
     longest = recording.max_model_len if recording is not None else _DEFAULT_LEN
     max_len = min(engine_options.max_model_len or longest, num_blocks * block_size)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": max_len, "seed": seed}
-    policy: EvictionPolicy = build_component("eviction", config.get("eviction") or "lru", shared)
+    policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)
     allocator = build_allocator(
-        config.get("allocator") or "prefix_cow",
+        config.allocator.plain(),
         policy,
-        config.get("hash") or "sha256",
+        config.hash.plain(),
         num_blocks=num_blocks,
         block_size=block_size,
         max_model_len=max_len,
         seed=seed,
     )
-    executor = _executor(config, options, recording, outputs)
+    executor = _executor(config, recording, outputs)
     pool = num_blocks * block_size
     to_raise = f"cache.num_blocks: the pool holds {pool} tokens" if max_len == pool else "engine.max_model_len"
     recorded = recording.outputs if recording is not None else {}
@@ -225,15 +218,15 @@ def build_engine(
 
 
 def _executor(
-    config: Mapping[str, Any],
-    options: ReplayOptions,
+    config: Config,
     recording: Recording | None,
     outputs: MutableMapping[tuple[int, int], TokenArray] | None,
 ) -> Executor:
     if recording is not None:
         outputs = dict(recording.outputs)
         return ReplayExecutor(constant_step(0.0), outputs=outputs, tops=recording.tops, step_clock=True)
-    if config.get("executor") == "roofline":
+    options = config.replay
+    if config.executor == "roofline":
         return ReplayExecutor(
             Roofline(
                 device=options.device,

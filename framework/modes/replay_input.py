@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from framework import workload
-from framework.config.sections import ReplayOptions
+from framework.config.config import Config
+from framework.config.sections import CacheOptions, ReplayOptions
 from framework.errors import ConfigError
 from framework.interfaces.workload import Workload
-from framework.registry.options import section
 from framework.replay.curves import capacity_blocks
 from framework.replay.path_cache import trace_paths
 from framework.replay.paths import RequestPaths, build_paths
@@ -19,11 +16,10 @@ from framework.workload.to_trace import as_trace
 from framework.workload.trace_file import TraceFile
 
 
-def workload_of(config: Mapping[str, Any]) -> tuple[str, Workload]:
+def workload_of(config: Config) -> tuple[str, Workload]:
     """The name and the object of the workload that `config` chooses; nothing is read yet."""
-    options = section(config, "workload")
-    name = str(options.pop("name", None))
-    return name, workload.make(name, options, seed=int(config.get("seed", 0)))
+    chosen = config.workload
+    return chosen.name, workload.make(chosen.name, chosen.options, seed=config.seed)
 
 
 def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: bool) -> RequestPaths:
@@ -49,15 +45,15 @@ def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: b
     return build_paths(found.limited(trace), full_blocks_only=full_blocks_only)
 
 
-def pool_blocks(cache: Mapping[str, Any], options: ReplayOptions, working_set: int | None = None) -> int:
+def pool_blocks(cache: CacheOptions, options: ReplayOptions, working_set: int | None = None) -> int:
     """The pool's size: cache.num_blocks, or what replay.capacity comes to."""
     if options.capacity is None:
-        if cache.get("num_blocks") is None:
+        if cache.num_blocks is None:
             raise ConfigError("mode=replay needs cache.num_blocks or replay.capacity: there is no device to ask")
-        return int(cache["num_blocks"])
+        return cache.num_blocks
     if working_set is None and "%" in options.capacity:
         raise ConfigError("replay.capacity as a share of the trace is for executor=cache_only; give bytes")
-    size = block_bytes(options, int(cache.get("block_size", 16)))
+    size = block_bytes(options, cache.block_size)
     return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size)
 
 

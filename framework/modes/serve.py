@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from framework import registry, workload
+from framework.config.config import Config
+from framework.config.sections import CacheOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend
@@ -15,7 +17,7 @@ from framework.engine.kv_scales import require_scales
 from framework.engine.request import Request
 from framework.errors import ConfigError, FrameworkError, PluginError
 from framework.guard.backend import GuardedBackend
-from framework.llm import LLM, EngineOptions, build_component
+from framework.llm import LLM
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
 from framework.model.shard import Shard
@@ -26,14 +28,14 @@ from framework.modes.loss_check import LossVerdict
 from framework.modes.rows import completion_rows, request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.parallel.spread import spread_over
-from framework.registry.options import call_checked, section
+from framework.registry.components import build_component
 from framework.replay.items import submit
 from framework.replay.recording import write_recording
 from framework.results.layout import RECORDING
 from framework.workload import WorkloadRequest
 
 
-def serve(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
+def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
     """Serve `config`'s workload on its model; returns what `result.json` holds. See api.run.
 
     Raises:
@@ -52,7 +54,7 @@ def serve(config: Mapping[str, Any], on_begin: OnBegin = lambda path: None) -> d
 
 def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dict[str, Any]:
     """Serve `items` and write down what became of them, also of a run that does not come to its end."""
-    log_every = int(session.settings.get("log_every", 1))
+    log_every = session.settings.log_every
     requests: list[Request] = []
 
     def on_step(engine: Engine) -> None:
@@ -67,7 +69,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
 
     def outcome(complete: bool) -> dict[str, Any]:
         llm.add_texts(requests)
-        verdicts, judged = compare(llm, requests, int(session.settings.get("check_requests", 8)) if complete else 0)
+        verdicts, judged = compare(llm, requests, session.settings.check_requests if complete else 0)
         for request in requests:
             session.run.log_request(served_row(request, verdicts))
         if llm.recorder is not None:
@@ -83,18 +85,17 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
     return session.record(work, outcome)
 
 
-def refuse_foresight(config: Mapping[str, Any]) -> None:
+def refuse_foresight(config: Config) -> None:
     """Raise for `eviction=belady` and the like, before a model is loaded."""
-    chosen = config.get("eviction") or {}
-    name = str(chosen.get("name", "") if isinstance(chosen, Mapping) else chosen)
-    if name and getattr(registry.load("eviction", name), "needs_future", False):
+    name = config.eviction.name
+    if getattr(registry.load("eviction", name), "needs_future", False):
         raise ConfigError(
             f"eviction={name} needs every block's next use, which is known in a replay only; use mode=replay with "
             "workload=trace, or another policy"
         )
 
 
-def check_backend(config: Mapping[str, Any]) -> None:
+def check_backend(config: Config) -> None:
     """Ask the backend whether it can serve the model's shape here, from the model's config alone.
 
     Raises:
@@ -102,30 +103,27 @@ def check_backend(config: Mapping[str, Any]) -> None:
         InvalidArgument: the model does not divide over engine.tensor_parallel_size ranks.
         ConfigError: CUDA graphs were asked for and cannot be.
     """
-    model, cache = section(config, "model"), section(config, "cache")
-    shape = model_config(model.pop("name", "tiny"), model)
-    options = call_checked("engine", EngineOptions, section(config, "engine"))
-    if shape is not None:
-        require_scales(cache.get("kv_scales"), kv_dtype_of(cache), shape)
-        shape = Shard(0, options.tensor_parallel_size).config(shape)
-    if shape is None or not config.get("backend"):
+    cache, asked = config.cache, config.model.options.get("dtype")
+    shape = model_config(config.model.name, config.model.options)
+    if shape is None:
         return
-    dtype = model.get("dtype") if model.get("dtype") not in (None, "auto") else shape.dtype
-    size, layout = int(cache.get("block_size", 16)), str(cache.get("layout", "NHD"))
-    spec = attention_spec(shape, str(dtype), size, layout, kv_dtype_of(cache))
-    backend = build_component("backend", config["backend"], {"seed": int(config.get("seed", 0))})
-    device = default_device(config.get("device"))
+    require_scales(cache.kv_scales, kv_dtype_of(cache), shape)
+    shape = Shard(0, config.engine.tensor_parallel_size).config(shape)
+    dtype = asked if asked not in (None, "auto") else shape.dtype
+    spec = attention_spec(shape, str(dtype), cache.block_size, cache.layout, kv_dtype_of(cache))
+    backend = build_component("backend", config.backend.plain(), {"seed": config.seed})
+    device = default_device(config.device)
     require_backend(backend, spec, device)
-    require_graphs(options, backend, device)
+    require_graphs(config.engine, backend, device)
 
 
-def kv_dtype_of(cache: Mapping[str, Any]) -> str | None:
+def kv_dtype_of(cache: CacheOptions) -> str | None:
     """What `cache.kv_dtype` asks for, or `cache.dtype`, its older spelling; None: the model's.
 
     Raises:
         ConfigError: two different ones.
     """
-    asked, older = cache.get("kv_dtype"), cache.get("dtype")
+    asked, older = cache.kv_dtype, cache.dtype
     if asked is not None and older is not None and asked != older:
         raise ConfigError(
             f"cache.kv_dtype={asked} and cache.dtype={older}, its older spelling, differ; set cache.kv_dtype alone"
@@ -133,47 +131,48 @@ def kv_dtype_of(cache: Mapping[str, Any]) -> str | None:
     return asked or older
 
 
-def load_model(config: Mapping[str, Any]) -> LoadedModel:
+def load_model(config: Config) -> LoadedModel:
     """The model that `config` names, on its device."""
-    model = section(config, "model")
-    device = default_device(config.get("device"))
-    options = call_checked("engine", EngineOptions, section(config, "engine"))
+    options = config.engine
     return build_model(
-        model.pop("name", "tiny"),
-        model,
-        device=device,
-        seed=int(config.get("seed", 0)),
+        config.model.name,
+        config.model.options,
+        device=default_device(config.device),
+        seed=config.seed,
         spread=spread_over(options.tensor_parallel_size, timeout_s=options.collective_timeout_s),
     )
 
 
-def build_llm(config: Mapping[str, Any], model: LoadedModel, *, longest: int, log: Any = None) -> LLM:
+def build_llm(config: Config, model: LoadedModel, *, longest: int, log: Any = None) -> LLM:
     """The cache and engine that `config` describes, around `model`.
 
     Where `engine.max_model_len` is null it is `longest`, the workload's longest request: what `contiguous` reserves.
     """
-    cache, options = section(config, "cache"), section(config, "engine")
-    cache["kv_dtype"] = kv_dtype_of(cache)
-    cache.pop("dtype", None)
-    if options.get("max_model_len") is None:
-        options["max_model_len"] = longest
-    parts: dict[str, Any] = {kind: config[kind] for kind in KINDS if config.get(kind)}
-    parts.update(cache, model=model, device=default_device(config.get("device")), seed=int(config.get("seed", 0)))
-    record = bool(section(config, "run").get("record"))
-    built = call_checked("engine", EngineOptions, options)
-    return call_checked("cache", LLM, {**parts, "log": log, "record": record, "engine": built})
+    cache = {**config.cache.plain(), "kv_dtype": kv_dtype_of(config.cache)}
+    cache.pop("dtype")
+    parts: dict[str, Any] = {kind: choice.plain() for kind, choice in config.choices().items() if kind in KINDS}
+    engine = config.engine
+    return LLM(
+        model,
+        **parts,
+        **cache,
+        device=default_device(config.device),
+        seed=config.seed,
+        record=config.run.record,
+        log=log,
+        engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
+    )
 
 
-def build_workload(config: Mapping[str, Any], model: LoadedModel) -> list[WorkloadRequest]:
+def build_workload(config: Config, model: LoadedModel) -> list[WorkloadRequest]:
     """The workload's requests with prompts of token ids, through the model's tokenizer.
 
     Raises:
         WorkloadError: no request.
         ConfigError: prompts known by length or by block names only, which no model can read.
     """
-    options = section(config, "workload")
-    name = str(options.pop("name", "chat"))
-    return [encoded(item, model, name) for item in workload.stream(name, options, seed=int(config.get("seed", 0)))]
+    name, options = config.workload.name, config.workload.options
+    return [encoded(item, model, name) for item in workload.stream(name, options, seed=config.seed)]
 
 
 def encoded(request: WorkloadRequest, model: LoadedModel, name: str) -> WorkloadRequest:
@@ -218,7 +217,7 @@ def compare(
     return measured, loss_check.summarise(measured, loss.max_error if loss is not None and own_dtype else None)
 
 
-def summarise(llm: LLM, config: Mapping[str, Any]) -> dict[str, Any]:
+def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     """What the run measured, and on what."""
     result: dict[str, Any] = {"clock": "wall", **names_of(config, (*KINDS, "model", "workload"))}
     result.update(

@@ -10,9 +10,9 @@ from typing import Any
 
 from framework import tracking
 from framework.cli.signals import describe, interrupts
+from framework.config.config import Config
 from framework.errors import FrameworkError
 from framework.modes.watchdog import Watchdog
-from framework.registry.options import section
 from framework.results.layout import JOB, SHARED
 from framework.results.reading import read_json, what_went_wrong
 from framework.sweep.job import fail
@@ -31,7 +31,6 @@ class Session:
     leaves what there is as well. Ctrl-C, SIGTERM and SIGHUP do the same with status "interrupted".
 
     Args:
-        config: resolved and plain.
         on_begin: called once with the directory when it becomes this run's.
         stalls: whether a call into a plugin may be ended after `run.stall_timeout_s`.
 
@@ -43,18 +42,15 @@ class Session:
         ConfigError, RunDirectoryError: see RunDirectory; ConfigError: no such tracker.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], *, on_begin: OnBegin = lambda path: None, stalls: bool = True
-    ) -> None:
-        self.config, self.settings, self._on_begin = config, section(config, "run"), on_begin
-        self.facts: dict[str, Any] = {"mode": str(config.get("mode", "serve")), "seed": int(config.get("seed", 0))}
-        tracker = section(config, "tracker")
-        followers = tracking.build(tracker.pop("name", "none"), tracker)
-        self.run = RunDirectory(self.settings["dir"], overwrite=bool(self.settings.get("overwrite", True)))
+    def __init__(self, config: Config, *, on_begin: OnBegin = lambda path: None, stalls: bool = True) -> None:
+        self.config, self.settings, self._on_begin = config, config.run, on_begin
+        self.facts: dict[str, Any] = {"mode": config.mode, "seed": config.seed}
+        followers = tracking.build(config.tracker.name, config.tracker.options)
+        self.run = RunDirectory(config.run.dir, overwrite=config.run.overwrite)
         self._trackers = Trackers(self.run, followers)
         self._watchdog = Watchdog(
-            stall_s=self.settings.get("stall_timeout_s") if stalls else None,
-            timeout_s=self.settings.get("timeout_s"),
+            stall_s=config.run.stall_timeout_s if stalls else None,
+            timeout_s=config.run.timeout_s,
             on_abandon=self._abandon,
         )
         self._recorded = False
@@ -75,7 +71,7 @@ class Session:
     @property
     def progress(self) -> bool:
         """Whether a bar is wanted."""
-        return bool(self.settings.get("progress", True))
+        return self.settings.progress
 
     @property
     def shared_folder(self) -> Path | None:
@@ -84,7 +80,7 @@ class Session:
 
     def event_log(self) -> Callable[..., None] | None:
         """What writes a line of `events.jsonl`, given (event, **facts); None where no log is wanted."""
-        if not self.settings.get("events"):
+        if not self.settings.events:
             return None
         return lambda event, **facts: self.run.log_event({"event": event, **facts})
 
@@ -102,7 +98,7 @@ class Session:
         origin = self._provenance(device)
         self.facts |= headline(origin)
         self.run.write_provenance(origin)
-        self._trackers.start(self.config, label or self._label())
+        self._trackers.start(self.config.plain(), label or self.label("-".join(self._components().values())))
         return origin
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -162,26 +158,21 @@ class Session:
             fail(self.run.path, "failed", reason, job.get("overrides") or ())
 
     def _provenance(self, device: str) -> dict[str, Any]:
-        components = {kind: str((self.config.get(kind) or {}).get("name", "default")) for kind in KINDS}
-        path = section(self.config, "workload").get("path")
+        path = self.config.workload.options.get("path")
         return tracking.collect_provenance(
-            components=components,
+            components=self._components(),
             seeds={"seed": self.facts["seed"]},
             device=device,
             inputs=[Path(str(path))] if path else [],
         )
 
-    def _label(self) -> RunLabel:
-        """How trackers call this run."""
-        names = [str((self.config.get(kind) or {}).get("name", "default")) for kind in KINDS]
-        return self.label("-".join(names))
+    def _components(self) -> dict[str, str]:
+        return names_of(self.config, KINDS)
 
     def label(self, components: str) -> RunLabel:
         """How trackers call a run of these components."""
         settings = self.settings
-        return RunLabel(
-            name=str(settings.get("name") or components), group=str(settings.get("group") or ""), job_type=components
-        )
+        return RunLabel(name=settings.name or components, group=settings.group or "", job_type=components)
 
 
 def sentence(error: BaseException) -> str:
@@ -193,6 +184,6 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def names_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """key -> the chosen component's name, None where none was chosen."""
-    return {key: (config.get(key) or {}).get("name") for key in keys}
+def names_of(config: Config, groups: tuple[str, ...]) -> dict[str, str]:
+    """Group -> the chosen component's name."""
+    return {group: choice.name for group, choice in config.choices().items() if group in groups}

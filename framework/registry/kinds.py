@@ -46,6 +46,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 chosen="workload.format={name}",
                 command="python -m framework.trace describe FILE --format {name}",
             ),
+            Kind("tracker", "framework.interfaces.tracker:Tracker"),
             Kind("tiering", "framework.interfaces.tiering:Tiering"),
             Kind(
                 "store",

@@ -10,18 +10,16 @@ import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
-from framework.errors import ConfigError
 from framework.files.jsonl import read_jsonl, to_plain
+from framework.interfaces.tracker import RunLabel, Tracker
 from framework.results.catalogue import find
 from framework.results.layout import CONFIG, EVENTS, KERNEL, METRICS, PROVENANCE, REQUESTS, RESULT, ROOFLINE
-from framework.tracking.run_directory import RunDirectory
-from framework.tracking.tracker import RunLabel, Tracker, TrackerWarning
+from framework.tracking.tracker import TrackerWarning
 
 _ID = "wandb-id"
-_MODES = ("auto", "online", "offline", "disabled")
 
 
 class WandbTracker(Tracker):
@@ -34,7 +32,7 @@ class WandbTracker(Tracker):
         mode: `auto` is online where an API key is at hand and offline elsewhere; `online`, `offline` or `disabled`
             as named. The environment variable WANDB_MODE wins. Without a key, `online` warns and is `offline`:
             nothing ever asks for one.
-        group, job_type, name: override the run's own label.
+        group, job_type: override the run's own label; its name is `run.name`.
         tags: added to the label's.
         init_timeout_s: for reaching the server at the start; then the run is recorded offline.
         finish_timeout_s: for the last upload; then the records stay for `wandb sync`.
@@ -52,10 +50,9 @@ class WandbTracker(Tracker):
         *,
         project: str = "kvcache-framework",
         entity: str | None = None,
-        mode: str = "auto",
+        mode: Literal["auto", "online", "offline", "disabled"] = "auto",
         group: str | None = None,
         job_type: str | None = None,
-        name: str | None = None,
         tags: Sequence[str] = (),
         init_timeout_s: float = 15.0,
         finish_timeout_s: float = 60.0,
@@ -63,33 +60,31 @@ class WandbTracker(Tracker):
         max_table_rows: int = 1000,
         artifacts: bool = True,
     ) -> None:
-        if mode not in _MODES:
-            raise ConfigError(f"tracker.mode must be one of {', '.join(_MODES)}, found {mode!r}")
         self._project, self._entity, self._mode = project, entity, mode
-        self._group, self._job_type, self._name, self._tags = group, job_type, name, tuple(tags)
+        self._group, self._job_type, self._tags = group, job_type, tuple(tags)
         self._init_timeout_s, self._finish_timeout_s = init_timeout_s, finish_timeout_s
         self._min_interval_s, self._max_table_rows = min_interval_s, max_table_rows
         self._artifacts = artifacts
         self._first_step = 0
         self._run: Any = None
-        self._directory: RunDirectory | None = None
+        self._folder: Path | None = None
         self._held: tuple[int, dict[str, Any]] | None = None
         self._last_log_s = float("-inf")
 
-    def start(self, config: Mapping[str, Any], run: RunDirectory, label: RunLabel) -> None:
+    def start(self, config: Mapping[str, Any], folder: Path, label: RunLabel) -> None:
         """Begin a W&B run beside any other of this process."""
         import wandb
 
-        self._directory = run
+        self._folder = folder
         mode = self._resolved_mode()
         try:
-            self._run = self._init(mode, config, run.path, label)
+            self._run = self._init(mode, config, folder, label)
         except (wandb.errors.Error, TimeoutError) as fault:
             if mode != "online":
                 raise
             warnings.warn(f"W&B cannot be reached ({fault}); recording offline instead", TrackerWarning, stacklevel=2)
-            (run.path / _ID).unlink(missing_ok=True)  # W&B holds the id of the attempt above for used
-            self._run = self._init("offline", config, run.path, label)
+            (folder / _ID).unlink(missing_ok=True)  # W&B holds the id of the attempt above for used
+            self._run = self._init("offline", config, folder, label)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Send the metrics, unless some were sent within `min_interval_s`; then they wait for the next or the end."""
@@ -113,8 +108,8 @@ class WandbTracker(Tracker):
         finally:
             run, self._run = self._run, None
             run.finish(exit_code=1 if failed else 0)
-        if self._directory is not None:
-            (self._directory.path / _ID).unlink(missing_ok=True)
+        if self._folder is not None:
+            (self._folder / _ID).unlink(missing_ok=True)
 
     def _init(self, mode: str, config: Mapping[str, Any], directory: Path, label: RunLabel) -> Any:
         import wandb
@@ -131,7 +126,7 @@ class WandbTracker(Tracker):
             mode=cast(Any, mode),
             group=self._group or label.group or None,
             job_type=self._job_type or label.job_type or None,
-            name=self._name or label.name or None,
+            name=label.name or None,
             tags=[*label.tags, *self._tags] or None,
             config=to_plain(config),
             dir=str(directory),
@@ -172,8 +167,8 @@ class WandbTracker(Tracker):
         import wandb
 
         self._log_table("kernel", self._lines(KERNEL)[: self._max_table_rows])
-        assert self._directory is not None
-        picture = self._directory.path / ROOFLINE
+        assert self._folder is not None
+        picture = self._folder / ROOFLINE
         if picture.is_file():
             self._run.log({"roofline": wandb.Image(str(picture))})
 
@@ -209,17 +204,17 @@ class WandbTracker(Tracker):
     def _log_files(self) -> None:
         import wandb
 
-        assert self._directory is not None
+        assert self._folder is not None
         artifact = wandb.Artifact(f"run-{self._run.id}", type="run")
         for name in (CONFIG, PROVENANCE, RESULT, REQUESTS, EVENTS, KERNEL):
-            path = self._directory.path / name
+            path = self._folder / name
             if path.is_file():
                 artifact.add_file(str(path), name=name)
         self._run.log_artifact(artifact)
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
-        assert self._directory is not None
-        path = self._directory.path / name
+        assert self._folder is not None
+        path = self._folder / name
         return read_jsonl(path) if path.exists() else []
 
 

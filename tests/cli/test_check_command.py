@@ -162,6 +162,7 @@ def test_every_kind_is_checked_by_name(kind: str) -> None:
         "trace": "vidur",
         "tiering": "on_second_hit",
         "store": "host",
+        "tracker": "none",
     }[kind]
     word = {
         "allocator": "twice",
@@ -172,6 +173,7 @@ def test_every_kind_is_checked_by_name(kind: str) -> None:
         "trace": "damage",
         "tiering": "conserved",
         "store": "removed",
+        "tracker": "stay_apart",
     }[kind]
     word = "second_free" if kind == "allocator" else word
     found = list(verdicts(resolve(name), only=word))

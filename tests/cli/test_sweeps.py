@@ -173,13 +173,14 @@ def test_the_optimum_is_computed_once_a_trace_and_capacity(
     from framework.modes import cache_only
 
     asked: list[int] = []
-    real = cache_only.replay_optimum
+    real = cache_only.optimum_hits
 
-    def counted(paths: Any, num_blocks: int) -> Any:
-        asked.append(num_blocks)
-        return real(paths, num_blocks)
+    def counted(paths: Any, num_blocks: int, **rules: Any) -> Any:
+        if not rules["pinned"]:
+            asked.append(num_blocks)
+        return real(paths, num_blocks, **rules)
 
-    monkeypatch.setattr(cache_only, "replay_optimum", counted)
+    monkeypatch.setattr(cache_only, "optimum_hits", counted)
     words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo,lfu", "cache.num_blocks=8,16")
     assert command(*words)[0] == 0
     assert sorted(asked) == [8, 16]

@@ -14,7 +14,7 @@ from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.files.jsonl import read_jsonl
 from framework.modes import session as sessions
 from framework.results.reading import read_result
-from framework.tracking import RunDirectory, RunLabel, Tracker
+from framework.tracking import RunLabel, Tracker
 
 SERVE: dict[str, Any] = {
     "workload": {"name": "chat", "num_requests": 3, "output_tokens": 3},
@@ -31,7 +31,7 @@ class Followed(Tracker):
     def __init__(self) -> None:
         self.ended = []
 
-    def start(self, config: Mapping[str, Any], run: RunDirectory, label: RunLabel) -> None:
+    def start(self, config: Mapping[str, Any], folder: Path, label: RunLabel) -> None:
         pass
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from framework import tracking
-from framework.errors import ConfigError, RunDirectoryError
+from framework.errors import FrameworkError, RunDirectoryError
 from framework.testing.wandb_offline import read_offline_run
 from framework.tracking import RunDirectory, RunLabel, Tracker, Trackers, TrackerWarning, read_jsonl, read_result
 from framework.tracking.wandb import has_account
@@ -45,7 +45,7 @@ class _Bad(Tracker):
         if method == self.method and self.calls.count(method) >= self.nth:
             raise OSError("the sink is blocked")
 
-    def start(self, config: Mapping[str, Any], run: RunDirectory, label: RunLabel) -> None:
+    def start(self, config: Mapping[str, Any], folder: Path, label: RunLabel) -> None:
         self._call("start")
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -75,12 +75,22 @@ def test_a_tracker_that_raises_is_reported_once_and_the_run_goes_on(
     tmp_path: Path, method: str, nth: int, calls: int
 ) -> None:
     bad, good = _Bad(method, nth), _Bad("never", 1)
-    with pytest.warns(TrackerWarning, match=f"_Bad.{method} failed.*the sink is blocked") as warned:
+    with pytest.warns(TrackerWarning, match=f"tracker _Bad.{method} failed.*the sink is blocked") as warned:
         _run(tmp_path, [bad, good])
     assert len(warned) == 1, [str(one.message) for one in warned]
     assert len(bad.calls) == calls, bad.calls
     assert good.calls == ["start", *["log"] * 5, "finish"], good.calls
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 5
+    assert read_result(tmp_path)["hit_rate"] == 0.75
+
+
+def test_a_tracker_that_exits_does_not_end_the_run(tmp_path: Path) -> None:
+    class Exits(_Bad):
+        def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+            raise SystemExit(0)
+
+    with pytest.warns(TrackerWarning, match=r"tracker Exits\.log failed.*SystemExit"):
+        _run(tmp_path, [Exits("never", 1)])
     assert read_result(tmp_path)["hit_rate"] == 0.75
 
 
@@ -199,13 +209,13 @@ def test_wandb_that_is_not_installed_harms_nothing(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("wandbb", {}, "no tracker named 'wandbb'; there are: none, wandb"),
+        ("wandbb", {}, "no tracker named 'wandbb'.*did you mean 'wandb'"),
         ("wandb", {"projct": "x"}, "did you mean 'project'"),
-        ("wandb", {"mode": "sometimes"}, "must be one of auto, online, offline, disabled"),
+        ("wandb", {"mode": "sometimes"}, "auto, online, offline, disabled"),
         ("wandb", {"init_timeout_s": "long"}, "init_timeout_s must be float"),
         ("none", {"project": "x"}, "has no option 'project'"),
     ],
 )
 def test_a_tracker_that_cannot_be_built_is_refused_before_the_run(name: str, options: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(FrameworkError, match=message):
         tracking.build(name, options)
