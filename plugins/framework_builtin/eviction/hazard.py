@@ -16,7 +16,7 @@ from framework_builtin.eviction._returns import Returns
 
 BODY, TAIL, LEFT, SHARED = range(4)
 _TURNS = (0, 1, 2, 3, 4, 5, 5, 5, 5, 5)  # bins of the turn; from 10 on 6
-_SLACK = 1000  # blocks that it may be behind at any time: what it keeps for later costs hits first
+_SLACK = 250  # blocks that it may be behind at any time: what it keeps for later costs hits first
 _RESUME = 0.75  # of what is allowed: it follows LRU until it is behind by no more than this
 
 
@@ -34,7 +34,7 @@ class Hazard(GroupedPolicy):
     NOTE 2. Facts that are unknown, such as the turn behind an allocator that keeps none, are a value of their own.
 
     Args:
-        tolerance: share of block references; a thousand blocks more are always allowed.
+        tolerance: share of block references; 250 blocks more are always allowed.
         window: groups remembered for learning.
         warm_up: groups released before anything learnt is believed; LRU until then. A request releases one to three.
 
@@ -46,7 +46,7 @@ class Hazard(GroupedPolicy):
     turn and age as predictors: arXiv:2506.02634.
     """
 
-    def __init__(self, tolerance: float = 0.004, window: int = 65_536, warm_up: int = 1000) -> None:
+    def __init__(self, tolerance: float = 0.003, window: int = 65_536, warm_up: int = 1000) -> None:
         if not tolerance >= 0:
             raise InvalidArgument(f"tolerance must be at least 0, found {tolerance}")
         if window < 64:
@@ -63,7 +63,12 @@ class Hazard(GroupedPolicy):
         self._as_lru = True
 
     def hit(self, blocks: Sequence[BlockId], now: float) -> None:
-        self._own_hits += len(blocks)
+        depth = self.blocks.depth
+        if depth[blocks[0]] == len(blocks) - 1:
+            self._own_hits += len(blocks)
+        else:  # blocks whose ancestors are gone are used again, and are no hits
+            placed = enumerate((*reversed(blocks), 0))
+            self._own_hits += next(at for at, block in placed if not block or depth[block] != at)
 
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
         super().release(blocks, now)
