@@ -477,7 +477,7 @@ class Driver:
     def after(self) -> None:
         """All rules that hold between calls."""
         self._tables_are_true()
-        self._books_are_right()
+        self._counts_are_right()
         try:
             self.allocator.check()
         except Exception as error:
@@ -500,7 +500,7 @@ class Driver:
                 self.need(found == wanted, "a request's KV is not its own any more",
                           f"request {request} token {position}: finds {found}, wrote {wanted}")  # fmt: skip
 
-    def _books_are_right(self) -> None:
+    def _counts_are_right(self) -> None:
         stats = self.allocator.stats()
         counts = (stats.free_blocks, stats.cached_blocks, stats.used_blocks)
         self.need(stats.num_blocks == self.allocator.num_blocks == sum(counts) and min(counts) >= 0,

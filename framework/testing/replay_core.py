@@ -48,11 +48,11 @@ def _compare(
         return False
     meant = replay(paths, policy(num_blocks=size), size, **switches)
     wanted = ReplayCounts(request_hits=meant.request_hits, admitted=meant.admitted, evictions=meant.evictions)
-    if _told(found) != _told(wanted):
+    if _shown(found) != _shown(wanted):
         name = type(policy(num_blocks=size)).__name__
         raise Violation(
             f"{kind.__name__}.replay_references counts {name} with {size} blocks and {switches} otherwise than the "
-            f"reference:\nfound {_told(found)}\nmeant {_told(wanted)}\nrequests {requests}"
+            f"reference:\nfound {_shown(found)}\nmeant {_shown(wanted)}\nrequests {requests}"
         )
     return True
 
@@ -78,7 +78,7 @@ def _requests(draw: Random) -> list[list[int]]:
     return made + draw.sample(made, len(made) // 2)
 
 
-def _told(counts: ReplayCounts) -> tuple[Any, ...]:
+def _shown(counts: ReplayCounts) -> tuple[Any, ...]:
     return [int(hits) for hits in counts.request_hits], int(counts.admitted), int(counts.evictions)
 
 

@@ -148,7 +148,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("phase", ["prompt", "decode", "free"])
-def test_books(benchmark, name, phase):
+def test_allocator_calls(benchmark, name, phase):
     manager, draw = subject(name), np.random.default_rng(0)
     stems = draw.integers(0, 2**31 - 1, (ROWS // 4, PROMPT // 2), dtype=np.int32)
     state: dict[str, list] = {}

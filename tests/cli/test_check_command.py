@@ -103,7 +103,9 @@ def test_options_of_the_plugin_may_stand_before_or_after_the_command_s_own(capsy
         ("Exits", "raised SystemExit"),
     ],
 )
-def test_a_bad_plugin_is_told_which_promise_it_breaks_and_where(name: str, says: str, bad: str, capsys: Any) -> None:
+def test_of_a_bad_plugin_it_is_said_which_promise_it_breaks_and_where(
+    name: str, says: str, bad: str, capsys: Any
+) -> None:
     words = ["--no-cost", "--timeout", "0.3", "--only", "pinned"]
     status, out, err = check(capsys, f"{bad}:{name}", *words)
     assert (status, err) == (1, ""), out + err

@@ -125,7 +125,7 @@ def test_a_missing_package_is_named_only_when_chosen(bad: Path, command: Any) ->
     assert command("eviction=fifo", *SMALL)[0] == 0
 
 
-def test_a_stranger_that_takes_a_default_s_name_takes_nothing_away(
+def test_a_third_party_that_takes_a_default_s_name_takes_nothing_away(
     bad: Path, distribution: Any, command: Any, elsewhere: Path
 ) -> None:
     distribution("thief", "[framework.eviction]\nlru = villain_eviction:RaisesVictim\nslru = villain_eviction:Base\n")

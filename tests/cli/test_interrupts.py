@@ -46,7 +46,7 @@ def make_trace(folder: Path, num_requests: int) -> None:
 
 @pytest.mark.parametrize(("number", "status", "name"), ENDINGS)
 @pytest.mark.parametrize("words", [SERVE, REPLAY], ids=["serve", "replay"])
-def test_a_run_that_is_told_to_end_writes_what_there_is(
+def test_a_run_that_a_signal_ends_writes_what_there_is(
     tmp_path: Path, words: Sequence[str], number: signal.Signals, status: int, name: str
 ) -> None:
     make_trace(tmp_path, 200_000)
@@ -63,7 +63,7 @@ def test_a_run_that_is_told_to_end_writes_what_there_is(
     assert len(read_jsonl(tmp_path / "run" / "metrics.jsonl")) > 0
 
 
-def test_a_sweep_s_job_that_was_told_to_end_is_one_to_run_again(tmp_path: Path) -> None:
+def test_a_sweep_s_job_that_a_signal_ended_is_one_to_run_again(tmp_path: Path) -> None:
     make_trace(tmp_path, 60_000)
     words = ("-m", *REPLAY[:-1], "run.sweep=s", "eviction=lru,fifo", "run.report=false")
     process = start(tmp_path, words)

@@ -137,7 +137,7 @@ def test_names_may_hold_letters_beyond_ascii(name: str, command: Any, runs: list
     assert runs[0]["run"]["name"] == name
 
 
-def test_a_defaults_list_that_overrides_a_setting_is_told_from_a_key(command: Any, elsewhere: Path) -> None:
+def test_a_defaults_list_that_overrides_a_setting_is_no_unknown_key(command: Any, elsewhere: Path) -> None:
     (elsewhere / "mine" / "experiment").mkdir(parents=True)
     (elsewhere / "mine" / "experiment" / "x.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /mode: replay\n"
@@ -145,6 +145,15 @@ def test_a_defaults_list_that_overrides_a_setting_is_told_from_a_key(command: An
     status, _, err = command("-cd", "mine", "+experiment=x")
     assert (status, err.count("\n")) == (2, 1), err
     assert "overrides `mode`, which is a setting and no group; write `mode: VALUE` below the list" in err, err
+
+
+def test_a_damaged_file_of_a_config_dir_is_one_sentence(command: Any, elsewhere: Path) -> None:
+    (elsewhere / "mine" / "experiment").mkdir(parents=True)
+    (elsewhere / "mine" / "experiment" / "x.yaml").write_text("workload: [\n")
+    status, _, err = command("-cd", "mine", "+experiment=x")
+    assert (status, err.count("\n")) == (2, 1), err
+    assert err.startswith("ConfigError: cannot read the configuration"), err
+    assert "x.yaml" in err, err
 
 
 @pytest.mark.parametrize("words", [("+allocator.watermrk=1",), ("cache.num_blocks=x",), ("+allocatr=prefix",)])

@@ -84,7 +84,7 @@ def test_a_search_in_two_calls_asks_what_one_call_asks(place: Path) -> None:
     assert whole.value == max(results)
 
 
-def test_a_trial_that_fails_is_told_and_counted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_fails_is_reported_and_counted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from framework import api
 
     real = api.run

@@ -169,7 +169,7 @@ def test_glob_passes_over_a_broken_plugin_and_says_so(distribution: Any, command
     assert err.count("skipped: eviction 'broken'") == 1, err
 
 
-def test_a_preset_folder_of_a_stranger_adds_choices(distribution: Any, command: Any, runs: list[Any]) -> None:
+def test_a_preset_folder_of_a_third_party_adds_choices(distribution: Any, command: Any, runs: list[Any]) -> None:
     site = distribution(
         "acme-hash", ENTRY + "[framework.conf]\nacme = acme_conf.presets\nlost = not.there\n", acme_hash=HASH
     )

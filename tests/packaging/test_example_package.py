@@ -25,7 +25,7 @@ def _wheel(source: Path, out: Path) -> Path:
     return wheel
 
 
-def test_the_allocator_on_the_easy_rung_is_at_most_fifty_lines(repository: Path) -> None:
+def test_the_allocator_on_the_easy_base_class_is_at_most_fifty_lines(repository: Path) -> None:
     lines = (repository / EXAMPLE / "framework_example" / "allocator.py").read_text().splitlines()
     assert len(lines) <= 50, len(lines)
 

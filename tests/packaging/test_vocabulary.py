@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RETIRED = ("strangers?", "courtes(y|ies)", "rungs?", "ladders?", "books", "data sheets?", "doors?", "hears", "told")
-WORD = re.compile(rf"\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
+WORD = re.compile(rf"(?<![a-z])({'|'.join(RETIRED)})(?![a-z])", re.IGNORECASE)
 BINARY = {".png", ".gz", ".zst", ".npz", ".safetensors"}
 ALLOWED = ROOT / "tests" / "packaging" / "vocabulary_allowed.txt"
 """One path a line, then why the word is right there. A folder allows what lies in it."""
@@ -31,7 +31,7 @@ def sources() -> list[str]:
 
 def found_in(path: str) -> list[str]:
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
-    named = [f"{path}: {match[0]}" for match in WORD.finditer(re.sub("[_/.-]", " ", path))]
+    named = [f"{path}: {match[0]}" for match in WORD.finditer(path)]
     return named + [f"{path}:{at}: {match[0]}" for at, line in enumerate(lines, 1) if (match := WORD.search(line))]
 
 
@@ -64,7 +64,7 @@ def test_every_exception_is_needed_and_has_a_reason() -> None:
         assert any(found_in(path) for path in under), f"{entry} needs no exception any more: remove the line"
 
 
-@pytest.mark.parametrize("text", ["A stranger's plugin", "the books are right", "a data sheet", "it was told so"])
+@pytest.mark.parametrize("text", ["A stranger's plugin", "the books are right", "a data sheet", "def is_told_to_end("])
 def test_the_words_are_recognised(text: str) -> None:
     assert WORD.search(text)
     assert not WORD.search("bookshelf, scaffold, outdoors, rounding, toldo")

@@ -89,7 +89,7 @@ def test_reported_log_probabilities_are_those_of_the_dense_model(checkpoint: Pat
         assert [value for _, value in found.top] == pytest.approx(best.values.tolist(), abs=1e-4), at
 
 
-def test_rows_that_ask_for_other_numbers_of_log_probabilities_are_told_as_if_alone(checkpoint: Path) -> None:
+def test_rows_that_ask_for_other_numbers_of_log_probabilities_get_them_as_if_alone(checkpoint: Path) -> None:
     samplings = [
         Sampling(max_tokens=5, logprobs=k, n=n, temperature=0.9, seed=4, ignore_eos=True)
         for k, n in ((3, 1), (0, 2), (None, 1), (6, 3))

@@ -10,13 +10,15 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from framework import registry
 from framework.errors import ConfigError, FrameworkError
 from framework.registry.signatures import did_you_mean, listing
 
-HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
-"""What Hydra raises for overrides it refuses; a choice that is no name is a plain ValueError."""
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+"""What Hydra raises for overrides it refuses; a choice that is no name is a plain ValueError, a damaged file of a
+`--config-dir` a YAMLError."""
 
 
 def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSearchPath) -> FrameworkError:
@@ -34,6 +36,8 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_option(str(error.missing_cfg_file), list(error.options or ()))
     text = _text(error)
+    if isinstance(error, YAMLError):
+        return ConfigError(f"cannot read the configuration: {text}")
     if "Config group override must be" in text:
         return _not_a_name(overrides)
     unknown = re.search(r"Could not (?:override|append[^']*|delete[^']*) '([^']*)'", text)

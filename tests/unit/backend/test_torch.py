@@ -99,7 +99,7 @@ def test_a_pool_with_k_and_v_interleaved_is_read_in_place(layout, make):
     assert torch.equal(got, want), (got - want).abs().max()
 
 
-def test_attend_plans_a_batch_it_was_not_told_of():
+def test_attend_plans_a_batch_it_was_not_given():
     spec = spec_of()
     backend, problem = ready(TorchBackend, spec), build_problem(Case(spec_of(), (17, 3), (1, 2)))
     backend.plan(build_problem(Case(spec, (5,), (1,))).batch)

@@ -102,7 +102,7 @@ def test_the_gate_refuses_spills_excess_shared_memory_and_lost_matrix_instructio
         assert any(word in reason for reason in problems(variant, bad)), (bad, problems(variant, bad))
 
 
-def test_a_changed_a_missing_and_an_unknown_kernel_are_told() -> None:
+def test_a_changed_a_missing_and_an_unknown_kernel_are_shown() -> None:
     _, table = read_table(triton.__version__)
     if not table:
         pytest.skip(f"the committed table has nothing of triton {triton.__version__}")

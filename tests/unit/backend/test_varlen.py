@@ -25,7 +25,7 @@ SIGNATURE = inspect.signature(varlen.varlen_attn_out)
 class OnCpu(VarlenBackend):
     """With the stand-in in place of torch's function, on a CPU."""
 
-    capabilities = replace(VarlenBackend.capabilities, devices=frozenset({"cpu"}))
+    capabilities = replace(VarlenBackend.capabilities, devices=frozenset({"cpu"}), simulated_devices=frozenset({"cpu"}))
 
 
 def stand_in(*args: Any, **kwargs: Any) -> None:

@@ -128,7 +128,7 @@ def test_hits_are_those_counted_by_hand() -> None:
     assert result["hit_rate_request_mean"] == pytest.approx((8 / 9 + 4 / 8 + 4 / 9) / 5)
 
 
-def test_every_block_handed_out_is_told_to_the_executor_before_it_is_written() -> None:
+def test_every_block_handed_out_is_reported_to_the_executor_before_it_is_written() -> None:
     """What poisons blocks in a debugging run must hear of each one, or a stale read goes unseen."""
     for allocator in ALLOCATORS:
         engine = fake_engine(allocator, num_blocks=8, max_model_len=32)

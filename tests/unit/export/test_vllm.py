@@ -91,7 +91,7 @@ def test_policies_differ_where_they_should(policy, hits):
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3fifo", "arc", "slru", "w_tinylfu", "gdsf", "clock", "leaf_lru", "ttl"])
-def test_a_long_run_keeps_the_books_of_every_policy(policy):
+def test_a_long_run_keeps_the_counts_of_every_policy(policy):
     vllm = host(policy, 12)
     total = sum(vllm.request(*(b"%d-%d" % (i * i % 13, d) for d in range(1 + i % 4))) for i in range(300))
     held = {key for key, _ in vllm.policy.evict(vllm.resident, set())}

@@ -255,7 +255,7 @@ def test_block_facts_are_kept() -> None:
         view.key[first] = None  # type: ignore[index]
 
 
-def test_the_future_is_told_by_the_driver_and_forgotten_with_the_content() -> None:
+def test_the_future_is_given_by_the_driver_and_forgotten_with_the_content() -> None:
     allocator = make(2, 2)
     view = allocator.pool.view()
     admit(allocator, 1, tokens(1, 2, 3))

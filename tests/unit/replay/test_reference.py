@@ -77,7 +77,7 @@ def test_equal_ids_under_other_parents_are_other_blocks() -> None:
     assert paths.depths.tolist() == [0, 1, 2, 0, 1, 0, 1, 2]
 
 
-def test_every_eviction_is_told() -> None:
+def test_every_eviction_is_shown() -> None:
     seen: list[tuple[int, int]] = []
     result = replay(workload(GOLDEN), Lru(), 4, on_evict=lambda request, node: seen.append((request, node)))
     assert len(seen) == result.evictions

@@ -24,7 +24,7 @@ class Pages256(GatherBackend):
     )
 
 
-def test_a_block_size_that_does_not_fit_is_told_with_the_nearest_that_does() -> None:
+def test_a_block_size_that_does_not_fit_is_refused_with_the_nearest_that_does() -> None:
     spec = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=64, dtype="bfloat16", block_size=16)
     (reason,) = Pages256().check(spec, "cuda")
     assert reason == "block size 16 is not a multiple of 256; nearest: 256"
@@ -44,7 +44,7 @@ def test_serve_gives_every_reason_and_what_would_work_before_loading(monkeypatch
         assert part in str(caught.value), f"{part!r} not in {caught.value}"
 
 
-def test_the_python_door_asks_before_loading_too(monkeypatch: Any) -> None:
+def test_the_python_api_asks_before_loading_too(monkeypatch: Any) -> None:
     monkeypatch.setattr("framework.llm.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(BackendUnavailable, match="nearest: 256"):
         LLM("tiny", backend=Pages256, device="cpu")

@@ -30,7 +30,7 @@ def test_every_reader_passes_the_kit(name: str, check: object) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != "hash_ids"])
-def test_every_example_is_told_by_its_content_alone(name: str, tmp_path: Path) -> None:
+def test_every_example_is_recognised_by_its_content_alone(name: str, tmp_path: Path) -> None:
     reader: type[TraceReader] = registry.load("trace", name)
     for file, text in reader.example.items():
         (tmp_path / file).write_text(text)
@@ -177,7 +177,7 @@ def test_a_convert_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: P
         write_trace(tmp_path / "no" / "t.jsonl", [])
 
 
-def test_an_archive_is_told_what_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_an_archive_the_error_says_what_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     archive = tmp_path / "agents.tar.xz"
     with tarfile.open(archive, "w:xz"):
         pass

@@ -374,7 +374,7 @@ def test_a_bad_event_is_named(tmp_path: Path, line: str, message: str) -> None:
     assert f"{path}:2: " in str(error.value)
 
 
-def test_real_traces_are_told_apart_by_their_first_line(traces: Path) -> None:
+def test_real_traces_are_distinguished_by_their_first_line(traces: Path) -> None:
     expected = {
         "mooncake_conversation_trace.jsonl.gz": ("mooncake", 12_031),
         "agentic_coding_100_sessions.jsonl.gz": ("runs", 4_732),
