@@ -1,11 +1,13 @@
 """Paged decode and prefill on the CPU: torch, eager and compiled, against gather and SDPA on a dense contiguous cache.
 
 pytest tests/bench/test_bench_attention.py --benchmark-only --benchmark-group-by=group
-python tests/bench/test_bench_attention.py     # interleaved in one run, beside the measured read bandwidth
+python tests/bench/test_bench_attention.py             # decode, interleaved in one run, beside the read bandwidth
+python tests/bench/test_bench_attention.py prefill     # prefill and chunks, CPU time beside dense SDPA
 """
 
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from statistics import median
@@ -99,7 +101,7 @@ def read_bandwidth(buffer):
 
 def dense_sdpa(q, contexts):
     """SDPA on a dense contiguous cache; a group's query heads are queries, which is faster than enable_gqa."""
-    k, v = (torch.randn(len(contexts), KV_HEADS, contexts[0], DIM) for _ in range(2))
+    k, v = (torch.randn(len(contexts), KV_HEADS, contexts[0], DIM).to(q.dtype) for _ in range(2))
     q = q.view(len(contexts), KV_HEADS, HEADS // KV_HEADS, DIM)
     return lambda: scaled_dot_product_attention(q, k, v)
 
@@ -139,5 +141,43 @@ def compare(work="decode 32 x 1k", rounds=12):
             )
 
 
+def dense_prefill(q, contexts, queries):
+    """SDPA of one row on a dense contiguous cache: causal, or with a ready mask for a chunk."""
+    (context,), (count,) = contexts, queries
+    k, v = (torch.randn(KV_HEADS, 1, context, DIM).to(q.dtype).expand(-1, HEADS // KV_HEADS, -1, -1) for _ in range(2))
+    heads = q.view(count, KV_HEADS, -1, DIM).permute(1, 2, 0, 3).contiguous()
+    if count == context:
+        return lambda: scaled_dot_product_attention(heads, k, v, is_causal=True)
+    mask = torch.ones(count, context, dtype=torch.bool).tril(context - count)
+    mask = torch.zeros(count, context, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+    return lambda: scaled_dot_product_attention(heads, k, v, attn_mask=mask)
+
+
+def compare_prefill(rounds=9):
+    """Print the least CPU time of each backend and of dense SDPA, interleaved in one run, for each work and dtype."""
+    for work in ("prefill 1 x 1k", "chunk 256 of 2k", "decode 32 x 1k"):
+        contexts, queries = WORK[work]
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            spec, q, pool, batch = paged(contexts, queries)
+            spec, q = replace(spec, dtype=str(dtype).removeprefix("torch.")), q.to(dtype)
+            pool.k, pool.v, out = pool.k.to(dtype), pool.v.to(dtype), torch.empty_like(q)
+            calls = {"sdpa": dense_sdpa(q, contexts) if len(contexts) > 1 else dense_prefill(q, contexts, queries)}
+            for name in ("native", "eager"):
+                backend = BACKENDS[name]()
+                if backend.check(spec, "cpu"):
+                    continue
+                backend.setup(spec, "cpu")
+                backend.plan(batch)
+                calls[name] = partial(backend.attend, q, pool, batch, out)
+            least = dict.fromkeys(calls, float("inf"))
+            for _ in range(rounds):
+                for name, call in calls.items():
+                    start = time.process_time()
+                    call()
+                    least[name] = min(least[name], time.process_time() - start)
+            shown = ", ".join(f"{name} {1e3 * s:.1f} ms = {s / least['sdpa']:.2f}" for name, s in least.items())
+            print(f"{work} {dtype}, {torch.get_num_threads()} threads, min CPU time: {shown}")
+
+
 if __name__ == "__main__":
-    sys.exit(compare())
+    sys.exit(compare_prefill() if "prefill" in sys.argv else compare())

@@ -44,21 +44,17 @@ def attend_plain(q: Tensor, layer_kv: LayerKV, batch: Batch, spec: AttentionSpec
 
 
 def gather_tokens(layer_kv: LayerKV, table: list[int], context: int) -> tuple[Tensor, Tensor]:
-    """K and V of a row's first `context` tokens, token by token: two (C, K, D) in the pool's dtype, descaled to fp64
-    when the pool has scales."""
+    """K and V of a row's first `context` tokens: two (C, K, D) in the pool's dtype, descaled to fp64 when the pool has
+    scales."""
     size, nhd = layer_kv.block_size, layer_kv.layout == "NHD"
+    positions = torch.arange(context)
+    blocks = torch.tensor(table, dtype=torch.int64)[positions // size]
     gathered = []
     for stored, scale in ((layer_kv.k, layer_kv.k_scale), (layer_kv.v, layer_kv.v_scale)):
-        tokens = []
-        for position in range(context):
-            block, offset = table[position // size], position % size
-            tokens.append(stored[block, offset] if nhd else stored[block, :, offset])
-        heads = stored.shape[2 if nhd else 1]
-        rows = torch.stack(tokens) if tokens else stored.new_empty(0, heads, stored.shape[3])
+        block, offset = blocks.to(stored.device), (positions % size).to(stored.device)
+        rows = stored[block, offset] if nhd else stored[block, :, offset]
         if scale is not None and scale.dim() == 3:
-            places = [(table[position // size], position % size) for position in range(context)]
-            own = [scale[block, offset] if nhd else scale[block, :, offset] for block, offset in places]
-            factors = torch.stack(own) if own else scale.new_empty(0, heads)
+            factors = scale[block, offset] if nhd else scale[block, :, offset]
             rows = rows.double() * factors.double()[:, :, None]
         elif scale is not None:
             rows = rows.float().double() * scale.double()[None, :, None]

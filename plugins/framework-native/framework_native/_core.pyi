@@ -58,7 +58,7 @@ class Attention:
         scale: float,
         soft_cap: float,
         window: int,
-        half: bool,
+        format: int,
     ) -> None: ...
     def attend(self, *args: Any) -> None: ...
 

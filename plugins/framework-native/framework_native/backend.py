@@ -1,4 +1,4 @@
-"""Paged attention on the CPU in C++: flash-decode and tiled prefill straight from the block tables."""
+"""Paged attention on the CPU: C++ straight from the block tables, and torch's kernel for long chunks of prompts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2}
+"""attention.hpp's Format."""
+_NEVER = 2**31 - 1
+
+
 class NativeBackend(AttentionBackend):
     """Reads each block where it lies, once for all query heads of its kv head; sums in fp32.
 
-    Decode rows are split every 512 tokens of context and merged in order, prefill rows are cut into tiles of 32 query
-    rows: by the row's own lengths alone, so a row's output does not depend on its batch or on the number of threads.
-    The inner loops exist for AVX-512, AVX2 and plain vectors; the best that the processor has is taken.
+    Decode rows are split every 512 tokens of context and merged in order; short prefill rows, and all with a soft cap
+    or ALiBi, are cut into tiles of 32 query rows. Rows of `prefill.MIN_QUERIES` queries and more have their keys and
+    values copied together (2 x context x kv heads x head dim elements while the call lasts) and go to torch's flash
+    attention. All cuts follow the row's own lengths alone: its output does not depend on its batch or on the number
+    of threads. The inner loops exist for AVX-512, AVX2 and plain vectors; the best that the processor has is taken.
+    Several threads may call `attend` of one backend at a time.
 
     Args:
-        threads: to compute with, the caller's included; None for torch's number.
+        threads: of the C++ loops, the caller's included; None for torch's number. Torch's kernel uses torch's number.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        dtypes=frozenset({"float32", "bfloat16"}),
+        dtypes=frozenset(_FORMATS),
         devices=frozenset({"cpu"}),
         layouts=frozenset({"NHD", "HND"}),
         features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
@@ -37,6 +45,8 @@ class NativeBackend(AttentionBackend):
         self.threads = threads
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
+        from framework_native import prefill
+
         super().setup(spec, device)
         self._core = Attention(
             num_heads=spec.num_heads,
@@ -46,8 +56,9 @@ class NativeBackend(AttentionBackend):
             scale=spec.softmax_scale,
             soft_cap=spec.soft_cap or 0.0,
             window=spec.sliding_window or 0,
-            half=spec.dtype == "bfloat16",
+            format=_FORMATS[spec.dtype],
         )
+        self._min_queries = prefill.MIN_QUERIES if prefill.suits(spec) else _NEVER
 
     @property
     def instructions(self) -> str:
@@ -80,14 +91,29 @@ class NativeBackend(AttentionBackend):
                 pool.k.data_ptr(), pool.v.data_ptr(), (pool.k.stride(0), pool.k.stride(token), pool.k.stride(head)),
                 pool.num_blocks, _address(sinks), _address(slopes), _address(sums),
                 tables.data_ptr(), tables.shape[1], contexts.data_ptr(), starts.data_ptr(), len(contexts),
-                self.threads or torch.get_num_threads(),
+                self._min_queries, self.threads or torch.get_num_threads(),
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgument(str(error)) from None
+        if batch.max_query_len >= self._min_queries:
+            self._attend_long_rows(q, pool, tables, contexts.tolist(), starts.tolist(), target, sums)
         if target is not out:
             out.copy_(target)
         if lse is not None and sums is not None and sums is not lse:
             lse.copy_(sums)
+
+    def _attend_long_rows(
+        self, q: Tensor, pool: LayerKV, tables: Tensor, contexts: list[int], starts: list[int], out: Tensor,
+        lse: Tensor | None,
+    ) -> None:  # fmt: skip
+        """The rows that the C++ call has checked and left: those of many queries."""
+        from framework_native import prefill
+
+        for row, context in enumerate(contexts):
+            tokens = slice(starts[row], starts[row + 1])
+            if context and tokens.stop - tokens.start >= self._min_queries:
+                own = None if lse is None else lse[tokens]
+                prefill.attend_row(q[tokens], pool, self.spec, tables[row].long(), context, out[tokens], own)
 
     def _require_pool(self, pool: LayerKV, q: Tensor) -> None:
         spec, heads = self.spec, 2 if pool.layout == "NHD" else 1

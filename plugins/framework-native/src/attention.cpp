@@ -38,7 +38,7 @@ const Kernels &choose() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))
         return avx512::kernels;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernels;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) return avx2::kernels;
 #endif
     return plain::kernels;
 }
@@ -107,40 +107,76 @@ private:
     bool stop_ = false;
 };
 
-/// One backend's kernels, threads and workspace.
+/// One call's items, partial results and scratch, and the threads that compute it. Kept for the next call.
+struct Workspace {
+    struct SplitRow {
+        int32_t row;
+        int64_t first, count;
+    };
+
+    Workers workers;
+    std::vector<Item> items;
+    std::vector<SplitRow> split_rows;
+    std::vector<float> scratch, sums, maxima, denominators;
+    int64_t work = 0;
+};
+
+/// Workspaces that no call uses. Two threads may call one backend: each takes a workspace of its own.
+class Workspaces {
+public:
+    std::unique_ptr<Workspace> take() {
+        const std::lock_guard lock(mutex_);
+        if (idle_.empty()) return std::make_unique<Workspace>();
+        std::unique_ptr<Workspace> last = std::move(idle_.back());
+        idle_.pop_back();
+        return last;
+    }
+    void put(std::unique_ptr<Workspace> workspace) {
+        const std::lock_guard lock(mutex_);
+        idle_.push_back(std::move(workspace));
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Workspace>> idle_;
+};
+
+/// One backend's kernels and workspaces.
 class Attention {
 public:
     explicit Attention(const Shape &shape) : shape_(shape), kernels_(choose()) {}
 
     const char *instructions() const { return kernels_.name; }
 
-    void attend(const Call &call, int64_t rows, int64_t num_blocks, int threads) {
-        cut(call, rows, num_blocks, threads);
+    /// Refuses before anything is written. Rows of `longest` queries and more are checked and left to the caller.
+    void attend(const Call &call, int64_t rows, int64_t num_blocks, int32_t longest, int threads) {
+        for (int32_t row = 0; row < rows; ++row)
+            check(call, row, call.contexts[row], call.starts[row + 1] - call.starts[row], num_blocks);
+        std::unique_ptr<Workspace> taken = workspaces_.take();
+        Workspace &space = *taken;
+        cut(space, call, rows, longest, threads);
         std::atomic<size_t> next{0};
-        threads = static_cast<int>(std::min<size_t>(threads, work_ < kAlone ? 1 : items_.size()));
+        threads = static_cast<int>(std::min<size_t>(threads, space.work < kAlone ? 1 : space.items.size()));
         const size_t width = scratch_floats(shape_);
-        scratch_.resize(std::max(scratch_.size(), width * std::max(threads, 1)));
-        const Partials partials{sums_.data(), maxima_.data(), denominators_.data()};
-        workers_.run(threads, [&](int thread) {
-            float *memory = scratch_.data() + width * thread;
-            for (size_t at; (at = next.fetch_add(1)) < items_.size();)
-                kernels_.attend(shape_, call, items_[at], partials, memory);
+        space.scratch.resize(std::max(space.scratch.size(), width * std::max(threads, 1)));
+        const Partials partials{space.sums.data(), space.maxima.data(), space.denominators.data()};
+        space.workers.run(threads, [&](int thread) {
+            float *memory = space.scratch.data() + width * thread;
+            for (size_t at; (at = next.fetch_add(1)) < space.items.size();)
+                kernels_.attend(shape_, call, space.items[at], partials, memory);
         });
-        for (const auto &[row, first, count] : split_rows_) kernels_.combine(shape_, call, partials, row, first, count);
+        for (const auto &[row, first, count] : space.split_rows)
+            kernels_.combine(shape_, call, partials, row, first, count);
+        workspaces_.put(std::move(taken));
     }
 
 private:
     static constexpr int64_t kAlone = 1 << 18; // keys x kv heads x queries x dim below which a second thread costs more
 
-    struct SplitRow {
-        int32_t row;
-        int64_t first, count;
-    };
-
-    void cut(const Call &call, int64_t rows, int64_t num_blocks, int threads) {
-        items_.clear();
-        split_rows_.clear();
-        work_ = 0;
+    void cut(Workspace &space, const Call &call, int64_t rows, int32_t longest, int threads) const {
+        space.items.clear();
+        space.split_rows.clear();
+        space.work = 0;
         int64_t partial = 0;
         for (int32_t row = 0; row < rows; ++row) {
             const int32_t context = call.contexts[row], queries = call.starts[row + 1] - call.starts[row];
@@ -148,68 +184,69 @@ private:
                 blank(call, row);
                 continue;
             }
-            check(call, row, context, queries, num_blocks);
-            work_ += static_cast<int64_t>(context) * queries * shape_.num_kv_heads * shape_.head_dim;
+            if (queries >= longest) continue;
+            space.work += static_cast<int64_t>(context) * queries * shape_.num_kv_heads * shape_.head_dim;
             if (queries == 1) {
-                partial = cut_decode(row, context, partial);
+                partial = cut_decode(space, row, context, partial);
             } else {
-                cut_prefill(row, context, queries);
+                cut_prefill(space, row, context, queries);
             }
         }
         const size_t places = static_cast<size_t>(partial) * shape_.num_heads;
-        sums_.resize(std::max(sums_.size(), places * shape_.head_dim));
-        maxima_.resize(std::max(maxima_.size(), places));
-        denominators_.resize(std::max(denominators_.size(), places));
-        share_heads(threads);
+        space.sums.resize(std::max(space.sums.size(), places * shape_.head_dim));
+        space.maxima.resize(std::max(space.maxima.size(), places));
+        space.denominators.resize(std::max(space.denominators.size(), places));
+        share_heads(space, threads);
     }
 
-    int64_t cut_decode(int32_t row, int32_t context, int64_t partial) {
+    int64_t cut_decode(Workspace &space, int32_t row, int32_t context, int64_t partial) const {
         const int32_t split = std::max(1, kSplitTokens / shape_.block_size) * shape_.block_size;
         const int32_t from = shape_.window != 0 ? std::max(0, context - shape_.window) : 0;
         const int32_t first = from / split, last = (context - 1) / split;
         if (first == last) {
-            add_heads({row, 0, 1, from, context, 0, 0, -1});
+            add_heads(space, {row, 0, 1, from, context, 0, 0, -1});
             return partial;
         }
-        split_rows_.push_back({row, partial, last - first + 1});
+        space.split_rows.push_back({row, partial, last - first + 1});
         for (int32_t at = first; at <= last; ++at)
-            add_heads({row, 0, 1, std::max(from, at * split), std::min(context, (at + 1) * split), 0, 0, partial++});
+            add_heads(space, {row, 0, 1, std::max(from, at * split), std::min(context, (at + 1) * split), 0, 0, partial++});
         return partial;
     }
 
-    void add_heads(Item item) {
+    void add_heads(Workspace &space, Item item) const {
         for (item.head = 0; item.head < shape_.num_kv_heads; item.head = item.head_end) {
             item.head_end = std::min(shape_.num_kv_heads, item.head + kMaxHeads);
-            items_.push_back(item);
+            space.items.push_back(item);
         }
     }
 
-    void cut_prefill(int32_t row, int32_t context, int32_t queries) {
+    void cut_prefill(Workspace &space, int32_t row, int32_t context, int32_t queries) const {
         const int32_t width = tile_queries(shape_);
         for (int32_t first = 0; first < queries; first += width) {
             const int32_t last = std::min(queries, first + width), base = context - queries;
             const int32_t from = shape_.window != 0 ? std::max(0, base + first + 1 - shape_.window) : 0;
             for (int32_t head = 0; head < shape_.num_kv_heads; ++head)
-                items_.push_back({row, first, last, from, base + last, head, head + 1, -1});
+                space.items.push_back({row, first, last, from, base + last, head, head + 1, -1});
         }
     }
 
     /// With fewer items than threads, heads are shared out too; a head's numbers do not depend on it.
-    void share_heads(int threads) {
-        if (items_.empty() || items_.size() >= static_cast<size_t>(threads) * 2) return;
+    void share_heads(Workspace &space, int threads) const {
+        if (space.items.empty() || space.items.size() >= static_cast<size_t>(threads) * 2) return;
         std::vector<Item> finer;
-        for (const Item &item : items_)
+        for (const Item &item : space.items)
             for (int32_t head = item.head; head < item.head_end; ++head) {
                 Item part = item;
                 part.head = head;
                 part.head_end = head + 1;
                 finer.push_back(part);
             }
-        items_ = std::move(finer);
+        space.items = std::move(finer);
     }
 
     void check(const Call &call, int32_t row, int32_t context, int32_t queries, int64_t num_blocks) const {
-        const int64_t needed = (context + shape_.block_size - 1) / shape_.block_size;
+        if (context == 0 && queries >= 0) return; // blank
+        const int64_t needed = (static_cast<int64_t>(context) + shape_.block_size - 1) / shape_.block_size;
         if (needed > call.table_width || context < 0 || queries < 0 || queries > context)
             throw std::invalid_argument("row " + std::to_string(row) + " has " + std::to_string(queries) +
                                         " queries and a context of " + std::to_string(context) +
@@ -225,7 +262,7 @@ private:
     }
 
     void blank(const Call &call, int32_t row) const {
-        const size_t size = shape_.half ? 2 : 4;
+        const size_t size = shape_.format == Format::f32 ? 4 : 2;
         for (int64_t token = call.starts[row]; token < call.starts[row + 1]; ++token)
             for (int32_t head = 0; head < shape_.num_heads; ++head) {
                 char *out = static_cast<char *>(call.out) +
@@ -238,11 +275,7 @@ private:
 
     Shape shape_;
     const Kernels &kernels_;
-    Workers workers_;
-    std::vector<Item> items_;
-    std::vector<SplitRow> split_rows_;
-    std::vector<float> scratch_, sums_, maxima_, denominators_;
-    int64_t work_ = 0;
+    Workspaces workspaces_;
 };
 
 template <class T> T *pointer(int64_t address) { return reinterpret_cast<T *>(address); }
@@ -257,17 +290,17 @@ void bind_attention(nb::module_ &module) {
     nb::class_<Attention>(module, "Attention", "Paged attention on the CPU; see framework_native.backend.")
         .def("__init__",
              [](Attention *self, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
-                float scale, float soft_cap, int32_t window, bool half) {
+                float scale, float soft_cap, int32_t window, int32_t format) {
                  new (self) Attention(
-                     Shape{num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window, half});
+                     Shape{num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window, static_cast<Format>(format)});
              },
              nb::kw_only(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("block_size"),
-             nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("half"))
+             nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("format"))
         .def_prop_ro("instructions", &Attention::instructions)
         .def("attend",
              [](Attention &self, int64_t q, nb::tuple q_strides, int64_t out, nb::tuple out_strides, int64_t k,
                 int64_t v, nb::tuple kv_strides, int64_t num_blocks, int64_t sinks, int64_t slopes, int64_t lse,
-                int64_t tables, int64_t table_width, int64_t contexts, int64_t starts, int64_t rows, int threads) {
+                int64_t tables, int64_t table_width, int64_t contexts, int64_t starts, int64_t rows, int32_t longest, int threads) {
                  const Call call{pointer<const void>(q),         pointer<void>(out),
                                  pointer<const void>(k),         pointer<const void>(v),
                                  pointer<const float>(sinks),    pointer<const float>(slopes),
@@ -276,7 +309,7 @@ void bind_attention(nb::module_ &module) {
                                  strides(q_strides),             strides(out_strides),
                                  strides(kv_strides),            table_width};
                  const nb::gil_scoped_release released;
-                 self.attend(call, rows, num_blocks, threads);
+                 self.attend(call, rows, num_blocks, longest, threads);
              });
 }
 

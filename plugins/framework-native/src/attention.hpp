@@ -6,13 +6,16 @@
 
 namespace native {
 
+/// How numbers are stored in q, out and the pool; sums are fp32 always.
+enum class Format : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+
 /// The model's attention and how the work is cut. Cuts depend on one row alone, so that a row's output does not depend
 /// on its batch or on the number of threads.
 struct Shape {
     int32_t num_heads, num_kv_heads, head_dim, block_size;
     float scale, soft_cap; // soft_cap 0: none
     int32_t window;        // 0: none
-    bool half;             // bfloat16 instead of float32
+    Format format;
 };
 
 struct Strides {
@@ -42,7 +45,6 @@ struct Partials {
     float *sums, *maxima, *denominators;
 };
 
-
 using AttendItem = void (*)(const Shape &, const Call &, const Item &, const Partials &, float *scratch);
 using Combine = void (*)(const Shape &, const Call &, const Partials &, int32_t row, int64_t first, int64_t count);
 
@@ -54,6 +56,7 @@ struct Kernels {
 
 constexpr int32_t kTileRows = 32;   // query rows (queries x heads of a group) that share one pass over K and V
 constexpr int32_t kChunk = 32;      // keys whose scores are computed before a softmax update
+constexpr int32_t kWidenRows = 8;   // query rows from which widening a tile once is cheaper than once a row
 constexpr int32_t kMaxHeads = 64;   // kv heads of one item
 constexpr int32_t kSplitTokens = 512; // context of one item of a decode row
 
@@ -62,9 +65,13 @@ inline int32_t tile_queries(const Shape &shape) {
     return group >= kTileRows ? 1 : kTileRows / group;
 }
 
+/// Whether a tile of keys or values is widened to floats once for all query rows that share it.
+inline bool widens(const Shape &shape, int64_t rows) { return shape.format != Format::f32 && rows >= kWidenRows; }
+
 /// Scratch floats for one kv head of an item with this many query rows.
 inline size_t scratch_of(const Shape &shape, int64_t rows) {
-    return static_cast<size_t>(rows * (2 * shape.head_dim + kChunk + 3) + 15) / 16 * 16;
+    const int64_t wide = widens(shape, rows) ? static_cast<int64_t>(kChunk) * shape.head_dim : 0;
+    return static_cast<size_t>(rows * (2 * shape.head_dim + kChunk + 3) + wide + 15) / 16 * 16;
 }
 
 /// Scratch floats that an item may need: a prefill item has one kv head, a decode item up to kMaxHeads.

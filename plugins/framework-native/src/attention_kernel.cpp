@@ -20,7 +20,13 @@ inline Vec load(const float *at) {
     std::memcpy(&out, at, sizeof out);
     return out;
 }
-inline Vec load(const uint16_t *at) { // bfloat16 is the upper half of a float
+struct Bf16 {
+    uint16_t bits;
+};
+struct F16 {
+    uint16_t bits;
+};
+inline Vec load(const Bf16 *at) { // bfloat16 is the upper half of a float
     HalfVec half;
     std::memcpy(&half, at, sizeof half);
     const WordVec words = __builtin_convertvector(half, WordVec) << 16;
@@ -28,19 +34,67 @@ inline Vec load(const uint16_t *at) { // bfloat16 is the upper half of a float
     std::memcpy(&out, &words, sizeof out);
     return out;
 }
+/// Exponent and mantissa move to their places in a float, whose exponent is then 112 too small: a product mends it,
+/// and makes subnormals normal. Infinities and NaN get the float's exponent by hand.
+inline Vec load(const F16 *at) {
+    HalfVec half;
+    std::memcpy(&half, at, sizeof half);
+    const WordVec words = __builtin_convertvector(half, WordVec), magnitude = (words & 0x7FFF) << 13;
+    Vec scaled;
+    std::memcpy(&scaled, &magnitude, sizeof scaled);
+    scaled *= 0x1p112f;
+    WordVec bits;
+    std::memcpy(&bits, &scaled, sizeof bits);
+    const WordVec special = (WordVec)(magnitude >= 0x0F800000u) & 0x7F800000u;
+    bits |= special | (words & 0x8000) << 16;
+    Vec out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
 inline void store(float *at, Vec value) { std::memcpy(at, &value, sizeof value); }
 inline float one(const float *at) { return *at; }
-inline float one(const uint16_t *at) {
-    const uint32_t word = static_cast<uint32_t>(*at) << 16;
+inline float one(const Bf16 *at) {
+    const uint32_t word = static_cast<uint32_t>(at->bits) << 16;
     float out;
     std::memcpy(&out, &word, sizeof out);
     return out;
 }
+inline float one(const F16 *at) {
+    const uint32_t magnitude = (at->bits & 0x7FFFu) << 13;
+    float out;
+    std::memcpy(&out, &magnitude, sizeof out);
+    out *= 0x1p112f;
+    uint32_t word;
+    std::memcpy(&word, &out, sizeof word);
+    word |= (magnitude >= 0x0F800000u ? 0x7F800000u : 0u) | (at->bits & 0x8000u) << 16;
+    std::memcpy(&out, &word, sizeof out);
+    return out;
+}
 inline void put(float *at, float value) { *at = value; }
-inline void put(uint16_t *at, float value) { // round to nearest even; no NaN comes here from finite inputs
+inline void put(Bf16 *at, float value) { // round to nearest even
     uint32_t word;
     std::memcpy(&word, &value, sizeof word);
-    *at = std::isnan(value) ? 0x7FC0 : static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+    at->bits = std::isnan(value) ? 0x7FC0 : static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+}
+inline void put(F16 *at, float value) { // round to nearest even, infinity from 65520 on
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    const uint16_t sign = static_cast<uint16_t>(word >> 16 & 0x8000);
+    const float magnitude = std::fabs(value);
+    uint32_t bits;
+    if (std::isnan(value)) {
+        bits = 0x7E00;
+    } else if (magnitude >= 65520.0f) {
+        bits = 0x7C00;
+    } else if (magnitude < 0x1p-14f) { // subnormal: adding 2^-1 leaves units of 2^-24 in the mantissa, rounded
+        const float shifted = magnitude + 0.5f;
+        std::memcpy(&bits, &shifted, sizeof bits);
+        bits -= 0x3F000000u;
+    } else {
+        std::memcpy(&bits, &magnitude, sizeof bits);
+        bits = (bits - (112u << 23) + 0xFFF + (bits >> 13 & 1)) >> 13;
+    }
+    at->bits = static_cast<uint16_t>(sign | bits);
 }
 
 inline float sum(Vec value) {
@@ -80,6 +134,23 @@ inline Vec exponential(Vec x) {
     std::memcpy(&power, &exponent, sizeof power);
     const Vec result = p * power;
     return gone ? Vec{} : result;
+}
+
+/// tanh x, to 2e-7 absolute: its odd Taylor series of degree 7 below 1/8, (1 - e^-2|x|) / (1 + e^-2|x|) elsewhere.
+inline Vec hyperbolic_tangent(Vec x) {
+    const Vec size = x < 0.0f ? -x : x, decay = exponential(size * -2.0f), square = x * x;
+    const Vec far = (1.0f - decay) / (1.0f + decay);
+    const Vec near = x * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15 - square * (17.0f / 315))));
+    return size < 0.125f ? near : x < 0.0f ? -far : far;
+}
+
+/// Floats of `count` keys or values, one after another.
+template <class T> void widen(const T *from, int64_t stride, int count, int dim, float *to) {
+    for (int t = 0; t < count; ++t, from += stride, to += dim) {
+        int d = 0;
+        for (; d + LANES <= dim; d += LANES) store(to + d, load(from + d));
+        for (; d < dim; ++d) to[d] = one(from + d);
+    }
 }
 
 /// Scores of `count` keys for every query row: out[r * kChunk + t] = q_r . k_t. The query rows are scaled already.
@@ -145,12 +216,14 @@ void gather(const float *weights, const float *shrink, int rows, int dim_, const
 
 struct Scratch {
     float *q, *sums, *scores, *maxima, *denominators, *shrink;
+    float *wide; // (kChunk, head_dim), or null where nothing is widened
 };
 
 Scratch lay_out(const Shape &shape, int64_t rows, float *at) {
     const int64_t width = rows * shape.head_dim;
     return {at, at + width, at + 2 * width, at + 2 * width + rows * kChunk, at + 2 * width + rows * (kChunk + 1),
-            at + 2 * width + rows * (kChunk + 2)};
+            at + 2 * width + rows * (kChunk + 2),
+            widens(shape, rows) ? at + 2 * width + rows * (kChunk + 3) : nullptr};
 }
 
 /// Where the rows of one tile stand: query position of row r is base + r / group.
@@ -164,7 +237,8 @@ void shape_scores(const Shape &shape, const Call &call, const Tile &tile, int ke
         float *row = scores + r * kChunk;
         const int position = tile.base + r / tile.group;
         if (shape.soft_cap != 0.0f)
-            for (int t = 0; t < count; ++t) row[t] = shape.soft_cap * std::tanh(row[t] / shape.soft_cap);
+            for (int t = 0; t < count; t += LANES) // a row has kChunk places: what lies past count is masked below
+                store(row + t, shape.soft_cap * hyperbolic_tangent(load(row + t) / shape.soft_cap));
         if (call.slopes != nullptr) {
             const float slope = call.slopes[tile.head + r % tile.group];
             for (int t = 0; t < count; ++t) row[t] += slope * static_cast<float>(key + t - position);
@@ -255,16 +329,25 @@ void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int n
         }
     };
     each([&](const Head &head, int t, int size, int64_t at, int64_t ahead) {
-        scores<D>(head.scratch.q, head.tile.rows, shape.head_dim, static_cast<const T *>(call.k) + at, kv.token, size,
-                  ahead, head.scratch.scores + t);
+        const T *keys = static_cast<const T *>(call.k) + at;
+        float *wide = head.scratch.wide, *out = head.scratch.scores + t;
+        if (wide == nullptr)
+            return scores<D>(head.scratch.q, head.tile.rows, shape.head_dim, keys, kv.token, size, ahead, out);
+        widen(keys, kv.token, size, shape.head_dim, wide);
+        scores<D>(head.scratch.q, head.tile.rows, shape.head_dim, wide, shape.head_dim, size, 0, out);
     });
     for (int h = 0; h < num_heads; ++h) {
         shape_scores(shape, call, heads[h].tile, key, count, heads[h].scratch.scores);
         soften(heads[h].tile, count, heads[h].scratch);
     }
     each([&](const Head &head, int t, int size, int64_t at, int64_t ahead) {
-        gather<D>(head.scratch.scores + t, t == 0 ? head.scratch.shrink : nullptr, head.tile.rows, shape.head_dim,
-                  static_cast<const T *>(call.v) + at, kv.token, size, ahead, head.scratch.sums);
+        const T *values = static_cast<const T *>(call.v) + at;
+        const float *weights = head.scratch.scores + t, *shrink = t == 0 ? head.scratch.shrink : nullptr;
+        float *wide = head.scratch.wide, *sums = head.scratch.sums;
+        if (wide == nullptr)
+            return gather<D>(weights, shrink, head.tile.rows, shape.head_dim, values, kv.token, size, ahead, sums);
+        widen(values, kv.token, size, shape.head_dim, wide);
+        gather<D>(weights, shrink, head.tile.rows, shape.head_dim, wide, shape.head_dim, size, 0, sums);
     });
 }
 
@@ -319,8 +402,9 @@ template <class T> void attend_any(const Shape &shape, const Call &call, const I
 }
 
 void attend_item(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {
-    shape.half ? attend_any<uint16_t>(shape, call, item, partials, memory)
-               : attend_any<float>(shape, call, item, partials, memory);
+    if (shape.format == Format::bf16) return attend_any<Bf16>(shape, call, item, partials, memory);
+    if (shape.format == Format::f16) return attend_any<F16>(shape, call, item, partials, memory);
+    attend_any<float>(shape, call, item, partials, memory);
 }
 
 /// Merge a decode row's splits, in order. Source: flash-decoding, arXiv:2311.01282 section 3.
@@ -337,8 +421,10 @@ void combine(const Shape &shape, const Call &call, const Partials &partials, int
             const float *other = partials.sums + place(split) * shape.head_dim;
             for (int d = 0; d < shape.head_dim; ++d) sums[d] = (split ? sums[d] : 0.0f) + worth * other[d];
         }
-        if (shape.half)
-            finish_row<uint16_t>(shape, call, call.starts[row], head, most, total, sums);
+        if (shape.format == Format::bf16)
+            finish_row<Bf16>(shape, call, call.starts[row], head, most, total, sums);
+        else if (shape.format == Format::f16)
+            finish_row<F16>(shape, call, call.starts[row], head, most, total, sums);
         else
             finish_row<float>(shape, call, call.starts[row], head, most, total, sums);
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.backend import AttentionSpec
 from framework.testing import backend_checks
 from framework.testing.attention_cases import Case, build_problem
-from framework.testing.attention_runs import judge, run_attention
+from framework.testing.attention_runs import judge, run_attention, wrong_lse
 from framework_native.backend import NativeBackend
 
 
@@ -32,7 +34,7 @@ def test_the_native_backend_keeps_its_contract(check):
 
 
 LONG = Case(spec(), (1700, 513, 512, 1), (1, 1, 1, 1))
-MIXED = Case(spec(head_dim=80), (700, 300, 65), (1, 100, 65))
+MIXED = Case(spec(head_dim=80), (700, 300, 65, 40), (1, 100, 65, 3))
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
@@ -44,6 +46,77 @@ def test_the_number_of_threads_changes_no_bit(case, layout):
     for out, sums in outs[1:]:
         assert torch.equal(out, outs[0][0])
         assert torch.equal(sums, outs[0][1])
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"sliding_window": 70}, {"sinks": True}, {"sinks": True, "sliding_window": 300}, {"soft_cap": 2.0}],
+    ids=lambda changes: "+".join(changes) or "plain",
+)  # fmt: skip
+def test_long_and_short_chunks_are_right(changes, dtype, layout):
+    asked = spec(dtype=dtype, layout=layout, **changes)
+    case = Case(asked, (90, 560, 300, 77, 0), (90, 280, 16, 15, 0))
+    problem = build_problem(case, "cpu")
+    out, sums = run_attention(ready(asked), problem, lse=True)
+    verdict = judge(out, problem)
+    assert verdict.ok, str(verdict)
+    assert not wrong_lse(sums, problem, verdict)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_chunk_reads_no_slot_outside_its_context_and_window(dtype):
+    asked = spec(dtype=dtype, sliding_window=40)
+    problem = build_problem(Case(asked, (500,), (100,)), "cpu")
+    want, _ = run_attention(ready(asked), problem)
+    for cache in (problem.pool.k, problem.pool.v):
+        for token in (*range(500 - 100 + 1 - 40), *range(500, 512)):
+            block = problem.batch.block_tables[0, token // 16]
+            cache[block, token % 16] = float("nan")
+    got, _ = run_attention(ready(asked), problem)
+    assert torch.equal(got, want)
+
+
+def test_several_threads_may_use_one_backend():
+    problems = [build_problem(Case(spec(), contexts, queries, seed), "cpu") for seed, (contexts, queries) in enumerate(
+        [((1700, 900), (1, 1)), ((600, 40), (1, 12)), ((1100, 1030, 700), (1, 1, 1)), ((400, 90), (100, 1))]
+    )]  # fmt: skip
+    backend = ready(spec(), 2)
+    want = [run_attention(backend, problem)[0] for problem in problems]
+    start = threading.Barrier(len(problems))
+
+    def repeat(problem):
+        start.wait()
+        return [run_attention(backend, problem)[0] for _ in range(60)]
+
+    with ThreadPoolExecutor(len(problems)) as pool:
+        found = list(pool.map(repeat, problems))
+    for at, outs in enumerate(found):
+        assert all(torch.equal(out, want[at]) for out in outs), f"problem {at} differs when others run beside it"
+
+
+@pytest.mark.parametrize("queries", [1, 30], ids=["decode", "chunk"])
+def test_a_refused_batch_has_written_nothing(queries):
+    """An empty row comes first, whose output would be zeros."""
+    problem = build_problem(Case(spec(), (0, 40), (1, queries)), "cpu")
+    problem.batch.block_tables[1, 1] = problem.pool.num_blocks
+    out, lse = torch.full_like(problem.q, 7.0), torch.full(problem.q.shape[:2], 7.0)
+    with pytest.raises(InvalidArgument, match="outside the pool"):
+        ready(spec()).attend(problem.q, problem.pool, problem.batch, out, lse=lse)
+    assert bool((out == 7.0).all())
+    assert bool((lse == 7.0).all())
+
+
+def test_float16_is_read_and_rounded_as_torch_does():
+    """One key, so that the output is its value: subnormals, the largest number and infinity among them."""
+    asked = spec(dtype="float16", num_heads=1, num_kv_heads=1, head_dim=64)
+    problem = build_problem(Case(asked, (1,), (1,)), "cpu")
+    bits = torch.tensor([0x0001, 0x03FF, 0x0400, 0x3C01, 0x7BFF, 0x7C00, 0x8001, 0xFBFF, 0x8000, 0x1234] * 7)[:64]
+    value = bits.to(torch.uint16).view(torch.float16)
+    problem.pool.v[problem.batch.block_tables[0, 0], 0, 0] = value
+    out, _ = run_attention(ready(asked), problem)
+    assert torch.equal(out[0, 0], value)
 
 
 def test_many_kv_heads_and_a_wide_group_are_right():
@@ -70,7 +143,7 @@ def test_a_row_longer_than_its_table_is_refused_whatever_the_bound_says():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"dtype": "float16"}, "dtype float16"),
+        ({"dtype": "float64"}, "dtype float64"),
         ({"kv_dtype": "float8_e4m3fn"}, "KV dtype"),
         ({"num_heads": 5}, "5 query"),
     ],
