@@ -152,6 +152,9 @@ def check_narrow_writes_round_to_nearest(make: Make, device: str = "cpu", cases:
             assert scale is not None
             if scale.dim() == 3:
                 _check_int8(name, stored, scale, values, slots, spec)
+                backend.copy_blocks(pool, torch.tensor([[1, 3]], dtype=torch.int64, device=device))
+                same = torch.equal(scale[3], scale[1]) and torch.equal(stored[3], stored[1])
+                assert same, f"{name} in int8: after copying block 1 to 3 its values or its scales are not those of 1"
                 continue
             wanted = values.double() / scale.cpu().double()[None, :, None]
             nearest = wanted.to(stored.dtype).double()

@@ -600,10 +600,45 @@ class NarrowWritesAreCutOff(Narrow):
         return bits.view(dtype).float()
 
 
+class Int8(Correct):
+    """Also right: reads and writes int8, with a scale for each token and head."""
+
+    capabilities = replace(ALL, dtypes=frozenset({"float32"}), kv_dtypes=frozenset({"int8"}))
+
+    def read(self, pool, slots):
+        if pool.k_scale is None:
+            return super().read(pool, slots)
+        block, offset = slots // pool.block_size, slots % pool.block_size
+        at = (block, offset) if pool.layout == "NHD" else (block, slice(None), offset)
+        pairs = ((pool.k, pool.k_scale), (pool.v, pool.v_scale))
+        return tuple(stored[at].float() * scale[at].unsqueeze(-1) for stored, scale in pairs)
+
+
+class Int8CopiesForgetTheScales(Int8):
+    def copy_blocks(self, pool, copies):
+        super().copy_blocks(LayerKV(pool.k, pool.v, pool.layout), copies)
+
+
+class Int8WritesAreCutOff(Int8):
+    def write(self, pool, k, v, slot_mapping):
+        super().write(pool, k, v, slot_mapping)
+        if pool.k_scale is not None:  # a step towards zero
+            pool.k.sub_(pool.k.sign())
+
+
+class Int8ReadsOneScaleForAllHeads(Int8):
+    def read(self, pool, slots):
+        if pool.k_scale is None:
+            return super().read(pool, slots)
+        axis = 2 if pool.layout == "NHD" else 1
+        scales = (s.narrow(axis, 0, 1).expand_as(s) for s in (pool.k_scale, pool.v_scale))
+        return super().read(LayerKV(pool.k, pool.v, pool.layout, *scales), slots)
+
+
 MUTANTS = [
     value
     for value in list(globals().values())
-    if isinstance(value, type) and issubclass(value, Correct) and value not in (Correct, Narrow)
+    if isinstance(value, type) and issubclass(value, Correct) and value not in (Correct, Narrow, Int8)
 ]
 FAR = "check_blocks_beyond_2_31_elements_are_addressed"
 
@@ -654,6 +689,8 @@ INTENDED = {
     BlockIdsClamped: "check_a_block_outside_the_pool_is_refused",
     ReadsLengthsOnTheHost: "check_a_recorded_step_serves_other_lengths",
     NarrowWritesAreCutOff: "check_narrow_writes_round_to_nearest",
+    Int8WritesAreCutOff: "check_narrow_writes_round_to_nearest",
+    Int8CopiesForgetTheScales: "check_narrow_writes_round_to_nearest",
     RowsAfterTheFirstDropped: "check_numbers_match_fp64_over_the_grid",
 }
 
@@ -665,10 +702,11 @@ def test_the_rule_a_mutant_breaks_is_the_one_that_fails(mutant):
         check(mutant, "cpu", "small")
 
 
-def test_a_backend_with_a_narrow_pool_passes():
+@pytest.mark.parametrize(("backend", "named"), [(Narrow, ()), (Int8, ("grid",))])
+def test_a_backend_with_a_narrow_pool_passes(backend, named):
     for check in backend_checks:
-        if "write" in check.__name__ or "declared" in check.__name__:
-            check(Narrow, "cpu", "small")
+        if any(part in check.__name__ for part in ("write", "declared", *named)):
+            check(backend, "cpu", "small")
 
 
 def test_a_failing_case_prints_all_that_differs_from_the_default():

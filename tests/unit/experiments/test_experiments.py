@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-NAMES = ("mooncake", "pagedattention", "scaling", "tournament")
+NAMES = ("mooncake", "pagedattention", "precision", "scaling", "tournament")
+WITHOUT_TRACES = ("precision", "tournament")
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
     "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
@@ -75,7 +76,7 @@ def quick_results(repository: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_quick_mode_writes_rows_provenance_and_plots(
     name: str, quick_results: Callable[[str], Path], request: Any
 ) -> None:
-    if name != "tournament":
+    if name not in WITHOUT_TRACES:
         request.getfixturevalue("traces")
     tmp_path = quick_results(name)
     provenance = json.loads((tmp_path / "provenance.json").read_text())
@@ -91,7 +92,7 @@ def test_quick_mode_writes_rows_provenance_and_plots(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_traces_an_experiment_says_what_to_do(name: str, repository: Path, tmp_path: Path) -> None:
-    if name == "tournament":
+    if name in WITHOUT_TRACES:
         pytest.skip("its quick mode draws a trace of its own")
     done = quick(repository, name, tmp_path / "out", KVLAB_TRACES=str(tmp_path))
     assert done.returncode == 1
@@ -388,3 +389,24 @@ def test_the_committed_tournament_has_every_installed_built_in_policy(repository
     ranked = {policy for row in rows for policy in (row["policy"], *row["equals"].split())}
     built_in = {p.name for p in registry.entries("eviction") if p.distribution == "kvcache-framework"} - {"optimum"}
     assert built_in <= ranked, built_in - ranked
+
+
+def test_committed_precision_holds_more_blocks_and_hits_no_less_in_fewer_bits(repository: Path) -> None:
+    rows = rows_of(repository / "experiments" / "precision" / "results" / "precision.csv")
+    pools: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        pools.setdefault(row["kv_bytes"], {})[row["kv_dtype"]] = row
+    assert len(pools) == 3
+    for name, pool in pools.items():
+        order = [pool[dtype] for dtype in ("float32", "bfloat16", "int8", "float8_e4m3fn")]
+        blocks, rates = [int(row["blocks"]) for row in order], [float(row["hit_rate"]) for row in order]
+        assert blocks == sorted(blocks), (name, blocks)
+        assert rates == sorted(rates), (name, rates)
+        assert float(pool["float32"]["agreement"]) == 1.0, name
+        assert float(pool["float8_e4m3fn"]["agreement"]) <= float(pool["int8"]["agreement"]) < 1.0, name
+
+
+def test_precisions_share_the_bytes_of_one_pool(experiment: Callable[[str], ModuleType]) -> None:
+    precision = experiment("precision.__main__")
+    found = {dtype: precision.num_blocks(dtype, 99) + 1 for dtype in precision.DTYPES}
+    assert found == {"float32": 100, "bfloat16": 200, "float8_e4m3fn": 400, "int8": 320}
