@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import make_executor, require_graphs, require_writes_first
-from framework.engine.executors.checks import attention_spec, default_device, require_backend
+from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.kv_scales import require_scales
-from framework.engine.pool import KVPool, num_blocks_for
+from framework.engine.limits import longest_sequence, pool_blocks
+from framework.engine.pool import KVPool
+from framework.engine.prompts import is_one_prompt, one_each
 from framework.engine.request import Request
 from framework.engine.streaming import RequestStream, abandon
-from framework.engine.text import StopTexts, StopWatch, cut_at_stop
+from framework.engine.text import StopTexts, StopWatch, add_texts
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
@@ -33,8 +33,6 @@ from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-
-_DEFAULT_BLOCKS = 1024
 
 
 class LLM:
@@ -93,6 +91,7 @@ class LLM:
         engine: EngineOptions | None = None,
     ) -> None:
         options = engine or EngineOptions()
+        require_no_foresight(eviction)
         self.device, self.seed = default_device(device), seed
         chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
@@ -108,10 +107,17 @@ class LLM:
             self.spec = attention_spec(shape, own, block_size, layout, kv_dtype)
             self.kv_dtype = self.spec.kv_dtype or own
             require_backend(self.backend, self.spec, self.device)
-            self.num_blocks = self._pool_blocks(num_blocks, memory_fraction)
+            self.num_blocks = pool_blocks(
+                num_blocks, memory_fraction, device=self.device, ranks=self.model.ranks, block_size=block_size,
+                num_layers=self.model.config.num_layers, num_kv_heads=self.spec.num_kv_heads,
+                head_dim=self.spec.head_dim, dtype=self.kv_dtype,
+            )  # fmt: skip
             stored = own if self.kv_dtype == own else f"{own}/{self.kv_dtype}"
             self.namespace = Namespace(model=f"{self.model.name}/{stored}")
-            self.max_model_len, advice = self._longest(options)
+            self.max_model_len, advice = longest_sequence(
+                options.max_model_len, positions=self.model.config.max_position_embeddings,
+                num_blocks=self.num_blocks, block_size=block_size, model=self.model.name,
+            )  # fmt: skip
             self._components = allocator, eviction, hash
             built = self._build_allocator()
             executor = self._make_executor(chosen, options, poison)
@@ -126,17 +132,6 @@ class LLM:
     def allocator(self) -> Allocator:
         """Of the blocks that are in use now; another object after `reset`."""
         return self.engine.allocator
-
-    def _longest(self, options: EngineOptions) -> tuple[int, str]:
-        """The longest sequence, tokens, and how to raise it: what stands in the way is not always the option."""
-        positions, blocks = self.model.config.max_position_embeddings, self.num_blocks
-        pool = blocks * self.spec.block_size
-        limits = [
-            (pool, f"raise cache.num_blocks: the pool's {blocks} blocks hold {pool} tokens"),
-            (positions, f"take another model: '{self.model.name}' has {positions} positions"),
-            (options.max_model_len or positions, "raise engine.max_model_len"),
-        ]
-        return min(limits, key=lambda limit: limit[0])
 
     def _build_allocator(self) -> Allocator:
         return build_allocator(
@@ -241,34 +236,6 @@ class LLM:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _pool_blocks(self, num_blocks: int | None, fraction: float | None) -> int:
-        if num_blocks is not None and fraction is not None:
-            raise ConfigError(
-                "cache.num_blocks and cache.memory_fraction are both set; give one, set the other to null"
-            )
-        if num_blocks is not None:
-            if num_blocks < 1:
-                raise ConfigError(f"cache.num_blocks must be at least 1, found {num_blocks}")
-            return num_blocks
-        if fraction is None and self.device.startswith("cuda"):
-            fraction = 0.9
-        if fraction is None:
-            return _DEFAULT_BLOCKS
-        sizes: dict[str, Any] = {
-            "block_size": self.spec.block_size,
-            "num_layers": self.model.config.num_layers,
-            "num_kv_heads": self.spec.num_kv_heads,
-            "head_dim": self.spec.head_dim,
-            "dtype": self.kv_dtype,
-        }
-        ranks = self.model.ranks
-        if ranks is None:
-            return num_blocks_for(fraction, self.device, **sizes)
-        if self.device.startswith("cpu"):
-            fraction /= ranks.size  # they share the host's memory
-        others: list[int] = ranks.call("blocks_for", fraction=fraction, **sizes)
-        return min(num_blocks_for(fraction, self.device, **sizes), *others)
-
     def encode(self, prompt: Prompt) -> TokenArray:
         """Token ids (n,) int32 of a text, of chat messages ({"role", "content"}), or of ids already."""
         return encode(self.model.tokenizer, prompt)
@@ -309,9 +276,9 @@ class LLM:
             InvalidArgument, InvalidTokens, ModelError: a prompt or a value that cannot be. Nothing is queued.
             EngineInterrupted: the engine must be reset and cannot be, see `reset`.
         """
-        batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        batch: list[Any] = [prompts] if is_one_prompt(prompts) else list(prompts)
         each = [
-            _one_each(name, values, len(batch))
+            one_each(name, values, len(batch))
             for name, values in (
                 ("samplings", sampling), ("priorities", priority), ("tenants", tenant), ("sessions", session),
                 ("namespaces", namespace),
@@ -424,26 +391,6 @@ class LLM:
 
     def add_texts(self, requests: Sequence[Request]) -> None:
         """Decode the completions of `requests`, without their stop token, up to their stop text."""
-        if not self.model.tokenizer.has_text:
-            return
-        eos = set(self.model.tokenizer.eos_token_ids)
-        for request in requests:
-            ends = eos | set(request.sampling.stop_token_ids)
-            for completion in request.completions:
-                tokens = completion.tokens
-                cut = tokens[:-1] if completion.finish_reason == "stop" and tokens[-1] in ends else tokens
-                completion.text = cut_at_stop(self.model.tokenizer.decode(cut), request.sampling.stop)
-
-
-def _is_one_prompt(prompts: Any) -> bool:
-    """A text, a list of ids or a chat is one prompt; a list of these is many."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence, np.ndarray)))
-
-
-def _one_each(name: str, values: Any, count: int) -> list[Any]:
-    """A list of one for each of `count` prompts, from such a list or from one for all."""
-    if not isinstance(values, (list, tuple)):
-        return [values] * count
-    if len(values) != count:
-        raise InvalidArgument(f"{count} prompts but {len(values)} {name}; give one for all or one each")
-    return list(values)
+        tokenizer = self.model.tokenizer
+        if tokenizer.has_text:
+            add_texts(requests, tokenizer.decode, tokenizer.eos_token_ids)

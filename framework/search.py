@@ -16,14 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from framework import registry
 from framework.cli.exit import FAILED, command, exit_with
 from framework.errors import ConfigError
+from framework.registry.signatures import did_you_mean
 from framework.report.trials import Trial, Trials, write_trials
+from framework.results.catalogue import CATALOGUE, find
 from framework.results.reading import read_result, what_went_wrong
 from framework.sweep.job import begin, config_hash, fail, folder_name, is_done
 from framework.tracking import lock
 
 JOURNAL = "search.journal"
+_CHECKED = ("allocator", "eviction", "hash", "backend")
 _LOST = "lost"  # a trial that a killed process had begun
 
 
@@ -116,6 +120,7 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
 
     Raises:
         ConfigError: a word that is no override, or nothing to search.
+        UnknownPlugin, PluginImportError: a choice that cannot be had.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -139,6 +144,22 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
     return tuple(str(word) for word in fixed), axes
 
 
+def maximises(metric: str, asked: bool | None = None) -> bool:
+    """Whether larger values of a result's key are better: as asked, else as the catalogue of results says.
+
+    Raises:
+        ConfigError: no result has such a number, or neither direction is better and none was asked for.
+    """
+    declared = find(metric)
+    if declared is None or not declared.numeric:
+        numbers = [key for key, one in CATALOGUE.items() if one.numeric]
+        what = "is no number" if declared is not None else "is in no result"
+        raise ConfigError(f"metric {metric!r} {what}; docs/results.md has them all{did_you_mean(metric, numbers)}")
+    if asked is None and not declared.better:
+        raise ConfigError(f"neither more nor less of {metric} is better; say --minimize or --maximize")
+    return declared.better == "higher" if asked is None else asked
+
+
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search and report; 0 done, 1 no trial was good, 2 the request cannot be met."""
@@ -149,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fixed=fixed,
         axes=axes,
         metric=options.metric,
-        maximize=not options.minimize,
+        maximize=maximises(options.metric, options.maximize),
         trials=options.trials,
         seed=options.seed,
     )
@@ -293,7 +314,21 @@ def _axis(override: Any) -> Axis:
         whole = all(isinstance(bound, int) for bound in (value.start, value.stop, value.step))
         steps = [float(word) for word in override.sweep_string_iterator()]
         return Axis(key=key, low=min(steps), high=max(steps), step=float(abs(value.step)), whole=whole)
-    return Axis(key=key, choices=tuple(override.sweep_string_iterator()))
+    choices = tuple(override.sweep_string_iterator())
+    if key in _CHECKED:
+        for choice in choices:
+            registry.load(key, choice)
+    return Axis(key=key, choices=choices)
+
+
+def add_direction(parser: argparse.ArgumentParser) -> None:
+    """`--minimize` and `--maximize`; with neither, the catalogue of results decides."""
+    both = parser.add_mutually_exclusive_group()
+    said = "(default: as docs/results.md says of the metric)"
+    both.add_argument(
+        "--minimize", dest="maximize", action="store_false", default=None, help=f"smaller is better {said}"
+    )
+    both.add_argument("--maximize", dest="maximize", action="store_true", default=None, help="larger is better")
 
 
 def _optuna() -> Any:
@@ -313,7 +348,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("name", help="folder of the search below sweeps/; the same name resumes it")
     parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help="as for framework.run")
     parser.add_argument("--metric", default="hit_rate", help="key of result.json (default: hit_rate)")
-    parser.add_argument("--minimize", action="store_true", help="smaller is better")
+    add_direction(parser)
     parser.add_argument("--trials", type=int, default=50, help="in all, earlier calls included (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the sampler")
     parser.add_argument("--folder", default="sweeps", help="where searches lie (default: sweeps)")

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from framework.cli.exit import command, exit_with
-from framework.search import Axis, axes_of
+from framework.search import Axis, add_direction, axes_of, maximises
 
 METHODS = ("grid", "random", "bayes")
 
 
 def sweep_config(
-    overrides: Sequence[str], *, method: str = "grid", metric: str = "hit_rate", minimize: bool = False
+    overrides: Sequence[str], *, method: str = "grid", metric: str = "hit_rate", maximize: bool | None = None
 ) -> dict[str, Any]:
     """A W&B sweep configuration whose command is `python -m framework.run` with our overrides.
 
@@ -28,16 +28,17 @@ def sweep_config(
             like as they are wanted; `tracker=wandb` is always there.
         method: grid, random or bayes. A grid takes no continuous interval: W&B refuses it.
         metric: a key of the run's summary, which is `result.json`.
+        maximize: the direction; None: as the catalogue of results says of the metric.
 
     Raises:
-        ConfigError: overrides that cannot be read, or that vary nothing.
+        ConfigError: overrides that cannot be read, or that vary nothing; a metric that is in no result.
     """
     fixed, axes = axes_of(overrides)
     words = [word for word in fixed if word.partition("=")[0] != "tracker"]
     return {
         "program": "framework.run",
         "method": method,
-        "metric": {"name": metric, "goal": "minimize" if minimize else "maximize"},
+        "metric": {"name": metric, "goal": "maximize" if maximises(metric, maximize) else "minimize"},
         "command": [
             "${env}",
             "${interpreter}",
@@ -77,11 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help="as for framework.run --multirun")
     parser.add_argument("--method", choices=METHODS, default="grid")
     parser.add_argument("--metric", default="hit_rate", help="key of result.json (default: hit_rate)")
-    parser.add_argument("--minimize", action="store_true", help="smaller is better")
+    add_direction(parser)
     options = parser.parse_intermixed_args(arguments)
     import yaml
 
-    config = sweep_config(options.overrides, method=options.method, metric=options.metric, minimize=options.minimize)
+    config = sweep_config(options.overrides, method=options.method, metric=options.metric, maximize=options.maximize)
     print(yaml.safe_dump(config, sort_keys=False), end="")  # noqa: T201
     return 0
 

@@ -47,7 +47,7 @@ def _check(options: argparse.Namespace) -> int:
     from framework.check.show import Report
 
     subject = resolve(options.what, options.kind, _options(options.options))
-    device = options.device or (_best_device() if subject.kind == "backend" else "cpu")
+    device = _device(options.device) if subject.kind == "backend" else "cpu"
     report = Report(subject, quiet=options.json)
     found = report.verdicts(
         only=options.only, device=device, cases=options.cases, timeout_s=options.timeout
@@ -71,14 +71,17 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"an option is written NAME=VALUE, found {word!r}")
-        chosen[key] = yaml.safe_load(value)
+        try:
+            chosen[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the value of {word!r} cannot be read as YAML; put a text in quotes") from error
     return chosen
 
 
-def _best_device() -> str:
-    import torch
+def _device(asked: str | None) -> str:
+    from framework.engine.executors.checks import default_device
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return default_device(asked)
 
 
 if __name__ == "__main__":

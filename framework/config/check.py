@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import PurePath
 from typing import Any
 
 from framework import registry
@@ -61,7 +62,18 @@ def parse(config: Mapping[str, Any]) -> Config:
     checked = Config(**values)
     check_executor(checked.mode, checked.executor)
     check_tiering(checked)
+    _check_sweep(checked.run.sweep)
     return checked
+
+
+def _check_sweep(name: str) -> None:
+    """A sweep's folder is named, and lies below sweeps/."""
+    path = PurePath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ConfigError(
+            f"run.sweep is a folder's name below sweeps/, found {shown(name)}; for a folder elsewhere set "
+            "hydra.sweep.dir=FOLDER instead"
+        )
 
 
 def check_executor(mode: str, executor: str | None) -> None:

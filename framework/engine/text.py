@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from framework.engine.request import Request
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids -> text; bytes that are no UTF-8 become U+FFFD."""
@@ -96,3 +99,13 @@ def num_certain(text: str, stops: Sequence[str]) -> int:
         if any(stop.startswith(text[start:]) for stop in stops):
             return start
     return len(text)
+
+
+def add_texts(requests: Sequence[Request], decode: Decode, eos: Sequence[int]) -> None:
+    """Decode the completions of `requests`, without their stop token, up to their stop text."""
+    for request in requests:
+        ends = {*eos, *request.sampling.stop_token_ids}
+        for completion in request.completions:
+            tokens = completion.tokens
+            cut = tokens[:-1] if completion.finish_reason == "stop" and tokens[-1] in ends else tokens
+            completion.text = cut_at_stop(decode(cut), request.sampling.stop)

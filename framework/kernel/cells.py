@@ -10,6 +10,7 @@ from typing import Any, Literal
 from framework.config.sections import KernelOptions, Lengths
 from framework.errors import ConfigError
 from framework.interfaces.backend import AttentionSpec
+from framework.registry.signatures import shown
 from framework.replay.roofline import DEVICES
 
 _RAGGED = 10
@@ -125,8 +126,10 @@ def _specs(options: KernelOptions, layout: str) -> Iterator[AttentionSpec]:
 
 def _heads(text: str) -> tuple[int, int, int]:
     parts = text.split("/")
-    if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f'kernel.heads must be "query/kv/dim" such as 32/8/128, found {text!r}')
+    if len(parts) != 3 or not all(part.isdigit() and len(part) <= 5 and int(part) > 0 for part in parts):
+        raise ConfigError(
+            f'kernel.heads must be "query/kv/dim" such as 32/8/128, each below 100000, found {shown(text)}'
+        )
     query, kv, dim = (int(part) for part in parts)
     return query, kv, dim
 

@@ -7,15 +7,15 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from framework import registry, workload
+from framework import workload
 from framework.config.config import Config
 from framework.config.sections import CacheOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.build import require_graphs
-from framework.engine.executors.checks import attention_spec, default_device, require_backend
+from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
 from framework.engine.request import Request
-from framework.errors import ConfigError, FrameworkError, PluginError
+from framework.errors import ConfigError, PluginError
 from framework.guard.backend import GuardedBackend
 from framework.llm import LLM
 from framework.model.choice import build_model, model_config
@@ -42,7 +42,7 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
         ConfigError: a policy that needs the future, which nobody knows while requests are served.
     """
     with Session(config, on_begin=on_begin) as session:
-        refuse_foresight(config)
+        require_no_foresight(config.eviction.plain())
         check_backend(config)
         with closing(load_model(config)) as model:
             items = build_workload(config, model)
@@ -83,16 +83,6 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
         return {**summarise(llm, session.config), **judged}
 
     return session.record(work, outcome)
-
-
-def refuse_foresight(config: Config) -> None:
-    """Raise for `eviction=belady` and the like, before a model is loaded."""
-    name = config.eviction.name
-    if getattr(registry.load("eviction", name), "needs_future", False):
-        raise ConfigError(
-            f"eviction={name} needs every block's next use, which is known in a replay only; use mode=replay with "
-            "workload=trace, or another policy"
-        )
 
 
 def check_backend(config: Config) -> None:
@@ -198,6 +188,9 @@ def compare(
 
     A backend that declares a loss is measured, in any dtype, and so is a pool of another dtype than the model's; the
     others must give the dense model's tokens in fp32.
+
+    Raises:
+        PluginError: the backend failed in a measuring pass; the run is then a failure.
     """
     ranks = llm.model.ranks
     if limit == 0 or (ranks is not None and ranks.broken):
@@ -209,10 +202,7 @@ def compare(
         return verdicts or (), dense_check.summarise(verdicts)
     if ranks is not None:  # one rank's backend sees its heads only
         return (), dense_check.summarise(None)
-    try:
-        measured = loss_check.measure_loss(llm.model.decoder, llm.backends, llm.spec, llm.pool, requests, limit)
-    except FrameworkError as error:
-        return (), {**dense_check.summarise(None), "first_failure": str(error)}
+    measured = loss_check.measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, limit)
     # What rounded K and V lose is for the reader to judge: no backend has declared it.
     return measured, loss_check.summarise(measured, loss.max_error if loss is not None and own_dtype else None)
 

@@ -14,12 +14,14 @@ import numpy as np
 from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_component
+from framework.registry.signatures import shown
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
 from framework.replay.stack import reuse_distances
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # fmt: skip
+_MOST = 1e15  # of any unit: more than any machine has
 _CAPACITY = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[KMGT]i?B|B)?")
 
 
@@ -55,6 +57,8 @@ def capacity_blocks(text: str, *, working_set: int, bytes_per_block: int | None 
     if match is None:
         raise ConfigError(f"a capacity is blocks (10000), bytes (40GiB, 500MB) or a share (25%), found {text!r}")
     number, unit = float(match[1]), match[2]
+    if not number <= _MOST:
+        raise ConfigError(f"a capacity is at most {_MOST:.0e}, found {shown(text)}")
     if unit is None:
         if not number.is_integer():
             raise ConfigError(f"a capacity in blocks is a whole number, found {text!r}; a share is written 25%")

@@ -18,7 +18,7 @@ import pytest
 from framework.config.config import Config
 from framework.errors import ConfigError, RunDirectoryError
 from framework.report.trials import read_trials
-from framework.search import Axis, Search, axes_of, main, search
+from framework.search import Axis, Search, axes_of, main, maximises, search
 from framework.workload.traces import TraceRequest, write_trace
 
 optuna = pytest.importorskip("optuna")
@@ -183,3 +183,21 @@ def test_a_killed_search_goes_on_and_counts_no_trial_twice(tmp_path: Path) -> No
     reported = [line for line in done.stderr.splitlines() if line.startswith("trial ")]
     assert reported[-1].startswith("trial 8 of 8"), reported
     assert 1 <= len(reported) < 8, reported
+
+
+@pytest.mark.parametrize(
+    ("metric", "asked", "larger"),
+    [("hit_rate", None, True), ("ttft_s_p95", None, False), ("num_evictions", None, False), ("hit_rate", False, False)],
+)
+def test_the_direction_is_the_metrics_own_unless_it_is_asked_for(metric: str, asked: Any, larger: bool) -> None:
+    assert maximises(metric, asked) is larger
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [("hitrate", "did you mean 'hit_rate'"), ("", "is in no result"), ("eviction", "is no number"),
+     ("num_blocks", "say --minimize or --maximize")],
+)  # fmt: skip
+def test_a_metric_that_cannot_be_searched_for_is_refused(metric: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        maximises(metric)

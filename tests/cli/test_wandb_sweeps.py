@@ -65,7 +65,7 @@ def test_a_killed_run_continues_under_its_id_and_a_finished_one_does_not(tmp_pat
 
 def test_a_sweep_configuration_drives_our_command_line() -> None:
     words = ["+eviction=lru,fifo", "cache.num_blocks=range(64,257,64)", "+allocator=prefix", "seed=int(interval(0,9))"]
-    config = sweep_config(words, method="bayes", metric="ttft_s_p95", minimize=True)
+    config = sweep_config(words, method="bayes", metric="ttft_s_p95")
     assert config["parameters"] == {
         "eviction": {"values": ["lru", "fifo"]},
         "cache.num_blocks": {"values": [64, 128, 192, 256]},

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from framework import registry
 from framework.engine.request import Request, Status
-from framework.errors import InvalidTokens
+from framework.errors import ConfigError, InvalidTokens
 from framework.llm import LLM, EngineOptions
 from framework.model.dense import dense_logits
 from framework.model.loading import load_model
@@ -136,3 +137,11 @@ def test_one_bad_prompt_in_a_list_is_refused_before_any_is_queued() -> None:
     assert llm.engine.num_unfinished == 0
     (request,) = llm.generate([[1, 2, 3]], Sampling(max_tokens=2))
     assert request.number == 0, request.number
+
+
+@pytest.mark.parametrize("given", ["name", "mapping", "class", "object"])
+def test_a_policy_that_needs_the_future_is_refused_however_it_is_given(given: str) -> None:
+    cls = registry.load("eviction", "belady")
+    eviction = {"name": "belady", "mapping": {"name": "belady"}, "class": cls, "object": cls()}[given]
+    with pytest.raises(ConfigError, match=r"needs every block's next use.*mode=replay"):
+        LLM("tiny", eviction=eviction)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from framework import registry
@@ -9,6 +11,7 @@ from framework.errors import BackendUnavailable, ConfigError, FrameworkError
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
+from framework.registry.components import Component
 
 
 def default_device(device: str | None) -> str:
@@ -48,6 +51,22 @@ def attention_spec(
         soft_cap=config.soft_cap,
         sinks=config.sinks,
     )
+
+
+def require_no_foresight(eviction: Component) -> None:
+    """Refuse `belady` and the like, however they are given: nobody knows the future of requests that are served.
+
+    Raises:
+        ConfigError: the policy needs every block's next use.
+    """
+    name = eviction["name"] if isinstance(eviction, Mapping) else eviction
+    policy = registry.load("eviction", name) if isinstance(name, str) else name
+    if getattr(policy, "needs_future", False):
+        called = name if isinstance(name, str) else getattr(name, "__name__", type(name).__name__)
+        raise ConfigError(
+            f"eviction={called} needs every block's next use, which is known in a replay only; use mode=replay with "
+            "workload=trace, or another policy"
+        )
 
 
 def require_backend(backend: AttentionBackend, spec: AttentionSpec, device: str) -> None:

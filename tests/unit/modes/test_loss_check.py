@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from framework.errors import InvalidArgument
+from framework import api
+from framework.errors import InvalidArgument, PluginError
 from framework.interfaces.backend import Capabilities, DenseBackend, Loss
 from framework.llm import LLM
 from framework.modes import loss_check
 from framework.modes.loss_check import measure_loss
 from framework.sampling import Sampling
+from framework.tracking import read_jsonl, read_result
 
 PROMPTS = [[1, 2, 3, 4, 5], [9, 8, 7], [5] * 20]
 
@@ -80,3 +83,21 @@ def test_the_measure_does_not_depend_on_blocks(layout: str) -> None:
 def test_a_loss_says_how_much_and_why(share: float, reason: str) -> None:
     with pytest.raises(InvalidArgument):
         Loss(max_error=share, reason=reason)
+
+
+def test_a_measuring_pass_that_fails_makes_the_run_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise PluginError("the backend wrote nothing")
+
+    monkeypatch.setattr(loss_check, "measure_loss", broken)
+    config = {
+        "workload": {"name": "no_sharing", "num_requests": 2, "new_tokens": 3},
+        "cache": {"kv_dtype": "bfloat16"},  # of another dtype than the model's, so it is measured
+        "run": {"dir": str(tmp_path), "progress": False},
+    }
+    with pytest.raises(PluginError, match="wrote nothing"):
+        api.run(config)
+    result = read_result(tmp_path)
+    assert (result["status"], result["num_requests"]) == ("failed", 2)
+    assert "wrote nothing" in result["reasons"][0]
+    assert len(read_jsonl(tmp_path / "requests.jsonl")) == 2

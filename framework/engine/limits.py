@@ -1,0 +1,61 @@
+"""How many blocks a pool gets and how long a sequence may be, from what is asked and what there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from framework.engine.pool import num_blocks_for
+from framework.errors import ConfigError
+
+if TYPE_CHECKING:
+    from framework.parallel.ranks import Ranks
+
+DEFAULT_BLOCKS = 1024  # on a CPU, where nothing is asked
+_DEFAULT_FRACTION = 0.9  # of a GPU's free memory, where nothing is asked
+
+
+def longest_sequence(
+    asked: int | None, *, positions: int, num_blocks: int, block_size: int, model: str
+) -> tuple[int, str]:
+    """The longest sequence, tokens, and how to raise it: what stands in the way is not always the option.
+
+    Args:
+        asked: engine.max_model_len; None: as long as model and pool allow.
+        positions: of the model.
+    """
+    pool = num_blocks * block_size
+    limits = [
+        (pool, f"raise cache.num_blocks: the pool's {num_blocks} blocks hold {pool} tokens"),
+        (positions, f"take another model: '{model}' has {positions} positions"),
+        (asked or positions, "raise engine.max_model_len"),
+    ]
+    return min(limits, key=lambda limit: limit[0])
+
+
+def pool_blocks(asked: int | None, fraction: float | None, *, device: str, ranks: Ranks | None, **sizes: Any) -> int:
+    """Blocks of the pool: as many as asked, or what fits into a fraction of the device's free memory.
+
+    Args:
+        asked: cache.num_blocks; fraction: cache.memory_fraction, in (0, 1].
+        ranks: those that share the model; each has as many blocks as the one with the least memory can hold.
+        sizes: of a block, as `num_blocks_for` takes them.
+
+    Raises:
+        ConfigError: both, or less than one block. InvalidArgument, OutOfMemory: see `num_blocks_for`.
+    """
+    if asked is not None and fraction is not None:
+        raise ConfigError("cache.num_blocks and cache.memory_fraction are both set; give one, set the other to null")
+    if asked is not None:
+        if asked < 1:
+            raise ConfigError(f"cache.num_blocks must be at least 1, found {asked}")
+        return asked
+    if fraction is None and device.startswith("cuda"):
+        fraction = _DEFAULT_FRACTION
+    if fraction is None:
+        return DEFAULT_BLOCKS
+    if ranks is None:
+        return num_blocks_for(fraction, device, **sizes)
+    if device.startswith("cpu"):
+        fraction /= ranks.size  # they share the host's memory
+    others: list[int] = ranks.call("blocks_for", fraction=fraction, **sizes)
+    return min(num_blocks_for(fraction, device, **sizes), *others)
