@@ -1,0 +1,85 @@
+"""The score of the gap and of the leaderboard, and what may enter the latter."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from replay_helpers import random_requests, workload
+
+from framework.errors import ConfigError
+from framework.replay.reference import replay
+from framework_builtin.eviction.belady import Belady
+from framework_builtin.eviction.lru import Lru
+
+
+@pytest.fixture
+def experiments(repository: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    monkeypatch.syspath_prepend(str(repository))
+    names = ("gap.scoring", "gap.policies", "leaderboard.entry", "leaderboard.__main__")
+    return {name: importlib.import_module(f"experiments.{name}") for name in names}
+
+
+def field(scoring: ModuleType, seed: int = 0):
+    paths = workload(random_requests(seed, count=400, width=3, longest=6))
+    return scoring.field_of(paths, np.arange(paths.num_requests) // 20, (0.02, 0.05, 0.1, 0.2))
+
+
+def test_lru_closes_nothing_and_the_pinned_optimum_everything(experiments) -> None:
+    scoring = experiments["gap.scoring"]
+    found = field(scoring)
+    for policy, wanted in ((Lru, 0.0), (Belady, 1.0)):
+        hits = np.stack([found.by_unit(replay(found.paths, policy(), size).request_hits) for size in found.capacities])
+        closed = scoring.closed_by(found, hits, resamples=50)
+        assert closed.value == pytest.approx(wanted)
+        assert closed.low == pytest.approx(wanted)
+        assert closed.high == pytest.approx(wanted)
+        at = scoring.closed_at(found, hits)
+        assert at[np.isfinite(at)] == pytest.approx(wanted)
+    assert (found.published.sum(axis=1) >= found.optimum.sum(axis=1)).all()
+
+
+def test_half_way_between_them_is_a_half(experiments) -> None:
+    scoring = experiments["gap.scoring"]
+    found = field(scoring, seed=1)
+    middle = (found.lru + found.optimum) / 2
+    assert scoring.closed_by(found, middle, resamples=20).value == pytest.approx(0.5)
+    gained = 100 * (middle - found.lru).sum(axis=1) / found.num_references
+    assert scoring.points_over_lru(found, middle) == pytest.approx(gained)
+
+
+def test_labels_are_wrong_as_often_as_asked(experiments) -> None:
+    policies = experiments["gap.policies"]
+    draw = random.Random(0)
+    chats = [[number * 10 + depth for depth in range(turn + 1)] for turn in range(3) for number in range(200)]
+    draw.shuffle(chats)
+    paths = workload(chats)
+    truth, _ = policies.continuations(paths)
+    for error in (0.0, 0.3, 1.0):
+        said = [hint.continues == 1.0 for hint in policies.with_labels(paths, error).known.hint]
+        wrong = np.mean([one != other for one, other in zip(truth, said, strict=True)])
+        assert wrong == pytest.approx(error, abs=0.05)
+    assert paths.known.hint == [None] * paths.num_requests, "the trace itself is not changed"
+
+
+def test_an_entry_is_a_file(experiments, tmp_path: Path) -> None:
+    entry = experiments["leaderboard.entry"]
+    (tmp_path / "mine.toml").write_text('policy = "lru_k"\noptions = { k = 3 }\nby = "me"\n')
+    found = entry.with_installed(entry.read_entries(tmp_path))
+    assert [(e.name, e.options) for e in found if e.policy == "lru_k"] == [("mine", {"k": 3})]
+    assert any(e.name == "lru" for e in found), "installed policies without a file take part"
+    for text in ("policy = 3\n", 'policy = "lru"\nscore = 99\n', "policy ="):
+        (tmp_path / "bad.toml").write_text(text)
+        with pytest.raises(ConfigError, match=r"bad\.toml"):
+            entry.read_entries(tmp_path)
+
+
+def test_who_knows_the_future_or_fails_the_kit_is_not_valid(experiments) -> None:
+    board, entry = experiments["leaderboard.__main__"], experiments["leaderboard.entry"]
+    assert board.judge(entry.Entry(name="lru", policy="lru")) == []
+    assert board.judge(entry.Entry(name="b", policy="belady"))[0] == "it knows the future"
+    assert "it may exceed the capacity" in board.judge(entry.Entry(name="o", policy="optimum"))
