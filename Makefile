@@ -1,5 +1,5 @@
 # Short names for the commands of README.md and CONTRIBUTING.md. The virtual environment must be active.
-.PHONY: setup test test-all lint format docs bench bench-save bench-compare gpu ci clean
+.PHONY: setup test test-all lint format docs bench bench-save bench-compare gpu engines ci clean
 
 # The name of this machine's benchmark baseline.
 BASELINE ?= $(shell hostname)
@@ -35,6 +35,17 @@ bench-compare:
 
 gpu:
 	python experiments/gpu/run.py
+
+# The real engines on a CPU: a virtual environment over this one with their packages alone, and the tests in it.
+engines: .engines/ready
+	OMP_NUM_THREADS=1 KVLAB_ENGINES=1 .engines/bin/python -m pytest -n 0 -W ignore tests/engines
+
+.engines/ready: tests/engines/requirements.txt
+	python -m venv .engines
+	python -c 'import site; print("\n".join(f"import site; site.addsitedir({p!r})" for p in site.getsitepackages()))' \
+		> "$$(.engines/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
+	.engines/bin/python -m pip install --no-deps -r tests/engines/requirements.txt
+	touch $@
 
 ci:
 	.ci/run

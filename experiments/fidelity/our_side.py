@@ -1,0 +1,78 @@
+"""A stream of requests through this framework's engine without a model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from experiments.fidelity.streams import Outcome, Talk, sampling_of
+from framework.config.sections import ReplayOptions
+from framework.engine.engine import Engine
+from framework.interfaces.hash import HashScheme
+from framework.modes.replay import build_engine
+from framework.types import BlockHash, Namespace, TokenArray
+
+_ROOT = BlockHash(b"root")
+
+
+class VllmHash(HashScheme):
+    """vLLM's names of blocks: contents that both engines hold have one name.
+
+    Args:
+        function: vLLM's hash function.
+        hash_block: its hash_block_tokens(function, parent, tokens, extra keys).
+    """
+
+    collision_resistant = True
+
+    def __init__(self, function: Any, hash_block: Callable[..., bytes]) -> None:
+        self._hash = functools.partial(hash_block, function)
+
+    def root(self, namespace: Namespace, block_size: int) -> BlockHash:
+        """vLLM starts from its NONE_HASH, which it puts in place of no parent."""
+        return _ROOT
+
+    def block(self, parent: BlockHash, tokens: TokenArray) -> BlockHash:
+        """The name of a full block below `parent`."""
+        return BlockHash(self._hash(None if parent == _ROOT else parent, tuple(tokens.tolist()), None))
+
+
+def run(
+    talks: Sequence[Talk], config: Mapping[str, Any], *, waiting: int = 64, seen: Callable[[Engine], Any] | None = None
+) -> Outcome:
+    """All requests, in order, no more than `waiting` queued at a time.
+
+    Args:
+        config: as a replay's: cache, engine, allocator, eviction, hash.
+        seen: called after every step.
+    """
+    outputs: dict[tuple[int, int], TokenArray] = {}
+    engine, _ = build_engine(config, ReplayOptions(step_s=1.0), None, None, outputs)
+    outcome, pending = Outcome(), 0
+    engine.allocator.listen(lambda event: event.kind == "evict" and outcome.evicted.append(bytes(event.key)))
+
+    def ended(request: Any) -> None:
+        if request.reason:
+            raise RuntimeError(f"request {request.number} failed: {request.reason}")
+        outcome.hits[request.number] = request.num_cached_tokens
+
+    engine.state.on_end = ended
+    forward = engine.executor.forward
+
+    def noted(step: Any, rows: Any) -> None:
+        numbers = [rows.sequence(int(row)).request.number for row in step.rows]
+        outcome.steps.append(dict(zip(numbers, step.num_new.tolist(), strict=True)))
+        forward(step, rows)
+
+    engine.executor.forward = noted  # type: ignore[method-assign]
+    while pending < len(talks) or engine.num_unfinished:
+        while pending < len(talks) and len(engine.state.waiting) < waiting:
+            outputs[pending, 0] = talks[pending].output
+            engine.submit(talks[pending].prompt, sampling_of(talks[pending]))
+            pending += 1
+        engine.step()
+        if seen is not None:
+            seen(engine)
+    outcome.num_preemptions = engine.state.num_preemptions
+    return outcome

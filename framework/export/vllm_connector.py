@@ -1,0 +1,172 @@
+"""Our eviction policies in vLLM's GPU tier, as a KV connector that moves no KV."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from framework.errors import ConfigError, Unsupported
+from framework.export.host_blocks import build_policy
+from framework.export.pool_facts import PoolFacts
+from framework.export.vllm_watch import PoolWatch
+
+TESTED = ("0.33.0",)
+"""Versions of vLLM whose BlockPool this was written for and tested with."""
+
+_OPTIONS = ("eviction", "seed", "clock")
+_CLOCKS = ("seconds", "steps")
+
+
+def __getattr__(name: str) -> Any:
+    """`PolicyConnector`, made when vLLM asks for it by name: without vLLM this module can be imported all the same."""
+    if name in ("PolicyConnector", "Nothing"):  # the second when a worker's process unpickles it
+        return _connector_classes()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers PolicyConnector")
+
+
+def lead(
+    manager: Any, eviction: Any = "lru", *, seed: int = 0, clock: Callable[[], float] = time.monotonic
+) -> PoolWatch:
+    """From here on, `eviction` names what the pool of this KVCacheManager evicts.
+
+    Args:
+        manager: vLLM's KVCacheManager, before its first request.
+        eviction: an installed policy's name, a mapping with a name and options, a class, or an object (copied).
+        seed: for policies that draw.
+        clock: the policy's `now`, non-decreasing.
+
+    Raises:
+        Unsupported: another version of vLLM; prefix caching is off; several KV cache groups; a policy of the future.
+        InvalidArgument, UnknownPlugin and others: as `build_policy`.
+    """
+    require_version()
+    if not manager.enable_caching:
+        raise Unsupported("prefix caching is off, so there is nothing to evict; --enable-prefix-caching")
+    if manager.num_kv_cache_groups != 1:
+        raise Unsupported(
+            f"the model has {manager.num_kv_cache_groups} KV cache groups; a hit needs a block of every group, and "
+            "a policy orders single blocks; serve it with --disable-hybrid-kv-cache-manager or without PolicyConnector"
+        )
+    num_blocks = manager.block_pool.num_gpu_blocks - 1
+    block_size = manager.coordinator.single_type_managers[0].block_size
+    policy = build_policy(eviction, num_blocks, block_size=block_size, seed=seed)
+    return PoolWatch(manager, PoolFacts(policy, num_blocks, block_size, clock))
+
+
+def require_version() -> None:
+    """Raises Unsupported unless the vLLM that is installed is a tested one."""
+    try:
+        found = str(importlib.import_module("vllm.version").__version__)
+    except ImportError as error:
+        raise Unsupported(f"vLLM cannot be imported ({error}); pip install vllm=={TESTED[-1]}") from error
+    if found.partition("+")[0] not in TESTED:
+        raise Unsupported(
+            f"vLLM {found} is not a version that PolicyConnector was tested with ({', '.join(TESTED)}); "
+            f"pip install vllm=={TESTED[-1]}, or a release of this package that names yours"
+        )
+
+
+def options_of(extra: Mapping[str, Any]) -> tuple[Any, int, str]:
+    """Policy, seed and clock of a `kv_connector_extra_config`.
+
+    Raises:
+        ConfigError: an option that is none, or no such clock.
+    """
+    if unknown := sorted(set(extra) - set(_OPTIONS)):
+        raise ConfigError(f"kv_connector_extra_config of PolicyConnector has {_OPTIONS}, found {', '.join(unknown)}")
+    clock = extra.get("clock", "seconds")
+    if clock not in _CLOCKS:
+        raise ConfigError(f"clock is one of {', '.join(_CLOCKS)}, found {clock!r}")
+    seed = extra.get("seed", 0)
+    if type(seed) is not int:
+        raise ConfigError(f"seed is an integer, found {seed!r}")
+    return extra.get("eviction", "lru"), seed, clock
+
+
+@cache
+def _connector_classes() -> dict[str, type]:
+    require_version()
+    base = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+
+    class PolicyConnector(_Methods, base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[name-defined, misc]
+        """An eviction policy of this package's in vLLM's GPU tier; it moves no KV."""
+
+        def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+            super().__init__(vllm_config, role, kv_cache_config)
+            self.options = options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            self.watch, self._steps, self._start = None, 0, time.monotonic()
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            """Nothing for the workers; a step was scheduled."""
+            self._steps += 1
+            return Nothing()
+
+    class Nothing(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]
+        """What the scheduler's side has to say to the workers' side."""
+
+    classes: dict[str, type] = {"PolicyConnector": PolicyConnector, "Nothing": Nothing}
+    for name, made in classes.items():
+        made.__qualname__ = name
+    return classes
+
+
+class _Methods:
+    """What vLLM asks of a connector, without a base class of vLLM's."""
+
+    options: tuple[Any, int, str]
+    watch: PoolWatch | None
+    _steps: int
+    _start: float
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Nothing is handed off that a preemption could spoil."""
+        return False
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """vLLM's scheduler is about to start with this manager."""
+        eviction, seed, clock = self.options
+        self.watch = lead(
+            kv_cache_manager, eviction, seed=seed, clock=self._seconds if clock == "seconds" else self._step
+        )
+
+    def on_new_request(self, request: Any) -> None:
+        """A request entered the engine."""
+        if self.watch is not None:
+            self.watch.arrived(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Nothing is found outside the pool."""
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Nothing to load."""
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        """Nothing to save: the blocks may be freed."""
+        return False, None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Nothing to load."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing to save."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for."""
+
+    def reset_cache(self) -> bool:
+        """There is no cache of the connector's own."""
+        return True
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def _step(self) -> float:
+        return float(self._steps)

@@ -1,0 +1,195 @@
+"""An eviction policy inside vLLM's own Scheduler, KVCacheManager and BlockPool evicts what it evicts here."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm.v1.core.kv_cache_utils import hash_block_tokens
+
+from experiments.fidelity import our_side, vllm_side
+from experiments.fidelity.streams import Outcome, Talk, grown, of_trace
+from experiments.shared import CONVERSATION, MissingTrace, trace_path
+from framework.errors import ConfigError, Unsupported
+from framework.export import vllm_connector
+from framework.interfaces.eviction import ScoredPolicy
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class FailsLater(ScoredPolicy):
+    """Least recently used, until its twentieth score."""
+
+    def __init__(self) -> None:
+        self.left = 20
+
+    def score(self, block: Any, now: float) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("out of ideas")
+        return int(block.last_access)
+
+
+class KeepsNothing(ScoredPolicy):
+    """Declines every second block."""
+
+    def score(self, block: Any, now: float) -> int:
+        return int(block.last_access)
+
+    def keep(self, block: Any, now: float) -> bool:
+        return bool(block % 2)
+
+
+def transfer(eviction: Any, **options: Any) -> dict[str, Any]:
+    extra = {"eviction": eviction, "clock": "steps", **options}
+    return {
+        "kv_connector": "PolicyConnector",
+        "kv_connector_module_path": "framework.export.vllm_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def place(policy: type) -> str:
+    return f"{__file__}:{policy.__name__}"
+
+
+def in_vllm(talks: list[Talk], eviction: Any = None, *, num_blocks: int = 200, **limits: Any) -> tuple[Outcome, Any]:
+    """Through vLLM's scheduler; without a connector where `eviction` is None."""
+    scheduler = vllm_side.scheduler_of(
+        num_blocks=num_blocks, transfer=None if eviction is None else transfer(eviction), **limits
+    )
+    outcome = vllm_side.run(talks, scheduler)
+    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == num_blocks, "blocks leaked"
+    return outcome, scheduler
+
+
+def in_replay(talks: list[Talk], eviction: Any, *, num_blocks: int = 200, max_batch_requests: int = 1) -> Outcome:
+    config = {
+        "cache": {"num_blocks": num_blocks, "block_size": 16},
+        "engine": {"max_batch_requests": max_batch_requests, "max_batch_tokens": 8192},
+        "allocator": {"name": "prefix", "watermark": 0.0},
+        "eviction": eviction,
+        "hash": our_side.VllmHash(vllm_side.HASH, hash_block_tokens),
+    }
+    return our_side.run(talks, config)
+
+
+@pytest.fixture(scope="module")
+def conversation() -> Iterator[list[Talk]]:
+    try:
+        yield of_trace(trace_path(CONVERSATION), 1500)
+    except MissingTrace as missing:
+        pytest.skip(str(missing))
+
+
+def test_lru_evicts_the_same_hashes_in_the_same_order_as_vllm_without_us(conversation: list[Talk]) -> None:
+    limits = {"num_blocks": 2000, "block_size": 512, "max_batch_tokens": 65536}
+    stock, _ = in_vllm(conversation, None, **limits)
+    ours, scheduler = in_vllm(conversation, "lru", **limits)
+    assert scheduler.connector.watch.queue.facts is not None
+    assert len(stock.evicted) > 1000, "a stream that evicts little shows little"
+    assert ours.evicted == stock.evicted
+    assert (ours.hits, ours.steps) == (stock.hits, stock.steps)
+
+
+@pytest.mark.parametrize("limits", [{"max_batch_requests": 6, "max_batch_tokens": 256}, {"max_batch_requests": 40}])
+def test_lru_is_vllms_own_order_under_preemption(limits: dict[str, int]) -> None:
+    talks = grown(300)
+    stock, _ = in_vllm(talks, None, num_blocks=60, **limits)
+    ours, _ = in_vllm(talks, "lru", num_blocks=60, **limits)
+    assert stock.num_preemptions > 0
+    assert (ours.evicted, ours.hits, ours.steps) == (stock.evicted, stock.hits, stock.steps)
+
+
+@pytest.mark.parametrize(
+    "eviction",
+    ["lru", "sieve", "lfu", "hazard"],
+)
+def test_a_policy_hits_and_evicts_exactly_what_our_replay_says(eviction: str) -> None:
+    talks = grown(400)
+    ours = in_replay(talks, eviction)
+    theirs, scheduler = in_vllm(talks, eviction, max_batch_requests=1)
+    assert scheduler.connector.watch.queue.failure is None
+    assert len(ours.evicted) > 500
+    assert theirs.hits == ours.hits
+    assert theirs.evicted == ours.evicted
+
+
+def test_a_policy_that_fails_leaves_the_engine_in_vllms_order() -> None:
+    talks = grown(300)
+    outcome, scheduler = in_vllm(talks, place(FailsLater), max_batch_requests=4)
+    assert len(outcome.hits) == len(talks)
+    assert scheduler.connector.watch.queue.facts is None
+    stock, _ = in_vllm(talks, None, max_batch_requests=4)
+    assert outcome.evicted == stock.evicted, "it was least recently used, as vLLM is"
+    assert "out of ideas" in str(scheduler.connector.watch.queue.failure)
+
+
+def test_declined_blocks_are_reused_first_and_never_found() -> None:
+    talks = grown(200)
+    outcome, scheduler = in_vllm(talks, place(KeepsNothing), max_batch_requests=4)
+    assert scheduler.connector.watch.queue.failure is None
+    pool = scheduler.kv_cache_manager.block_pool
+    assert {block.block_id % 2 for block in pool.blocks if block.block_hash is not None} == {1}
+    assert len(outcome.hits) == len(talks)
+
+
+def test_a_reset_prefix_cache_empties_the_policy() -> None:
+    _, scheduler = in_vllm(grown(100), "s3fifo", max_batch_requests=4)
+    assert scheduler.kv_cache_manager.reset_prefix_cache()
+    facts = scheduler.connector.watch.queue.facts
+    assert facts is not None
+    assert not any(facts.pool.candidate)
+    assert not any(facts.pool.key)
+    again = vllm_side.run(grown(100, seed=1), scheduler)
+    assert len(again.hits) == 100
+    assert scheduler.connector.watch.queue.failure is None
+
+
+def test_evicted_blocks_are_reused_first() -> None:
+    _, scheduler = in_vllm(grown(100), "mru", max_batch_requests=4)
+    pool = scheduler.kv_cache_manager.block_pool
+    cached = [block.block_id for block in pool.blocks if block.block_hash is not None]
+    scheduler.kv_cache_manager.evict_blocks(set(cached[:5]))
+    assert {block.block_id for block in pool.get_new_blocks(5)} == set(cached[:5])
+    assert scheduler.connector.watch.queue.failure is None
+
+
+def test_it_combines_with_another_connector() -> None:
+    other = {
+        "kv_connector": "DecodeBenchConnector",
+        "kv_role": "kv_both",
+    }
+    multi = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [transfer("lru"), other]},
+    }
+    scheduler = vllm_side.scheduler_of(num_blocks=100, transfer=multi)
+    pool = scheduler.kv_cache_manager.block_pool
+    assert type(pool.free_block_queue).__name__ == "PolicyQueue"
+
+
+def test_several_cache_groups_are_refused_with_the_reason() -> None:
+    with pytest.raises(Unsupported, match=r"2 KV cache groups.*--disable-hybrid-kv-cache-manager"):
+        vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru"), num_groups=2)
+
+
+def test_another_version_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.version.__version__", "0.34.1")
+    with pytest.raises(Unsupported, match=r"vLLM 0\.34\.1 is not a version .* pip install vllm==0\.33\.0"):
+        vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru"))
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match="found policy"):
+        vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru", policy="lru"))
+
+
+def test_what_the_workers_get_can_be_pickled() -> None:
+    scheduler = vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru"))
+    meta = scheduler.connector.build_connector_meta(None)
+    assert type(pickle.loads(pickle.dumps(meta))) is vllm_connector.Nothing
