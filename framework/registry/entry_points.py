@@ -51,9 +51,13 @@ def _installed(fingerprint: tuple[tuple[str, int], ...]) -> dict[str, list[Plugi
 
 
 def _origin(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    if point.dist is None:
-        return "unknown", "unknown"
-    return point.dist.metadata["Name"] or "unknown", point.dist.version or "unknown"
+    return ("unknown", "unknown") if point.dist is None else _name_and_version(point.dist)
+
+
+@functools.lru_cache(maxsize=256)  # all entry points of a distribution share the object, and each look parses a file
+def _name_and_version(distribution: importlib.metadata.Distribution) -> tuple[str, str]:
+    metadata = distribution.metadata
+    return metadata["Name"] or "unknown", metadata["Version"] or "unknown"
 
 
 def names(kind: str) -> list[str]:

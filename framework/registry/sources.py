@@ -120,9 +120,9 @@ def _find(module: str, name: str, hops: int, within: _Class | None = None) -> _C
         if parsed is None:
             return None
         tree = parsed
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return _Class(node, module, path, tree)
+    defined = _classes(tree).get(name)
+    if defined is not None:
+        return _Class(defined, module, path, tree)
     for node in tree.body if hops else ():
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -137,6 +137,23 @@ def _parsed(path: Path) -> ast.Module | None:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
+
+
+_STATEMENTS = ("body", "handlers", "orelse", "finalbody", "cases")
+"""Fields of a tree's nodes that hold statements."""
+
+
+@lru_cache(maxsize=256)
+def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
+    """The classes of a module by name; of namesakes the outermost, then the first."""
+    found: dict[str, ast.ClassDef] = {}
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:  # breadth first, without the expressions: most of a tree, and no class is in one
+        if isinstance(node, ast.ClassDef):
+            found.setdefault(node.name, node)
+        for name in _STATEMENTS:
+            nodes += getattr(node, name, ())
+    return found
 
 
 def _absolute(module: str, path: Path, node: ast.ImportFrom) -> str:

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from framework import registry
+from framework.engine.engine import Engine
+from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.interfaces.eviction import BlockView
+from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework.testing.engines import fake_engine, prompts
+from framework.testing.engines import prompts
 from framework.types import UNKNOWN_REQUEST, BlockId, Namespace
 
 BLOCKS, GROUP, TOKENS = 4096, 16, 16
@@ -76,11 +79,12 @@ def test_hash(benchmark, name, size):
 
 @pytest.mark.parametrize("name", registry.names("allocator"))
 def test_engine_without_a_model(benchmark, name):
-    """64 requests through the whole engine on an executor that computes nothing: scheduling, block management."""
+    """64 requests through the whole engine on the executor of a replay: scheduling and block management alone."""
     benchmark.group = "engine: 64 requests of 10 to 15 tokens, 32 new each"
 
     def serve():
-        engine = fake_engine(registry.load("allocator", name), num_blocks=2048, max_model_len=128)
+        allocator = build_allocator(name, "lru", "xxh64", num_blocks=2048, block_size=4, max_model_len=128)
+        engine = Engine(allocator, ReplayExecutor(constant_step(0.025)), max_model_len=128, max_batch_requests=8)
         requests = [engine.submit(prompt, Sampling(max_tokens=32, ignore_eos=True)) for prompt in prompts(64)]
         engine.run()
         return engine, requests
