@@ -108,12 +108,12 @@ def test_a_broken_link_would_be_noticed(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     page = tmp_path / "docs" / "index.md"
-    page.write_text(page.read_text().replace("cli.md#sweep", "cli.md#sweeep"))
+    page.write_text(page.read_text().replace("cli.md#check-a-plugin", "cli.md#check-a-plugiin"))
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0, done.stdout + done.stderr
-    assert "sweeep" in done.stderr, done.stderr
+    assert "check-a-plugiin" in done.stderr, done.stderr
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -105,7 +105,7 @@ class Amnesiac(WorkloadAware):
 
 
 class Gullible(Hinted):
-    """Hinted that believes what it is told."""
+    """Hinted that believes every hint."""
 
     def score(self, kinds, ages, orders):
         said = [self._returns._features[kind - 4][1] % 6 if kind >= 4 else 0 for kind in kinds.tolist()]
