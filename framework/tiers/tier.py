@@ -69,7 +69,7 @@ class Counts:
 class Tier:
     """Up to `num_blocks` contents. What is pinned, by a request that uses it, is never evicted.
 
-    Its policy is asked for victims and told of every use; `EvictionPolicy.keep` is not asked, because what enters a
+    Its policy is asked for victims and informed of every use; `EvictionPolicy.keep` is not asked, because what enters a
     tier is the tiering rule's decision.
 
     Args:
