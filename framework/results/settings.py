@@ -11,17 +11,19 @@ from framework.results.layout import CONFIG
 
 Value = str | int | float | bool | None
 
-KINDS = ("allocator", "eviction", "hash", "backend", "model", "workload")
+KINDS = ("allocator", "eviction", "hash", "backend", "model", "workload", "tiering")
 
 _NOT_SETTINGS = re.compile(r"^(run|tracker|sweep|experiment|hydra)(\.|$)")
 _MOST, _DEEPEST, _LONGEST = 2000, 12, 500
 _REPLAY_CLOCK = ("step_s", "slo_ttft_s", "slo_tpot_s")
 _ROOFLINE = ("device", "efficiency", "overhead_s")
 _POOL_BYTES = ("shape", "dtype")
+_TIERS = ("tiering", "tiers")
 
 
 def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
-    """Dotted key -> value; a component's name stands under its kind (`eviction`).
+    """Dotted key -> value; a component's name stands under its kind (`eviction`), a tier's settings under its number
+    from 1 (`tiers.1.num_blocks`).
 
     Where a run writes and who follows it are no settings, and neither is what its mode never reads: the engine's
     options in a cache-only run, the model's in a replay.
@@ -50,20 +52,23 @@ def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:
     mode, executor = config.get("mode", "serve"), config.get("executor") or "none"
     replay = config.get("replay") if isinstance(config.get("replay"), Mapping) else {}
     if mode == "serve":
-        words = ["replay", "kernel", "executor"]
+        words = ["replay", "kernel", "executor", *_TIERS]
     elif mode == "kernel":
-        words = [*(kind for kind in KINDS if kind != "backend"), "replay", "engine", "executor", "cache.num_blocks",
-                 "cache.memory_fraction", "cache.poison"]  # fmt: skip
+        words = [*(kind for kind in KINDS if kind != "backend"), "replay", "engine", "executor", "tiers",
+                 "cache.num_blocks", "cache.memory_fraction", "cache.poison"]  # fmt: skip
     else:
         words = ["kernel", "model", "backend", "device", "cache.memory_fraction", "cache.dtype", "cache.layout",
                  "cache.poison"]  # fmt: skip
         if executor == "cache_only":
             words += ["engine", "hash", *(f"replay.{key}" for key in _REPLAY_CLOCK)]
+            words += [] if config.get("tiers") else [*_TIERS]
         else:
-            words += ["replay.leaf_first", "replay.full_blocks_only", "replay.optimum"]
+            words += [*_TIERS, "replay.leaf_first", "replay.full_blocks_only", "replay.optimum"]
         if executor != "roofline":
             words += [f"replay.{key}" for key in _ROOFLINE]
-            if not replay or replay.get("capacity") is None:  # then nothing asks for the bytes of a block
+            if not config.get("tiers") and (
+                not replay or replay.get("capacity") is None
+            ):  # then nothing asks for the bytes of a block
                 words += [f"replay.{key}" for key in _POOL_BYTES]
     return re.compile("|".join(rf"{re.escape(word)}(\.|$)" for word in words))
 
@@ -82,7 +87,11 @@ def _flat(node: Mapping[Any, Any]) -> Iterator[tuple[str, Value]]:
         owner, _, last = dotted.rpartition(".")
         if isinstance(value, Mapping):
             stack += [(f"{dotted}.{key}", item, depth + 1) for key, item in reversed(list(value.items()))]
-        elif owner in KINDS and last == "name":
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            stack += [
+                (f"{dotted}.{number}", item, depth + 1) for number, item in reversed([*enumerate(value, start=1)])
+            ]
+        elif last == "name" and (owner in KINDS or owner.startswith("tiers.")):
             yield owner, _scalar(value)
         else:
             yield dotted, _scalar(value)

@@ -1,0 +1,113 @@
+"""Blocks are conserved in the tiers below the pool, whatever is asked, answered and pinned."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
+from framework.tiers.movement import LowerTiers
+from framework.tiers.tier import Tier
+from framework.types import UNKNOWN_REQUEST, BlockHash, RequestFacts
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.eviction.s3fifo import S3Fifo
+from framework_builtin.eviction.sieve import Sieve
+
+Node = tuple[int, ...]
+
+
+class Tree:
+    """What is known of nodes named by their path from the root."""
+
+    def __init__(self) -> None:
+        self.last: dict[Node, int] = {}
+        self.counts: dict[Node, int] = {}
+
+    def name(self, key: Node) -> BlockHash:
+        return BlockHash(bytes(key))
+
+    def depth(self, key: Node) -> int:
+        return len(key) - 1
+
+    def num_tokens(self, key: Node) -> int:
+        return 16 * len(key)
+
+    def parent(self, key: Node) -> Node:
+        return key[:-1]
+
+    def partial(self, key: Node) -> bool:
+        return False
+
+    def tenant(self, key: Node) -> int:
+        return 0
+
+    def last_use(self, key: Node) -> int:
+        return self.last[key]
+
+    def uses(self, key: Node) -> int:
+        return self.counts[key]
+
+    def next_use(self, key: Node) -> float:
+        return float("inf")
+
+    def last_request(self, key: Node) -> RequestFacts:
+        return UNKNOWN_REQUEST
+
+
+class Erratic(Tiering):
+    """Answers by a coin, of the events that it was made for."""
+
+    def __init__(self, draw: random.Random, exclusive: bool) -> None:
+        self.draw, self.exclusive = draw, exclusive
+        self.chance = {event: draw.random() for event in ("written", "used", "evicted")}
+
+    def store(self, block: TierBlock, event: Event, now: float) -> bool:
+        assert block.uses > 0
+        return self.draw.random() < self.chance[event]
+
+    def load(self, offer: LoadOffer, now: float) -> int:
+        return self.draw.randint(0, len(offer.tiers))
+
+
+@pytest.mark.parametrize(
+    ("seed", "operations"),
+    [
+        *((seed, 2_000) for seed in range(6)),
+        pytest.param(99, 1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_every_block_stored_was_evicted_or_left_or_lies_there(seed: int, operations: int) -> None:
+    draw, tree = random.Random(seed), Tree()
+    policies = [Lru(), S3Fifo(), Sieve()]
+    tiers = [Tier(n, draw.randint(1, 30), policy, tree) for n, policy in enumerate(policies, start=1)]
+    lower = LowerTiers(tiers, Erratic(draw, draw.random() < 0.5), tree)
+    pool: dict[Node, None] = {}
+    done = now = loaded = 0
+    while done < operations:
+        now += 1
+        prompt = tuple(draw.randrange(3) for _ in range(draw.randint(1, 6)))
+        path = [prompt[: depth + 1] for depth in range(len(prompt))]
+        places = lower.find(path, [node in pool for node in path], now)
+        assert all(
+            node in pool if not place else node in tiers[place - 1] for node, place in zip(path, places, strict=False)
+        )
+        for node in path:
+            tree.last[node], tree.counts[node] = now, tree.counts.get(node, 0) + 1
+        lower.begin(path, places, [16] * len(places), now)
+        loaded += sum(map(bool, places))
+        others = [node for node in pool if node not in path]
+        for node in draw.sample(others, draw.randint(0, min(6, len(others)))):
+            del pool[node]
+            lower.evicted(node, now)
+            done += 1
+        written = {node for node in path if node not in pool}
+        pool.update(dict.fromkeys(path))
+        lower.settle(path, written, now)
+        lower.end(now)
+        done += len(path)
+        if operations <= 2_000 or now % 1_000 == 0:
+            lower.check()
+    lower.check()
+    assert sum(tier.counts.hits for tier in tiers) == loaded > 0
+    assert all(tier.counts.peak <= tier.num_blocks for tier in tiers)
