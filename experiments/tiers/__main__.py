@@ -129,13 +129,18 @@ def _rules(rows: Rows) -> str:
                 f"{row['pool_hit_blocks']:,}",
                 f"{row['host_hit_blocks']:,}",
                 f"{row['stored_blocks']:,}",
-                f"{row['stored_blocks'] / max(1, row['host_hit_blocks']):.1f}",
+                f"{_price(row):.1f}" if row["host_hit_blocks"] else "no hit",
                 f"{100 * row['unread_blocks'] / max(1, row['stored_blocks']):.0f} %",
                 f"{row['bound_hit_blocks']:,}",
             ]
             for row in rows
         ],
     )
+
+
+def _price(row: dict[str, Any]) -> float:
+    """Blocks stored for each host hit; NaN where there is none."""
+    return row["stored_blocks"] / row["host_hit_blocks"] if row["host_hit_blocks"] else float("nan")
 
 
 def _loads(rows: Rows) -> str:
@@ -162,11 +167,11 @@ def _plot(rows: Rows) -> Figure:
         own = [row for row in rows if row["rule"] == rule]
         hosts, style = [row["host_blocks"] for row in own], series_style(index)
         axes.plot(hosts, [100 * row["hit_rate_tokens"] for row in own], label=rule, **style)
-        more.plot(hosts, [row["stored_blocks"] / max(1, row["host_hit_blocks"]) for row in own], label=rule, **style)
+        more.plot(hosts, [_price(row) for row in own], label=rule, **style)
     axes.set_title("both tiers, in tokens", fontsize="medium")
-    axes.set(xscale="log", xlabel="host tier, blocks of 512 tokens", ylabel="hit rate, %")
+    axes.set(xlabel="host tier, blocks of 512 tokens", ylabel="hit rate, %")
     more.set_title("blocks stored for each host hit", fontsize="medium")
-    more.set(xscale="log", yscale="log", xlabel="host tier, blocks of 512 tokens", ylabel="blocks")
+    more.set(xlabel="host tier, blocks of 512 tokens", ylabel="blocks", ylim=(0, None))
     axes.legend(fontsize="small", loc="lower right")
     return figure
 
