@@ -127,7 +127,8 @@ def test_a_cache_only_replay_and_an_engine_infer_the_same_turns():
                [9], [1, 1, 2, 2, 5, 5], [1, 1, 3, 3, 4, 4, 8, 8]]  # fmt: skip
     wanted = [0, 0, 1, 1, 2, 0, 1, 1]
     requests = [
-        TraceRequest(arrival_s=float(i), input_tokens=len(p), output_tokens=1, block_tokens=2, session="s" * (i % 2),
+        TraceRequest(arrival_s=float(i), input_tokens=len(p), output_tokens=1, block_tokens=2,
+                     session="s" if i % 2 else None,
                      block_ids=np.array([p[at] * 100 + (p[at : at + 2] != [p[at]] * 2) for at in range(0, len(p), 2)]))
         for i, p in enumerate(prompts)
     ]  # fmt: skip
