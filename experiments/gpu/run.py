@@ -1,291 +1,193 @@
-"""What only a GPU can show, in one command of about ten minutes: `make gpu`.
+"""What only a GPU can show, in one command of at most nine minutes: `make gpu`.
 
-Sections run one after another, each step in a process of its own, so that a crash or a hang costs that step alone:
-tests, graph replay, kernel grid, serve, sanitizer. `results.json` is rewritten after every step: whatever stops this
-script, what was known by then is there. A step that cannot run, or for which no time is left, is recorded with the
-reason. `--dry-run` takes tiny shapes on the CPU: it shows that the script works, and no number of it means anything.
+    python experiments/gpu/run.py [--wheels FOLDER] [--budget-s 540] [--only grid serve] [--out FOLDER] [--dry-run]
+
+Nothing is assumed but Python, torch, triton and numpy: the project need not be installed, and nothing is fetched. What
+is missing, and what is skipped for it, is said first. A step is a process with a time limit, so that a crash or a hang
+costs that step alone. After every step `results.json` and `logs.tar.gz` are rewritten: whatever stops this script, what
+was known by then is there. `--dry-run` takes tiny shapes on the CPU: it shows that the script works, and no number of
+it means anything. `sanitizer` runs only when asked for: --only sanitizer.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-_LAST = 15
-"""Seconds kept for the end; no step begins in them."""
-_SHARES = {"tests": 0.2, "replay": 0.2, "kernel": 0.3, "serve": 0.25, "sanitizer": 0.05}
-"""Of the budget, at most; what a section leaves goes to those after it."""
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import surroundings
+
+HERE, ROOT = Path(__file__).resolve().parent, surroundings.ROOT
+_LAST_S = 5
+"""Kept for the end; no step begins in them."""
+Step = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the run.
+
+    Attributes:
+        limit_s: at most, of the budget's 540 s; less where the budget is. What a part leaves, later ones have.
+        modules: without which it is skipped, beside torch, triton and numpy.
+        usual: run unless others are asked for.
+    """
+
+    steps: Callable[[Session], Iterator[tuple[str, list[str]]]]
+    limit_s: float
+    modules: tuple[str, ...] = ()
+    usual: bool = True
 
 
 @dataclass(slots=True)
 class Session:
-    """Time that is left, and what was found so far."""
+    """Time that is left, where things lie, and what was found so far."""
 
     out: Path
     budget_s: float
     dry: bool
+    scratch: Path
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     start_s: float = field(default_factory=time.monotonic)
     results: dict[str, Any] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
         """Until the last step must have ended."""
-        return self.budget_s - _LAST - (time.monotonic() - self.start_s)
+        return self.budget_s - _LAST_S - (time.monotonic() - self.start_s)
 
     def save(self) -> None:
-        """Rewrite results.json, whole or not at all."""
+        """Rewrite results.json and logs.tar.gz, each whole or not at all."""
         self.results["elapsed_s"] = round(time.monotonic() - self.start_s, 1)
         temporary = self.out / ".results.tmp"
         temporary.write_text(json.dumps(self.results, indent=1) + "\n")
         temporary.replace(self.out / "results.json")
+        with tarfile.open(self.out / ".logs.tmp", "w:gz") as archive:
+            for log in sorted(self.scratch.glob("*.log")):
+                archive.add(log, arcname=log.name)
+        (self.out / ".logs.tmp").replace(self.out / "logs.tar.gz")
 
-    def record(self, section: str, step: dict[str, Any]) -> None:
+    def record(self, part: str, step: Step) -> None:
         """Add one step's findings and save."""
-        self.results.setdefault("sections", {}).setdefault(section, []).append(step)
-        print(f"[{time.monotonic() - self.start_s:5.0f} s] {section}: {step['step']}: {step['status']}", flush=True)
+        self.results.setdefault("parts", {}).setdefault(part, []).append(step)
+        reason = f" ({step['reason'][-200:]})" if "reason" in step else ""
+        self.say(f"{part}: {step['step']}: {step['status']}{reason}")
         self.save()
+
+    def say(self, text: str) -> None:
+        """A line with the time since the start."""
+        print(f"[{time.monotonic() - self.start_s:5.0f} s] {text}", flush=True)
 
 
 def main() -> int:
-    """Run all sections, or those asked for; 0 when no step failed."""
+    """Run all parts, or those asked for; 0 when no step failed, 2 when nothing can run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget-s", type=float, default=600.0, help="seconds for everything (default 600)")
+    parser.add_argument("--budget-s", type=float, default=540.0, help="seconds for everything (default 540)")
     parser.add_argument("--out", type=Path, help="default: results, or dry-run, beside this script")
+    parser.add_argument("--wheels", type=Path, default=HERE / "wheels", help="folder that carry.py has filled")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
-    parser.add_argument("--only", nargs="+", choices=sorted(SECTIONS), help="these sections alone")
+    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), help="these parts alone")
     options = parser.parse_args()
     out = (options.out or HERE / ("dry-run" if options.dry_run else "results")).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    session = Session(out, options.budget_s, options.dry_run)
-    session.results = {"dry_run": options.dry_run, "provenance": provenance(options.dry_run)}
-    session.save()
-    if not options.dry_run and not session.results["provenance"]["cuda"]:
-        print("no CUDA device: nothing to measure; --dry-run shows that the script works", file=sys.stderr)
-        return 2
-    sections = [name for name in SECTIONS if not options.only or name in options.only]
-    for at, name in enumerate(sections):
-        rest = sum(_SHARES[later] for later in sections[at:])
-        end = time.monotonic() + max(0.0, session.left_s) * _SHARES[name] / rest
-        for step in SECTIONS[name](session, lambda end=end: min(end - time.monotonic(), session.left_s)):
-            session.record(name, step)
-    steps = [step for found in session.results.get("sections", {}).values() for step in found]
+    chosen = [name for name in PARTS if (name in options.only if options.only else PARTS[name].usual)]
+    with tempfile.TemporaryDirectory(prefix="gpu-run-") as folder:
+        session = Session(out, options.budget_s, options.dry_run, Path(folder))
+        if not prepare(session, options.wheels):
+            return 2
+        for name in chosen:
+            for step in run_part(session, name):
+                session.record(name, step)
+    steps = [step for found in session.results.get("parts", {}).values() for step in found]
     return 1 if any(step["status"] == "failed" for step in steps) else 0
 
 
-def provenance(dry: bool) -> dict[str, Any]:
-    """Code, versions and device, as every run's provenance.json has them."""
-    import torch
-
-    from framework.tracking import collect_provenance
-
-    cuda = torch.cuda.is_available()
-    found = collect_provenance(device="cuda" if cuda and not dry else "cpu")
-    return {**found, "cuda": cuda}
-
-
-Left = Callable[[], float]
-Step = dict[str, Any]
-
-
-def tests(session: Session, left: Left) -> Iterator[Step]:
-    """The GPU tests; every one is skipped in a dry run."""
-    command = ["-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider", "-o", "timeout=0"]
-    done = _python(session, "tests", command, left())
-    summary = [line for line in done["log"].splitlines() if re.search(r"\d+ (passed|failed|skipped|error)", line)]
-    yield _step("pytest tests/gpu", done, summary=summary[-1].strip("= ") if summary else None)
-
-
-def replay(session: Session, left: Left) -> Iterator[Step]:
-    """Captured decode steps replayed with other lengths, tables and queries, against fp64: attention, then engine."""
-    for program in ("graph_replay", "engine_replay"):
-        for backend in backends():
-            command = [str(HERE / f"{program}.py"), backend, *(["--dry-run"] if session.dry else [])]
-            name = backend if program == "graph_replay" else f"engine-{backend}"
-            if program == "engine_replay" and not (graph_safe(backend) or (session.dry and backend == "torch")):
-                yield {"step": name, "status": "skipped", "reason": f"{backend} does not declare graph_safe"}
-                continue
-            done = _python(session, f"replay-{name}", command, left())
-            found = [json.loads(line) for line in done["log"].splitlines() if line.startswith("{")]
-            yield _step(name, done, cases=found)
+def prepare(session: Session, wheels: Path) -> bool:
+    """Make the site folder and say what is missing; False where nothing can run."""
+    site = session.scratch / "site"
+    carried = surroundings.make_site(site, wheels)
+    session.environment = surroundings.environment(site, session.scratch)
+    sys.path.insert(0, str(site))
+    versions = surroundings.versions(site)
+    session.results = {
+        "dry_run": session.dry, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit(),
+        "versions": versions, "carried": carried, "skipped": skipped(),
+    }  # fmt: skip
+    missing = [name for name, version in versions.items() if version is None]
+    session.say(f"missing: {', '.join(missing) or 'nothing'}; carried: {len(carried)} wheels from {wheels}")
+    for name, reason in session.results["skipped"].items():
+        session.say(f"{name} will be skipped: {reason}")
+    session.save()
+    absent = [name for name in surroundings.ASSUMED if versions[name] is None]
+    if absent:
+        print(f"{', '.join(absent)} not found: nothing can run", file=sys.stderr)
+        return False
+    if not session.dry and not has_cuda(session):
+        print("no CUDA device: nothing to measure; --dry-run shows that the script works", file=sys.stderr)
+        return False
+    return True
 
 
-def kernel(session: Session, left: Left) -> Iterator[Step]:
-    """The kernel grid for each backend, page 16 and page 256."""
-    grid = ["kernel.budget_s=0.15"]
-    if session.dry:
-        grid = [*_DRY_GRID, "device=cpu"]
-    names = backends()
-    for at, backend in enumerate(names):
-        folder = session.out / f"kernel-{backend}"
-        sizes = "kernel.block_size=[16]" if session.dry else "kernel.block_size=[16,256]"
-        words = ["mode=kernel", f"backend={backend}", sizes, *grid, f"run.dir={folder}"]
-        shutil.rmtree(folder, ignore_errors=True)
-        done = _python(session, f"kernel-{backend}", ["-m", "framework.run", *words], left() / (len(names) - at))
-        rows = _json_lines(folder / "kernel.jsonl")
-        unavailable = bool(rows) and all(row["status"] == "unavailable" for row in rows)
-        yield _step(backend, done, unavailable=unavailable, rows=rows)
+def has_cuda(session: Session) -> bool:
+    """Asked in a process of its own: this one stays without torch."""
+    program = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", program], env=session.environment).returncode == 0
 
 
-def serve(session: Session, left: Left) -> Iterator[Step]:
-    """End to end: Qwen3-0.6B's shape, random weights, bf16; each backend, with graphs and without, and allocator."""
-    runs = serve_runs(session.dry)
-    for at, (backend, allocator, variant) in enumerate(runs):
-        name = "-".join(("serve", backend, allocator, variant)).removesuffix("-")
-        folder = session.out / name
-        size = 256 if backend in ("flash_attn", "varlen") else 16
-        words = [f"backend={backend}", f"allocator={allocator}", f"cache.block_size={size}", f"run.dir={folder}"]
-        words += [*(_DRY_SERVE if session.dry else _SERVE), *_VARIANTS[variant]]
-        shutil.rmtree(folder, ignore_errors=True)
-        done = _python(session, name, ["-m", "framework.run", "mode=serve", *words], left() / min(4, len(runs) - at))
-        result = _json(folder / "result.json")
-        kept = {key: result.get(key) for key in _SERVE_KEYS if key in result}
-        floor = {} if session.dry else {"floor": serve_floor()}
-        unavailable = "BackendUnavailable" in done["log"]
-        yield _step(name.removeprefix("serve-"), done, unavailable=unavailable, **kept, **floor)
+def commit() -> str | None:
+    """Of the checkout; None outside one."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
-_VARIANTS = {
-    "": [],  # engine.cuda_graphs=auto: where the backend allows it
-    "eager": ["engine.cuda_graphs=false"],
-    "compiled": ["engine.compile=true"],
-    "compiled-eager": ["engine.compile=true", "engine.cuda_graphs=false"],
-}
+def skipped() -> dict[str, str]:
+    """Parts that cannot run for want of a module, with the reason."""
+    found = {}
+    for name, part in PARTS.items():
+        absent = [module for module in part.modules if importlib.util.find_spec(module) is None]
+        if absent:
+            found[name] = f"needs {', '.join(absent)}; carry.py fetches the wheels where there is a network"
+    return found
 
 
-def serve_runs(dry: bool) -> list[tuple[str, str, str]]:
-    """(backend, allocator, variant): every backend first, then ours in all variants, then it with every allocator."""
-    usual, ours = "prefix_cow", "torch" if dry else "triton"
-    names = [name for name in backends() if not (dry and name == "triton")]
-    names.sort(key=lambda name: name != ours)
-    runs = [(ours, usual, ""), (ours, usual, "eager")]
-    runs += [(name, usual, "") for name in names if name != ours]
-    if dry:
-        return runs[:3]
-    runs += [(ours, usual, "compiled"), (ours, usual, "compiled-eager")]
-    runs += [(name, usual, "eager") for name in names if name != ours and graph_safe(name)]
-    runs += [(ours, allocator, "") for allocator in allocators() if allocator != usual]
-    return runs + [(name, other, "") for name in names if name != ours for other in allocators() if other != usual]
-
-
-def graph_safe(backend: str) -> bool:
-    """Whether it says so."""
-    from framework import registry
-
-    return bool(registry.build("backend", backend, {}, {}).capabilities.graph_safe)
-
-
-def sanitizer(session: Session, left: Left) -> Iterator[Step]:
-    """compute-sanitizer over one small batch of the Triton kernels: memory errors, then races."""
-    tool = shutil.which("compute-sanitizer") or next(iter(Path("/usr/local").glob("cuda*/bin/compute-sanitizer")), None)
-    if tool is None:
-        yield {"step": "compute-sanitizer", "status": "skipped", "reason": "compute-sanitizer was not found"}
+def run_part(session: Session, name: str) -> Iterator[Step]:
+    """Each step of a part, run and read."""
+    if name in session.results["skipped"]:
+        yield {"step": name, "status": "skipped", "reason": session.results["skipped"][name]}
         return
-    for check in ("memcheck", "racecheck"):
-        program = [sys.executable, str(HERE / "graph_replay.py"), "triton", "--no-graph"]
-        done = _run(
-            session, f"sanitizer-{check}", [str(tool), "--tool", check, "--error-exitcode", "3", *program], left() / 2
-        )
-        yield _step(check, done)
+    end = time.monotonic() + PARTS[name].limit_s * min(1.0, session.budget_s / 540)
+    for step, command in PARTS[name].steps(session):
+        done = run_process(session, f"{name}-{step}", command, min(end - time.monotonic(), session.left_s))
+        junit = session.scratch / f"{name}.xml"
+        yield judged(step, done, rows=json_lines(done["log"]), **(tests_of(junit) if junit.exists() else {}))
 
 
-SECTIONS: dict[str, Callable[[Session, Left], Iterator[Step]]] = {
-    "tests": tests,
-    "replay": replay,
-    "kernel": kernel,
-    "serve": serve,
-    "sanitizer": sanitizer,
-}
-_DRY_GRID = [
-    "kernel.batch=[2]",
-    "kernel.context=[64]",
-    "kernel.prefill=[32]",
-    "kernel.heads=[4/2/64]",
-    "kernel.budget_s=0.01",
-]
-_SERVE = [
-    "model=random",
-    "model.shape=qwen3-0.6b",
-    "model.dtype=bfloat16",
-    "workload=no_sharing",
-    "workload.num_requests=256",
-    "workload.min_tokens=128",
-    "workload.max_tokens=1024",
-    "workload.new_tokens=128",
-    "engine.max_batch_requests=256",
-    "engine.max_batch_tokens=16384",
-    "cache.num_blocks=null",
-    "cache.memory_fraction=0.6",
-    "run.check_requests=0",
-    "run.progress=false",
-]
-_DRY_SERVE = [
-    "device=cpu",
-    "workload=no_sharing",
-    "workload.num_requests=2",
-    "workload.new_tokens=4",
-    "run.progress=false",
-]
-_SERVE_KEYS = (
-    "backend", "allocator", "num_finished", "num_failed", "wall_s", "output_tokens_per_s", "total_tokens_per_s",
-    "tpot_s_p50", "ttft_s_p50", "cuda_graphs", "cuda_graphs_off", "graph_batch_sizes", "graph_steps", "eager_steps",
-    "graph_padded_rows", "graph_capture_s", "engine_overhead", "forward_s", "schedule_s", "sample_s",
-    "num_blocks", "block_size",
-)  # fmt: skip
-
-
-def backends() -> list[str]:
-    """Installed ones; `gather`, the slow yardstick, last."""
-    return sorted(_names("backend"), key=lambda name: (name == "gather", name != "triton", name))
-
-
-def allocators() -> list[str]:
-    """Installed ones."""
-    return sorted(_names("allocator"))
-
-
-def _names(kind: str) -> list[str]:
-    from framework import registry
-
-    return list(registry.names(kind))
-
-
-def serve_floor() -> dict[str, Any]:
-    """Modelled: output tokens/s of 256 rows of 700 tokens if a step only read weights and KV once, on an H200."""
-    from framework.replay.roofline import DEVICES, Roofline
-
-    model = Roofline(device="h200", shape="qwen3-0.6b")
-    moved = 2 * model.shape.num_parameters + 256 * 700 * model.kv_bytes_per_token
-    rate = 256 / (moved / DEVICES["h200"].bytes_per_s)
-    return {"modelled_output_tokens_per_s": rate, "bytes_per_step": moved, "device": "h200", "kind": "modelled"}
-
-
-def _python(session: Session, name: str, command: list[str], limit_s: float) -> dict[str, Any]:
-    return _run(session, name, [sys.executable, *command], limit_s)
-
-
-def _run(session: Session, name: str, command: list[str], limit_s: float) -> dict[str, Any]:
+def run_process(session: Session, name: str, command: list[str], limit_s: float) -> dict[str, Any]:
     """Its exit status (None: stopped at the limit or never begun), seconds and output, which also goes to a log."""
     if limit_s < 5 and not session.dry:
         return {"rc": None, "seconds": 0.0, "log": "", "reason": "no time was left"}
     start = time.monotonic()
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "WANDB_MODE": "offline"}
-    log = session.out / f"{name}.log"
+    log = session.scratch / f"{name}.log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=ROOT, env=session.environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
         reason = ""
         try:
@@ -298,26 +200,113 @@ def _run(session: Session, name: str, command: list[str], limit_s: float) -> dic
     return {"rc": rc, "seconds": seconds, "log": log.read_text(errors="replace"), "reason": reason}
 
 
-def _step(name: str, done: dict[str, Any], *, unavailable: bool = False, **facts: Any) -> Step:
-    """A step's record: ok, failed, unavailable, or out of time with what it had found."""
-    status = "ok" if done["rc"] == 0 else "unavailable" if unavailable or done["rc"] == 4 else "failed"
-    if done["rc"] is None:
-        status = "out of time"
+def judged(name: str, done: dict[str, Any], **facts: Any) -> Step:
+    """A step's record: ok, failed, unavailable (exit status 4), or out of time with what it had found."""
+    status = {0: "ok", 4: "unavailable", None: "out of time"}.get(done["rc"], "failed")
     step = {"step": name, "status": status, "seconds": done["seconds"], **facts}
     if status != "ok":
         step["reason"] = done["reason"] or " ".join(done["log"].split()[-60:])
     return step
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+def json_lines(log: str) -> list[dict[str, Any]]:
+    """The objects among a log's lines; the last, cut off by a kill, is no object."""
+    found = []
+    for line in log.splitlines():
+        if line.startswith("{"):
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+    return found
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    whole = [line for line in path.read_text().split("\n")[:-1] if line]  # a killed run may leave half a line
-    return [json.loads(line) for line in whole]
+def tests_of(path: Path) -> dict[str, Any]:
+    """Counts and the names of what failed, from a JUnit file."""
+    suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
+    counts = {
+        key: sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
+    }
+    bad = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for suite in suites
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    return {"counts": counts, "failed_tests": bad}
+
+
+def _script(session: Session, name: str, *words: str) -> list[str]:
+    return [sys.executable, str(HERE / f"{name}.py"), *words, *(["--dry-run"] if session.dry else [])]
+
+
+def others(session: Session) -> list[str]:
+    """Backends of other distributions that compare on a GPU and are installed beside this one."""
+    return [name for name in ("flashinfer", "flash_attn") if importlib.util.find_spec(f"framework_{name}") is not None]
+
+
+def machine(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """Versions, driver, clocks, ceilings."""
+    yield "ceilings", _script(session, "machine")
+
+
+def replay(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """Captured decode steps replayed with other lengths, tables and queries, against fp64: attention, then engine."""
+    ours = "torch" if session.dry else "triton"
+    yield "attention", _script(session, "graph_replay", ours)
+    yield "engine", _script(session, "engine_replay", ours)
+
+
+def precompile(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """Every shipped kernel of the chip compiles."""
+    yield "sm_90", _script(session, "precompile", "--processes", "12")
+
+
+def grid(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """Kernel times: Triton first, then whoever else is installed."""
+    for name in ["torch"] if session.dry else ["triton", *others(session)]:
+        yield name, _script(session, "grid", name)
+
+
+def serve(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """Tokens per second after a warm-up pass, with graphs and without."""
+    ours = "torch" if session.dry else "triton"
+    yield ours, _script(session, "serve", ours)
+    if not session.dry:
+        yield f"{ours}-eager", _script(session, "serve", ours, "--eager")
+
+
+def kit(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """The GPU tests, 12 at a time; every one is skipped in a dry run."""
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=--import-mode=importlib",
+        f"--junitxml={session.scratch / 'kit.xml'}",
+    ]
+    yield "tests", [sys.executable, "-m", "pytest", "tests/gpu", *options, "-n", "1" if session.dry else "12"]
+
+
+def sanitizer(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """compute-sanitizer over one small batch of the Triton kernels: memory errors, then races."""
+    found = next(iter(Path("/usr/local").glob("cuda*/bin/compute-sanitizer")), None)
+    tool = shutil.which("compute-sanitizer") or str(found or "compute-sanitizer")
+    program = [sys.executable, str(HERE / "graph_replay.py"), "triton", "--no-graph"]
+    for check in ("memcheck", "racecheck"):
+        yield check, [tool, "--tool", check, "--error-exitcode", "3", *program]
+
+
+PARTS = {
+    "machine": Part(machine, 30),
+    "replay": Part(replay, 60),
+    "precompile": Part(precompile, 90),
+    "grid": Part(grid, 260),
+    "serve": Part(serve, 60),
+    "kit": Part(kit, 300, ("pytest", "xdist", "hypothesis", "hydra", "omegaconf", "antlr4")),
+    "sanitizer": Part(sanitizer, 500, usual=False),
+}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ declares anyway: the lowest `kvcache-framework` it asks for. Nothing is written 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -30,9 +31,7 @@ def reason_against(distribution: str, *, version: str = __version__, since: Mapp
     Refused: a dependency on kvcache-framework that excludes `version`; one without an upper bound whose lowest version
     belongs to another contract. A distribution that declares no such dependency is let in.
     """
-    from packaging.utils import canonicalize_name
-
-    if canonicalize_name(distribution) == DISTRIBUTION:
+    if re.sub(r"[-_.]+", "-", distribution).lower() == DISTRIBUTION:  # PEP 503; where packaging is absent, too
         return ""
     try:
         declared = importlib.metadata.requires(distribution) or ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
+import re
 import subprocess
 import sys
-import time
+import venv
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +17,12 @@ import numpy as np
 import pytest
 import torch
 
+CARRIED = ("torch", "triton", "numpy")
+
 
 def load(repository: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """One of the experiment's files, as a module."""
+    monkeypatch.syspath_prepend(str(repository / "experiments" / "gpu"))
     spec = importlib.util.spec_from_file_location(f"gpu_{name}", repository / "experiments" / "gpu" / f"{name}.py")
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
@@ -31,6 +36,87 @@ def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return load(repository, "run", monkeypatch)
 
 
+@pytest.fixture
+def session(script: Any, tmp_path: Path) -> Any:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    made = script.Session(tmp_path, 540.0, False, scratch)
+    made.results["skipped"] = {}
+    return made
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that finds torch, triton, numpy and what these need, and nothing else."""
+    folder = tmp_path_factory.mktemp("bare")
+    links = folder / "links"
+    links.mkdir()
+    for name in needs(CARRIED):
+        found = importlib.metadata.distribution(name)
+        for top in {path.parts[0] for path in found.files or () if path.parts[0] not in ("..", "__pycache__")}:
+            if not (links / top).exists():
+                (links / top).symlink_to(Path(str(found.locate_file(top))))
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    packages.joinpath("links.pth").write_text(f"{links}\n")
+    return folder / "venv" / "bin" / "python"
+
+
+def needs(names: tuple[str, ...]) -> set[str]:
+    """These distributions and those they require without extras, as far as they are installed."""
+    found: set[str] = set()
+    left = list(names)
+    while left:
+        name = left.pop().lower()
+        try:
+            requirements = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if name not in found:
+            found.add(name)
+            plain = [text for text in requirements if "extra ==" not in text]
+            left += [re.match(r"[A-Za-z0-9._-]+", text)[0] for text in plain]  # type: ignore[index]
+    return found
+
+
+def dry_run(python: Path, repository: Path, out: Path, *words: str) -> dict[str, Any]:
+    command = [str(python), str(repository / "experiments" / "gpu" / "run.py"), "--dry-run", "--out", str(out), *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, cwd=out,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(out), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return {**found, "printed": done.stdout}
+
+
+def test_with_torch_triton_and_numpy_alone_it_serves_and_says_what_is_missing(
+    bare_python: Path, repository: Path, tmp_path: Path
+) -> None:
+    found = dry_run(bare_python, repository, tmp_path, "--wheels", str(tmp_path / "none"), "--only", "serve", "kit")
+    assert "missing: hydra-core, omegaconf" in found["printed"].splitlines()[0]
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["versions"]["hydra-core"] is None
+    (served,), (kit,) = found["parts"]["serve"], found["parts"]["kit"]
+    assert served["status"] == "ok"
+    assert served["rows"][0]["output_tokens_per_s"] > 0
+    assert kit["status"] == "skipped"
+    assert "hydra" in kit["reason"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["logs.tar.gz", "results.json"]
+
+
+@pytest.mark.slow
+def test_the_dry_run_goes_through_with_torch_triton_and_numpy_alone(
+    bare_python: Path, repository: Path, tmp_path: Path
+) -> None:
+    found = dry_run(bare_python, repository, tmp_path, "--wheels", str(tmp_path / "none"))
+    statuses = {part: [step["status"] for step in steps] for part, steps in found["parts"].items()}
+    assert statuses == {
+        "machine": ["ok"], "replay": ["ok", "ok"], "precompile": ["ok"], "grid": ["ok"], "serve": ["ok"],
+        "kit": ["skipped"],
+    }  # fmt: skip
+
+
 def test_without_a_gpu_it_says_so_and_measures_nothing(
     script: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
@@ -39,52 +125,74 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(
     monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(tmp_path)])
     assert script.main() == 2
     assert "no CUDA device" in capsys.readouterr().err
-    assert "sections" not in json.loads((tmp_path / "results.json").read_text())
+    assert "parts" not in json.loads((tmp_path / "results.json").read_text())
 
 
-def test_results_are_rewritten_after_every_step(script: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    seen: list[int] = []
-
-    def steps(session: Any, left: Any) -> Any:
-        for number in range(3):
-            stored = json.loads((tmp_path / "results.json").read_text())
-            seen.append(len(stored.get("sections", {}).get("tests", [])))
-            yield {"step": str(number), "status": "ok" if number else "failed"}
-
-    monkeypatch.setitem(script.SECTIONS, "tests", steps)
-    monkeypatch.setattr(sys, "argv", ["run.py", "--dry-run", "--only", "tests", "--out", str(tmp_path)])
-    assert script.main() == 1, "a failed step is a failure of the whole"
-    assert seen == [0, 1, 2]
-    stored = json.loads((tmp_path / "results.json").read_text())
-    assert stored["dry_run"] is True
-    assert stored["provenance"]["package"]["name"] == "kvcache-framework"
+def test_results_are_rewritten_after_every_step(script: Any, session: Any, tmp_path: Path) -> None:
+    for number in range(3):
+        session.record("grid", {"step": str(number), "status": "ok"})
+        assert len(json.loads((tmp_path / "results.json").read_text())["parts"]["grid"]) == number + 1
+    assert (tmp_path / "logs.tar.gz").stat().st_size > 0
 
 
-def test_a_step_out_of_time_is_stopped_with_its_children_and_recorded(script: Any, tmp_path: Path) -> None:
-    session = script.Session(tmp_path, 600.0, False)
+def test_a_step_out_of_time_is_stopped_with_its_children_and_what_it_printed_is_kept(
+    script: Any, session: Any, tmp_path: Path
+) -> None:
     alive = tmp_path / "alive"
     child = (
         f"import time, pathlib\nwhile True: pathlib.Path({str(alive)!r}).write_text(str(time.time())); time.sleep(.05)"
     )
-    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    done = script._run(session, "endless", [sys.executable, "-c", program], 5.0)
-    step = script._step("endless", done)
-    assert (step["status"], step["reason"]) == ("out of time", "stopped after 5 s")
+    program = f"import subprocess, sys; print('{{\"a\": 1}}\\n{{\"a\":', flush=True); subprocess.run([sys.executable, '-c', {child!r}])"  # fmt: skip  # noqa: E501
+    done = script.run_process(session, "endless", [sys.executable, "-c", program], 5.0)
+    step = script.judged("endless", done, rows=script.json_lines(done["log"]))
+    assert (step["status"], step["reason"], step["rows"]) == ("out of time", "stopped after 5 s", [{"a": 1}])
     last = alive.read_text()
-    time.sleep(0.3)
+    subprocess.run(["sleep", "0.3"], check=True)
     assert alive.read_text() == last, "a child of the stopped step still runs"
 
 
-def test_no_step_begins_when_no_time_is_left(script: Any, tmp_path: Path) -> None:
-    session = script.Session(tmp_path, 600.0, False)
-    done = script._run(session, "late", [sys.executable, "-c", "raise SystemExit('ran')"], 1.0)
-    assert script._step("late", done)["reason"] == "no time was left"
+def test_no_step_begins_when_no_time_is_left(script: Any, session: Any) -> None:
+    done = script.run_process(session, "late", [sys.executable, "-c", "raise SystemExit('ran')"], 1.0)
+    assert script.judged("late", done)["reason"] == "no time was left"
 
 
-def test_rows_of_a_killed_run_are_read_up_to_the_last_whole_line(script: Any, tmp_path: Path) -> None:
-    path = tmp_path / "kernel.jsonl"
-    path.write_text('{"a":1}\n{"a":2}\n{"a":')
-    assert script._json_lines(path) == [{"a": 1}, {"a": 2}]
+def test_the_parts_leave_the_grid_its_time_within_nine_minutes(script: Any) -> None:
+    limits = {name: part.limit_s for name, part in script.PARTS.items() if part.usual}
+    assert list(limits) == ["machine", "replay", "precompile", "grid", "serve", "kit"]
+    assert limits["grid"] >= 250
+    assert sum(seconds for name, seconds in limits.items() if name != "kit") <= 540 - script._LAST_S
+
+
+def test_the_site_folder_has_every_entry_point_of_the_project(
+    repository: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    surroundings = load(repository, "surroundings", monkeypatch)
+    surroundings.make_site(tmp_path, None)
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    named = {(point.group, point.name): point.value for point in found.entry_points}
+    for group, points in surroundings.project()["entry-points"].items():
+        for name, value in points.items():
+            assert named[group, name] == value
+
+
+def result(share: float, status: str = "ok") -> dict[str, Any]:
+    row = {
+        "backend": "triton",
+        "cell": "decode 32 x 8192",
+        "block_size": 16,
+        "share_of_ceiling": share,
+        "time_s": 1 / share,
+    }
+    return {"parts": {"grid": [{"step": "triton", "status": status, "rows": [row]}]}}
+
+
+def test_two_results_are_compared_cell_by_cell(repository: Path, monkeypatch: Any) -> None:
+    compare = load(repository, "compare", monkeypatch)
+    (line,) = compare.lines(result(0.4), result(0.8))
+    assert "0.4 | 0.8; B is 2.000 times as fast" in line
+    assert compare.regressions(result(0.4), result(0.8, "failed")) == ["grid triton: ok | failed"]
+    (line,) = compare.lines(result(0.4), {"parts": {}})
+    assert line.endswith("only in A")
 
 
 @pytest.mark.parametrize(("backend", "status"), [("torch", 0), ("gather", 0), ("varlen", 4)])
@@ -150,21 +258,3 @@ def test_a_wrong_decode_step_is_a_failure(repository: Path, monkeypatch: pytest.
 class _Deaf(np.ndarray[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:
         pass
-
-
-def test_serve_runs_compare_graphs_with_eager_steps_first(script: Any) -> None:
-    runs = script.serve_runs(False)
-    assert runs[:2] == [("triton", "prefix_cow", ""), ("triton", "prefix_cow", "eager")]
-    assert ("varlen", "prefix_cow", "eager") in runs
-    assert ("gather", "prefix_cow", "eager") not in runs, "it has no graphs to do without"
-    assert len(set(runs)) == len(runs)
-    assert {allocator for backend, allocator, _ in runs if backend == "triton"} == set(script.allocators())
-
-
-@pytest.mark.slow
-def test_the_dry_run_goes_through(repository: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(repository / "experiments" / "gpu" / "run.py"), "--dry-run", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    sections = json.loads((tmp_path / "results.json").read_text())["sections"]
-    assert list(sections) == ["tests", "replay", "kernel", "serve", "sanitizer"], sections

@@ -1,0 +1,86 @@
+"""Tokens per second end to end, after a warm-up pass; kernels compiled in the timed pass are counted.
+
+    python experiments/gpu/serve.py BACKEND [--eager] [--dry-run]
+
+Qwen3-0.6B's shape with random weights in bf16; ragged prompts. One JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from framework.errors import BackendUnavailable
+from framework.llm import LLM, EngineOptions
+from framework.model.loading import random_model
+from framework.sampling import Sampling
+
+
+class Compiles:
+    """Counts what Triton compiles from here on; None where this version cannot be watched."""
+
+    def __init__(self) -> None:
+        self.count: int | None = None
+        try:
+            from triton import knobs
+        except ImportError:
+            return
+        self.count, before = 0, knobs.runtime.jit_post_compile_hook
+
+        def count(*args: Any, **facts: Any) -> Any:
+            self.count = (self.count or 0) + 1
+            return before(*args, **facts) if before is not None else None
+
+        knobs.runtime.jit_post_compile_hook = count
+
+
+def prompts(num_requests: int, shortest: int, longest: int, seed: int) -> list[list[int]]:
+    """Random tokens, unlike in every pass so that no prefix is shared; the lengths are the same."""
+    lengths = np.random.default_rng(0).integers(shortest, longest + 1, num_requests)
+    draw = np.random.default_rng(seed)
+    return [draw.integers(0, 250, int(length)).tolist() for length in lengths]
+
+
+def main() -> int:
+    """Warm up, then measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--dry-run", action="store_true", help="the tiny model, two requests, on the CPU")
+    options = parser.parse_args()
+    dry, compiles = options.dry_run, Compiles()
+    size = (2, 8, 16, 4) if dry else (256, 128, 1024, 128)
+    num_requests, shortest, longest, new_tokens = size
+    engine = EngineOptions(max_batch_requests=num_requests, max_batch_tokens=256 if dry else 16384,
+                           cuda_graphs=False if options.eager else "auto")  # fmt: skip
+    model = "tiny" if dry else random_model("qwen3-0.6b", dtype="bfloat16", device="cuda")
+    page = 256 if options.backend in ("flash_attn", "varlen") else 16
+    try:
+        llm = LLM(model, backend=options.backend, device="cpu" if dry else "cuda", block_size=page,
+                  num_blocks=64 if dry else None, memory_fraction=None if dry else 0.6, engine=engine)  # fmt: skip
+    except BackendUnavailable as error:
+        print(error)
+        return 4
+    facts: dict[str, Any] = {"backend": options.backend, "eager": options.eager, "block_size": page}
+    for name in ("warm_up", "timed"):
+        before, start = compiles.count, time.perf_counter()
+        sampling = Sampling(max_tokens=new_tokens, ignore_eos=True)
+        outputs = llm.generate(prompts(num_requests, shortest, longest, len(facts)), [sampling] * num_requests)
+        if not dry:
+            torch.cuda.synchronize()
+        facts[f"{name}_s"] = seconds = time.perf_counter() - start
+        facts[f"{name}_compiles"] = None if before is None else (compiles.count or 0) - before
+        facts["output_tokens_per_s"] = sum(output.num_output_tokens for output in outputs) / seconds
+    print(json.dumps({**facts, **llm.executor.summary()}), flush=True)
+    llm.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
