@@ -38,7 +38,8 @@ gpu:
 
 # The real engines on a CPU: a virtual environment over this one with their packages alone, and the tests in it.
 engines: .engines/ready
-	OMP_NUM_THREADS=1 KVLAB_ENGINES=1 .engines/bin/python -m pytest -n 0 -W ignore tests/engines
+	CUDA_VISIBLE_DEVICES= VLLM_LOGGING_LEVEL=ERROR OMP_NUM_THREADS=1 KVLAB_ENGINES=1 \
+		.engines/bin/python -m pytest -n 0 -W ignore tests/engines
 
 .engines/ready: tests/engines/requirements.txt
 	python -m venv .engines
