@@ -183,6 +183,7 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     from framework.config.hydra import compose, overrides
     from framework.config.hydra.groups import groups_of
 
+    _refuse_unreadable(arguments)
     parser = get_args_parser()
     parser.error = _refuse_option(parser)  # type: ignore[method-assign]
     args = parser.parse_args(arguments)
@@ -293,6 +294,16 @@ def _is_failure(outcome: Outcome) -> bool:
 
 def _asks(arguments: Sequence[str], *flags: str) -> bool:
     return any(flag in arguments for flag in flags)
+
+
+def _refuse_unreadable(arguments: Sequence[str]) -> None:
+    """Letters that this locale cannot read reach Python as lone surrogates, which no configuration can hold."""
+    for word in arguments:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise ConfigError(
+                f"command line: {word!a} holds letters that cannot be read as {sys.getfilesystemencoding()}; "
+                "set PYTHONUTF8=1, or a locale with UTF-8"
+            )
 
 
 def _refuse_option(parser: argparse.ArgumentParser) -> Any:

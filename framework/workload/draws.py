@@ -13,7 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import ConfigError
+from framework.registry.signatures import shown
 from framework.types import TokenArray
+
+MOST = 10**7
+"""Requests, sessions, tokens or whatever else a synthetic workload counts: all of it is drawn."""
 
 
 class Draws:
@@ -107,11 +111,17 @@ def need(workload: str, name: str, value: float, low: float, high: float = math.
     Raises:
         ConfigError: it is not.
     """
-    if not (low <= value <= high and math.isfinite(value)):
+    if isinstance(value, int) and high == math.inf and value > MOST:  # it would be drawn for ever
+        raise ConfigError(f"workload.{name} ({workload}) must be at most {MOST}, found {shown(value)}")
+    if not (low <= value <= high and _is_finite(value)):
         rule = f"{_shown(low)} to {_shown(high)}" if math.isfinite(high) else f"at least {_shown(low)}"
-        if not math.isfinite(value):
+        if not _is_finite(value):
             rule = f"finite and {rule}"
-        raise ConfigError(f"workload.{name} ({workload}) must be {rule}, found {value!r}")
+        raise ConfigError(f"workload.{name} ({workload}) must be {rule}, found {shown(value)}")
+
+
+def _is_finite(value: float) -> bool:
+    return isinstance(value, int) or math.isfinite(value)
 
 
 def _shown(bound: float) -> str:

@@ -211,3 +211,17 @@ def test_the_module_refuses_like_the_function(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, ""), done
     assert done.stderr.count("\n") == 1, done.stderr
     assert "did you mean 'prefix'" in done.stderr
+
+
+@pytest.mark.parametrize("utf8", ["0", "1"])
+def test_a_locale_that_cannot_read_a_name_is_said_and_with_utf8_it_is_read(utf8: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "framework.run", "--cfg", "job", "run.name=é", "run.dir=out/名前"]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": utf8, "HYDRA_FULL_ERROR": "0"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    said = done.stderr.decode()
+    if utf8 == "1":
+        assert (done.returncode, said) == (0, "")
+        assert "name: é" in done.stdout.decode()
+    else:
+        assert (done.returncode, done.stdout, said.count("\n")) == (2, b"", 1), said
+        assert "set PYTHONUTF8=1" in said

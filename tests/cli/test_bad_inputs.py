@@ -1,0 +1,209 @@
+"""Whatever a command is asked wrongly, or finds in its files, it ends in a sentence, never an internal error."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HUGE = str(10**30)
+LONG = "9" * 5000
+SMALL = ("workload=no_sharing", "workload.num_requests=2", "workload.new_tokens=2", "run.progress=false",
+         "run.check_requests=0", "run.dir=out")  # fmt: skip
+REPLAY = ("mode=replay", "run.progress=false", "run.dir=out")
+CACHE_ONLY = (*REPLAY, "executor=cache_only", "cache.block_size=512")
+TRACE = ("workload=trace", "workload.path=good.jsonl")
+KERNEL = ("mode=kernel", "backend=gather", "run.progress=false", "run.dir=out")
+PROMPTS = ("workload=prompts", "run.progress=false", "run.check_requests=0", "run.dir=out")
+
+GOOD = "".join(
+    json.dumps({"timestamp": 100 * i, "input_length": 1000, "output_length": 2, "hash_ids": [0, i]}) + "\n"
+    for i in range(6)
+)
+FILES = {
+    "good.jsonl": GOOD,
+    "empty.jsonl": "",
+    "blank.jsonl": "\n\n",
+    "zeros.jsonl": "\0" * 100,
+    "deep.jsonl": "[" * 100_000,
+    "huge_number.jsonl": GOOD.replace("1000", LONG),
+    "huge_id.jsonl": GOOD.replace("[0, 3]", f"[0, {HUGE}]"),
+    "nan.jsonl": GOOD.replace("100,", "NaN,"),
+    "negative.jsonl": GOOD.replace("1000", "-1000"),
+    "cut.jsonl": GOOD[:-20],
+    "text.jsonl": "hello\n",
+    "latin.jsonl": "",
+    "header.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n",
+    "bad.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,many,few\n",
+    "not.gz": "not gzip at all",
+    "not.jsonl.zst": "not zstd",
+    "prompts_bad.jsonl": '{"prompt": 3}\n',
+    "prompts_top_k.jsonl": '{"prompt": "a", "top_k": 9223372036854775808}\n',
+    "prompts_priority.jsonl": '{"prompt": "a", "priority": 1000000000000000000000000000000}\n',
+    "prompts_temperature.jsonl": f'{{"prompt": "a", "temperature": 1{"0" * 400}}}\n',
+    "prompts_arrival.jsonl": f'{{"prompt": "a", "arrival_s": 1{"0" * 400}}}\n',
+    "prompts_beam.jsonl": '{"prompt": "a", "beam_width": 2, "length_penalty": 1e308}\n',
+    "prompts_ids.jsonl": '{"prompt": [1, 2, 99999999999]}\n',
+    "prompts_float_ids.jsonl": '{"prompt": [1.5]}\n',
+    "prompts_messages.jsonl": '{"messages": [{"role": "user"}]}\n',
+    "prompts_surrogate.jsonl": '{"messages": [{"role": "user", "content": "\\ud800"}], "max_tokens": "x"}\n',
+    "prompts_twice.jsonl": '{"prompt": "a", "key": "k"}\n{"prompt": "b", "key": "k"}\n',
+    "prompts_list.jsonl": "[1, 2]\n",
+    "prompts_deep.jsonl": '{"prompt": ' + "[" * 5000 + "]" * 5000 + "}\n",
+    "module.py": "class NoPlugin:\n    pass\n",
+    "broken.py": "def broken(:\n",
+    "exits.py": "raise SystemExit(0)\n",
+}
+
+SERVE: list[tuple[str, ...]] = [
+    (f"workload.num_requests={HUGE}",), ("workload.num_requests=1000000000000",), (f"workload.new_tokens={HUGE}",),
+    ("workload.new_tokens=0",), ("workload.new_tokens=-1",), ("workload.num_requests=0",),
+    ("workload.rate_per_s=-1",), ("workload.rate_per_s=nan",), (f"seed={HUGE}",), (f"seed={LONG}",), ("seed=1.5",),
+    (f"cache.num_blocks={HUGE}",), ("cache.num_blocks=null", "cache.memory_fraction=1e-30"),
+    ("cache.memory_fraction=0.5",), (f"cache.block_size={HUGE}",), ("cache.block_size=1048576",),
+    ("cache.kv_dtype=int3",), ("cache.kv_dtype=float16", "cache.dtype=float32"),
+    (f"engine.max_model_len={HUGE}",), (f"engine.chunk_size={HUGE}",),
+    ("engine.max_batch_tokens=0",), ("engine.graph_batch_sizes=[0]",), ("engine.graph_batch_sizes=many",),
+    ("engine.tensor_parallel_size=1024",), ("engine.tensor_parallel_size=0",), ("engine.cuda_graphs=true",),
+    ("engine.collective_timeout_s=inf",), ("run.stall_timeout_s=nan",), (f"run.timeout_s={LONG}",),
+    ("run.timeout_s=0",), ("run.log_every=0",), ("run.check_requests=-1",), ("device=quantum",), ("device=cuda:99",),
+    ("device=meta",), ("device=",), ("model=random", "model.shape=qwen4"), ("model=random", "model.dtype=int8"),
+    ("model=checkpoint", "model.path=."), ("model=checkpoint", "model.path=good.jsonl"), ("model=a/b/c/d",),
+    ("model=",), ("model.dtype=float33",), ("eviction=belady",), ("eviction=optimum",), ("eviction=module.py:Nobody",),
+    ("eviction=module.py:NoPlugin",), ("eviction=broken.py:Any",), ("eviction=exits.py:Any",), ("eviction=:x",),
+    ("eviction=lru:",), ("hash=a.b.c:D",), ("allocator={name: 3}",), ("workload=[]",),
+    ("run.dir=/proc/nowhere",), ("run.dir=/dev/null/x",), ("run.dir=good.jsonl",), ("run.dir=" + "x" * 5000,),
+    ("run.dir=.",), ("-m", "run.sweep=/tmp/x", "seed=1,2"), ("-m", "run.sweep=../x", "seed=1,2"),
+    ("run.dir=",), ("run.dir=null",), ("run.name=\udcc3\udca9",),
+    ("run.dir=a\0b",), ("run=null",), ("engine=[]",), ("cache=3",),
+    ("tracker=null",), ("tracker.name=3",), ("tracker=wandb", "tracker.mode=never"), ("+x.y.z=1",), ("a.b=1",),
+    ("cache.num_blocks=${cache.num_blocks}",), ("seed=${oc.env:NOWHERE_TO_BE_FOUND}",), ("'",), ("seed=[",),
+    ("workload.think_s=1",), ("executor=cache_only",), ("hydra.run.dir=/dev/null/x",), ("-cn", "nothing"),
+    ("-m", "seed=range(0)"), ("-m", "seed=choice()"), ("-m", "run.sweep=/dev/null", "seed=1,2"),
+    ("hydra/launcher=nothing", "-m", "seed=1,2"), ("-m", f"seed=range({HUGE})"),
+]  # fmt: skip
+REPLAYS: list[tuple[str, ...]] = [
+    *((*CACHE_ONLY, "workload=trace", f"workload.path={name}") for name in FILES if not name.startswith("good")
+      and not name.endswith(".py")),
+    *((*REPLAY, "workload=trace", f"workload.path={name}") for name in FILES if name.endswith(".jsonl")
+      and not name.startswith(("good", "prompts"))),
+    (*CACHE_ONLY, "workload=trace"), (*CACHE_ONLY, "workload=trace", "workload.path="),
+    (*CACHE_ONLY, "workload=trace", "workload.path=."), (*CACHE_ONLY, "workload=trace", "workload.path=/dev/null"),
+    (*CACHE_ONLY, *TRACE, "workload.format=nothing"), (*CACHE_ONLY, *TRACE, "workload.format=azure"),
+    (*CACHE_ONLY, *TRACE, "workload.limit=-1"), (*CACHE_ONLY, *TRACE, "workload.limit=0"),
+    (*CACHE_ONLY, *TRACE, "workload.speed=0"), (*CACHE_ONLY, *TRACE, "workload.speed=nan"),
+    (*CACHE_ONLY, *TRACE, f"workload.block_tokens={HUGE}"), (*CACHE_ONLY, *TRACE, "cache.block_size=7"),
+    (*CACHE_ONLY, *TRACE, "replay.capacity=lots"), (*CACHE_ONLY, *TRACE, "replay.capacity=-1%"),
+    (*CACHE_ONLY, *TRACE, "replay.capacity=1e400%"), (*CACHE_ONLY, *TRACE, f"replay.capacity={LONG}GiB"),
+    (*CACHE_ONLY, *TRACE, "replay.capacity=0%"), (*CACHE_ONLY, *TRACE, "replay.capacity=4GiB", "replay.shape=none"),
+    (*CACHE_ONLY, *TRACE, "replay.capacity=4GiB", "replay.dtype=none"), (*CACHE_ONLY, *TRACE, "replay.step_s=nan"),
+    (*CACHE_ONLY, *TRACE, "cache.num_blocks=null"), (*REPLAY, *TRACE, "cache.num_blocks=null"),
+    (*REPLAY, *TRACE, "replay.capacity=25%"), (*REPLAY, *TRACE, "executor=roofline", "replay.device=z80"),
+    (*REPLAY, *TRACE, "executor=roofline", "replay.shape=gpt9"), (*REPLAY, *TRACE, "replay.efficiency=2"),
+    (*REPLAY, "workload=recording"), (*REPLAY, "workload=recording", "workload.path=good.jsonl"),
+    (*REPLAY, "workload=recording", "workload.path=empty.jsonl"), (*REPLAY, "workload=chat", "workload.num_requests=0"),
+]  # fmt: skip
+KERNELS: list[tuple[str, ...]] = [
+    ("kernel.batch=[0]",), (f"kernel.batch=[{HUGE}]",), ("kernel.context=[-1]",),
+    ("kernel.context=many",), ("kernel.heads=[8]",), ("kernel.heads=[0/0/0]",), ("kernel.heads=[7/2/64]",),
+    (f"kernel.heads=[{HUGE}/1/64]",), ("kernel.heads=[a/b/c]",), ("kernel.heads=[]",), ("kernel.dtype=[int1]",),
+    ("kernel.dtype=[]",), ("kernel.kv_dtype=[int1]",), ("kernel.block_size=[0]",), ("kernel.budget_s=0",),
+    ("kernel.budget_s=nan",), ("kernel.max_bytes=0",), ("kernel.target=z80",), ("kernel.lengths=[odd]",),
+    ("kernel.prefill=[0]",),
+    ("backend=nothing",), ("device=quantum",), ("kernel=null",),
+]  # fmt: skip
+OTHERS: list[tuple[str, tuple[str, ...]]] = [
+    *(("trace", ("describe", name)) for name in FILES if not name.startswith(("good", "prompts"))),
+    ("trace", ()), ("trace", ("nothing",)), ("trace", ("describe",)), ("trace", ("describe", "nowhere.jsonl")),
+    ("trace", ("describe", ".")), ("trace", ("describe", "good.jsonl", "--format", "nothing")),
+    ("trace", ("convert", "good.jsonl", "good.jsonl")), ("trace", ("convert", "bad.csv", "made.jsonl")),
+    ("trace", ("convert", "good.jsonl", "/dev/null/x")), ("trace", ("convert", "good.jsonl", "no/such/x.jsonl")),
+    ("trace", ("fetch", "nothing")),
+    ("curve", ()), ("curve", ("nowhere.jsonl",)), ("curve", ("empty.jsonl",)), ("curve", ("bad.csv",)),
+    ("curve", ("header.csv",)), ("curve", ("good.jsonl", "--policies", "nothing")),
+    ("curve", ("good.jsonl", "--nothing")), ("curve", ("deep.jsonl",)), ("curve", ("huge_id.jsonl",)),
+    ("check.__main__", ()), ("check.__main__", ("nothing",)), ("check.__main__", ("module.py:NoPlugin",)),
+    ("check.__main__", ("broken.py:X",)), ("check.__main__", ("exits.py:X",)), ("check.__main__", ("nowhere.py:X",)),
+    ("check.__main__", ("lru", "k=3")), ("check.__main__", ("lru", "k")), ("check.__main__", ("lru", "--only", "zzz")),
+    ("check.__main__", ("lru", "--kind", "hash")), ("check.__main__", ("lru", "--kind", "nothing")),
+    ("check.__main__", ("lru_k", "k=[")), ("check.__main__", (":",)), ("check.__main__", ("lru", "--timeout", "x")),
+    ("check.__main__", ("gather", "--device", "quantum", "--only", "zero", "--no-cost")),
+    ("check.__main__", ("lru", "--against", "nothing", "--only", "empty")),
+    ("report.__main__", ()), ("report.__main__", ("nowhere",)), ("report.__main__", (".",)),
+    ("report.__main__", ("good.jsonl",)), ("report.__main__", (".", "--metric", "nothing")),
+    ("report.__main__", (".", "--out", "/dev/null/x")),
+    ("search", ()), ("search", ("nothing",)), ("search", ("s", "eviction=lru")),
+    ("search", ("s", "seed=interval(0,1)")),
+    ("search", ("s", "--trials", "0", "eviction=lru,fifo")), ("search", ("s", "--metric", "", "eviction=lru,fifo")),
+    ("search", ("/dev/null/x", "eviction=lru,fifo")), ("search", ("s", "eviction=lru,nothing")),
+    ("wandb", ()), ("wandb", ("eviction=lru",)), ("wandb", ("eviction=lru,nothing",)),
+    ("plugins", ("--kind", "nothing")), ("plugins", ("--nothing",)),
+    ("new.__main__", ()), ("new.__main__", ("Bad Name", "--kind", "eviction")),
+    ("new.__main__", ("mine", "--kind", "nothing")), ("new.__main__", ("mine", "--kind", "hash", "--dir", "/dev/null")),
+]  # fmt: skip
+
+
+@pytest.fixture
+def filled(elsewhere: Path) -> Path:
+    """A working directory with good and bad files."""
+    for name, text in FILES.items():
+        (elsewhere / name).write_text(text)
+    (elsewhere / "latin.jsonl").write_bytes(b'{"timestamp": 1, "x": "\xff\xfe"}\n')
+    return elsewhere
+
+
+def ended(module: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit status and standard error of `python -m framework.MODULE WORDS...`, in this process."""
+    capsys.readouterr()
+    if module == "run":
+        from framework.run import call
+
+        status: Any = call(words)
+    else:
+        try:
+            status = importlib.import_module(f"framework.{module}").main(list(words))
+        except SystemExit as end:
+            status = end.code
+    return status, capsys.readouterr().err
+
+
+def identify(case: Any) -> str:
+    return " ".join(word if len(word) < 60 else f"{word[:50]}..." for word in case) if isinstance(case, tuple) else case
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((*SMALL, *words) for words in SERVE),
+        *((*PROMPTS, f"workload.path={name}") for name in FILES if name.startswith("prompts") or name == "deep.jsonl"),
+        *REPLAYS,
+        *((*KERNEL, *words) for words in KERNELS),
+    ],
+    ids=identify,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_bad_run_ends_in_a_sentence(words: Any, filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _ends_in_a_sentence("run", words, capsys)
+
+
+@pytest.mark.parametrize(("module", "words"), OTHERS, ids=identify)
+@pytest.mark.filterwarnings("ignore")
+def test_a_bad_command_ends_in_a_sentence(
+    module: str, words: Any, filled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _ends_in_a_sentence(module, words, capsys)
+    assert (filled / "good.jsonl").read_text() == GOOD
+
+
+def _ends_in_a_sentence(module: str, words: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.monotonic()
+    status, err = ended(module, words, capsys)
+    assert status in (1, 2), (status, err)
+    assert "internal error" not in err, err
+    assert "Traceback" not in err, err
+    assert err.strip(), "it says nothing"
+    assert time.monotonic() - start < 60, "it thinks for long about what cannot be"
