@@ -172,7 +172,7 @@ class NativeAllocator(Allocator):
     def view(self) -> BlockView:
         """Read-only live columns for an eviction policy."""
         columns = {name: memoryview(values).toreadonly() for name, values in self._columns.items()}
-        facts = {name: columns[name] for name in BlockView.__dataclass_fields__ if name in columns}
+        facts: dict[str, Any] = {name: columns[name] for name in BlockView.__dataclass_fields__ if name in columns}
         if self._requests is not None:
             facts["last_request"] = self._requests.column
         return BlockView(
