@@ -38,17 +38,17 @@ INFORMED = {"conversation": 10_000 / 182_790, "agentic coding": 2_000 / 54_711, 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One replay. `told`: "labels E" or "times S": what the clients foretell; "" for nothing."""
+    """One replay. `foretold`: "labels E" or "times S": what the clients foretell; "" for nothing."""
 
     trace: str
     policy: str
     fraction: float
     folder: Path
-    told: str = ""
+    foretold: str = ""
 
     @property
     def file(self) -> Path:
-        name = f"{self.trace}-{self.policy}-{self.fraction:.4g}-{self.told}".replace(" ", "_").replace("=", "")
+        name = f"{self.trace}-{self.policy}-{self.fraction:.4g}-{self.foretold}".replace(" ", "_").replace("=", "")
         return self.folder / f"{name}.json"
 
 
@@ -96,9 +96,9 @@ def _cells(traces: Sequence[str], fractions: Sequence[float], folder: Path, *, q
         if trace not in INFORMED:
             continue
         errors = (0.0, 0.17) if quick else LABEL_ERRORS if trace in ANATOMY else ()
-        told = [f"labels {error}" for error in errors]
-        told += [f"times {sigma}" for sigma in ((1.0,) if quick else TIME_SIGMAS)]
-        cells += [Cell(trace, "hinted", INFORMED[trace], folder, what) for what in ("", *told)]
+        foretold = [f"labels {error}" for error in errors]
+        foretold += [f"times {sigma}" for sigma in ((1.0,) if quick else TIME_SIGMAS)]
+        cells += [Cell(trace, "hinted", INFORMED[trace], folder, what) for what in ("", *foretold)]
     if not quick:
         others = (*PARAMETERS, *(f"without {name}" for name in VARIANTS[:3]))
         cells += [Cell(t, p, part, folder) for p in others for t in traces for part in TRANSFER_FRACTIONS]
@@ -113,8 +113,8 @@ def bounds(trace: str, fractions: tuple[float, ...]) -> Field:
 
 
 @functools.cache
-def _paths(trace: str, told: str) -> RequestPaths:
-    kind, _, value = told.partition(" ")
+def _paths(trace: str, foretold: str) -> RequestPaths:
+    kind, _, value = foretold.partition(" ")
     paths = stream(trace).paths
     if kind == "labels":
         return with_labels(paths, float(value))
@@ -127,7 +127,7 @@ def run(cell: Cell) -> dict[str, Any]:
 
 
 def _replayed(cell: Cell) -> dict[str, Any]:
-    paths = _paths(cell.trace, cell.told)
+    paths = _paths(cell.trace, cell.foretold)
     capacity = max(1, round(cell.fraction * paths.num_nodes))
     policy = build(cell.policy, paths, capacity)
     start = time.process_time()
@@ -150,7 +150,7 @@ def _key(cell: Cell) -> str:
     files = [Path(str(module.__file__)) for module in modules]
     if cell.trace != SYNTHETIC:
         files.append(trace_path(TRACES[cell.trace]))
-    return digest(cell.trace, cell.policy, cell.fraction, cell.told, files=files)
+    return digest(cell.trace, cell.policy, cell.fraction, cell.foretold, files=files)
 
 
 def _run_all(cells: Sequence[Cell], jobs: int) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ def _run_all(cells: Sequence[Cell], jobs: int) -> list[dict[str, Any]]:
 def _hits(results: dict[Cell, dict[str, Any]], trace: str, policy: str, fractions: Sequence[float]) -> Any:
     """(K, U) hits of a policy; None when it was not replayed at all of these capacities."""
     rows = {
-        c.fraction: r["unit_hits"] for c, r in results.items() if (c.trace, c.policy, c.told) == (trace, policy, "")
+        c.fraction: r["unit_hits"] for c, r in results.items() if (c.trace, c.policy, c.foretold) == (trace, policy, "")
     }
     return np.array([rows[part] for part in fractions], np.float64) if all(f in rows for f in fractions) else None
 
@@ -179,7 +179,7 @@ def _anatomy(
 ) -> list[dict[str, Any]]:
     """One row a trace, policy and capacity, the bounds among the policies."""
     rows = []
-    names = list(dict.fromkeys(cell.policy for cell in results if not cell.told))
+    names = list(dict.fromkeys(cell.policy for cell in results if not cell.foretold))
     for trace, field in fields.items():
         found = {"lru": field.lru, "pinned optimum": field.optimum, "published optimum": field.published}
         for name in names:
@@ -190,7 +190,7 @@ def _anatomy(
             area, at, points = closed_by(field, hits), closed_at(field, hits), points_over_lru(field, hits)
             for index, part in enumerate(fractions):
                 cost = [r["us_per_block"] for c, r in results.items()
-                        if (c.trace, c.policy, c.fraction, c.told) == (trace, policy, part, "")]  # fmt: skip
+                        if (c.trace, c.policy, c.fraction, c.foretold) == (trace, policy, part, "")]  # fmt: skip
                 rows.append(
                     {
                         "trace": trace,
@@ -218,12 +218,12 @@ def _information(results: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         field = bounds(cell.trace, (cell.fraction,))
         closed = closed_at(field, np.array([result["unit_hits"]], np.float64))
-        kind, _, value = cell.told.partition(" ")
+        kind, _, value = cell.foretold.partition(" ")
         rows.append(
             {
                 "trace": cell.trace,
                 "capacity_blocks": result["capacity_blocks"],
-                "told": kind or "nothing",
+                "foretold": kind or "nothing",
                 "error": float(value) if value else 0.0,
                 "hit_blocks": result["hit_blocks"],
                 "closed": float(closed[0]),
@@ -284,8 +284,8 @@ def _show(
     anatomy, information, transfer = parts["anatomy"], parts["information"], parts.get("transfer")
     tables = {"anatomy": _anatomy_table(anatomy, fractions)}
     tables["information"] = table(
-        ["trace", "blocks", "told", "error", "gap closed, %"],
-        [[r["trace"], f"{r['capacity_blocks']:,}", r["told"], f"{r['error']:g}", f"{100 * r['closed']:.0f}"]
+        ["trace", "blocks", "foretold", "error", "gap closed, %"],
+        [[r["trace"], f"{r['capacity_blocks']:,}", r["foretold"], f"{r['error']:g}", f"{100 * r['closed']:.0f}"]
          for r in information],
     )  # fmt: skip
     if transfer:

@@ -1,4 +1,4 @@
-"""Part (d): does it matter? The engine on a roofline clock, hazard against LRU at equal memory and at equal hits."""
+"""Part (d), latency: the engine on a roofline clock, hazard against LRU at equal memory and at equal hits."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ def information(rows: Sequence[dict[str, Any]]) -> Figure:
     """Share of the gap closed over the error of what clients foretell."""
     figure = new_figure(7.0, 3.4)
     axes = new_axes(figure)
-    series = list(dict.fromkeys((row["trace"], row["told"]) for row in rows if row["told"] != "nothing"))
-    for index, (trace, told) in enumerate(series):
-        mine = [row for row in rows if (row["trace"], row["told"]) == (trace, told)]
-        axes.plot([row["error"] for row in mine], [100 * row["closed"] for row in mine], label=f"{trace}: {told}",
+    series = list(dict.fromkeys((row["trace"], row["foretold"]) for row in rows if row["foretold"] != "nothing"))
+    for index, (trace, foretold) in enumerate(series):
+        mine = [row for row in rows if (row["trace"], row["foretold"]) == (trace, foretold)]
+        axes.plot([row["error"] for row in mine], [100 * row["closed"] for row in mine], label=f"{trace}: {foretold}",
                   color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)])  # fmt: skip
     axes.set(xlabel="error: share of wrong labels, or sigma of the log of times", ylabel="gap closed, %")
     axes.legend(fontsize=8)

@@ -118,7 +118,7 @@ def with_labels(paths: RequestPaths, error: float, seed: int = 0) -> RequestPath
     extended, _ = continuations(paths)
     wrong = np.random.default_rng(seed).random(len(extended)) < error
     hints = [Hint(continues=float(truth != lie)) for truth, lie in zip(extended, wrong.tolist(), strict=True)]
-    return _told(paths, hints)
+    return _with_hints(paths, hints)
 
 
 def with_times(paths: RequestPaths, sigma: float, seed: int = 0) -> RequestPaths:
@@ -129,14 +129,14 @@ def with_times(paths: RequestPaths, sigma: float, seed: int = 0) -> RequestPaths
         Hint(returns_s=gap * factor) if truth else None
         for truth, gap, factor in zip(extended, gaps, noise.tolist(), strict=True)
     ]
-    return _told(paths, hints)
+    return _with_hints(paths, hints)
 
 
-def _told(paths: RequestPaths, hints: Sequence[Hint | None]) -> RequestPaths:
-    told = copy.copy(paths)
+def _with_hints(paths: RequestPaths, hints: Sequence[Hint | None]) -> RequestPaths:
+    foretold = copy.copy(paths)
     known = paths.known or KnownRequests.empty()
-    object.__setattr__(told, "known", KnownRequests(**{**_columns(known), "hint": list(hints)}))
-    return told
+    object.__setattr__(foretold, "known", KnownRequests(**{**_columns(known), "hint": list(hints)}))
+    return foretold
 
 
 def _columns(known: KnownRequests) -> dict[str, Any]:
