@@ -10,6 +10,7 @@ from framework.errors import ModelError
 from framework.model.config import FAMILIES, ROPE_TYPES, ExpertsConfig, ModelConfig, RopeScaling
 
 _LARGEST_INTEGER = 2**31 - 1
+_MOST_LAYERS = 10_000
 _GEMMA = ("gemma2", "gemma3_text")
 _HEAD_DIMS = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256, "gpt_oss": 64}
 """By family, where config.json may leave it out; elsewhere hidden_size / heads."""
@@ -38,7 +39,7 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         family=family,
         vocab_size=_integer(config, "vocab_size"),
         hidden_size=hidden,
-        num_layers=_integer(config, "num_hidden_layers"),
+        num_layers=_num_layers(config),
         num_heads=heads,
         num_kv_heads=_integer(config, "num_key_value_heads", heads),
         head_dim=_integer(config, "head_dim", _HEAD_DIMS.get(family, max(1, hidden // heads))),
@@ -107,6 +108,13 @@ def _integer(config: Mapping[str, Any], key: str, default: int | None = None) ->
     if not _is_integer(value) or not 1 <= value <= _LARGEST_INTEGER:
         raise _wrong(key, f"an integer of at least 1 and at most {_LARGEST_INTEGER:,}", value)
     return int(value)
+
+
+def _num_layers(config: Mapping[str, Any]) -> int:
+    layers = _integer(config, "num_hidden_layers")
+    if layers > _MOST_LAYERS:
+        raise _wrong("num_hidden_layers", f"at most {_MOST_LAYERS:,}", layers)
+    return layers
 
 
 def _number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
@@ -278,7 +286,7 @@ def _sliding_window(config: Mapping[str, Any]) -> tuple[int | None, tuple[bool, 
 
 def _sliding_layers(config: Mapping[str, Any], family: str) -> list[bool]:
     """One flag a layer: `layer_types`, or the family's rule where config.json leaves them out."""
-    kinds, layers = config.get("layer_types"), _integer(config, "num_hidden_layers")
+    kinds, layers = config.get("layer_types"), _num_layers(config)
     if kinds is not None and not isinstance(kinds, list):
         raise _wrong("layer_types", "a list", kinds)
     if kinds:

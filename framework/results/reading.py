@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def what_went_wrong(result: Mapping[str, Any]) -> str:
-    """A run that ended is still a failure when a request failed or the tokens differ from the dense model's."""
+    """A run that ended is still a failure when a request failed, none was served, or tokens are not the dense model's."""
     reasons = []
     if result.get("status", "ok") != "ok":
         listed = result.get("reasons")
@@ -48,6 +48,8 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
     if result.get("num_failed"):
         first = f" (the first: {result['first_failure']})" if result.get("first_failure") else ""
         reasons.append(f"{result['num_failed']} requests failed{first}")
+    elif result.get("num_rejected") and not result.get("num_finished") and not result.get("num_cancelled"):
+        reasons.append(f"all {result['num_rejected']} requests were rejected; requests.jsonl says why")
     if result.get("dense_mismatches") and result.get("attention_error") is not None:
         lost, declared = result["attention_error"], result.get("attention_error_declared")
         if declared is None:

@@ -1,0 +1,25 @@
+"""framework.results.reading: when a run that ended is a failure all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.results.reading import what_went_wrong
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"num_finished": 3}, ""),
+        ({"num_finished": 3, "num_rejected": 2}, ""),
+        ({"num_finished": 0, "num_cancelled": 1, "num_rejected": 2}, ""),
+        ({"num_finished": 0, "num_rejected": 2}, "all 2 requests were rejected"),
+        ({"num_finished": 1, "num_failed": 2, "first_failure": "no room"}, "2 requests failed (the first: no room)"),
+        ({"status": "interrupted", "reasons": ["SIGTERM"]}, "SIGTERM"),
+    ],
+)
+def test_a_run_that_served_nothing_is_a_failure(result: dict[str, Any], said: str) -> None:
+    found = what_went_wrong(result)
+    assert (said in found) if said else found == "", found
