@@ -14,7 +14,7 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
-_LARGEST = {
+LARGEST = {
     "vocab_size": 2**24, "hidden_size": 2**20, "num_layers": 2**12, "num_heads": 2**12, "num_kv_heads": 2**12,
     "head_dim": 2**12, "intermediate_size": 2**24, "max_position_embeddings": 2**30,
 }  # fmt: skip
@@ -125,7 +125,7 @@ class ModelConfig:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name, largest in _LARGEST.items():
+        for name, largest in LARGEST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ModelError(f"{name} must be an integer of at least 1, found {value!r}")

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework.errors import ModelError
-from framework.model.config import FAMILIES, ROPE_TYPES, ExpertsConfig, ModelConfig, RopeScaling
+from framework.model.config import FAMILIES, LARGEST, ROPE_TYPES, ExpertsConfig, ModelConfig, RopeScaling
 
 _LARGEST_INTEGER = 2**31 - 1
-_MOST_LAYERS = 10_000
 _GEMMA = ("gemma2", "gemma3_text")
 _HEAD_DIMS = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256, "gpt_oss": 64}
 """By family, where config.json may leave it out; elsewhere hidden_size / heads."""
@@ -112,8 +111,10 @@ def _integer(config: Mapping[str, Any], key: str, default: int | None = None) ->
 
 def _num_layers(config: Mapping[str, Any]) -> int:
     layers = _integer(config, "num_hidden_layers")
-    if layers > _MOST_LAYERS:
-        raise _wrong("num_hidden_layers", f"at most {_MOST_LAYERS:,}", layers)
+    if layers > LARGEST["num_layers"]:
+        raise ModelError(
+            f"num_layers must be at most {LARGEST['num_layers']:,}, found {layers:,}; is config.json damaged?"
+        )
     return layers
 
 

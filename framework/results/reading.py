@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def what_went_wrong(result: Mapping[str, Any]) -> str:
-    """A run that ended is still a failure when a request failed, none was served, or tokens are not the dense model's."""
+    """A run that ended is still a failure when a request failed, none was served, or tokens are wrong."""
     reasons = []
     if result.get("status", "ok") != "ok":
         listed = result.get("reasons")

@@ -92,5 +92,5 @@ def test_token_ids_are_a_tuple_whatever_holds_them():
 def test_a_number_of_layers_that_no_model_has_is_refused_before_they_are_listed(family: str) -> None:
     config = {"model_type": family, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 10**9}
     config |= {"vocab_size": 100, "intermediate_size": 128, "sliding_window": 16, "use_sliding_window": True}
-    with pytest.raises(ModelError, match="num_hidden_layers"):
+    with pytest.raises(ModelError, match="num_layers must be at most 4,096"):
         read_hf_config(config)
