@@ -23,7 +23,7 @@ os.environ["WANDB_SILENT"] = "true"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Where tests are started in the background, or by nohup, they ignore these, and so would the commands that tests signal.
+# Tests started in the background or by nohup ignore these signals, and so would the commands that tests send them to.
 if threading.current_thread() is threading.main_thread():
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
