@@ -38,11 +38,3 @@ def call_checked(what: str, target: Callable[..., T], options: Mapping[str, Any]
                 f"{what}.{parameter.name} has no default; set it, as in {what.split('.')[0]}.{parameter.name}=..."
             )
     return target(**arguments)
-
-
-def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One section of a configuration, as a dict of its own; empty when absent."""
-    value = config.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be a section of settings, found {value!r}")
-    return dict(value)

@@ -309,6 +309,7 @@ def _word(key: str, value: Value) -> str:
 
 
 def sortable(values: Sequence[Any]) -> tuple[tuple[int, float, str], ...]:
+    """A key that sorts numbers by size, before all else by its text."""
     return tuple((0, float(v), "") if is_number(v) else (1, 0.0, str(v)) for v in values)
 
 

@@ -124,7 +124,7 @@ class TritonBackend(AttentionBackend):
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
         """Copy blocks (source, destination) as if in order, one launch.
 
-        Looking at them waits for the device if they lie there; what was found, and the copy on the device, serve all
+        Looking at several waits for the device if they lie there; what was found, and the copy on the device, serve all
         layers that get the same tensor.
 
         Raises:
@@ -157,6 +157,8 @@ class _Copies:
 
     @classmethod
     def of(cls, copies: Tensor, device: torch.device) -> _Copies:
+        if len(copies) == 1:  # neither a chain nor named twice: nothing to look at, no wait
+            return cls(copies, copies._version, copies.to(device, non_blocking=True), True)
         sources, destinations = set(copies[:, 0].tolist()), copies[:, 1].tolist()
         if len(set(destinations)) != len(destinations):
             raise InvalidArgument("copy_blocks: a destination block is named twice")
