@@ -47,7 +47,7 @@ class PagedAllocator(Allocator):
     Args:
         num_blocks: usable blocks; ids 1 to num_blocks.
         block_size: tokens.
-        hash: names contents; unused unless `share_prefix`.
+        hash: of contents; unused unless `share_prefix`.
         eviction: orders cached blocks; unused unless `share_prefix`. Belongs to this allocator from here on.
         watermark: fraction of `num_blocks` that an admission leaves free or evictable, so that running requests can
             grow. Ignored when no request holds a block, and by `extend`.
@@ -109,11 +109,11 @@ class PagedAllocator(Allocator):
         if not self.share_prefix:
             return Hit(version=self._version)
         self._checked = tokens = _as_tokens(tokens)
-        anchor, names = self.hasher.of(tokens, namespace, previous)
+        anchor, hashes = self.hasher.of(tokens, namespace, previous)
         limit = (len(tokens) - 1) // self.block_size
         data = b"" if isinstance(self.cache.index, HashIndex) else tokens.tobytes()
-        blocks: Any = self.cache.index.find(anchor, names, data, limit) if limit > 0 else ()
-        return Hit(len(blocks) * self.block_size, tuple(blocks), names, self._version)
+        blocks: Any = self.cache.index.find(anchor, hashes, data, limit) if limit > 0 else ()
+        return Hit(len(blocks) * self.block_size, tuple(blocks), hashes, self._version)
 
     def _check_hit(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
         if hit.version != self._version:
@@ -156,20 +156,20 @@ class PagedAllocator(Allocator):
         if need + reserve > have:
             raise self._out_of_blocks(need, have, reserve)
         root, anchor = self.hasher.root(request.namespace)
-        names = list(hit.hashes)
-        if self.share_prefix and not names:
-            names = self.hasher.blocks(root, tokens)
+        hashes = list(hit.hashes)
+        if self.share_prefix and not hashes:
+            hashes = self.hasher.blocks(root, tokens)
         self.pool.access += 1
         blocks = array("i", hit.blocks)
         blocks.fromlist(self.cache.take(need, hit.blocks, request.priority))
         table = Table(request, blocks, root, anchor, self._tenant(request.tenant))
         if self.share_prefix:
-            table.names = names
+            table.hashes = hashes
             table.held = bytearray(tokens)
             table.published = len(hit.blocks)
         table.committed = hit.num_tokens
         if self._requests is not None:
-            table.facts = self._requests.admitted(request, len(tokens), names, len(hit.blocks), self.block_size)
+            table.facts = self._requests.admitted(request, len(tokens), hashes, len(hit.blocks), self.block_size)
         self._tables[request.id] = table
         if self.promises.owner:
             self.promises.rely(request.id, hit.blocks)
@@ -229,9 +229,9 @@ class PagedAllocator(Allocator):
 
     def _unsafe(self, table: Table) -> list[int]:
         """Table indexes from the committed length on whose block others can see."""
-        ref, key, blocks = self.pool.ref, self.pool.key, table.blocks
+        ref, hash_of, blocks = self.pool.ref, self.pool.block_hash, table.blocks
         candidates = range(table.committed // self.block_size, len(blocks))
-        found = [index for index in candidates if ref[blocks[index]] > 1 or key[blocks[index]] is not None]
+        found = [index for index in candidates if ref[blocks[index]] > 1 or hash_of[blocks[index]] is not None]
         if self.promises.owner:  # what it promised, it writes in place
             found = [index for index in found if self.promises.owner.get(blocks[index]) != table.request.id]
         return found
@@ -277,27 +277,27 @@ class PagedAllocator(Allocator):
 
     def _publish(self, table: Table, full: int, tokens: TokenArray, buffer: memoryview) -> int:
         """Publish the blocks up to `full`, whose tokens are the first of `tokens`, which lie in `buffer`."""
-        names, first, size = table.names, table.published, self.block_size
-        known = len(names)
+        hashes, first, size = table.hashes, table.published, self.block_size
+        known = len(hashes)
         more: list[BlockHash] = []
         if known < full:
-            more = self.hasher.blocks(names[-1] if names else table.root, tokens[known * size : full * size])
-        keys = names[first:full] + more if known > first else more
+            more = self.hasher.blocks(hashes[-1] if hashes else table.root, tokens[known * size : full * size])
+        fresh = hashes[first:full] + more if known > first else more
         if self.promises.owner:
-            full = self.promises.first_of_others(table, [*names, *more], tokens, full)
-            keys = keys[: full - first]
+            full = self.promises.first_of_others(table, [*hashes, *more], tokens, full)
+            fresh = fresh[: full - first]
             if full <= first:
-                names += more
+                hashes += more
                 return len(table.blocks)
         data = b"" if type(self.cache.index) is HashIndex else buffer[first * size : full * size].tobytes()
         self.pool.access += 1
         if self._requests is not None:
             self._requests.used(table.blocks[first:full], table.facts)
         publish: Callable[..., tuple[int, int]] = self.cache.publish
-        if len(keys) == 1:
+        if len(fresh) == 1:
             publish = self.cache.publish_one
-        count, start = publish(table.anchor, table.blocks, first, keys, data, table.request.priority, table.tenant)
-        names += more
+        count, start = publish(table.anchor, table.blocks, first, fresh, data, table.request.priority, table.tenant)
+        hashes += more
         table.published = first + count
         if table.shared:
             self.cache.note_shared(table.blocks[first : table.published])
@@ -368,7 +368,7 @@ class PagedAllocator(Allocator):
             )
         keep = -(-num_tokens // self.block_size)
         dropped = table.blocks[keep:]
-        del table.blocks[keep:], table.held[4 * num_tokens :], table.names[num_tokens // self.block_size :]
+        del table.blocks[keep:], table.held[4 * num_tokens :], table.hashes[num_tokens // self.block_size :]
         table.committed = min(table.committed, num_tokens)
         table.shared = True
         if dropped:

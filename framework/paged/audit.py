@@ -83,7 +83,7 @@ def _states(allocator: PagedAllocator) -> list[str]:
     faults = []
     used = cached = 0
     for block in range(1, pool.num_blocks + 1):
-        free, in_use, published = pool.is_free(block), pool.ref[block] > 0, pool.key[block] is not None
+        free, in_use, published = pool.is_free(block), pool.ref[block] > 0, pool.block_hash[block] is not None
         used += in_use
         cached += published and not in_use
         if free and (in_use or published):
@@ -94,7 +94,7 @@ def _states(allocator: PagedAllocator) -> list[str]:
         faults.append(f"I1: {used} blocks are in use, the count says {pool.used}")
     if used + cached + len(pool.free) != pool.num_blocks:
         faults.append(f"I1: {len(pool.free)} free + {cached} cached + {used} used blocks of {pool.num_blocks}")
-    if pool.ref[0] or pool.key[0] is not None or pool.is_free(0):
+    if pool.ref[0] or pool.block_hash[0] is not None or pool.is_free(0):
         faults.append("I16: the null block is in use, published or free")
     return faults
 
@@ -114,15 +114,16 @@ def _free_set(allocator: PagedAllocator) -> list[str]:
 
 def _candidates(allocator: PagedAllocator) -> list[str]:
     pool, faults = allocator.pool, []
-    cached = [block for block in range(1, pool.num_blocks + 1) if not pool.ref[block] and pool.key[block] is not None]
+    published = [block for block in range(1, pool.num_blocks + 1) if pool.block_hash[block] is not None]
+    cached = [block for block in published if not pool.ref[block]]
     inner = {*map(allocator.cache.index.parent, cached)} if allocator.cache.leaf_only else set()
     for block in range(pool.num_blocks + 1):
-        expected = pool.ref[block] == 0 and pool.key[block] is not None and block not in inner
+        expected = pool.ref[block] == 0 and pool.block_hash[block] is not None and block not in inner
         if bool(pool.candidate[block]) != expected:
             state = "a candidate" if pool.candidate[block] else "no candidate"
             faults.append(
                 f"I5: block {block} is {state} with {pool.ref[block]} references, "
-                f"{'published' if pool.key[block] is not None else 'unpublished'}, {pool.children[block]} children"
+                f"{'unpublished' if pool.block_hash[block] is None else 'published'}, {pool.children[block]} children"
             )
     return faults
 
@@ -133,10 +134,10 @@ def _published(allocator: PagedAllocator) -> list[str]:
         for index, block in enumerate(table.blocks[: table.published]):
             if not 1 <= block <= pool.num_blocks:
                 continue
-            if pool.key[block] is None:
-                faults.append(f"I20: request {request} published its block {index} ({block}), which has no name")
-            elif pool.key[block] != table.names[index]:
-                faults.append(f"I22: block {block} of request {request} has the name of other content")
+            if pool.block_hash[block] is None:
+                faults.append(f"I20: request {request} published its block {index} ({block}), which has no hash")
+            elif pool.block_hash[block] != table.hashes[index]:
+                faults.append(f"I22: block {block} of request {request} has the hash of other content")
             elif pool.depth[block] != index:
                 faults.append(f"I22: block {block} of request {request} is its {index}th, its depth says otherwise")
     return faults
@@ -146,10 +147,10 @@ def _ancestry(allocator: PagedAllocator) -> list[str]:
     pool, cache, faults = allocator.pool, allocator.cache, []
     detached = getattr(cache, "detached", ())
     for block in range(1, pool.num_blocks + 1):
-        parent = cache.index.parent(block) if pool.key[block] is not None else 0
+        parent = cache.index.parent(block) if pool.block_hash[block] is not None else 0
         if parent and pool.ref[block] and not pool.ref[parent] and block not in detached:
             faults.append(f"I28: block {block} is in use below block {parent}, which is not, and is not detached")
     for block in detached:
-        if not pool.ref[block] or pool.key[block] is None:
+        if not pool.ref[block] or pool.block_hash[block] is None:
             faults.append(f"I28: block {block} is detached, but not both in use and published")
     return faults

@@ -198,9 +198,9 @@ class BlockCache:
     def _unpublish(self, blocks: Sequence[int]) -> None:
         if self.listener is not None:
             for block in blocks:
-                name = self.pool.key[block]
-                assert name is not None, f"block {block} is not published"
-                self.listener(CacheEvent("evict", BlockId(block), name, self.now))
+                block_hash = self.pool.block_hash[block]
+                assert block_hash is not None, f"block {block} is not published"
+                self.listener(CacheEvent("evict", BlockId(block), block_hash, self.now))
         self.detached.difference_update(blocks)
         self.index.remove_all(blocks)
 
@@ -213,11 +213,12 @@ class BlockCache:
             PluginError: the policy failed. The references are gone all the same, and so is the content of the blocks
                 that the policy would not take: they are free.
         """
-        idle, key = self.pool.unref(blocks), self.pool.key
-        freed = [block for block in (idle[:unpublished] if len(idle) == len(blocks) else idle) if key[block] is None]
+        idle, hash_of = self.pool.unref(blocks), self.pool.block_hash
+        unsure = idle[:unpublished] if len(idle) == len(blocks) else idle
+        freed = [block for block in unsure if hash_of[block] is None]
         if freed:
             self.pool.set_free(freed)
-            idle = [block for block in idle if key[block] is not None]
+            idle = [block for block in idle if hash_of[block] is not None]
         if self.policy.wants_keep:
             idle = self._kept(idle)
         self._make_candidates(idle)
@@ -327,20 +328,20 @@ class BlockCache:
         above = dict.fromkeys(map(self.index.parent, blocks)) if self.leaf_only else {}
         self._evict(blocks)
         pool.set_free(blocks)
-        offered = [block for block in above if block and pool.key[block] is not None and not pool.ref[block]]
+        offered = [block for block in above if block and pool.block_hash[block] is not None and not pool.ref[block]]
         offered = [block for block in offered if not pool.candidate[block] and self.is_leaf(block)]
         if offered:
             with suppress(PluginError):
                 self._make_candidates(offered)
 
     def reset(self) -> None:
-        """Unpublish everything: cached blocks become free, those in use lose their name and stay.
+        """Unpublish everything: cached blocks become free, those in use lose their hash and stay.
 
         Raises:
             PluginError: the policy failed. All is unpublished nonetheless.
         """
         pool = self.pool
-        published = [block for block in range(1, pool.num_blocks + 1) if pool.key[block] is not None]
+        published = [block for block in range(1, pool.num_blocks + 1) if pool.block_hash[block] is not None]
         published.sort(key=pool.depth.__getitem__, reverse=True)
         cached = [block for block in published if not pool.ref[block]]
         try:

@@ -19,9 +19,9 @@ class BlockHashes(tuple[BlockHash, ...]):
     namespace: Namespace
 
     @classmethod
-    def of(cls, namespace: Namespace, names: Iterable[BlockHash]) -> BlockHashes:
-        """These names, made for this namespace."""
-        made = cls(names)
+    def of(cls, namespace: Namespace, hashes: Iterable[BlockHash]) -> BlockHashes:
+        """These hashes, made for this namespace."""
+        made = cls(hashes)
         made.namespace = namespace
         return made
 
@@ -51,24 +51,24 @@ class BlockHasher:
         return found
 
     def of(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None) -> tuple[int, BlockHashes]:
-        """The anchor, and the names of all full blocks of `tokens` (n,) int32; those that `previous` has are reused."""
-        (name, anchor), size = self.root(namespace), self._block_size
+        """The anchor, and the hashes of all full blocks of `tokens` (n,) int32; those of `previous` are reused."""
+        (root, anchor), size = self.root(namespace), self._block_size
         if previous is None or not previous.hashes:
-            return anchor, BlockHashes.of(namespace, self.blocks(name, tokens))
+            return anchor, BlockHashes.of(namespace, self.blocks(root, tokens))
         known = previous.hashes
         self.check(known, namespace)
         if isinstance(known, BlockHashes) and len(known) == len(tokens) // size:
             return anchor, known
         known = known[: len(tokens) // size]
-        rest = self.blocks(known[-1] if known else name, tokens[len(known) * size :])
+        rest = self.blocks(known[-1] if known else root, tokens[len(known) * size :])
         return anchor, BlockHashes.of(namespace, (*known, *rest))
 
     @staticmethod
-    def check(names: Sequence[BlockHash], namespace: Namespace) -> None:
-        """Refuse names made for another namespace.
+    def check(hashes: Sequence[BlockHash], namespace: Namespace) -> None:
+        """Refuse hashes made for another namespace.
 
         Raises:
             InvalidArgument.
         """
-        if isinstance(names, BlockHashes) and names.namespace is not namespace and names.namespace != namespace:
-            raise InvalidArgument(f"a hit looked up in {names.namespace} was used in {namespace}; look it up again")
+        if isinstance(hashes, BlockHashes) and hashes.namespace is not namespace and hashes.namespace != namespace:
+            raise InvalidArgument(f"a hit looked up in {hashes.namespace} was used in {namespace}; look it up again")

@@ -12,22 +12,22 @@ MOST_PROMPTS = 1 << 18
 
 
 class PromptEnds:
-    """BlockHashes of the last full blocks of the prompts seen, by which a later prompt is known to extend them."""
+    """Block hashes of the last full blocks of the prompts seen, by which a later prompt is known to extend them."""
 
     def __init__(self, most: int = MOST_PROMPTS) -> None:
         self._most = most
         self._ends: dict[Hashable, None] = {}
 
-    def turn_of(self, names: Sequence[Hashable]) -> int:
+    def turn_of(self, hashes: Sequence[Hashable]) -> int:
         """How many earlier prompts this one extends, prompts of equal full blocks counted once; remembers it.
 
         Args:
-            names: of the prompt's full blocks, in order. One without any extends nothing and is not remembered.
+            hashes: of the prompt's full blocks, in order. One without any extends nothing and is not remembered.
         """
-        if not names:
+        if not hashes:
             return 0
-        ends, last = self._ends, names[-1]
-        turn = sum(name in ends for name in names[:-1])
+        ends, last = self._ends, hashes[-1]
+        turn = sum(block_hash in ends for block_hash in hashes[:-1])
         ends.pop(last, None)
         ends[last] = None
         if len(ends) > self._most:
@@ -43,15 +43,15 @@ class LastRequests:
         self._prompts = PromptEnds()
 
     def admitted(
-        self, request: RequestInfo, num_tokens: int, names: Sequence[Hashable], hit_blocks: int, block_size: int
+        self, request: RequestInfo, num_tokens: int, hashes: Sequence[Hashable], hit_blocks: int, block_size: int
     ) -> RequestFacts:
         """What is known of a request that is admitted with `num_tokens` tokens, `hit_blocks` blocks of them found.
 
         Args:
-            names: of its full blocks, in order.
+            hashes: of its full blocks, in order.
         """
         prompt = num_tokens if request.prompt_tokens is None else request.prompt_tokens
-        turn = self._prompts.turn_of(names[: prompt // block_size])
+        turn = self._prompts.turn_of(hashes[: prompt // block_size])
         new = max(0, -(-prompt // block_size) - hit_blocks)
         return facts_of(request, prompt, new, turn if request.turn is None else request.turn)
 

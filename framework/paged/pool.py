@@ -23,8 +23,8 @@ class BlockPool:
     """What is known of `num_blocks` blocks: a column a fact, indexed by block id; entry 0 is the null block.
 
     A block is in one of three states: *free* (in the free set), *in use* (`ref` above 0), *cached* (neither). A block
-    with a `key` is published; cached blocks always are. Columns are `array.array`: fast one at a time in Python, and
-    `column(name)` is a zero-copy NumPy view. About 57 bytes a block, and its key.
+    with a `block_hash` is published; cached blocks always are. Columns are `array.array`: fast one at a time in Python,
+    and `column(name)` is a zero-copy NumPy view. About 57 bytes a block, and its hash.
 
     The free set is a sparse set: `free` is a stack, `slot[b]` where b lies in it; any member leaves in O(1).
 
@@ -37,7 +37,7 @@ class BlockPool:
         count_children: fills the column `children` when it is first read: an index's, which then keeps it. None: zeros.
         parent_of: the block published directly above one, as the index knows it.
         varied: whether any block ever had a priority or tenant but 0; those columns are not written before.
-        The other columns are those of BlockView.
+        The other columns are those of BlockView, whose `key` is the column `block_hash` here.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -57,7 +57,7 @@ class BlockPool:
         self.last_access = array("q", [0]) * size
         self.priority = array("q", [0]) * size
         self.next_use = array("d", [inf]) * size
-        self.key: list[BlockHash | None] = [None] * size
+        self.block_hash: list[BlockHash | None] = [None] * size
         self.least_priority = 0
         self.varied = False
         self._knows_next_use = False
@@ -71,6 +71,11 @@ class BlockPool:
         if self.count_children is not None:
             self.count_children(children)
         return children
+
+    @property
+    def key(self) -> list[BlockHash | None]:
+        """`block_hash` under its former name."""
+        return self.block_hash
 
     @property
     def cached(self) -> int:
@@ -90,7 +95,7 @@ class BlockPool:
             priority=_read_only(self.priority),
             tenant=_read_only(self.tenant),
             next_use=_read_only(self.next_use),
-            key=_Column(self.key),
+            key=_Column(self.block_hash),
             parent=_Parents(self),
             partial=ConstantColumn(value=False, length=self.num_blocks + 1),  # only full blocks are published
             **facts,
@@ -141,7 +146,7 @@ class BlockPool:
             self.slot[block] = at
 
     def describe(self, block: int, depth: int, priority: int, tenant: int) -> None:
-        """Enter the facts of newly published content; `key` and `children` belong to the index."""
+        """Enter the facts of newly published content; `block_hash` and `children` belong to the index."""
         self.depth[block] = depth
         self.hits[block] = 0
         if self.varied or priority or tenant:

@@ -121,7 +121,7 @@ class TablePromises(Promises):
             raise InvalidArgument(f"promise of {num_tokens} tokens of request {table.request.id}: {known} are known")
         if table.closed or table.shared or full <= first:
             return False
-        size, hashes, request = 4 * pool.block_size, table.names[first:full], table.request
+        size, hashes, request = 4 * pool.block_size, table.hashes[first:full], table.request
         data, parent = bytes(table.held[first * size : full * size]), table.blocks[first - 1] if first else 0
         count = self._cache.index.count_new(table.anchor, parent, hashes, data)
         if not count:

@@ -26,15 +26,15 @@ class Publication:
         anchor: int,
         table: array[int],
         first: int,
-        keys: Sequence[BlockHash],
+        hashes: Sequence[BlockHash],
         data: bytes,
         priority: int,
         tenant: int,
     ) -> tuple[int, int]:
-        """Make the contents of table[first : first + len(keys)] findable. `data` are their tokens as int32 bytes.
+        """Make the contents of table[first : first + len(hashes)] findable. `data` are their tokens as int32 bytes.
 
         An entry whose content another block holds already is swapped for that block. Stops before a content whose
-        hash names another one.
+        hash is also that of another one.
 
         Returns:
             How many contents are published, and the first table index that was swapped (len(table) if none).
@@ -42,11 +42,11 @@ class Publication:
         Raises:
             PluginError, InvalidArgument: nothing changed.
         """
-        pool, blocks = self._cache.pool, table[first : first + len(keys)]
-        if any(map(pool.key.__getitem__, blocks)):
-            self._check_hashes(blocks, keys)
+        pool, blocks = self._cache.pool, table[first : first + len(hashes)]
+        if any(map(pool.block_hash.__getitem__, blocks)):
+            self._check_hashes(blocks, hashes)
         parent = table[first - 1] if first else 0
-        holders, places = self._cache.index.insert_chain(anchor, parent, keys, data, blocks)
+        holders, places = self._cache.index.insert_chain(anchor, parent, hashes, data, blocks)
         new: Sequence[int] = blocks if len(places) == len(blocks) else [blocks[at] for at in places]
         pool.describe_all(new, places, first, priority, tenant)
         swaps = [at for at, block in enumerate(holders) if block != blocks[at]] if len(new) < len(holders) else []
@@ -61,7 +61,7 @@ class Publication:
             raise
         if self._cache.listener is not None:
             for at, block in zip(places, new, strict=True):
-                self._cache.listener(CacheEvent("admit", BlockId(block), keys[at], self._cache.now))
+                self._cache.listener(CacheEvent("admit", BlockId(block), hashes[at], self._cache.now))
         for at in swaps:
             self._swap(table, first + at, holders[at], priority)
         return len(holders), first + swaps[0] if swaps else len(table)
@@ -71,23 +71,23 @@ class Publication:
         anchor: int,
         table: array[int],
         at: int,
-        keys: Sequence[BlockHash],
+        hashes: Sequence[BlockHash],
         data: bytes,
         priority: int,
         tenant: int,
     ) -> tuple[int, int]:
         """`publish` of one content, of table[at]: what a decoding request does when a block fills."""
-        cache, block, key = self._cache, table[at], keys[0]
+        cache, block, block_hash = self._cache, table[at], hashes[0]
         pool = cache.pool
-        if pool.key[block] is not None:
-            return self.publish(anchor, table, at, keys, data, priority, tenant)
-        holder = cache.index.insert(anchor, table[at - 1] if at else 0, key, data, block)
+        if pool.block_hash[block] is not None:
+            return self.publish(anchor, table, at, hashes, data, priority, tenant)
+        holder = cache.index.insert(anchor, table[at - 1] if at else 0, block_hash, data, block)
         if holder != block:
             if not holder:
                 return 0, len(table)
             self._use_holder(table, at, holder, priority)
             return 1, at
-        pool.key[block] = key
+        pool.block_hash[block] = block_hash
         pool.describe(block, at, priority, tenant)
         if cache.policy.wants_admit:
             try:
@@ -96,7 +96,7 @@ class Publication:
                 self._undo((block,), ())
                 raise
         if cache.listener is not None:
-            cache.listener(CacheEvent("admit", BlockId(block), key, cache.now))
+            cache.listener(CacheEvent("admit", BlockId(block), block_hash, cache.now))
         return 1, len(table)
 
     def _use_holder(self, table: array[int], at: int, holder: int, priority: int) -> None:
@@ -108,16 +108,16 @@ class Publication:
                 raise
         self._swap(table, at, holder, priority)
 
-    def _check_hashes(self, blocks: Sequence[int], keys: Sequence[BlockHash]) -> None:
-        for block, key in zip(blocks, keys, strict=True):
-            if self._cache.pool.key[block] not in (None, key):
+    def _check_hashes(self, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if self._cache.pool.block_hash[block] not in (None, block_hash):
                 raise InvalidArgument(f"commit into block {block}, which is published with other content; extend first")
 
     def _undo(self, new: Sequence[int], pinned: Sequence[int]) -> None:
         """Undo a publication that the policy did not take."""
         for block in reversed(new):
             self._cache.index.remove(block)
-            self._cache.pool.key[block] = None
+            self._cache.pool.block_hash[block] = None
         if pinned:
             with suppress(PluginError):  # the first error is the one to report
                 self._cache.policy.release(pinned, self._cache.now)

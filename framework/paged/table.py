@@ -19,7 +19,7 @@ class Table:
         root, anchor: what the namespace's first blocks hang below, as a hash and as a node of the index.
         committed: leading tokens whose KV is written.
         published: leading blocks that lookups can find.
-        names: chained hashes of the leading full blocks as far as they are known; a prompt's are from the start.
+        hashes: of the leading full blocks as far as they are known; a prompt's are from the start.
         held: the known tokens as int32 bytes: the prompt, and what was committed since. Empty without prefix sharing.
         closed: nothing more is published: a collision, or a reset, cut the chain.
         facts: what a policy may read of the request; unknown unless it asks.
@@ -27,7 +27,7 @@ class Table:
     """
 
     __slots__ = (
-        "anchor", "blocks", "closed", "committed", "facts", "held", "names", "published", "request", "root", "shared",
+        "anchor", "blocks", "closed", "committed", "facts", "hashes", "held", "published", "request", "root", "shared",
         "tenant",
     )  # fmt: skip
 
@@ -39,11 +39,16 @@ class Table:
         self.tenant = tenant
         self.committed = 0
         self.published = 0
-        self.names: list[BlockHash] = []
+        self.hashes: list[BlockHash] = []
         self.held = bytearray()
         self.closed = False
         self.shared = False
         self.facts = UNKNOWN_REQUEST
+
+    @property
+    def names(self) -> list[BlockHash]:
+        """`hashes` under its former name."""
+        return self.hashes
 
     def refuse(self, tokens: TokenArray) -> NoReturn:
         """Raise for int32 tokens, the request's first, that differ from those known.
@@ -63,7 +68,7 @@ class Table:
         """The table of a fork at `num_tokens`, which fill `full` blocks; it shares the first `kept` of `blocks`."""
         table = Table(request, blocks, self.root, self.anchor, tenant)
         table.committed = num_tokens
-        table.names = self.names[:full]
+        table.hashes = self.hashes[:full]
         table.held = self.held[: 4 * num_tokens]
         table.published = min(self.published, full, kept)
         table.closed = self.closed

@@ -26,7 +26,7 @@ class NativeAllocator(Allocator):
     """`prefix` in C++: the same blocks, the same policy calls in the same order, the same event log.
 
     Any hash scheme and any eviction policy works; `sha256` and `lru` as the framework ships them run in C++ too, with
-    the same names and the same victims. A policy passed in is then never called, not even `attach`.
+    the same block hashes and the same victims. A policy passed in is then never called, not even `attach`.
 
     Costs: about 0.2 microseconds a prompt block from lookup to commit, a third of it SHA-256; under 200 bytes a block
     of capacity, and 37 a block of a live table. Args and errors: framework.paged.allocator.PagedAllocator.
@@ -87,7 +87,7 @@ class NativeAllocator(Allocator):
         self._core.allocate(request, tokens, hit)
         if self._requests is not None:
             found, size = len(hit.blocks), self.block_size
-            facts = self._requests.admitted(request, len(tokens), self._core.names(request.id), found, size)
+            facts = self._requests.admitted(request, len(tokens), self._core.hashes(request.id), found, size)
             self._facts[request.id], self._entered[request.id] = facts, found
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
@@ -102,10 +102,10 @@ class NativeAllocator(Allocator):
 
     def _enter(self, requests: LastRequests, request: RequestId, full: int) -> None:
         """Note the request as the last one of the blocks that it is about to publish."""
-        first, key = self._entered[request], self._core.key
+        first, hash_of = self._entered[request], self._core.block_hash
         if full > first:
             filled = self._core.table(request)[first:full].tolist()
-            requests.used([block for block in filled if key(block) is None], self._facts[request])
+            requests.used([block for block in filled if hash_of(block) is None], self._facts[request])
             self._entered[request] = full
 
     def promise(self, request: RequestId, num_tokens: int) -> None:
@@ -178,7 +178,7 @@ class NativeAllocator(Allocator):
         return BlockView(
             **facts,
             num_tokens=num_tokens_of(columns["depth"], self.block_size),
-            key=_ByBlock(self._core.key, self.num_blocks),
+            key=_ByBlock(self._core.block_hash, self.num_blocks),
             parent=_ByBlock(self._core.parent, self.num_blocks),
             partial=ConstantColumn(value=False, length=self.num_blocks + 1),
         )

@@ -23,7 +23,7 @@ def faults(
     for name in _COLUMNS:
         setattr(pool, name, array(getattr(pool, name).typecode, columns[name].tobytes()))
     pool.candidate = bytearray(columns["candidate"].tobytes())
-    pool.used, pool.key = state["used"], state["key"]
+    pool.used, pool.block_hash = state["used"], state["block_hash"]
     wrong = _free_set(pool, state["free"])
     index = _by_hash(pool, state) if by_hash else _by_trie(pool, state)
     tables = {number: _table(*row) for number, row in state["tables"].items()}
@@ -48,23 +48,23 @@ def _free_set(pool: BlockPool, free: list[int]) -> list[str]:
     return [f"I3: the free set names a block twice, or one outside 1 to {pool.num_blocks}: {free}"]
 
 
-def _table(request: Any, blocks: list[int], committed: int, published: int, names: list[bytes]) -> SimpleNamespace:
+def _table(request: Any, blocks: list[int], committed: int, published: int, hashes: list[bytes]) -> SimpleNamespace:
     return SimpleNamespace(
         request=request,
         blocks=blocks,
         committed=committed,
         published=published,
-        names=names,
+        hashes=hashes,
     )
 
 
 def _by_hash(pool: BlockPool, state: dict[str, Any]) -> PrefixIndex:
     index = HashIndex(pool)
-    index.restore({pool.key[block]: block for block in state["found"]}, state["parents"], state["orphans"])
+    index.restore({pool.block_hash[block]: block for block in state["found"]}, state["parents"], state["orphans"])
     return index
 
 
 def _by_trie(pool: BlockPool, state: dict[str, Any]) -> PrefixIndex:
     index = TrieIndex(pool)
-    index.restore(*(state[name] for name in ("found", "node", "above", "kids", "resident", "block", "name")))
+    index.restore(*(state[name] for name in ("found", "node", "above", "kids", "resident", "block", "hash_of")))
     return index

@@ -10,15 +10,15 @@ int64_t blocks_for(int64_t tokens, int64_t size) { return (tokens + size - 1) / 
 
 } // namespace
 
-const Names *Core::own(nb::handle names) const {
-    if (reinterpret_cast<PyObject *>(Py_TYPE(names.ptr())) == names_type_.ptr()) return nb::inst_ptr<Names>(names);
-    return nb::isinstance<Names>(names) ? nb::inst_ptr<Names>(names) : nullptr; // a subclass
+const BlockHashes *Core::own(nb::handle hashes) const {
+    if (reinterpret_cast<PyObject *>(Py_TYPE(hashes.ptr())) == hashes_type_.ptr()) return nb::inst_ptr<BlockHashes>(hashes);
+    return nb::isinstance<BlockHashes>(hashes) ? nb::inst_ptr<BlockHashes>(hashes) : nullptr; // a subclass
 }
 
-std::vector<Name> Core::names_of(nb::handle sequence) const {
-    if (const Names *names = own(sequence)) return names->list;
-    std::vector<Name> out;
-    for (nb::handle name : sequence) out.push_back(name_of(name));
+std::vector<BlockHash> Core::hashes_of(nb::handle sequence) const {
+    if (const BlockHashes *hashes = own(sequence)) return hashes->list;
+    std::vector<BlockHash> out;
+    for (nb::handle block_hash : sequence) out.push_back(hash_of(block_hash));
     return out;
 }
 
@@ -51,8 +51,8 @@ void Core::listen(nb::object listener_) {
         cache_->listener = nullptr;
         return;
     }
-    cache_->listener = [this](const char *kind, int32_t block, const Name &name) {
-        listener(framework_.event(kind, block, bytes_of(name), cache_->now));
+    cache_->listener = [this](const char *kind, int32_t block, const BlockHash &block_hash) {
+        listener(framework_.event(kind, block, bytes_of(block_hash), cache_->now));
     };
 }
 
@@ -63,37 +63,37 @@ void Core::advance(nb::object now) {
     cache_->now = std::move(now);
 }
 
-// Names
+// BlockHashes
 
 const Core::Root &Core::root(nb::handle space) {
     if (last_root_.space.is_valid() && last_root_.space.is(space)) return last_root_;
     PyObject *found = PyDict_GetItemWithError(roots.ptr(), space.ptr());
     if (found == nullptr) {
         if (PyErr_Occurred()) throw nb::python_error();
-        nb::object name = scheme.attr("root")(space);
+        nb::object block_hash = scheme.attr("root")(space);
         if (roots.size() >= kMaxNamespaces) { // content of the oldest can no longer be hit, and ages out
             nb::object oldest = nb::steal(PyObject_GetIter(roots.ptr()));
             nb::object key = nb::steal(PyIter_Next(oldest.ptr()));
             nb::del(roots[key]);
         }
-        roots[space] = nb::make_tuple(name, --last_anchor_);
+        roots[space] = nb::make_tuple(block_hash, --last_anchor_);
         found = PyDict_GetItemWithError(roots.ptr(), space.ptr());
     }
     const nb::handle entry(found);
-    last_root_ = {nb::borrow(space), name_of(entry[0]), nb::cast<int32_t>(entry[1])};
+    last_root_ = {nb::borrow(space), hash_of(entry[0]), nb::cast<int32_t>(entry[1])};
     return last_root_;
 }
 
-void Core::check_names(nb::handle names, nb::handle space) const {
-    const Names *own_names = own(names);
-    if (own_names == nullptr) return;
-    const nb::object &made_for = own_names->space;
+void Core::check_hashes(nb::handle hashes, nb::handle space) const {
+    const BlockHashes *own_hashes = own(hashes);
+    if (own_hashes == nullptr) return;
+    const nb::object &made_for = own_hashes->space;
     if (!made_for.is(space) && !made_for.equal(space))
         framework_.raise("InvalidArgument", "a hit looked up in " + text_of(made_for) + " was used in " +
                                                 text_of(space) + "; look it up again");
 }
 
-void Core::name_more(const Name &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<Name> &out) {
+void Core::hash_more(const BlockHash &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<BlockHash> &out) {
     const int64_t size = options_.block_size;
     if (last <= first) return;
     if (options_.native_sha256 && parent.size() == 32) {
@@ -102,30 +102,30 @@ void Core::name_more(const Name &parent, const Tokens &tokens, int64_t first, in
         out.resize(before + static_cast<size_t>(last - first));
         for (size_t at = before; at < out.size(); ++at) out[at].digest();
         hasher_.chain(above, tokens.data() + first * size, static_cast<size_t>(last - first), out[before].digest(),
-                      sizeof(Name));
+                      sizeof(BlockHash));
         return;
     }
     nb::object made = scheme.attr("blocks")(bytes_of(parent), tokens.slice(first * size, last * size));
-    for (nb::handle name : made) out.push_back(name_of(name));
+    for (nb::handle block_hash : made) out.push_back(hash_of(block_hash));
 }
 
-nb::object Core::names(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous) {
+nb::object Core::hash_blocks(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous) {
     const int64_t count = tokens.size() / options_.block_size;
-    auto made = std::make_unique<Names>();
+    auto made = std::make_unique<BlockHashes>();
     made->list.reserve(static_cast<size_t>(count));
     if (!previous.is_none()) {
         nb::object known = previous.attr("hashes");
         if (nb::len(known) > 0) {
-            check_names(known, space);
+            check_hashes(known, space);
             if (own(known) != nullptr && static_cast<int64_t>(nb::len(known)) == count) return known;
-            made->list = names_of(known);
+            made->list = hashes_of(known);
             if (static_cast<int64_t>(made->list.size()) > count) made->list.resize(static_cast<size_t>(count));
         }
     }
     made->space = nb::borrow(space);
     const auto have = static_cast<int64_t>(made->list.size());
-    const Name parent = have > 0 ? made->list.back() : root.name; // a copy: the list may move
-    name_more(parent, tokens, have, count, made->list);
+    const BlockHash parent = have > 0 ? made->list.back() : root.block_hash; // a copy: the list may move
+    hash_more(parent, tokens, have, count, made->list);
     return nb::cast(made.release(), nb::rv_policy::take_ownership);
 }
 
@@ -139,19 +139,19 @@ nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous)
     nb::object found;
     Blocks blocks;
     if (recall_ && previous.is_none()) {
-        auto made = std::make_unique<Names>();
+        auto made = std::make_unique<BlockHashes>();
         made->space = nb::borrow(space);
-        name_and_find(top, tokens, made->list, blocks);
+        hash_and_find(top, tokens, made->list, blocks);
         found = nb::cast(made.release(), nb::rv_policy::take_ownership);
     } else {
-        found = names(top, tokens, space, previous);
-        const auto &list = nb::inst_ptr<Names>(found)->list;
+        found = hash_blocks(top, tokens, space, previous);
+        const auto &list = nb::inst_ptr<BlockHashes>(found)->list;
         if (limit > 0)
             blocks = index_->find(anchor, list.data(), tokens.data(),
                                   std::min(list.size(), static_cast<size_t>(limit)));
     }
     const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
-    Names &made = *nb::inst_ptr<Names>(found);
+    BlockHashes &made = *nb::inst_ptr<BlockHashes>(found);
     made.listed = tuple_of(blocks);
     made.blocks = std::move(blocks);
     return framework_.make_hit(covered, made.listed, found, version_);
@@ -169,9 +169,9 @@ Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, n
     Blocks blocks;
     nb::object listed = get(hit, keys.blocks);
     hashes = get(hit, keys.hashes);
-    const Names *names = own(hashes);
-    if (names != nullptr && names->listed.is(listed)) {
-        blocks = names->blocks; // as `lookup` found them
+    const BlockHashes *ours = own(hashes);
+    if (ours != nullptr && ours->listed.is(listed)) {
+        blocks = ours->blocks; // as `lookup` found them
     } else {
         blocks.reserve(nb::len(listed));
         for (nb::handle block : listed) blocks.push_back(nb::cast<int32_t>(block));
@@ -184,12 +184,12 @@ Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, n
         if (block < 1 || block > options_.num_blocks)
             framework_.raise("InvalidArgument", "a hit names block " + std::to_string(block) + ", outside 1 to " +
                                                     std::to_string(options_.num_blocks));
-    const auto count = static_cast<int64_t>(names != nullptr ? names->list.size() : nb::len(hashes));
+    const auto count = static_cast<int64_t>(ours != nullptr ? ours->list.size() : nb::len(hashes));
     if (count > num_tokens / options_.block_size)
         framework_.raise("InvalidArgument", "a hit with " + std::to_string(count) +
                                                 " full blocks is not of a prompt of " + std::to_string(num_tokens) +
                                                 " tokens");
-    check_names(hashes, get(request, framework_.keys.space));
+    check_hashes(hashes, get(request, framework_.keys.space));
     return blocks;
 }
 
@@ -220,10 +220,10 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     Table table;
     table.space = get(request, framework_.keys.space);
     const Root &top = root(table.space);
-    table.root = top.name;
+    table.root = top.block_hash;
     table.anchor = top.anchor;
-    table.names = names_of(hashes);
-    if (table.names.empty()) name_more(table.root, tokens, 0, tokens.size() / options_.block_size, table.names);
+    table.hashes = hashes_of(hashes);
+    if (table.hashes.empty()) hash_more(table.root, tokens, 0, tokens.size() / options_.block_size, table.hashes);
     table.request = nb::borrow(request);
     table.priority = nb::cast<int64_t>(get(request, framework_.keys.priority));
     table.tenant = tenant(nb::object(get(request, framework_.keys.tenant)));
@@ -319,14 +319,14 @@ void Core::compare(const Table &row, nb::handle request, const Tokens &tokens) c
 
 size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
     const int64_t first = row.published;
-    const auto known = static_cast<int64_t>(row.names.size());
+    const auto known = static_cast<int64_t>(row.hashes.size());
     try {
         if (known < full) {
-            const Name parent = known > 0 ? row.names.back() : row.root;
-            name_more(parent, tokens, known, full, row.names);
+            const BlockHash parent = known > 0 ? row.hashes.back() : row.root;
+            hash_more(parent, tokens, known, full, row.hashes);
         }
         if (!promises_.owner.empty()) { // who computed what another promises keeps its own block until that is computed
-            const Blocks found = index_->find(row.anchor, row.names.data(), tokens.data(), static_cast<size_t>(full));
+            const Blocks found = index_->find(row.anchor, row.hashes.data(), tokens.data(), static_cast<size_t>(full));
             for (size_t at = 0; at < found.size(); ++at)
                 if (promises_.owner.count(found[at]) != 0 && found[at] != row.blocks[at]) {
                     full = static_cast<int64_t>(at);
@@ -336,12 +336,12 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
         }
         for (int64_t at = first; at < full; ++at) {
             const int32_t block = row.blocks[at];
-            if (pool_->published(block) && pool_->key[block] != row.names[at])
+            if (pool_->published(block) && pool_->block_hash[block] != row.hashes[at])
                 framework_.raise("InvalidArgument", "commit into block " + std::to_string(block) +
                                                         ", which is published with other content; extend first");
         }
         ++pool_->access;
-        const Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.names.data() + first,
+        const Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes.data() + first,
                           tokens.data() + first * options_.block_size, static_cast<size_t>(full - first)};
         const Cache::Published done =
             cache_->publish(chain, row.blocks, static_cast<size_t>(first), row.priority, row.tenant);
@@ -351,7 +351,7 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
         ++version_;
         return done.start;
     } catch (nb::python_error &) {
-        if (static_cast<int64_t>(row.names.size()) > known) row.names.resize(static_cast<size_t>(known));
+        if (static_cast<int64_t>(row.hashes.size()) > known) row.hashes.resize(static_cast<size_t>(known));
         throw;
     }
 }
@@ -367,7 +367,7 @@ void Core::promise(nb::handle request, nb::handle given) {
         framework_.raise("InvalidArgument", "promise of " + std::to_string(num_tokens) + " tokens of request " +
                                                 std::to_string(id) + ": " + std::to_string(known) + " are known");
     if (row.closed || row.shared || full <= first) return;
-    Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.names.data() + first,
+    Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes.data() + first,
                 row.held.data() + first * options_.block_size, static_cast<size_t>(full - first)};
     chain.count = index_->count_new(chain);
     if (chain.count == 0) return;
@@ -460,7 +460,7 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     }
     made.blocks.insert(made.blocks.end(), fresh.begin(), fresh.end());
     made.committed = num_tokens;
-    made.names.assign(row.names.begin(), row.names.begin() + std::min<int64_t>(full, static_cast<int64_t>(row.names.size())));
+    made.hashes.assign(row.hashes.begin(), row.hashes.begin() + std::min<int64_t>(full, static_cast<int64_t>(row.hashes.size())));
     made.held.assign(row.held.begin(), row.held.begin() + std::min<int64_t>(num_tokens, static_cast<int64_t>(row.held.size())));
     made.published = std::min({row.published, full, kept});
     made.closed = row.closed;
@@ -496,7 +496,7 @@ void Core::truncate(nb::handle request, nb::handle given) {
     const Blocks dropped(row.blocks.rbegin(), row.blocks.rend() - keep);
     row.blocks.resize(static_cast<size_t>(keep));
     if (static_cast<int64_t>(row.held.size()) > num_tokens) row.held.resize(static_cast<size_t>(num_tokens));
-    if (static_cast<int64_t>(row.names.size()) > num_tokens / size) row.names.resize(static_cast<size_t>(num_tokens / size));
+    if (static_cast<int64_t>(row.hashes.size()) > num_tokens / size) row.hashes.resize(static_cast<size_t>(num_tokens / size));
     row.committed = std::min(row.committed, num_tokens);
     row.shared = true;
     if (dropped.empty()) return;
@@ -614,25 +614,25 @@ nb::tuple Core::stats() const {
                           hit_tokens_, prompt_tokens_, cache_->evictions, copied_blocks_, index_->collisions);
 }
 
-nb::list Core::names_held(nb::handle request) {
+nb::list Core::hashes_held(nb::handle request) {
     nb::list out;
-    for (const Name &name : find(request).names) out.append(bytes_of(name));
+    for (const BlockHash &block_hash : find(request).hashes) out.append(bytes_of(block_hash));
     return out;
 }
 
-nb::object Core::key(int32_t block) const {
+nb::object Core::block_hash(int32_t block) const {
     if (block < 0) block += static_cast<int32_t>(pool_->size());
     if (block < 0 || block > pool_->num_blocks) throw nb::index_error("block outside the pool");
-    return pool_->published(block) ? nb::object(bytes_of(pool_->key[block])) : nb::none();
+    return pool_->published(block) ? nb::object(bytes_of(pool_->block_hash[block])) : nb::none();
 }
 
 nb::dict Core::state() const {
     nb::dict out, live;
     for (const auto &[id, row] : tables) {
-        nb::list names;
-        for (const Name &name : row.names) names.append(bytes_of(name));
+        nb::list hashes;
+        for (const BlockHash &block_hash : row.hashes) hashes.append(bytes_of(block_hash));
         live[nb::int_(id)] =
-            nb::make_tuple(row.request, list_of(row.blocks), row.committed, row.published, names);
+            nb::make_tuple(row.request, list_of(row.blocks), row.committed, row.published, hashes);
     }
     out["tables"] = live;
     nb::dict owners, readers;
@@ -649,17 +649,17 @@ nb::dict Core::state() const {
     out["detached"] = apart;
     out["free"] = list_of(pool_->free);
     out["used"] = pool_->used;
-    const auto listed = [](const auto &names) {
+    const auto listed = [](const auto &hashes) {
         nb::list list;
-        for (const Name &name : names) list.append(name.empty() ? nb::object(nb::none()) : nb::object(bytes_of(name)));
+        for (const BlockHash &block_hash : hashes) list.append(block_hash.empty() ? nb::object(nb::none()) : nb::object(bytes_of(block_hash)));
         return list;
     };
-    out["key"] = listed(pool_->key);
+    out["block_hash"] = listed(pool_->block_hash);
     if (const auto *hash = dynamic_cast<const HashIndex *>(index_.get())) {
         nb::list found;
         hash->ids().each([&](int32_t block) { found.append(block); });
         nb::dict orphans;
-        for (const auto &[name, count] : hash->orphans) orphans[bytes_of(name)] = count;
+        for (const auto &[block_hash, count] : hash->orphans) orphans[bytes_of(block_hash)] = count;
         out["found"] = found;
         out["parents"] = listed(hash->parents);
         out["orphans"] = orphans;
@@ -672,7 +672,7 @@ nb::dict Core::state() const {
         out["kids"] = list_of(trie->kids);
         out["resident"] = list_of(trie->resident);
         out["block"] = list_of(trie->block);
-        out["name"] = listed(trie->name);
+        out["hash_of"] = listed(trie->hash_of);
     }
     return out;
 }

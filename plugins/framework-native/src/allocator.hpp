@@ -1,4 +1,4 @@
-// Which block holds which tokens? framework.paged.allocator with prefix sharing, in C++.
+// Paged allocator with prefix sharing: framework.paged.allocator in C++.
 #pragma once
 
 #include <memory>
@@ -12,24 +12,24 @@
 
 namespace native {
 
-/// Chained names of a prompt's full blocks, made for one namespace; Python sees a sequence of bytes.
-struct Names {
+/// Chained hashes of a prompt's full blocks, made for one namespace; Python sees a sequence of bytes.
+struct BlockHashes {
     nb::object space;
-    std::vector<Name> list;
-    nb::object listed; // the tuple of blocks that the last lookup made of these names
+    std::vector<BlockHash> list;
+    nb::object listed; // the tuple of blocks that the last lookup made of these hashes
     Blocks blocks;     // the same
 };
 
 /// One request's blocks, and how far they are written and published. See framework.paged.table.
 struct Table {
     nb::object request, space;
-    Name root;
+    BlockHash root;
     int32_t anchor = 0, tenant = 0;
     int64_t priority = 0;
     int64_t committed = 0, published = 0;
     bool closed = false, shared = false;
     Blocks blocks;
-    std::vector<Name> names;
+    std::vector<BlockHash> hashes;
     std::vector<int32_t> held;
 };
 
@@ -63,9 +63,9 @@ public:
     void reset();
 
     nb::tuple stats() const;
-    nb::object key(int32_t block) const;
+    nb::object block_hash(int32_t block) const;
     int32_t parent(int32_t block) const { return index_->parent(block); } // resident, else 0
-    nb::list names_held(nb::handle request); // of the full blocks of a table, as far as they are known
+    nb::list hashes_held(nb::handle request); // of the full blocks of a table, as far as they are known
     nb::dict state() const; // everything, for `check`
     std::shared_ptr<Pool> pool() const { return pool_; }
 
@@ -73,12 +73,12 @@ public:
     nb::object scheme, listener;
     PythonPolicy *python_policy = nullptr;
     std::unordered_map<int64_t, Table> tables;
-    nb::dict roots; // namespace -> (name, anchor)
+    nb::dict roots; // namespace -> (block_hash, anchor)
 
 private:
     struct Root {
         nb::object space;
-        Name name;
+        BlockHash block_hash;
         int32_t anchor = 0;
     };
     struct Want {
@@ -87,13 +87,13 @@ private:
     };
 
     const Root &root(nb::handle space);
-    const Names *own(nb::handle names) const; // nullptr: names of another make
-    std::vector<Name> names_of(nb::handle sequence) const;
-    void check_names(nb::handle names, nb::handle space) const;
-    nb::object names(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous);
-    void name_more(const Name &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<Name> &out);
-    void name_and_find(const Root &root, const Tokens &tokens, std::vector<Name> &list, Blocks &blocks);
-    void recall(int32_t anchor, const Tokens &tokens, size_t limit, uint64_t &digest, std::vector<Name> &list,
+    const BlockHashes *own(nb::handle hashes) const; // nullptr: hashes of another make
+    std::vector<BlockHash> hashes_of(nb::handle sequence) const;
+    void check_hashes(nb::handle hashes, nb::handle space) const;
+    nb::object hash_blocks(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous);
+    void hash_more(const BlockHash &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<BlockHash> &out);
+    void hash_and_find(const Root &root, const Tokens &tokens, std::vector<BlockHash> &list, Blocks &blocks);
+    void recall(int32_t anchor, const Tokens &tokens, size_t limit, uint64_t &digest, std::vector<BlockHash> &list,
                 Blocks &blocks) const;
     Blocks check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes, int64_t &covered) const;
     void check_new(nb::handle request) const;
@@ -110,11 +110,11 @@ private:
     int32_t tenant(nb::handle name);
 
     Framework framework_;
-    nb::object names_type_ = nb::borrow(nb::type<Names>());
+    nb::object hashes_type_ = nb::borrow(nb::type<BlockHashes>());
     Options options_;
     std::shared_ptr<Pool> pool_;
     std::unique_ptr<Index> index_;
-    std::unique_ptr<Recall> recall_; // for names made here, and an index by name
+    std::unique_ptr<Recall> recall_; // for hashes made here, and an index by block_hash
     std::unique_ptr<Policy> policy_;
     std::unique_ptr<Cache> cache_;
     Promises promises_;

@@ -1,4 +1,4 @@
-// Which blocks may a request take, and what has to go for them? framework.paged.cache, in C++.
+// Moves of blocks between free, cached and in use: framework.paged.cache in C++.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@ namespace native {
 /// those before are undone when one of them raises, so that pool and index are as they were.
 class Cache {
 public:
-    using Listener = std::function<void(const char *kind, int32_t block, const Name &name)>;
+    using Listener = std::function<void(const char *kind, int32_t block, const BlockHash &block_hash)>;
 
     Cache(Pool &pool, Index &index, Policy &policy, bool leaf_only)
         : pool_(pool), index_(index), policy_(policy), leaf_only_(leaf_only) {}
@@ -110,7 +110,7 @@ public:
     };
 
     /// Make the contents of table[first : first + chain.count] findable, swapping blocks whose content another holds.
-    /// Stops before a content whose name is another's.
+    /// Stops before a content whose hash is also another's.
     Published publish(const Chain &chain, Blocks &table, size_t first, int64_t priority, int32_t tenant) {
         const int32_t *blocks = table.data() + first;
         Blocks holders, places;
@@ -137,7 +137,7 @@ public:
             throw;
         }
         if (listener)
-            for (int32_t at : places) listener("admit", blocks[at], chain.names[at]);
+            for (int32_t at : places) listener("admit", blocks[at], chain.hashes[at]);
         for (size_t at : swaps) swap(table[first + at], holders[at], priority);
         return {holders.size(), swaps.empty() ? table.size() : first + swaps[0]};
     }
@@ -163,7 +163,7 @@ public:
         if (failure) std::rethrow_exception(failure);
     }
 
-    /// Unpublish everything: cached blocks become free, those in use lose their name and stay.
+    /// Unpublish everything: cached blocks become free, those in use lose their hash and stay.
     void reset() {
         Blocks published, cached;
         for (int32_t block = 1; block <= pool_.num_blocks; ++block)
@@ -290,8 +290,8 @@ private:
         for (int32_t block : blocks) {
             if (!detached.empty()) detached.erase(block);
             index_.remove(block);
-            if (listener) listener("evict", block, pool_.key[block]);
-            pool_.key[block].clear();
+            if (listener) listener("evict", block, pool_.block_hash[block]);
+            pool_.block_hash[block].clear();
         }
     }
 
@@ -385,7 +385,7 @@ private:
     void undo(const Blocks &fresh, const Blocks &pinned) {
         for (size_t at = fresh.size(); at-- > 0;) {
             index_.remove(fresh[at]);
-            pool_.key[fresh[at]] = Name();
+            pool_.block_hash[fresh[at]] = BlockHash();
         }
         if (!pinned.empty()) quietly([&] { policy_.release(pinned, now); });
     }

@@ -1,4 +1,4 @@
-// Which block holds this content after this prefix? framework.paged.index, in C++.
+// Index from content to block: framework.paged.index in C++.
 #pragma once
 
 #include <cstdint>
@@ -79,11 +79,11 @@ private:
     size_t mask_ = 0, count_ = 0;
 };
 
-/// Contents to publish: names in order below `parent`, and their tokens.
+/// Contents to publish: hashes in order below `parent`, and their tokens.
 struct Chain {
     int32_t anchor;
     int32_t parent;
-    const Name *names;
+    const BlockHash *hashes;
     const int32_t *tokens;
     size_t count;
 };
@@ -93,7 +93,7 @@ public:
     explicit Index(Pool &pool) : pool_(pool) {}
     virtual ~Index() = default;
     /// Blocks of the leading contents, up to the first that is not published.
-    virtual Blocks find(int32_t anchor, const Name *names, const int32_t *tokens, size_t limit) const = 0;
+    virtual Blocks find(int32_t anchor, const BlockHash *hashes, const int32_t *tokens, size_t limit) const = 0;
     /// Publish `blocks` below each other, up to the first collision; the holder of each, and the places newly published.
     virtual void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) = 0;
     /// How many leading contents of the chain no block holds and `insert` would take.
@@ -105,8 +105,8 @@ public:
     /// This one may be removed soon: fetch what `remove` reads at once, then what it reads after that.
     virtual void fetch(int32_t) const {}
     virtual void fetch_more(int32_t) const {}
-    /// A content of this name may be published soon.
-    virtual void fetch(const Name &) const {}
+    /// A content of this hash may be published soon.
+    virtual void fetch(const BlockHash &) const {}
     virtual void clear() = 0;
 
     int64_t collisions = 0;
@@ -115,16 +115,16 @@ protected:
     Pool &pool_;
 };
 
-/// For collision-resistant schemes: equal names, equal contents.
+/// For collision-resistant schemes: equal hashes, equal contents.
 class HashIndex final : public Index {
 public:
     explicit HashIndex(Pool &pool) : Index(pool), blocks_(pool.size()), parents(pool.size()), above_(pool.size()) {}
 
-    Blocks find(int32_t, const Name *names, const int32_t *, size_t limit) const override {
+    Blocks find(int32_t, const BlockHash *hashes, const int32_t *, size_t limit) const override {
         Blocks found;
         found.reserve(limit);
         for (size_t at = 0; at < limit; ++at) {
-            const int32_t block = holder(names[at]);
+            const int32_t block = holder(hashes[at]);
             if (block == 0) break;
             found.push_back(block);
         }
@@ -133,31 +133,31 @@ public:
 
     void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) override {
         int32_t parent = chain.parent;
-        const Name *above = parent != 0 ? &pool_.key[parent] : nullptr;
-        std::vector<uint64_t> hashes(chain.count);
+        const BlockHash *above = parent != 0 ? &pool_.block_hash[parent] : nullptr;
+        std::vector<uint64_t> mixed(chain.count);
         for (size_t at = 0; at < chain.count; ++at) { // all misses at once, not one after the other
-            hashes[at] = chain.names[at].hash();
-            blocks_.prefetch(hashes[at]);
+            mixed[at] = chain.hashes[at].mixed();
+            blocks_.prefetch(mixed[at]);
             fetch(blocks[at]);
         }
         for (size_t at = 0; at < chain.count; ++at) {
-            const Name &name = chain.names[at];
+            const BlockHash &block_hash = chain.hashes[at];
             const int32_t block = blocks[at];
-            int32_t found = blocks_.find(hashes[at], [&](int32_t held) { return pool_.key[held] == name; });
+            int32_t found = blocks_.find(mixed[at], [&](int32_t held) { return pool_.block_hash[held] == block_hash; });
             if (found == 0) {
                 found = block;
-                publish(block, name, hashes[at], above, parent);
+                publish(block, block_hash, mixed[at], above, parent);
                 places.push_back(static_cast<int32_t>(at));
             }
             holders.push_back(found);
             parent = found;
-            above = &name;
+            above = &block_hash;
         }
     }
 
     size_t count_new(const Chain &chain) const override {
         size_t count = 0;
-        while (count < chain.count && holder(chain.names[count]) == 0) ++count;
+        while (count < chain.count && holder(chain.hashes[count]) == 0) ++count;
         return count;
     }
 
@@ -166,13 +166,13 @@ public:
     }
 
     void remove(int32_t block) override {
-        const Name &name = pool_.key[block];
-        blocks_.remove(name.hash(), block);
+        const BlockHash &block_hash = pool_.block_hash[block];
+        blocks_.remove(block_hash.mixed(), block);
         if (pool_.children[block] != 0) {
-            orphans[name] = pool_.children[block];
+            orphans[block_hash] = pool_.children[block];
             pool_.children[block] = 0;
         }
-        const Name &above = parents[block];
+        const BlockHash &above = parents[block];
         if (above.empty()) return;
         if (const int32_t found = holder_above(block)) {
             --pool_.children[found];
@@ -187,12 +187,12 @@ public:
     }
     void fetch(int32_t block) const override {
         __builtin_prefetch(&pool_.ref[block], 1);
-        __builtin_prefetch(&pool_.key[block], 1);
+        __builtin_prefetch(&pool_.block_hash[block], 1);
         __builtin_prefetch(&parents[block], 1);
         __builtin_prefetch(&above_[block], 1);
     }
-    void fetch_more(int32_t block) const override { blocks_.prefetch(pool_.key[block].hash()); }
-    void fetch(const Name &name) const override { blocks_.prefetch(name.hash()); }
+    void fetch_more(int32_t block) const override { blocks_.prefetch(pool_.block_hash[block].mixed()); }
+    void fetch(const BlockHash &block_hash) const override { blocks_.prefetch(block_hash.mixed()); }
 
     void clear() override {
         blocks_.clear();
@@ -202,49 +202,49 @@ public:
     const IdSet &ids() const { return blocks_; }
 
 private:
-    int32_t holder(const Name &name) const {
-        return blocks_.find(name.hash(), [&](int32_t block) { return pool_.key[block] == name; });
+    int32_t holder(const BlockHash &block_hash) const {
+        return blocks_.find(block_hash.mixed(), [&](int32_t block) { return pool_.block_hash[block] == block_hash; });
     }
-    void publish(int32_t block, const Name &name, uint64_t hash, const Name *above, int32_t parent) {
-        pool_.key[block] = name;
+    void publish(int32_t block, const BlockHash &block_hash, uint64_t hash, const BlockHash *above, int32_t parent) {
+        pool_.block_hash[block] = block_hash;
         blocks_.add(hash, block);
         pool_.children[block] = 0;
         if (!orphans.empty())
-            if (auto entry = orphans.find(name); entry != orphans.end()) {
+            if (auto entry = orphans.find(block_hash); entry != orphans.end()) {
                 pool_.children[block] = entry->second;
                 orphans.erase(entry);
             }
-        parents[block] = above != nullptr ? *above : Name();
+        parents[block] = above != nullptr ? *above : BlockHash();
         above_[block] = parent;
         if (parent != 0) ++pool_.children[parent];
     }
     /// Mostly the block it was published below; that may hold other content by now.
     int32_t holder_above(int32_t block) const {
         const int32_t likely = above_[block];
-        return pool_.key[likely] == parents[block] ? likely : holder(parents[block]);
+        return pool_.block_hash[likely] == parents[block] ? likely : holder(parents[block]);
     }
 
     IdSet blocks_;
 
 public:
-    std::vector<Name> parents;                         // of a published block, empty at the root
-    std::unordered_map<Name, int32_t, NameHash> orphans; // absent contents that have resident children
+    std::vector<BlockHash> parents;                         // of a published block, empty at the root
+    std::unordered_map<BlockHash, int32_t, BlockHashMix> orphans; // absent contents that have resident children
 
 private:
     Blocks above_; // the block that held the parent when this one was published
 };
 
-/// For any scheme: a trie over exact contents, so that equal names of unequal contents never share. Contents that are
+/// For any scheme: a trie over exact contents, so that equal hashes of unequal contents never share. Contents that are
 /// gone stay as ghosts while they have descendants.
 class TrieIndex final : public Index {
 public:
     explicit TrieIndex(Pool &pool) : Index(pool), node_of(pool.size()) { reset(); }
 
-    Blocks find(int32_t anchor, const Name *names, const int32_t *tokens, size_t limit) const override {
+    Blocks find(int32_t anchor, const BlockHash *hashes, const int32_t *tokens, size_t limit) const override {
         Blocks found;
         int32_t node = anchor;
         for (size_t at = 0; at < limit; ++at) {
-            node = child(node, names[at]);
+            node = child(node, hashes[at]);
             if (node == 0 || block[node] == 0 || !same(node, tokens + at * width())) break;
             found.push_back(block[node]);
         }
@@ -255,11 +255,11 @@ public:
         int32_t parent = chain.parent;
         for (size_t at = 0; at < chain.count; ++at) {
             const bool published = pool_.published(blocks[at]);
-            parent = insert_one(chain.anchor, parent, chain.names[at], chain.tokens + at * width(), blocks[at]);
+            parent = insert_one(chain.anchor, parent, chain.hashes[at], chain.tokens + at * width(), blocks[at]);
             if (parent == 0) break;
             holders.push_back(parent);
             if (parent == blocks[at] && !published) {
-                pool_.key[parent] = chain.names[at];
+                pool_.block_hash[parent] = chain.hashes[at];
                 places.push_back(static_cast<int32_t>(at));
             }
         }
@@ -268,7 +268,7 @@ public:
     size_t count_new(const Chain &chain) const override {
         int32_t node = chain.parent != 0 ? node_of[chain.parent] : chain.anchor;
         for (size_t at = 0; at < chain.count; ++at) {
-            node = child(node, chain.names[at]);
+            node = child(node, chain.hashes[at]);
             if (node == 0) break;
             if (block[node] != 0 || !same(node, chain.tokens + at * width())) return at;
         }
@@ -290,7 +290,7 @@ public:
         }
         while (node > 0 && block[node] == 0 && kids[node] == 0) {
             up = above[node];
-            nodes_.remove(hash(up, name[node]), node);
+            nodes_.remove(hash(up, hash_of[node]), node);
             unused_.push_back(node);
             if (up > 0) --kids[up];
             node = up;
@@ -307,16 +307,16 @@ public:
 
 private:
     size_t width() const { return static_cast<size_t>(pool_.block_size); }
-    static uint64_t hash(int32_t above, const Name &name) {
-        return name.hash() ^ static_cast<uint64_t>(static_cast<uint32_t>(above)) * 0x9E3779B97F4A7C15ull >> 16;
+    static uint64_t hash(int32_t above, const BlockHash &block_hash) {
+        return block_hash.mixed() ^ static_cast<uint64_t>(static_cast<uint32_t>(above)) * 0x9E3779B97F4A7C15ull >> 16;
     }
-    int32_t child(int32_t up, const Name &wanted) const {
-        return nodes_.find(hash(up, wanted), [&](int32_t node) { return above[node] == up && name[node] == wanted; });
+    int32_t child(int32_t up, const BlockHash &wanted) const {
+        return nodes_.find(hash(up, wanted), [&](int32_t node) { return above[node] == up && hash_of[node] == wanted; });
     }
     bool same(int32_t node, const int32_t *tokens) const {
         return std::memcmp(tokens_of(node), tokens, 4 * width()) == 0;
     }
-    int32_t insert_one(int32_t anchor, int32_t parent, const Name &wanted, const int32_t *tokens, int32_t id) {
+    int32_t insert_one(int32_t anchor, int32_t parent, const BlockHash &wanted, const int32_t *tokens, int32_t id) {
         const int32_t up = parent != 0 ? node_of[parent] : anchor;
         int32_t node = child(up, wanted);
         if (node == 0) {
@@ -336,7 +336,7 @@ private:
         }
         return id;
     }
-    int32_t new_node(int32_t up, const Name &wanted, const int32_t *tokens) {
+    int32_t new_node(int32_t up, const BlockHash &wanted, const int32_t *tokens) {
         int32_t node;
         if (!unused_.empty()) {
             node = unused_.back();
@@ -344,11 +344,11 @@ private:
         } else {
             node = static_cast<int32_t>(above.size());
             for (auto *column : {&above, &kids, &resident, &block}) column->push_back(0);
-            name.emplace_back();
+            hash_of.emplace_back();
             data_.resize(data_.size() + width());
         }
         above[node] = up;
-        name[node] = wanted;
+        hash_of[node] = wanted;
         kids[node] = resident[node] = block[node] = 0;
         std::memcpy(data_.data() + node * width(), tokens, 4 * width());
         nodes_.add(hash(up, wanted), node);
@@ -357,7 +357,7 @@ private:
     }
     void reset() {
         for (auto *column : {&above, &kids, &resident, &block}) column->assign(1, 0);
-        name.assign(1, Name());
+        hash_of.assign(1, BlockHash());
         data_.assign(width(), 0);
         unused_.clear();
         std::fill(node_of.begin(), node_of.end(), 0);
@@ -369,7 +369,7 @@ private:
 public:
     std::vector<int32_t> node_of;                      // of a published block
     std::vector<int32_t> above, kids, resident, block; // parent node or anchor; children; those with a block; 0: ghost
-    std::vector<Name> name;
+    std::vector<BlockHash> hash_of;
 };
 
 } // namespace native

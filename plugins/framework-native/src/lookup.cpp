@@ -1,16 +1,16 @@
-// How are the full blocks of a prompt named and found, without waiting for memory?
+// Hashing and finding the full blocks of a prompt without waiting for memory.
 #include "allocator.hpp"
 
 namespace native {
 namespace {
 
-constexpr size_t kSlice = 4; // names made in one go
+constexpr size_t kSlice = 4; // hashes made in one go
 
 } // namespace
 
 /// The leading contents of `tokens` below `limit`, from `blocks.size()` on, that are remembered; `digest` is that of
 /// the last one found.
-void Core::recall(int32_t anchor, const Tokens &tokens, size_t limit, uint64_t &digest, std::vector<Name> &list,
+void Core::recall(int32_t anchor, const Tokens &tokens, size_t limit, uint64_t &digest, std::vector<BlockHash> &list,
                   Blocks &blocks) const {
     uint64_t digests[64];
     size_t width = 8;
@@ -26,7 +26,7 @@ void Core::recall(int32_t anchor, const Tokens &tokens, size_t limit, uint64_t &
             const int32_t above = blocks.empty() ? anchor : blocks.back();
             const int32_t block = recall_->find(digests[at], above, tokens.data() + (start + at) * size);
             if (block == 0) return;
-            list.push_back(pool_->key[block]);
+            list.push_back(pool_->block_hash[block]);
             blocks.push_back(block);
             digest = digests[at];
         }
@@ -34,9 +34,9 @@ void Core::recall(int32_t anchor, const Tokens &tokens, size_t limit, uint64_t &
     }
 }
 
-/// Name every full block and find the leading ones that may be shared. SHA-256 on a chain leaves most of the processor
+/// Hash every full block and find the leading ones that may be shared. SHA-256 on a chain leaves most of the processor
 /// idle: in its shadow, what `allocate` and `commit` will read of the next victims is fetched.
-void Core::name_and_find(const Root &root, const Tokens &tokens, std::vector<Name> &list, Blocks &blocks) {
+void Core::hash_and_find(const Root &root, const Tokens &tokens, std::vector<BlockHash> &list, Blocks &blocks) {
     const auto size = static_cast<size_t>(options_.block_size), full = static_cast<size_t>(tokens.size()) / size;
     const size_t limit = tokens.size() > 0 ? static_cast<size_t>(tokens.size() - 1) / size : 0;
     list.reserve(full);
@@ -49,8 +49,8 @@ void Core::name_and_find(const Root &root, const Tokens &tokens, std::vector<Nam
         if (open) recall(root.anchor, tokens, limit, digest, list, blocks);
         const size_t start = list.size(), stop = std::min(full, start + (start > before ? 1 : kSlice));
         if (start == stop) break;
-        const Name parent = start > 0 ? list.back() : root.name; // a copy: the list may move
-        name_more(parent, tokens, static_cast<int64_t>(start), static_cast<int64_t>(stop), list);
+        const BlockHash parent = start > 0 ? list.back() : root.block_hash; // a copy: the list may move
+        hash_more(parent, tokens, static_cast<int64_t>(start), static_cast<int64_t>(stop), list);
         if (open) {
             const Blocks more = index_->find(root.anchor, list.data() + start, nullptr, std::min(stop, limit) - start);
             for (size_t at = 0; at < more.size(); ++at) {

@@ -64,48 +64,48 @@ PyType_Slot core_slots[] = {
     {0, nullptr},
 };
 
-nb::object names_item(const Names &names, nb::handle index) {
-    const auto size = static_cast<Py_ssize_t>(names.list.size());
+nb::object hashes_item(const BlockHashes &hashes, nb::handle index) {
+    const auto size = static_cast<Py_ssize_t>(hashes.list.size());
     if (PySlice_Check(index.ptr())) {
         Py_ssize_t start, stop, step;
         if (PySlice_Unpack(index.ptr(), &start, &stop, &step) < 0) throw nb::python_error();
         const Py_ssize_t count = PySlice_AdjustIndices(size, &start, &stop, step);
         nb::list out;
-        for (Py_ssize_t at = 0; at < count; ++at) out.append(bytes_of(names.list[start + at * step]));
+        for (Py_ssize_t at = 0; at < count; ++at) out.append(bytes_of(hashes.list[start + at * step]));
         return nb::tuple(out);
     }
     auto at = nb::cast<Py_ssize_t>(index);
     if (at < 0) at += size;
     if (at < 0 || at >= size) throw nb::index_error("no such block");
-    return bytes_of(names.list[at]);
+    return bytes_of(hashes.list[at]);
 }
 
-bool names_equal(const Names &names, nb::handle other) {
-    if (nb::isinstance<Names>(other)) return names.list == nb::cast<Names &>(other).list;
-    if (!PySequence_Check(other.ptr()) || nb::len(other) != names.list.size()) return false;
-    for (size_t at = 0; at < names.list.size(); ++at)
-        if (!bytes_of(names.list[at]).equal(other[at])) return false;
+bool hashes_equal(const BlockHashes &hashes, nb::handle other) {
+    if (nb::isinstance<BlockHashes>(other)) return hashes.list == nb::cast<BlockHashes &>(other).list;
+    if (!PySequence_Check(other.ptr()) || nb::len(other) != hashes.list.size()) return false;
+    for (size_t at = 0; at < hashes.list.size(); ++at)
+        if (!bytes_of(hashes.list[at]).equal(other[at])) return false;
     return true;
 }
 
-nb::bytes sha256_name(nb::bytes parent, nb::bytes tokens) {
+nb::bytes sha256_block(nb::bytes parent, nb::bytes tokens) {
     if (parent.size() != 32 || tokens.size() % 4 != 0) throw nb::value_error("a parent has 32 bytes, a token 4");
     BlockHasher hasher(tokens.size() / 4);
-    Name name;
-    hasher.name(reinterpret_cast<const uint8_t *>(parent.c_str()), reinterpret_cast<const int32_t *>(tokens.c_str()),
-                name.digest());
-    return bytes_of(name);
+    BlockHash block_hash;
+    hasher.hash(reinterpret_cast<const uint8_t *>(parent.c_str()), reinterpret_cast<const int32_t *>(tokens.c_str()),
+                block_hash.digest());
+    return bytes_of(block_hash);
 }
 
 } // namespace
 
 void bind_core(nb::module_ &module) {
-    nb::class_<Names>(module, "Names", "Chained names of a prompt's full blocks: a sequence of bytes.")
-        .def("__len__", [](const Names &names) { return names.list.size(); })
-        .def("__getitem__", &names_item)
-        .def("__eq__", &names_equal)
-        .def("__repr__", [](const Names &names) { return "Names(" + std::to_string(names.list.size()) + ")"; })
-        .def_prop_ro("namespace", [](const Names &names) { return names.space; });
+    nb::class_<BlockHashes>(module, "BlockHashes", "Chained hashes of a prompt's full blocks: a sequence of bytes.")
+        .def("__len__", [](const BlockHashes &hashes) { return hashes.list.size(); })
+        .def("__getitem__", &hashes_item)
+        .def("__eq__", &hashes_equal)
+        .def("__repr__", [](const BlockHashes &hashes) { return "BlockHashes(" + std::to_string(hashes.list.size()) + ")"; })
+        .def_prop_ro("namespace", [](const BlockHashes &hashes) { return hashes.space; });
 
     nb::class_<Core>(module, "Core", nb::type_slots(core_slots), "The block manager; see framework_native.allocator.")
         .def("__init__",
@@ -134,12 +134,12 @@ void bind_core(nb::module_ &module) {
         .def("table", &Core::table, nb::arg().none())
         .def("reset", &Core::reset)
         .def("stats", &Core::stats)
-        .def("key", &Core::key)
+        .def("block_hash", &Core::block_hash)
         .def("parent", &Core::parent)
-        .def("names", &Core::names_held, nb::arg().none())
+        .def("hashes", &Core::hashes_held, nb::arg().none())
         .def("state", &Core::state);
 
-    module.def("sha256_name", &sha256_name, "SHA-256 name of one block, as the framework's sha256 scheme makes it.");
+    module.def("sha256_block", &sha256_block, "SHA-256 hash of one block, as the framework's sha256 scheme makes it.");
     module.def("sha_instructions", &sha_instructions, "Whether the processor's SHA instructions are in use.");
 }
 

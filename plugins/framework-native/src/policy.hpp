@@ -1,4 +1,4 @@
-// Who chooses the victims: the built-in LRU in C++, or any Python EvictionPolicy.
+// Eviction orders of the core: the built-in LRU in C++, or any Python EvictionPolicy.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,11 +1,11 @@
-// Which blocks are free, who refers to each, and what is known of each? The columns of framework.paged.pool.
+// States, references and facts of blocks: the columns of framework.paged.pool.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <vector>
 
-#include "name.hpp"
+#include "block_hash.hpp"
 
 namespace native {
 
@@ -38,7 +38,7 @@ class Pool {
 
 public:
     Pool(int32_t count, int32_t tokens)
-        : facts_(static_cast<size_t>(count) + 1), num_blocks(count), block_size(tokens), key(size()) {
+        : facts_(static_cast<size_t>(count) + 1), num_blocks(count), block_size(tokens), block_hash(size()) {
         free.reserve(count);
         for (int32_t block = count; block > 0; --block) free.push_back(block);
     }
@@ -47,7 +47,7 @@ public:
 
     size_t size() const { return static_cast<size_t>(num_blocks) + 1; }
     int32_t cached() const { return num_blocks - static_cast<int32_t>(free.size()) - used; }
-    bool published(int32_t block) const { return !key[block].empty(); }
+    bool published(int32_t block) const { return !block_hash[block].empty(); }
 
     void describe(int32_t block, int32_t at, int64_t importance, int32_t owner) {
         depth[block] = at;
@@ -68,7 +68,7 @@ public:
     const Column<int64_t> admitted{facts_, &Facts::admitted}, last_access{facts_, &Facts::last_access},
         priority{facts_, &Facts::priority};
     const Column<double> next_use{facts_, &Facts::next_use};
-    std::vector<Name> key;
+    std::vector<BlockHash> block_hash;
 };
 
 } // namespace native

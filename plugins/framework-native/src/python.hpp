@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "name.hpp"
+#include "block_hash.hpp"
 
 namespace native {
 
@@ -170,11 +170,11 @@ private:
     bool held_ = false;
 };
 
-inline nb::bytes bytes_of(const Name &name) { return nb::bytes(name.data(), name.size()); }
+inline nb::bytes bytes_of(const BlockHash &block_hash) { return nb::bytes(block_hash.data(), block_hash.size()); }
 
-inline Name name_of(nb::handle bytes) {
-    if (!PyBytes_Check(bytes.ptr())) throw nb::type_error("a block's name must be bytes");
-    return Name(PyBytes_AS_STRING(bytes.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+inline BlockHash hash_of(nb::handle bytes) {
+    if (!PyBytes_Check(bytes.ptr())) throw nb::type_error("a block hash must be bytes");
+    return BlockHash(PyBytes_AS_STRING(bytes.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.ptr())));
 }
 
 } // namespace native

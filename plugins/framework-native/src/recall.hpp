@@ -1,4 +1,4 @@
-// Which block held this content when it was last hit? Spares SHA-256 for prefixes that are hit again and again.
+// Blocks that held a content when it was last hit. Spares SHA-256 for prefixes that are hit again and again.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace native {
 
 /// A bounded memory of hits, in sets of four: (the block above, tokens) -> block. An entry is believed only if its
-/// tokens are equal and neither block was published anew since, so what it gives is exact; a name is then read where
+/// tokens are equal and neither block was published anew since, so what it gives is exact; a block hash is then read where
 /// the block keeps it. Contents that were never hit are not kept.
 class Recall {
 public:
@@ -42,7 +42,7 @@ public:
         __builtin_prefetch(&tokens_[at * width_]);
         __builtin_prefetch(&tokens_[at * width_ + width_ - 1]);
         __builtin_prefetch(&pool_.ref[entries_[at].block], 1);
-        __builtin_prefetch(&pool_.key[entries_[at].block]);
+        __builtin_prefetch(&pool_.block_hash[entries_[at].block]);
     }
     /// 0 when it is not remembered. `above` is a block that holds the content above now, or an anchor.
     int32_t find(uint64_t digest, int32_t above, const int32_t *tokens) const noexcept {

@@ -112,7 +112,7 @@ SHA_TARGET void compress_sha(uint32_t *state, const uint8_t *data, size_t chunks
     _mm_storeu_si128(reinterpret_cast<__m128i *>(state + 4), second);
 }
 
-/// As BlockHasher::chain, the parent's name kept in registers: written to memory one byte off and read back, it would
+/// As BlockHasher::chain, the parent's hash kept in registers: written to memory one byte off and read back, it would
 /// stall every block. Needs 16 bytes of tokens.
 SHA_TARGET void chain_sha(uint8_t *message, size_t chunks, size_t token_bytes, const uint8_t *parent,
                           const uint8_t *tokens, size_t count, uint8_t *out, size_t stride) {
@@ -160,7 +160,7 @@ BlockHasher::BlockHasher(size_t block_size) : token_bytes_(4 * block_size) {
 
 BlockHasher::~BlockHasher() { delete[] message_; }
 
-void BlockHasher::name(const uint8_t *parent, const int32_t *tokens, uint8_t *out) {
+void BlockHasher::hash(const uint8_t *parent, const int32_t *tokens, uint8_t *out) {
     std::memcpy(message_ + 1, parent, 32);
     std::memcpy(message_ + 33, tokens, token_bytes_); // little-endian hosts only, as pyproject says
     uint32_t state[8];
@@ -178,7 +178,7 @@ void BlockHasher::chain(const uint8_t *parent, const int32_t *tokens, size_t cou
         chain_sha(message_, num_chunks_, token_bytes_, parent, bytes, count, out, stride);
         return;
     }
-    for (; count > 0; --count, tokens += token_bytes_ / 4, parent = out, out += stride) name(parent, tokens, out);
+    for (; count > 0; --count, tokens += token_bytes_ / 4, parent = out, out += stride) hash(parent, tokens, out);
 }
 
 } // namespace native

@@ -15,10 +15,10 @@ public:
     BlockHasher(const BlockHasher &) = delete;
     BlockHasher &operator=(const BlockHasher &) = delete;
 
-    /// Write the name of `tokens` (block_size,) after `parent` (32 bytes) to `out` (32 bytes); they may alias.
-    void name(const uint8_t *parent, const int32_t *tokens, uint8_t *out);
+    /// Write the hash of `tokens` (block_size,) after `parent` (32 bytes) to `out` (32 bytes); they may alias.
+    void hash(const uint8_t *parent, const int32_t *tokens, uint8_t *out);
 
-    /// Name `count` blocks of `tokens` (count * block_size,), each after the one before; the names to `out`, 32 bytes
+    /// Hash `count` blocks of `tokens` (count * block_size,), each after the one before; the hashes to `out`, 32 bytes
     /// every `stride`.
     void chain(const uint8_t *parent, const int32_t *tokens, size_t count, uint8_t *out, size_t stride);
 

@@ -26,7 +26,7 @@ from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
-from framework_native._core import sha256_name
+from framework_native._core import sha256_block
 from framework_native.allocator import NativeAllocator, NativeCowAllocator
 
 PAIRS = {"native": (PrefixAllocator, NativeAllocator), "native_cow": (PrefixCowAllocator, NativeCowAllocator)}
@@ -226,7 +226,7 @@ def test_a_replay_that_knows_the_future_gives_the_same_events(tmp_path, name, po
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 31, 64, 100, 512])
-def test_a_chain_of_names_is_that_of_the_sha256_scheme(size):
+def test_a_chain_of_hashes_is_that_of_the_sha256_scheme(size):
     draw, scheme = np.random.default_rng(size), Sha256()
     allocator = NativeAllocator(num_blocks=9, block_size=size, hash=scheme, eviction=Lru())
     for count in (1, 2, 3, 7):
@@ -280,13 +280,13 @@ def test_the_lru_in_cpp_evicts_as_the_lru_in_python(leaf_only):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 7, 8, 16, 64, 100])
-def test_names_are_those_of_the_sha256_scheme(size):
+def test_block_hashes_are_those_of_the_sha256_scheme(size):
     draw, scheme, parent = np.random.default_rng(size), Sha256(), Sha256().root(NS[0], size)
     for _ in range(20):
         tokens = draw.integers(0, 2**31 - 1, size, dtype=np.int32)
-        name = sha256_name(parent, tokens.tobytes())
-        assert name == scheme.block(parent, tokens), (size, tokens)
-        parent = name
+        block_hash = sha256_block(parent, tokens.tobytes())
+        assert block_hash == scheme.block(parent, tokens), (size, tokens)
+        parent = block_hash
 
 
 def make(kind=NativeCowAllocator, **options):

@@ -124,7 +124,7 @@ class RadixIndex(TrieIndex):
         return best
 
     def insert(self, anchor: int, parent: int, key: BlockHash, data: bytes, block: int) -> int:
-        published = self._pool.key[block] is not None
+        published = self._pool.block_hash[block] is not None
         holder = super().insert(anchor, parent, key, data, block)
         if holder == block and not published:
             above = self._above[self._node[block]]
@@ -150,7 +150,7 @@ class RadixIndex(TrieIndex):
         for above, kin in self._siblings.items():
             if not kin or kin != sorted(kin):
                 faults.append(f"I20: the {len(kin)} siblings below node {above} are out of order")
-        published = {block for block in range(1, self._pool.num_blocks + 1) if self._pool.key[block] is not None}
+        published = {block for block in range(1, self._pool.num_blocks + 1) if self._pool.block_hash[block] is not None}
         if set(listed) != published:
             faults.append(
                 f"I20: blocks {sorted(set(listed) ^ published)} are published or listed as siblings, not both"

@@ -176,7 +176,7 @@ def test_leaf_only_never_evicts_a_parent_before_its_children(policy: type, hash:
         serve(allocator, number, prompt)
         allocator.check()
         for block in range(1, 11):
-            if allocator.pool.key[block] is not None and allocator.pool.depth[block]:
+            if allocator.pool.block_hash[block] is not None and allocator.pool.depth[block]:
                 assert allocator.cache.index.parent(block), f"block {block} is an orphan after request {number}"
     assert sum(event.kind == "evict" for event in heard) > 20
 
@@ -189,7 +189,7 @@ def test_without_leaf_only_children_become_orphans_and_are_counted_again(hash: o
     for number in range(400):
         serve(allocator, number, draw.integers(0, 2, int(draw.integers(1, 8)), dtype=np.int32))
         allocator.check()
-        published = [b for b in range(1, 11) if allocator.pool.key[b] is not None and allocator.pool.depth[b]]
+        published = [b for b in range(1, 11) if allocator.pool.block_hash[b] is not None and allocator.pool.depth[b]]
         orphans += sum(1 for block in published if not allocator.cache.index.parent(block))
     assert orphans > 50
 

@@ -29,7 +29,7 @@ def held(allocator: PagedAllocator) -> int:
 
 
 def cached(allocator: PagedAllocator) -> int:
-    return next(b for b in range(1, 9) if allocator.pool.key[b] is not None and not allocator.pool.ref[b])
+    return next(b for b in range(1, 9) if allocator.pool.block_hash[b] is not None and not allocator.pool.ref[b])
 
 
 def set_column(name: str, which: Callable[[PagedAllocator], int], value: object) -> Callable[[PagedAllocator], None]:
@@ -94,13 +94,13 @@ def swap_the_published_blocks(allocator: PagedAllocator) -> None:
 
 
 def unpublish_a_used_block(allocator: PagedAllocator) -> None:
-    allocator.pool.key[held(allocator)] = None
+    allocator.pool.block_hash[held(allocator)] = None
 
 
 def leave_a_stale_entry(allocator: PagedAllocator) -> None:
     """FAULTS F1: the block went back to the free set, its hash still finds it."""
     block = cached(allocator)
-    allocator.pool.key[block] = None
+    allocator.pool.block_hash[block] = None
     allocator.pool.candidate[block] = 0
     allocator.pool.set_free([block])
 
@@ -155,7 +155,7 @@ def test_check_names_the_broken_invariant(
 def test_check_finds_a_hash_that_leads_to_the_wrong_block() -> None:
     allocator = populated()
     blocks = allocator.cache.index._blocks
-    key = allocator.pool.key[held(allocator)]
+    key = allocator.pool.block_hash[held(allocator)]
     blocks[key] = cached(allocator)
     with pytest.raises(InvariantViolation, match="I20: the index finds block"):
         allocator.check()

@@ -43,7 +43,7 @@ def test_f1_a_block_reused_for_other_content_is_not_found_by_its_old_name(hash: 
     serve(allocator, 1, tokens(1, 2, 3, 4, 5))
     serve(allocator, 2, tokens(9, 8, 3, 4, 5, 6))  # takes all three blocks; the second holds (3, 4) after (9, 8)
     assert allocator.lookup(tokens(1, 2, 3, 4, 5), NS).blocks == ()
-    assert sum(key is not None for key in allocator.pool.key) <= 3
+    assert sum(key is not None for key in allocator.pool.block_hash) <= 3
     allocator.check()
 
 

@@ -56,14 +56,14 @@ class Contents:
                 if not holder:
                     return
                 assert holder == block
-                self.pool.key[block] = name
+                self.pool.block_hash[block] = name
                 self.where[anchor, prefix] = self.free.pop()
             parent = holder
 
     def evict(self, which: tuple[int, tuple[int, ...]]) -> None:
         block = self.where.pop(which)
         self.index.remove(block)
-        self.pool.key[block] = None
+        self.pool.block_hash[block] = None
         self.free.append(block)
 
 
@@ -128,7 +128,7 @@ def test_children_counted_late_are_those_counted_from_the_start(early: bool) -> 
     view = pool.view().children
     assert [view[block] for block in (2, 3, 4, 5)] == [2, 0, 1, 0], list(view)
     assert index.insert(-1, 0, names[0], b"", 7) == 7
-    pool.key[7] = names[0]
+    pool.block_hash[7] = names[0]
     assert view[7] == 1, list(view)
     index.remove_all([3, 5, 4])
     assert view[2] == 0, list(view)

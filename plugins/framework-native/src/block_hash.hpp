@@ -1,4 +1,4 @@
-// The chained name of a block's content, as a hash scheme made it.
+// The chained hash of a block's content, as a hash scheme made it.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace native {
 
-/// Up to 32 bytes in place; longer names lie on the heap, shared. Empty means: no name.
-class Name {
+/// Up to 32 bytes in place; longer ones lie on the heap, shared. Empty means: no hash.
+class BlockHash {
 public:
     static constexpr size_t kNear = 32;
 
-    Name() noexcept { clear_bytes(); }
-    Name(const void *data, size_t size) {
+    BlockHash() noexcept { clear_bytes(); }
+    BlockHash(const void *data, size_t size) {
         clear_bytes();
         if (size <= kNear) {
             std::memcpy(bytes_, data, size);
@@ -23,23 +23,23 @@ public:
             set_far(new Far{1, std::string(static_cast<const char *>(data), size)});
         }
     }
-    Name(const Name &other) noexcept { copy(other); }
-    Name(Name &&other) noexcept {
+    BlockHash(const BlockHash &other) noexcept { copy(other); }
+    BlockHash(BlockHash &&other) noexcept {
         clear_bytes();
         swap(other);
     }
-    Name &operator=(const Name &other) noexcept {
+    BlockHash &operator=(const BlockHash &other) noexcept {
         if (this != &other) {
             release();
             copy(other);
         }
         return *this;
     }
-    Name &operator=(Name &&other) noexcept {
+    BlockHash &operator=(BlockHash &&other) noexcept {
         swap(other);
         return *this;
     }
-    ~Name() { release(); }
+    ~BlockHash() { release(); }
 
     bool empty() const noexcept { return size_ == 0; }
     size_t size() const noexcept { return size_ == kFar ? far()->text.size() : size_; }
@@ -54,15 +54,15 @@ public:
         return bytes_;
     }
 
-    bool operator==(const Name &other) const noexcept {
+    bool operator==(const BlockHash &other) const noexcept {
         if (size_ != other.size_) return false;
         if (size_ != kFar) return std::memcmp(bytes_, other.bytes_, kNear) == 0;
         return far() == other.far() || far()->text == other.far()->text;
     }
-    bool operator!=(const Name &other) const noexcept { return !(*this == other); }
+    bool operator!=(const BlockHash &other) const noexcept { return !(*this == other); }
 
-    /// All bytes mixed: names need not be uniform (a scheme may count).
-    uint64_t hash() const noexcept {
+    /// All bytes mixed: hashes need not be uniform (a scheme may count).
+    uint64_t mixed() const noexcept {
         if (size_ == kFar) return mix(std::hash<std::string>{}(far()->text), kFar);
         uint64_t words[4];
         std::memcpy(words, bytes_, kNear);
@@ -93,7 +93,7 @@ private:
         std::memset(bytes_, 0, kNear);
         size_ = 0;
     }
-    void copy(const Name &other) noexcept {
+    void copy(const BlockHash &other) noexcept {
         std::memcpy(bytes_, other.bytes_, kNear);
         size_ = other.size_;
         if (size_ == kFar) ++far()->owners;
@@ -102,7 +102,7 @@ private:
         if (size_ == kFar && --far()->owners == 0) delete far();
         clear_bytes();
     }
-    void swap(Name &other) noexcept {
+    void swap(BlockHash &other) noexcept {
         uint8_t spare[kNear];
         std::memcpy(spare, bytes_, kNear);
         std::memcpy(bytes_, other.bytes_, kNear);
@@ -110,12 +110,12 @@ private:
         std::swap(size_, other.size_);
     }
 
-    uint8_t bytes_[kNear]; // unaligned on purpose: 33 bytes a name, two names a block
+    uint8_t bytes_[kNear]; // unaligned on purpose: 33 bytes a hash, two hashes a block
     uint8_t size_;
 };
 
-struct NameHash {
-    size_t operator()(const Name &name) const noexcept { return name.hash(); }
+struct BlockHashMix {
+    size_t operator()(const BlockHash &block_hash) const noexcept { return block_hash.mixed(); }
 };
 
 } // namespace native
