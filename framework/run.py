@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -85,6 +86,7 @@ def job(config: DictConfig) -> Outcome:
     state: State = "ok"
     status, reason, disk = DONE, "", False
     result: dict[str, Any] = {}
+    began_s = time.monotonic()
     try:
         settings, on_begin = _prepare(config, hydra, directory, sweep)
         result = run(settings, on_begin=on_begin)
@@ -95,12 +97,13 @@ def job(config: DictConfig) -> Outcome:
         if full_error() and sweep is None:
             raise
         reason = sentence(error)
-        complain(_job_name(hydra) + reason)
         status, state, disk = status_of(error), "failed", is_disk_failure(error)
         if isinstance(error, BackendUnavailable):
             state = "unavailable"
         elif isinstance(error, RunDirectoryInUse) and sweep is not None:
             status, state = DONE, "elsewhere"
+        if state != "elsewhere":
+            complain(_job_name(hydra) + reason)
     if sweep is None:
         status = _print_table(result, directory) or status
     elif status != DONE:
@@ -113,6 +116,7 @@ def job(config: DictConfig) -> Outcome:
         reason=reason,
         disk=disk,
         report=bool(config.run.report),
+        took_s=time.monotonic() - began_s,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -71,8 +70,12 @@ def replay_progress(*, enabled: bool) -> Iterator[Callable[[Engine], None]]:
 
 
 @contextmanager
-def sweep_progress(total: int, *, enabled: bool) -> Iterator[Callable[[Outcome], None]]:
-    """What became of a sweep's jobs, on standard error: a bar on a terminal, else a line a job."""
+def sweep_progress(total: int, done: int, *, enabled: bool) -> Iterator[Callable[[Outcome], None]]:
+    """What becomes of a sweep's jobs, on standard error: a bar on a terminal, else a line a job.
+
+    Args:
+        done: how many of `total` were done before; they are said first and not reported again.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -87,8 +90,10 @@ def sweep_progress(total: int, *, enabled: bool) -> Iterator[Callable[[Outcome],
     if not enabled:
         yield lambda outcome: None
         return
+    if done:
+        print(f"{done} of {total} done before", file=sys.stderr, flush=True)  # noqa: T201
     if not console.is_terminal:
-        yield _sweep_lines(total)
+        yield _sweep_lines(total, done)
         return
     columns = (
         TextColumn("jobs"),
@@ -100,7 +105,7 @@ def sweep_progress(total: int, *, enabled: bool) -> Iterator[Callable[[Outcome],
     )
     states: Counter[str] = Counter()
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("sweep", total=total, states="")
+        task = bar.add_task("sweep", total=total, completed=done, states="")
 
         def tick(outcome: Outcome) -> None:
             states[outcome.state] += 1
@@ -109,24 +114,16 @@ def sweep_progress(total: int, *, enabled: bool) -> Iterator[Callable[[Outcome],
         yield tick
 
 
-def _sweep_lines(total: int) -> Callable[[Outcome], None]:
-    """`4 of 54 done before`, then a line a job with its seconds."""
-    number = skipped = 0
-    last_s = time.monotonic()
+def _sweep_lines(total: int, done: int) -> Callable[[Outcome], None]:
+    """A line a job: how many have ended, how this one did, its seconds and its folder."""
+    number = done
 
     def tick(outcome: Outcome) -> None:
-        nonlocal number, skipped, last_s
-        number, now = number + 1, time.monotonic()
-        took_s, last_s = now - last_s, now
-        skipped += outcome.state in ("skipped", "copy")
-        if outcome.state in ("skipped", "copy") and number < total:
-            return
-        if skipped:
-            print(f"{skipped} of {total} done before", file=sys.stderr, flush=True)  # noqa: T201
-            skipped = 0
-        if outcome.state not in ("skipped", "copy"):
-            name = "" if outcome.directory is None else f": {Path(outcome.directory).name}"
-            print(f"{number} of {total} {outcome.state}, {took_s:.1f} s{name}", file=sys.stderr, flush=True)  # noqa: T201
+        nonlocal number
+        number += 1
+        took = "" if outcome.took_s is None else f", {outcome.took_s:.1f} s"
+        name = "" if outcome.directory is None else f": {Path(outcome.directory).name}"
+        print(f"{number} of {total} {outcome.state}{took}{name}", file=sys.stderr, flush=True)  # noqa: T201
 
     return tick
 

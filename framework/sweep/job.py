@@ -23,7 +23,7 @@ from framework.files.jsonl import to_plain
 from framework.results.layout import FAILURE, JOB, RESULT
 from framework.results.reading import read_json, read_result, what_went_wrong
 
-State = Literal["ok", "failed", "unavailable", "skipped", "copy", "elsewhere"]
+State = Literal["ok", "failed", "unavailable", "skipped", "elsewhere"]
 
 _LONGEST = 80
 _HASH_CHARACTERS = 8
@@ -46,11 +46,11 @@ class Outcome:
         directory: of the run; None if it never got that far.
         sweep: the folder of its sweep; None for a single run.
         status: exit status of this job alone.
-        state: `skipped` is a job that was done before, `copy` one that would repeat
-            another but for a seed it does not use, `elsewhere` one that another process is running.
+        state: `skipped` is a job that was done before, `elsewhere` one that another process is running.
         reason: why it failed, one sentence.
         disk: whether it failed because nothing can be written.
         report: whether its sweep wants a report at its end.
+        took_s: wall time, seconds; None where it did not run.
     """
 
     directory: str | None
@@ -60,6 +60,7 @@ class Outcome:
     reason: str = ""
     disk: bool = False
     report: bool = True
+    took_s: float | None = None
 
 
 def folder_name(overrides: Sequence[str]) -> str:

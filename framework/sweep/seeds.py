@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from framework import registry
@@ -15,24 +15,31 @@ class Repeats:
     """Receives each job of a sweep in turn; knows which repeat an earlier one."""
 
     def __init__(self) -> None:
-        self._seen: set[frozenset[str]] = set()
+        self._seen: dict[frozenset[str], str | None] = {}
+        """Overrides but for the seed -> the policy whose seed is unused; "" not asked yet; None where it is used."""
         self.names: dict[str, int] = {}
         """What the repeated jobs ran, and how many of them there were."""
 
-    def repeats(self, words: Sequence[str], config: Mapping[str, Any]) -> bool:
+    def repeats(self, words: Sequence[str], config: Callable[[], Mapping[str, Any]]) -> bool:
         """Whether the job of these overrides differs from an earlier one in a seed that it does not use.
 
         Args:
-            config: resolved, plain and checked.
+            config: gives the job's configuration: resolved, plain and checked. Asked for the second of such jobs only.
         """
         bare = [word.lstrip("+") for word in words]
-        if not any(word.startswith("seed=") for word in bare) or uses_seed(config):
+        if not any(word.startswith("seed=") for word in bare):
             return False
         rest = frozenset(word for word in bare if not word.startswith("seed="))
         if rest not in self._seen:
-            self._seen.add(rest)
+            self._seen[rest] = ""
             return False
-        name = f"eviction={config['eviction']['name']}"
+        if self._seen[rest] == "":
+            plain = config()
+            self._seen[rest] = None if uses_seed(plain) else str(plain["eviction"]["name"])
+        policy = self._seen[rest]
+        if policy is None:
+            return False
+        name = f"eviction={policy}"
         self.names[name] = self.names.get(name, 0) + 1
         return True
 

@@ -152,8 +152,9 @@ def test_off_a_terminal_a_sweep_says_a_line_a_job_and_what_was_done_before(trace
         "1 of 3 ok, T", "2 of 3 ok, T", "3 of 3 ok, T",
     ], err  # fmt: skip
     _, _, err = command(*words, "eviction=lru,fifo")
-    assert sum(line.endswith("done before") for line in err.splitlines()) >= 1, err
-    assert sum(" ok, " in line for line in err.splitlines()) == 3, err
+    first, *lines = err.splitlines()
+    assert first == "3 of 6 done before", err
+    assert [line.split(",")[0] for line in lines] == ["4 of 6 ok", "5 of 6 ok", "6 of 6 ok"], err
     _, _, err = command(*words, "eviction=lru,fifo")
     assert err == "6 of 6 done before\n", err
 
@@ -163,6 +164,8 @@ def test_a_policy_that_does_not_use_the_seed_runs_once(trace: Path, command: Com
     status, _, err = command(*words, "run.progress=true")
     assert status == 0, err
     assert "run with one seed only, since nothing in them uses it: eviction=lru (2)" in err
+    assert "done before" not in err, "a job that is left out was not done before"
+    assert [line.split(",")[0] for line in err.splitlines()[1:]] == [f"{number} of 4 ok" for number in (1, 2, 3, 4)]
     seeds = sorted((r["eviction"], r["seed"]) for r in map(read_result, finished(Path("sweeps/s"))))
     assert seeds == [("lru", 3), ("random", 3), ("random", 4), ("random", 5)]
 
@@ -335,10 +338,12 @@ def test_a_sweep_over_processes_is_the_same_sweep(trace: Path, command: Command)
     words = (*COMMON, "run.sweep=s", "eviction=lru,random", "seed=0,1")
     # A process of its own: joblib's workers outlive the sweep.
     done = subprocess.run(
-        [sys.executable, "-m", "framework.run", "-m", *words, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+        [sys.executable, "-m", "framework.run", "-m", *words, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
+         "run.progress=true"],
         capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert_a_line_a_job(done.stderr, ["run with one seed only, since nothing in them uses it: eviction=lru (1)"], 1, 3)
     stamps = {path: (path / "result.json").stat().st_mtime_ns for path in finished(Path("sweeps/s"))}
     assert len(stamps) == 3, "lru does not use the seed"
     status, _, err = command("-m", *words)
@@ -346,15 +351,64 @@ def test_a_sweep_over_processes_is_the_same_sweep(trace: Path, command: Command)
     assert {path: (path / "result.json").stat().st_mtime_ns for path in finished(Path("sweeps/s"))} == stamps
 
 
+def assert_a_line_a_job(err: str, before: list[str], first: int, total: int) -> None:
+    lines = err.splitlines()
+    assert lines[: len(before)] == before, err
+    said = [re.fullmatch(r"(\d+) of (\d+) ok, \d+\.\d s: mode=.*", line) for line in lines[len(before) :]]
+    assert [match and match.groups() for match in said] == [
+        (str(number), str(total)) for number in range(first, total + 1)
+    ], err
+
+
+def test_a_sweep_goes_on_whatever_was_imported_first(trace: Path, elsewhere: Path) -> None:
+    program = (
+        "import sys; import framework.config.hydra.multirun; from framework.run import call; "
+        "sys.exit(call(sys.argv[1:]))"
+    )
+    words = ("-m", *COMMON, "run.sweep=s", "eviction=lru,fifo", "run.progress=true", "run.report=false")
+    for said in ("1 of 2 ok", "2 of 2 done before"):
+        command = [sys.executable, "-c", program, *words]
+        done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False, timeout=200)
+        assert (done.returncode, done.stderr.startswith(said)) == (0, True), done.stderr
+
+
+def test_two_sweeps_of_one_name_at_once_share_the_jobs_and_fail_none(tmp_path: Path) -> None:
+    make_trace(tmp_path, 3000)
+    words = (
+        "run.sweep=s",
+        "run.progress=true",
+        "eviction=lru,fifo,lfu,mru",
+        "cache.num_blocks=8,12",
+        "run.report=false",
+    )
+    both = [launch(tmp_path, *words) for _ in range(2)]
+    ended = [(process.communicate(timeout=300)[1].decode(), process.returncode) for process in both]
+    assert [status for _, status in ended] == [0, 0], ended
+    ran = [line.split(": ", 1)[1] for err, _ in ended for line in err.splitlines() if re.match(r"\d of 8 ok,", line)]
+    assert sorted(ran) == sorted(path.name for path in finished(tmp_path / "sweeps/s")), ended
+    assert len(ran) == 8, f"each job once, in one of the two: {ended}"
+    assert not list((tmp_path / "sweeps/s").glob("*/failure.json"))
+    assert not list((tmp_path / "sweeps/s").glob("*/lock"))
+    for err, _ in ended:
+        states = [
+            re.fullmatch(r"\d of 8 (ok|elsewhere|skipped|done before)(,.*|:.*|)", line) for line in err.splitlines()
+        ]
+        assert all(states[:-1]), err
+        assert states[-1] or err.endswith(
+            "of 8 jobs are running elsewhere; run the same command again when they have ended\n"
+        )
+
+
 @pytest.mark.slow
 def test_a_sweep_through_submitit_on_this_machine_is_the_same_sweep(trace: Path, elsewhere: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     done = subprocess.run(
         [sys.executable, "-m", "framework.run", "-m", *COMMON, "run.sweep=s", "eviction=lru,fifo",
-         "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=3"],
+         "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=3", "run.progress=true"],
         capture_output=True, text=True, check=False, timeout=280, cwd=elsewhere,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert_a_line_a_job(done.stderr, [], 1, 2)
     assert len(finished(Path("sweeps/s"))) == 2
 
 

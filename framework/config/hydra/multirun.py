@@ -6,10 +6,11 @@ In this process jobs run one by one under a progress bar; a launcher (joblib, su
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -25,8 +26,10 @@ from framework import registry
 from framework.cli.progress import sweep_progress
 from framework.config.hydra.compose import checked
 from framework.errors import FrameworkError
+from framework.results.layout import RESULT
 from framework.sweep.job import Outcome, config_hash, folder_name, is_done
 from framework.sweep.seeds import Repeats
+from framework.sweep.watch import Watch
 
 Task = Callable[[DictConfig], Outcome]
 _OWN_SUBDIR = "."  # conf/config.yaml's: the job names its own folder
@@ -52,26 +55,63 @@ class _Sweep:
             config.hydra.job.id = config.hydra.job.num = number
         return config
 
-    def done(self, config: DictConfig) -> Outcome | None:
-        """The outcome of a job that need not run: its result is there already, or it would repeat an earlier job."""
+    def plan(self, jobs: Sequence[Sequence[str]]) -> list[_Job]:
+        """The jobs but for those that would repeat another."""
+        planned = []
+        for number, words in enumerate(jobs):
+            job = _Job(self, number, words)
+            if not self._repeats(job):
+                planned.append(job)
+        return planned
+
+    def _repeats(self, job: _Job) -> bool:
         try:
-            plain = checked(without_hydra(config)).plain()
-            repeats = self.repeats.repeats(list(config.hydra.overrides.task), plain)
+            return self.repeats.repeats(job.words, lambda: job.plain)
         except FrameworkError:
-            return None  # the job itself will say why
-        if repeats:
-            return Outcome(directory=None, sweep=str(self.folder), state="copy", report=bool(self.config.run.report))
-        directory = job_directory(config.hydra)
-        if directory is None or not self.folder.is_dir() or not is_done(directory, config_hash(plain)):
-            return None
-        report = bool(self.config.run.report)
-        return Outcome(directory=str(directory), sweep=str(self.folder), state="skipped", report=report)
+            return False  # the job itself will say why
 
     def say_repeats(self) -> None:
         """One sentence on the jobs that were left out."""
         if self.repeats.names and self.config.run.progress:
             which = ", ".join(f"{name} ({count})" for name, count in self.repeats.names.items())
             print(f"run with one seed only, since nothing in them uses it: {which}", file=sys.stderr)  # noqa: T201
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One job of a sweep. Composing takes a tenth of a second and the result a third of a MB: nothing keeps it."""
+
+    sweep: _Sweep
+    number: int
+    words: Sequence[str]
+
+    @property
+    def directory(self) -> Path | None:
+        """Its folder; None where the user gave `hydra.sweep.subdir`."""
+        return _folder(self.sweep.config.hydra, self.words)
+
+    @property
+    def config(self) -> DictConfig:
+        """As the task function gets it, Hydra's node included."""
+        return self.sweep.composed(self.number, self.words)
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """The configuration checked. Raises FrameworkError: it cannot be run."""
+        return checked(without_hydra(self.config)).plain()
+
+    def done(self) -> Outcome | None:
+        """The outcome of a job whose good result is there already."""
+        if self.directory is None or not (self.directory / RESULT).exists():
+            return None
+        try:
+            digest = config_hash(self.plain)
+        except FrameworkError:
+            return None  # the job itself will say why
+        if not is_done(self.directory, digest):
+            return None
+        report = bool(self.sweep.config.run.report)
+        return Outcome(directory=str(self.directory), sweep=str(self.sweep.folder), state="skipped", report=report)
 
 
 def multirun(hydra: Any, name: str, words: Sequence[str], task: Task) -> Iterator[Outcome]:
@@ -90,18 +130,28 @@ def multirun(hydra: Any, name: str, words: Sequence[str], task: Task) -> Iterato
     sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
     arguments = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(arguments, list)
-    if type(sweeper) is BasicSweeper:
-        yield from _jobs(_Sweep(config, context, task), sweeper, arguments)
+    if _is(sweeper, BasicSweeper):
+        yield from _jobs(_Sweep(config, context, task), cast(BasicSweeper, sweeper), arguments)
     else:
         yield from _outcomes(sweeper.sweep(arguments=arguments))
     callbacks.on_multirun_end(config=config, config_name=name)
 
 
+def _is(plugin: Any, kind: type) -> bool:
+    """Whether `plugin` is of this very class. By name: Hydra's plugin scan loads modules anew that were imported."""
+    found = type(plugin)
+    return (found.__module__, found.__qualname__) == (kind.__module__, kind.__qualname__)
+
+
 def job_directory(hydra: Any) -> Path | None:
     """The folder of a sweep's job, from Hydra's node; None where the user gave `hydra.sweep.subdir`."""
+    return _folder(hydra, list(hydra.overrides.task))
+
+
+def _folder(hydra: Any, words: Sequence[str]) -> Path | None:
     if str(hydra.sweep.subdir) != _OWN_SUBDIR:
         return None
-    return Path(str(hydra.sweep.dir)).absolute() / folder_name(list(hydra.overrides.task))
+    return Path(str(hydra.sweep.dir)).absolute() / folder_name(words)
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
@@ -126,10 +176,13 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
         return
     sweep.folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(sweep.config, sweep.folder / "multirun.yaml")
-    if isinstance(sweeper.launcher, BasicLauncher):
-        yield from _in_process(sweep, jobs)
+    planned = sweep.plan(jobs)
+    sweep.say_repeats()
+    done = {job.number: outcome for job in planned if (outcome := job.done()) is not None}
+    if _is(sweeper.launcher, BasicLauncher):
+        yield from _in_process(sweep, planned, done)
     else:
-        yield from _launched(sweep, sweeper, jobs)
+        yield from _launched(sweep, sweeper, planned, done)
 
 
 def _clashes(config: DictConfig) -> list[str]:
@@ -146,24 +199,30 @@ def _representatives(jobs: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
             yield words
 
 
-def _in_process(sweep: _Sweep, jobs: Sequence[Sequence[str]]) -> Iterator[Outcome]:
-    """One after another; stops when so many in a row cannot write, since the next would neither."""
+def _in_process(sweep: _Sweep, jobs: Sequence[_Job], done: Mapping[int, Outcome]) -> Iterator[Outcome]:
+    """One after another; stops when so many in a row cannot write, since the next would neither.
+
+    What another process runs comes last, when it may have ended.
+    """
     patience, unwritten = int(sweep.config.run.stop_after_io_failures), 0
-    with sweep_progress(len(jobs), enabled=bool(sweep.config.run.progress)) as tick:
-        for number, words in enumerate(jobs):
-            config = sweep.composed(number, words)
-            outcome = sweep.done(config) or _run(sweep, config)
-            tick(outcome)
-            if outcome.state == "copy":
-                continue
-            yield outcome
+    elsewhere: list[tuple[_Job, Outcome]] = []
+    with sweep_progress(len(jobs), len(done), enabled=bool(sweep.config.run.progress)) as tick:
+        for place, job in enumerate(jobs):
+            outcome = done.get(job.number)
+            if outcome is None:
+                outcome = job.done() or _run(sweep, job.config)  # another process may have done it meanwhile
+                tick(outcome)
+            if outcome.state == "elsewhere":
+                elsewhere.append((job, outcome))
+            else:
+                yield outcome
             unwritten = unwritten + 1 if outcome.disk else 0
-            left = len(jobs) - number - 1
+            left = len(jobs) - place - 1
             if patience and unwritten >= patience and left:
                 reason = f"stopped after {unwritten} jobs in a row that could not write; {left} jobs were not run"
                 yield Outcome(directory=None, sweep=str(sweep.folder), status=1, state="failed", reason=reason)
-                return
-    sweep.say_repeats()
+                break
+    yield from (job.done() or outcome for job, outcome in elsewhere)
 
 
 def _run(sweep: _Sweep, config: DictConfig) -> Outcome:
@@ -180,24 +239,24 @@ def _run(sweep: _Sweep, config: DictConfig) -> Outcome:
     return outcome
 
 
-def _launched(sweep: _Sweep, sweeper: BasicSweeper, jobs: Sequence[Sequence[str]]) -> Iterator[Outcome]:
+def _launched(
+    sweep: _Sweep, sweeper: BasicSweeper, jobs: Sequence[_Job], done: Mapping[int, Outcome]
+) -> Iterator[Outcome]:
     """What is missing goes to the launcher, in batches where the user set `hydra.sweeper.max_batch_size`."""
     assert sweeper.launcher is not None
-    missing: list[list[str]] = []
-    for number, words in enumerate(jobs):
-        done = sweep.done(sweep.composed(number, words))
-        if done is None:
-            missing.append(list(words))
-        elif done.state != "copy":
-            yield done
-    sweep.say_repeats()
-    if sweep.config.run.progress:
-        print(f"{len(jobs) - len(missing)} of {len(jobs)} done before", file=sys.stderr)  # noqa: T201
+    yield from done.values()
+    missing = [list(job.words) for job in jobs if job.number not in done]
+    folders = [job.directory for job in jobs if job.number not in done]
     state = Singleton.get_state()
     size = sweeper.max_batch_size or max(1, len(missing))
-    for start in range(0, len(missing), size):
-        yield from _outcomes(sweeper.launcher.launch(missing[start : start + size], initial_job_idx=start))
-        Singleton.set_state(state)
+    with sweep_progress(len(jobs), len(done), enabled=bool(sweep.config.run.progress)) as tick:
+        for start in range(0, len(missing), size):
+            with Watch([folder for folder in folders[start : start + size] if folder is not None], tick) as watch:
+                returned = sweeper.launcher.launch(missing[start : start + size], initial_job_idx=start)
+            for outcome in _outcomes(returned):
+                watch.finish(outcome)
+                yield outcome
+            Singleton.set_state(state)
 
 
 def _outcomes(returned: Any) -> Iterator[Outcome]:

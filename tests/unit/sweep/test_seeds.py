@@ -42,8 +42,8 @@ def test_the_first_of_the_jobs_that_differ_in_an_unused_seed_is_run() -> None:
     repeats = Repeats()
     jobs = [([f"+eviction={name}", "cache.num_blocks=8", f"seed={seed}"], name) for seed in (4, 5, 6) for name in "ab"]
     names = {"a": "lru", "b": "random"}
-    found = [repeats.repeats(words, config(eviction={"name": names[name]})) for words, name in jobs]
+    found = [repeats.repeats(words, lambda name=name: config(eviction={"name": names[name]})) for words, name in jobs]
     assert found == [False, False, True, False, True, False]
     assert repeats.names == {"eviction=lru": 2}
-    assert not repeats.repeats(["eviction=lru", "cache.num_blocks=16", "seed=5"], config())
-    assert not repeats.repeats(["eviction=lru"], config()), "no seed was asked for"
+    assert not repeats.repeats(["eviction=lru", "cache.num_blocks=16", "seed=5"], config)
+    assert not repeats.repeats(["eviction=lru"], config), "no seed was asked for"
