@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from framework.engine.executors.build import make_executor, require_graphs, requ
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.kv_scales import require_scales
-from framework.engine.limits import longest_sequence, pool_blocks
+from framework.engine.limits import LengthWarning, longest_sequence, pool_blocks, shortened
 from framework.engine.pool import KVPool
 from framework.engine.prompts import is_one_prompt, one_each
 from framework.engine.request import Request
@@ -59,6 +60,7 @@ class LLM:
 
     Attributes:
         max_model_len: longest sequence, tokens: the least of engine.max_model_len, the model's positions and the pool.
+            A LengthWarning says where it is less than what was asked for.
         kv_dtype: of K and V in the pool.
         backends: one a layer: `backend`, or a copy of it where layers differ in their sliding window.
 
@@ -118,6 +120,8 @@ class LLM:
                 options.max_model_len, positions=self.model.config.max_position_embeddings,
                 num_blocks=self.num_blocks, block_size=block_size, model=self.model.name,
             )  # fmt: skip
+            if said := shortened(options.max_model_len, self.max_model_len, advice):
+                warnings.warn(said, LengthWarning, stacklevel=2)
             self._components = allocator, eviction, hash
             built = self._build_allocator()
             executor = self._make_executor(chosen, options, poison)

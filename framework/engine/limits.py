@@ -14,6 +14,10 @@ DEFAULT_BLOCKS = 1024  # on a CPU, where nothing is asked
 _DEFAULT_FRACTION = 0.9  # of a GPU's free memory, where nothing is asked
 
 
+class LengthWarning(UserWarning):
+    """Longer sequences were asked for than the pool or the model can hold: requests of that length are rejected."""
+
+
 def longest_sequence(
     asked: int | None, *, positions: int, num_blocks: int, block_size: int, model: str
 ) -> tuple[int, str]:
@@ -30,6 +34,18 @@ def longest_sequence(
         (asked or positions, "raise engine.max_model_len"),
     ]
     return min(limits, key=lambda limit: limit[0])
+
+
+def shortened(asked: int | None, found: int, advice: str, *, what: str = "engine.max_model_len={asked}") -> str:
+    """One sentence where the longest sequence is shorter than `asked`; empty where it is not.
+
+    Args:
+        found: the longest sequence, tokens; advice: how to raise it; see `longest_sequence`.
+        what: that asks for it.
+    """
+    if asked is None or found >= asked:
+        return ""
+    return f"{what.format(asked=asked)} is more than can be: the longest sequence is {found} tokens; {advice}"
 
 
 def pool_blocks(asked: int | None, fraction: float | None, *, device: str, ranks: Ranks | None, **sizes: Any) -> int:

@@ -58,6 +58,7 @@ def full_replay(session: Session) -> dict[str, Any]:
     engine, unit = source.engine, source.unit
     session.facts |= {**names_of(session.config, (*KINDS[:3], "workload"))}
     session.begin("none")
+    session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.length_advice)
     if session.settings.requests:
         engine.state.on_end = lambda request: session.run.log_request(request_row(request, unit=unit))
     log_every, start = session.settings.log_every, time.perf_counter()
@@ -195,14 +196,15 @@ def build_engine(
     )
     executor = _executor(config, recording, outputs)
     pool = num_blocks * block_size
-    to_raise = f"cache.num_blocks: the pool holds {pool} tokens" if max_len == pool else "engine.max_model_len"
+    to_raise = f"cache.num_blocks: the pool's {num_blocks} blocks hold {pool} tokens"
+    advice = f"raise {to_raise if max_len == pool else 'engine.max_model_len'}"
     recorded = recording.outputs if recording is not None else {}
     lengths = {sample: len(tokens) for sample, tokens in recorded.items()}
     engine = Engine(
         allocator,
         executor,
         max_model_len=max_len,
-        length_advice=f"raise {to_raise}",
+        length_advice=advice,
         max_batch_tokens=engine_options.max_batch_tokens,
         max_batch_requests=engine_options.max_batch_requests,
         chunk_size=engine_options.chunk_size,

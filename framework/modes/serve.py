@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,7 @@ from framework.engine.engine import Engine
 from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
+from framework.engine.limits import LengthWarning
 from framework.engine.request import Request
 from framework.errors import ConfigError, PluginError
 from framework.guard.backend import GuardedBackend
@@ -49,6 +51,7 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
             longest = max(item.max_total_tokens for item in items)
             llm = build_llm(config, model, longest=longest, log=session.event_log())
             session.begin(llm.device)
+            session.say_length(config.engine.max_model_len, longest, llm.max_model_len, llm.engine.length_advice)
             return _answer(llm, session, items)
 
 
@@ -142,16 +145,18 @@ def build_llm(config: Config, model: LoadedModel, *, longest: int, log: Any = No
     cache.pop("dtype")
     parts: dict[str, Any] = {kind: choice.plain() for kind, choice in config.choices().items() if kind in KINDS}
     engine = config.engine
-    return LLM(
-        model,
-        **parts,
-        **cache,
-        device=default_device(config.device),
-        seed=config.seed,
-        record=config.run.record,
-        log=log,
-        engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LengthWarning)  # the run says so itself, on one line
+        return LLM(
+            model,
+            **parts,
+            **cache,
+            device=default_device(config.device),
+            seed=config.seed,
+            record=config.run.record,
+            log=log,
+            engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
+        )
 
 
 def build_workload(config: Config, model: LoadedModel) -> list[WorkloadRequest]:

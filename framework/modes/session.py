@@ -9,8 +9,10 @@ from types import TracebackType
 from typing import Any
 
 from framework import tracking
+from framework.cli.exit import complain
 from framework.cli.signals import describe, interrupts
 from framework.config.config import Config
+from framework.engine.limits import shortened
 from framework.errors import FrameworkError
 from framework.modes.watchdog import Watchdog
 from framework.results.layout import JOB, SHARED
@@ -100,6 +102,23 @@ class Session:
         self.run.write_provenance(origin)
         self._trackers.start(self.config.plain(), label or self.label("-".join(self._components().values())))
         return origin
+
+    def say_length(self, asked: int | None, needed: int | None, found: int, advice: str) -> None:
+        """Put the longest sequence into the result, and say on standard error where it is less than what is wanted.
+
+        After `begin`; the jobs of a sweep say nothing, their results do.
+
+        Args:
+            asked: engine.max_model_len; needed: the workload's longest request, where it is known.
+            found: the longest sequence, tokens; advice: how to raise it.
+        """
+        self.facts["max_model_len"] = found
+        if asked is not None and asked > found:
+            self.facts["max_model_len_asked"] = asked
+        what = "the workload's longest request of {asked} tokens"
+        said = shortened(asked, found, advice) or shortened(needed, found, advice, what=what)
+        if said and self.shared_folder is None:
+            complain(said)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A line of `metrics.jsonl`, and live numbers for the trackers."""

@@ -247,6 +247,12 @@ _DECLARED: tuple[Metric, ...] = (
     _requests("num_finished", "higher", "finished", "Requests that ended with all their tokens.", of="num_requests"),
     _requests("num_requests", "", "requests", "Requests submitted."),
     _requests("num_rejected", "lower", "rejected", "Requests that could never be served.", hide_zero=True),
+    Metric(key="max_model_len", unit="tokens", better="", section="requests", title="longest sequence",
+           definition="Longest sequence that the engine takes, tokens of prompt and answer: the least of "
+           "engine.max_model_len, the model's positions and the pool; longer requests are rejected.",
+           of="max_model_len_asked", when=lambda result: "max_model_len_asked" in result),
+    Metric(key="max_model_len_asked", unit="tokens", better="", section="requests", title="longest sequence asked",
+           definition="What engine.max_model_len asked for, where that is more than the model or the pool can hold."),
     _requests("num_cancelled", "lower", "cancelled", "Requests cancelled by their owner.", hide_zero=True),
     _requests("num_failed", "lower", "failed", "Requests that ended with an error; any makes the run a failure.",
               hide_zero=True),

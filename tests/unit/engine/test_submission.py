@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 
+from framework.engine.limits import LengthWarning
 from framework.engine.request import Status
 from framework.errors import InvalidArgument
 from framework.llm import LLM, EngineOptions
@@ -66,6 +68,18 @@ def test_a_beam_search_that_cannot_be_scored_fails_alone() -> None:
     ],
 )
 def test_a_request_that_is_too_long_learns_which_limit_stands_in_its_way(make: Any, advice: str) -> None:
-    (request,) = LLM("tiny", **make).generate("x" * 40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LengthWarning)
+        (request,) = LLM("tiny", **make).generate("x" * 40)
     assert request.status is Status.REJECTED
     assert request.reason.endswith(f"shorten it or {advice}"), request.reason
+
+
+def test_a_longest_sequence_that_cannot_be_is_said_when_the_engine_is_made() -> None:
+    said = r"engine.max_model_len=4000 is more than can be: the longest sequence is 32 tokens; raise cache.num_blocks"
+    with pytest.warns(LengthWarning, match=said):
+        llm = LLM("tiny", num_blocks=2, engine=EngineOptions(max_model_len=4000))
+    assert llm.max_model_len == 32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert LLM("tiny", num_blocks=2, engine=EngineOptions(max_model_len=32)).max_model_len == 32

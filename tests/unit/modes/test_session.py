@@ -231,6 +231,36 @@ def test_shares_by_step_are_equal_in_two_runs_of_one_command(tmp_path: Path) -> 
     assert by_step == {key: second[key] for key in by_step}
 
 
+@pytest.mark.parametrize("mode", ["serve", "replay"])
+def test_a_longest_sequence_that_cannot_be_is_said_at_the_start_and_in_the_result(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    config = replay(trace, "none", tmp_path / "run") if mode == "replay" else serve(tmp_path / "run")
+    blocks, size = (8, 512) if mode == "replay" else (32, 16)
+    config["cache"] = {"num_blocks": blocks, "block_size": size}
+    pool = blocks * size
+    for asked in (pool + 1, pool, None):
+        api.run({**config, "engine": {"max_model_len": asked}, "run": {**config["run"], "overwrite": True}})
+        err, result = capsys.readouterr().err, read_result(tmp_path / "run")
+        said = (
+            f"engine.max_model_len={asked} is more than can be: the longest sequence is {pool} tokens; raise "
+            f"cache.num_blocks: the pool's {blocks} blocks hold {pool} tokens\n"
+        )
+        more = asked == pool + 1
+        assert err == (said if more else ""), err
+        assert (result["max_model_len"] <= pool, result.get("max_model_len_asked")) == (True, asked if more else None)
+        assert result["max_model_len"] == (pool if asked else result["max_model_len"])
+
+
+def test_a_served_request_longer_than_the_pool_is_said_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.run({**serve(tmp_path / "run"), "cache": {"num_blocks": 3, "block_size": 16}})
+    err = capsys.readouterr().err
+    assert "the workload's longest request of" in err, err
+    assert "tokens is more than can be: the longest sequence is 48 tokens; raise cache.num_blocks" in err, err
+
+
 def test_every_result_says_what_was_run_when_and_where(trace: Path, tmp_path: Path) -> None:
     result = api.run(replay(trace, "cache_only", tmp_path / "run"))
     provenance = json.loads((tmp_path / "run" / "provenance.json").read_text())
