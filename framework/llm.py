@@ -30,6 +30,7 @@ from framework.parallel.spread import spread_over
 from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
+from framework.registry.components import build_with_policy
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
 
@@ -138,13 +139,14 @@ class LLM:
         return self.engine.allocator
 
     def _build_allocator(self) -> Allocator:
-        return build_allocator(
+        allocator, self.policy = build_with_policy(
             *self._components,
             num_blocks=self.num_blocks,
             block_size=self.spec.block_size,
             max_model_len=self.max_model_len,
             seed=self.seed,
         )
+        return allocator
 
     def _make_engine(
         self, allocator: Allocator, options: EngineOptions, advice: str, log: Callable[..., Any] | None

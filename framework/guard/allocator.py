@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from framework.errors import DuplicateRequest, InvalidArgument, InvariantViolation, OutOfBlocks, PluginError
 from framework.guard.boundary import Boundary
+from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
@@ -247,6 +248,13 @@ class GuardedAllocator(Allocator):
             self.plugin.foresee(request, next_use)
         except BaseException as error:
             self._contain("foresee", error)
+
+    def facts(self) -> Facts:
+        try:
+            found: Any = self.plugin.facts()
+        except BaseException as error:
+            self._contain("facts", error)
+        return checked_facts(self._boundary, found)
 
     @classmethod
     def replay_references(

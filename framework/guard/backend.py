@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from framework.errors import InvalidArgument, InvariantViolation, OutOfMemory, PluginError, Unsupported
 from framework.guard.boundary import Boundary
+from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.backend import (
     AttentionBackend,
     AttentionSpec,
@@ -69,14 +69,12 @@ class GuardedBackend:
             self._boundary.wrong("screen", "must return a list of CompiledKernel, or None", found)
         return list(found)
 
-    def facts(self) -> dict[str, str | int | float]:
+    def facts(self) -> Facts:
         try:
             found: Any = self.plugin.facts()
         except BaseException as error:
             self._contain("facts", error)
-        if not isinstance(found, dict) or not all(isinstance(k, str) and _is_fact(v) for k, v in found.items()):
-            self._boundary.wrong("facts", "must return a dict of names to texts and finite numbers", found)
-        return found
+        return checked_facts(self._boundary, found)
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
         try:
@@ -135,7 +133,3 @@ class GuardedBackend:
             self.plugin.copy_blocks(pool, copies)
         except BaseException as error:
             self._contain("copy_blocks", error)
-
-
-def _is_fact(value: object) -> bool:
-    return isinstance(value, (str, int)) or (isinstance(value, float) and isfinite(value))

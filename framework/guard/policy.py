@@ -9,6 +9,7 @@ from typing import Any
 
 from framework.errors import NoCandidate, PluginError
 from framework.guard.boundary import OUTSIDE, Boundary
+from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.types import BlockId
 
@@ -101,6 +102,16 @@ class GuardedPolicy:
             self._evicted(BlockId(block), now)
         except BaseException as error:
             self._boundary.contain("evicted", error, f" for block {block}")
+
+    def facts(self) -> Facts:
+        """What the policy reports of itself; nothing of one that was never attached."""
+        if not hasattr(self._policy, "blocks"):
+            return {}
+        try:
+            found: Any = self._policy.facts()
+        except BaseException as error:
+            self._boundary.contain("facts", error)
+        return checked_facts(self._boundary, found)
 
 
 def boundary_of(policy: EvictionPolicy) -> Boundary:

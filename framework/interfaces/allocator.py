@@ -263,6 +263,13 @@ class Allocator(ABC):
         blocks mean nothing. An allocator that asks no policy ignores it.
         """
 
+    def facts(self) -> dict[str, str | int | float]:
+        """What the results should hold of this object beside `stats`. Default: nothing.
+
+        Asked after the work; changes nothing. Kept as `allocator_<name>`.
+        """
+        return {}
+
     @classmethod
     def replay_references(
         cls,

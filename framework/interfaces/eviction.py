@@ -49,7 +49,7 @@ class BlockView:
         children: cached or in-use blocks published directly below it.
         next_use: the number, from 1 in order of arrival, of the next request for it; replay of a trace only, else
             infinity. What makes Belady a policy.
-        key: the content's name: equal contents have equal keys, also across evictions. For ghost lists.
+        key: the content's block hash: equal contents have equal ones, also across evictions. For ghost lists.
         parent: the block published directly above it, 0 when that is the root or gone. None where nobody knows.
         partial: whether it holds fewer tokens than a block has: a prompt's last block, which later prompts rarely
             share. None where nobody knows.
@@ -166,6 +166,13 @@ class EvictionPolicy(ABC):
             self.evicted(block, now)
             chosen.append(block)
         return chosen
+
+    def facts(self) -> dict[str, str | int | float]:
+        """What the policy learned or settled on (a target, sizes of queues), for the results. Default: nothing.
+
+        Asked after the work, of a policy that was attached; changes nothing. Kept as `eviction_<name>`.
+        """
+        return {}
 
 
 class Block:

@@ -11,6 +11,8 @@ import numpy as np
 from framework.config.config import Config
 from framework.errors import ConfigError
 from framework.files.memo import remembered
+from framework.guard.facts import reported
+from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import EvictionPolicy
 from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, workload_of
 from framework.modes.session import Session, names_of
@@ -66,6 +68,7 @@ def cache_only(session: Session) -> dict[str, Any]:
         else:
             core, counts = PYTHON, replay(paths, policy, num_blocks, leaf_first=options.leaf_first, below=below)
             measured.update(below.summary(block_bytes(options, block_size)))
+        measured.update(reported({"eviction": GuardedPolicy(policy)}))
         measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
         if session.settings.requests:
             _log_requests(session, paths, counts)

@@ -13,13 +13,15 @@ from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.text import RecordedEnd
 from framework.errors import ConfigError
+from framework.guard.facts import reported
+from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import pool_blocks, workload_of
 from framework.modes.rows import request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
-from framework.registry.components import build_allocator, build_component
+from framework.registry.components import build_with_policy
 from framework.replay.foresight import Foresight
 from framework.replay.items import feed, trace_items
 from framework.replay.roofline import Roofline
@@ -85,6 +87,7 @@ def full_replay(session: Session) -> dict[str, Any]:
             missed = 1 - reference["offline_next_use_hit_rate"]
             summary["gap_to_offline_next_use"] = (1 - summary["hit_rate"] - missed) / missed if missed else None
         return {
+            **reported({"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}),
             **summary,
             "clock": source.clock,
             "num_blocks": engine.allocator.num_blocks,
@@ -126,11 +129,13 @@ class Source:
     """What a replay replays, and the engine for it.
 
     Attributes:
+        policy: the engine's allocator's.
         unit: of the engine's clock: "s", or "steps" for a recording, whose arrivals are step numbers.
         clock: as the result names it.
     """
 
     engine: Engine
+    policy: EvictionPolicy
     items: Iterator[WorkloadRequest]
     unit: str
     clock: str
@@ -154,7 +159,7 @@ def open_source(config: Config, log: Any) -> Source:
         Foresight(engine.allocator, future, max_len=engine.max_model_len).attach(engine)
     next(requests_of(workload, name))  # what cannot be read is found before anything is written
     clock = "virtual" if config.executor == "roofline" else f"{config.replay.step_s} s a step"
-    return Source(engine, trace_items(requests_of(workload, name), outputs), "s", clock, workload)
+    return Source(engine, policy, trace_items(requests_of(workload, name), outputs), "s", clock, workload)
 
 
 def _recorded_source(config: Config, log: Any, workload: RecordedWorkload) -> Source:
@@ -165,7 +170,7 @@ def _recorded_source(config: Config, log: Any, workload: RecordedWorkload) -> So
             f"eviction={config.eviction.name} needs every block's next use, which workload=trace "
             "gives and workload=recording does not; replay a trace, or choose another policy"
         )
-    return Source(engine, iter(recording.requests), "steps", "steps", workload)
+    return Source(engine, policy, iter(recording.requests), "steps", "steps", workload)
 
 
 def build_engine(
@@ -183,11 +188,9 @@ def build_engine(
     num_blocks = pool_blocks(config.cache, config.replay)
     longest = recording.max_model_len if recording is not None else _DEFAULT_LEN
     max_len = min(engine_options.max_model_len or longest, num_blocks * block_size)
-    shared = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": max_len, "seed": seed}
-    policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)
-    allocator = build_allocator(
+    allocator, policy = build_with_policy(
         config.allocator.plain(),
-        policy,
+        config.eviction.plain(),
         config.hash.plain(),
         num_blocks=num_blocks,
         block_size=block_size,

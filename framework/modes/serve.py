@@ -17,8 +17,10 @@ from framework.engine.executors.checks import attention_spec, default_device, re
 from framework.engine.kv_scales import require_scales
 from framework.engine.limits import LengthWarning
 from framework.engine.request import Request
-from framework.errors import ConfigError, PluginError
+from framework.errors import ConfigError
 from framework.guard.backend import GuardedBackend
+from framework.guard.facts import Reporting, reported
+from framework.guard.policy import GuardedPolicy
 from framework.llm import LLM
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
@@ -226,11 +228,12 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
     result.update(llm.engine.metrics.summary(llm.engine.state))
     result.update(llm.executor.summary())
-    try:
-        result.update({f"backend_{name}": value for name, value in GuardedBackend(llm.backend).facts().items()})
-    except PluginError as error:
-        result.setdefault("first_failure", str(error))
-    return result
+    plugins: dict[str, Reporting] = {
+        "allocator": llm.engine.state.guarded,
+        "eviction": GuardedPolicy(llm.policy),
+        "backend": GuardedBackend(llm.backend),
+    }
+    return reported(plugins) | result
 
 
 def served_row(request: Request, verdicts: Sequence[DenseVerdict | LossVerdict]) -> dict[str, Any]:

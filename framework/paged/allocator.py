@@ -417,6 +417,9 @@ class PagedAllocator(Allocator):
             collisions=self.cache.index.collisions,
         )
 
+    def facts(self) -> dict[str, str | int | float]:
+        return {"cached_blocks": self.pool.cached} if self.share_prefix else {}
+
     def check(self) -> None:
         from framework.paged.audit import audit
 

@@ -8,6 +8,7 @@ from typing import Any
 from framework.errors import ConfigError
 from framework.guard.construct import construct as guarded_construct
 from framework.interfaces.allocator import Allocator
+from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.construction import build
 from framework.registry.signatures import signature
 
@@ -42,7 +43,29 @@ def build_allocator(
     max_model_len: int,
     seed: int = 0,
 ) -> Allocator:
-    """The allocator with its policy and hash scheme; what serve and replay share."""
+    """The allocator with its policy and hash scheme."""
+    return build_with_policy(
+        allocator,
+        eviction,
+        hash,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        seed=seed,
+    )[0]
+
+
+def build_with_policy(
+    allocator: Component,
+    eviction: Component,
+    hash: Component,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int,
+    seed: int = 0,
+) -> tuple[Allocator, EvictionPolicy]:
+    """The allocator with its policy and hash scheme, and that policy; what serve and replay share."""
     if block_size < 1:
         raise ConfigError(f"cache.block_size must be at least 1, found {block_size}")
     shared: dict[str, Any] = {
@@ -51,7 +74,8 @@ def build_allocator(
         "max_model_len": max_model_len,
         "seed": seed,
     }
-    shared["eviction"] = build_component("eviction", eviction, shared)
+    policy: EvictionPolicy = build_component("eviction", eviction, shared)
+    shared["eviction"] = policy
     shared["hash"] = build_component("hash", hash, shared)
     built: Allocator = build_component("allocator", allocator, shared)
-    return built
+    return built, policy

@@ -27,6 +27,14 @@ from framework.testing.hostile import (
     check_a_scheme_that_lies_costs_misses_only,
 )
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
+from framework.testing.promises import (
+    check_a_promise_is_kept,
+    check_a_withdrawn_promise_is_gone,
+    check_changed_tokens_are_refused,
+    check_facts_are_plain,
+    check_unknown_tokens_cannot_be_promised,
+    check_what_fits_is_given,
+)
 from framework.testing.replay_core import check_a_replay_core_counts_as_the_reference
 from framework.testing.subjects import PLAIN, SALTED, Make, collides_often, driver_of, fresh, info, traits_of
 from framework.types import Namespace, as_tokens
@@ -341,6 +349,12 @@ allocator_checks = (
     check_content_outlives_either_of_two_owners,
     check_every_block_comes_back,
     check_ever_fits_tells_the_truth,
+    check_what_fits_is_given,
+    check_changed_tokens_are_refused,
+    check_a_promise_is_kept,
+    check_a_withdrawn_promise_is_gone,
+    check_unknown_tokens_cannot_be_promised,
+    check_facts_are_plain,
     check_listening_ends,
     check_a_replay_core_counts_as_the_reference,
     check_a_bad_policy_is_named_and_contained,

@@ -16,6 +16,7 @@ from typing import Any
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
 from framework.testing.driver import Violation
 from framework.testing.eviction_cache import Cache, Column, Relabelled, Step
+from framework.testing.facts import require_plain_facts
 from framework.testing.histories import fail_shortest
 from framework.testing.oracles.eviction import SlowLru
 from framework.types import UNKNOWN_REQUEST, BlockId
@@ -197,6 +198,20 @@ def check_two_instances_evict_alike(make: Make) -> None:
         fail_shortest(run, random_steps(seed))
 
 
+def check_facts_are_plain_and_change_nothing(make: Make) -> None:
+    """`facts` gives names to texts and finite numbers at any time; who is asked evicts as who is not."""
+    history = random_steps(7, num_steps=60)
+    policy = make()
+    cache = Cache(policy, 5)
+    require_plain_facts("eviction policy", policy)
+    for step in history:
+        cache.play([step])
+        require_plain_facts("eviction policy", policy)
+    cache.drain()
+    unasked = evictions_of(make(), history, 5)
+    cache.need(cache.evictions == unasked, "facts changed what is evicted", f"{cache.evictions}, else {unasked}")
+
+
 def check_work_does_not_grow_with_the_pool(make: Make) -> None:
     """O(log n) an operation: 32 times the blocks may not cost 6 times the calls, reads and comparisons.
 
@@ -281,6 +296,7 @@ eviction_checks = (
     check_contents_decide_and_not_ids,
     check_a_recency_stack_is_one,
     check_two_instances_evict_alike,
+    check_facts_are_plain_and_change_nothing,
     check_a_large_pool,
     check_work_does_not_grow_with_the_pool,
 )

@@ -437,7 +437,106 @@ class IgnoresBypass(Sound):
 
 RANDOM, COLLIDING = kit.check_random_histories, kit.check_random_histories_under_colliding_hashes
 
+
+class SaysThatAllFits(Sound):
+    def fits(self, request, tokens, hit):
+        return True
+
+    def allocate(self, request, tokens, hit):
+        if not super().fits(request, tokens, hit):
+            raise OutOfBlocks("no room after all")
+        super().allocate(request, tokens, hit)
+
+
+class SaysThatTheLastBlockIsTaken(Sound):
+    asked_by_itself = False
+
+    def fits(self, request, tokens, hit):
+        new = self.room(len(tokens)) - len(hit.blocks)
+        return super().fits(request, tokens, hit) and (self.asked_by_itself or new < self.reclaimable(hit.blocks))
+
+    def allocate(self, request, tokens, hit):
+        self.asked_by_itself = True
+        try:
+            super().allocate(request, tokens, hit)
+        finally:
+            self.asked_by_itself = False
+
+
+class ForgetsItsTokens(Sound):
+    def commit(self, request, tokens):
+        self.row(request).tokens = ()
+        return super().commit(request, tokens)
+
+
+class ComparesTheLastBlockOnly(Sound):
+    def commit(self, request, tokens):
+        row = self.row(request)
+        known = len(row.tokens) - self.block_size
+        row.tokens = (*tokens.tolist()[:known], *row.tokens[known:]) if known > 0 else row.tokens
+        return super().commit(request, tokens)
+
+
+PREFIX: type = registry.load("allocator", "prefix")
+
+
+class FoundAfterWithdrawal(PREFIX):
+    def withdraw(self, request):
+        return tuple(self.promises.readers(request))
+
+
+class NamesNobodyWhoRelied(PREFIX):
+    def withdraw(self, request):
+        super().withdraw(request)
+        return ()
+
+
+class PromisesWhatNobodyKnows(PREFIX):
+    def promise(self, request, num_tokens):
+        super().promise(request, min(num_tokens, len(self.tables()[request].held) // 4))
+
+
+class CopiesWhatItPromised(PREFIX):
+    def promise(self, request, num_tokens):
+        super().promise(request, num_tokens)
+        self.tables()[request].shared = True
+
+    def extend(self, request, num_tokens):
+        owner, self.promises.owner = self.promises.owner, {}
+        try:
+            return super().extend(request, num_tokens)
+        finally:
+            self.promises.owner = owner
+
+
+class ReportsAnArray(Sound):
+    def facts(self):
+        return {"counts": np.arange(3)}
+
+
+class ReportsNotANumber(Sound):
+    def facts(self):
+        return {"share": float("nan")}
+
+
+class CountsItsQuestions(Sound):
+    def facts(self):
+        self.questions = getattr(self, "questions", 0) + 1
+        return {"questions": self.questions}
+
+
 MUTANTS = {
+    SaysThatAllFits: kit.check_what_fits_is_given,
+    SaysThatTheLastBlockIsTaken: kit.check_what_fits_is_given,
+    ForgetsItsTokens: kit.check_changed_tokens_are_refused,
+    ComparesTheLastBlockOnly: kit.check_changed_tokens_are_refused,
+    FoundAfterWithdrawal: kit.check_a_withdrawn_promise_is_gone,
+    NamesNobodyWhoRelied: kit.check_a_withdrawn_promise_is_gone,
+    PromisesWhatNobodyKnows: kit.check_unknown_tokens_cannot_be_promised,
+    CopiesWhatItPromised: kit.check_a_promise_is_kept,
+    ReportsAnArray: kit.check_facts_are_plain,
+    ReportsNotANumber: kit.check_facts_are_plain,
+    CountsItsQuestions: kit.check_facts_are_plain,
     FreesTwiceInSilence: kit.check_a_second_free_is_an_error,
     IgnoresUnknownExtend: kit.check_a_second_free_is_an_error,
     WritesWithoutCopying: kit.check_a_fork_writes_nothing_its_sibling_reads,

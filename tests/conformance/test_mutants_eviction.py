@@ -152,6 +152,37 @@ class RaisesBeyondBlock100(ScoredByAge):
         return super().score(block, now)
 
 
+class ReportsItsCandidates(SlowLru):
+    """Breaks: facts are texts and finite numbers."""
+
+    def facts(self):
+        return {"candidates": set(self.candidates)}
+
+
+class RaisesWhenAsked(SlowLru):
+    """Breaks: facts can be asked for at any time."""
+
+    def facts(self):
+        return {"oldest": min(self.candidates)}
+
+
+class ForgetsWhenAsked(SlowLru):
+    """Breaks: facts change nothing."""
+
+    def facts(self):
+        if len(self.candidates) > 1:
+            self.touched = dict.fromkeys(self.candidates, 0)
+        return {}
+
+    def release(self, blocks, now):
+        super().release(blocks, now)
+        self.touched = {**getattr(self, "touched", {}), **dict.fromkeys(blocks, self.blocks.last_access[blocks[0]])}
+
+    def victim(self, now):
+        super().victim(now)
+        return min(self.candidates, key=lambda block: (self.touched[block], -self.blocks.depth[block], block))
+
+
 RANDOM = kit.check_random_histories
 
 MUTANTS = [
@@ -185,6 +216,9 @@ MUTANTS = [
     (SaysItIsAStack, kit.check_a_recency_stack_is_one),
     (ReadsTheTime, kit.check_a_score_that_reads_the_time_says_so),
     (RaisesBeyondBlock100, kit.check_a_large_pool),
+    (ReportsItsCandidates, kit.check_facts_are_plain_and_change_nothing),
+    (RaisesWhenAsked, kit.check_facts_are_plain_and_change_nothing),
+    (ForgetsWhenAsked, kit.check_facts_are_plain_and_change_nothing),
     (SlowLru, kit.check_work_does_not_grow_with_the_pool),
     (ListLru, kit.check_work_does_not_grow_with_the_pool),
 ]

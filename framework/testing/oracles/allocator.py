@@ -45,11 +45,12 @@ Content = tuple[Namespace, tuple[int, ...]]
 
 @dataclass
 class Row:
-    """One request: its table, how many of its tokens are committed, whether its KV predates a reset."""
+    """One request: its table, committed and known tokens, and whether its KV predates a reset."""
 
     info: RequestInfo
     table: list[int] = field(default_factory=list)
     committed: int = 0
+    tokens: tuple[int, ...] = ()
     stale: bool = False
 
 
@@ -167,7 +168,7 @@ class SlowAllocator(Allocator):
         except PluginError:
             self.drop(list(hit.blocks))
             raise
-        self.rows[request.id] = Row(request, [*hit.blocks, *new], hit.num_tokens)
+        self.rows[request.id] = Row(request, [*hit.blocks, *new], hit.num_tokens, tuple(tokens.tolist()))
         self.totals["hit_tokens"] += hit.num_tokens
         self.totals["prompt_tokens"] += len(tokens)
         self.changed()
@@ -209,6 +210,8 @@ class SlowAllocator(Allocator):
             raise InvalidArgument(
                 f"commit of {len(values)} tokens: must be {row.committed} to {len(row.table) * self.block_size}"
             )
+        if row.tokens[: len(values)] != values[: len(row.tokens)]:
+            raise InvalidArgument(f"commit of other tokens than those known: {values}, known {row.tokens}")
         names, start, published = self.names(tokens, row.info.namespace), len(row.table), []
         for index in self.newly_full(row, len(values)):
             content = (row.info.namespace, values[: (index + 1) * self.block_size])
@@ -223,7 +226,7 @@ class SlowAllocator(Allocator):
                 published.append(BlockId(row.table[index]))
             else:
                 self.totals["collisions"] += 1
-        row.committed = len(values)
+        row.committed, row.tokens = len(values), max(row.tokens, values, key=len)
         if published:
             self.policy.admit(published[::-1], self.now)
         self.changed()
@@ -241,7 +244,7 @@ class SlowAllocator(Allocator):
             raise InvalidArgument(f"fork at {num_tokens} tokens: the parent has room for fewer")
         blocks = tuple(BlockId(block) for block in row.table[: self.room(num_tokens)])
         self.share(blocks, child, hits=False)
-        self.rows[child.id] = Row(child, list(blocks), num_tokens, row.stale)
+        self.rows[child.id] = Row(child, list(blocks), num_tokens, row.tokens[:num_tokens], row.stale)
         self.changed()
         return TableChange(0)
 
@@ -253,7 +256,7 @@ class SlowAllocator(Allocator):
         keep = self.room(num_tokens)
         self.drop(row.table[: keep - 1 if keep else None : -1] if len(row.table) > keep else [])
         del row.table[keep:]
-        row.committed = min(row.committed, num_tokens)
+        row.committed, row.tokens = min(row.committed, num_tokens), row.tokens[:num_tokens]
         self.changed()
 
     def free(self, request: RequestId) -> None:

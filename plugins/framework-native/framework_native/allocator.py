@@ -158,6 +158,9 @@ class NativeAllocator(Allocator):
     def stats(self) -> AllocatorStats:
         return AllocatorStats(**dict(zip(AllocatorStats.__dataclass_fields__, self._core.stats(), strict=True)))
 
+    def facts(self) -> dict[str, str | int | float]:
+        return {"cached_blocks": self.stats().cached_blocks}
+
     def check(self) -> None:
         found = faults(self._core, self._columns, self.num_blocks, self.block_size, self._leaf_only, self._by_hash)
         if found:

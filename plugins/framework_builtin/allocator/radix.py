@@ -65,6 +65,7 @@ class RadixAllocator(PagedAllocator):
         if block_size % count_of("page_size", page_size, 1):
             raise InvalidArgument(f"page_size {page_size} does not divide block_size {block_size}")
         self._page_size = page_size
+        self._partial_hit_tokens = 0
         self._tree = self.cache.index = RadixIndex(self.pool)
 
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
@@ -94,6 +95,11 @@ class RadixAllocator(PagedAllocator):
         table = self._table(request.id)
         table.published = hit.num_tokens // self.block_size
         table.shared = len(hit.blocks) > table.published
+        self._partial_hit_tokens += hit.num_tokens % self.block_size
+
+    def facts(self) -> dict[str, str | int | float]:
+        """`partial_hit_tokens`: what hits that end inside a block add to those of full blocks."""
+        return {**super().facts(), "partial_hit_tokens": self._partial_hit_tokens}
 
 
 class RadixIndex(TrieIndex):
@@ -123,9 +129,9 @@ class RadixIndex(TrieIndex):
                 best = (block, common)
         return best
 
-    def insert(self, anchor: int, parent: int, key: BlockHash, data: bytes, block: int) -> int:
+    def insert(self, anchor: int, parent: int, block_hash: BlockHash, data: bytes, block: int) -> int:
         published = self._pool.block_hash[block] is not None
-        holder = super().insert(anchor, parent, key, data, block)
+        holder = super().insert(anchor, parent, block_hash, data, block)
         if holder == block and not published:
             above = self._above[self._node[block]]
             insort(self._siblings.setdefault(above, []), (self._data[self._node[block]], block))

@@ -46,6 +46,11 @@ class Returns:
         """(C, A) of kinds known when last learnt: best ratio of the chance to be used again to the time held for it."""
         self._fresh: list[float] = [0.0] * num_sorts
 
+    @property
+    def num_kinds(self) -> int:
+        """Combinations of features seen, the sorts themselves not counted."""
+        return len(self._features)
+
     def kind_of(self, sort: int, features: tuple[int, ...]) -> int:
         """The number of this combination; the sort's own when there are too many. Features: all of one length."""
         key = (sort, *features)

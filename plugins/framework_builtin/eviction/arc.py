@@ -63,6 +63,11 @@ class Arc(EvictionPolicy):
         lost.add(self.blocks.key[block])
         self._queue_of(block).remove(block)
 
+    def facts(self) -> dict[str, str | int | float]:
+        ghosts = len(self._lost_once) + len(self._lost_often)
+        sizes = {"once_blocks": len(self._once), "often_blocks": len(self._often), "ghosts": ghosts}
+        return {"target_blocks": round(self._target, 3), **sizes}
+
     def _queue_of(self, block: BlockId) -> Queue:
         return self._once if block in self._once else self._often
 

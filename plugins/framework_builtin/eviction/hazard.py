@@ -142,3 +142,12 @@ class Hazard(GroupedPolicy):
         if self._as_lru:
             return orders.astype(np.float64)
         return self._returns.scores(kinds, ages)
+
+    def facts(self) -> dict[str, str | int | float]:
+        behind = self._lru_hits - self._own_hits
+        return {
+            "groups": self._order,
+            "kinds": self._returns.num_kinds,
+            "as_lru": self._as_lru,
+            "behind_lru_blocks": behind,
+        }

@@ -93,6 +93,9 @@ class LeCaR(EvictionPolicy):
             (self._by_lru if expert == "lru" else self._by_lfu).add(key, self._clock)
             self._lost_uses[key] = uses
 
+    def facts(self) -> dict[str, str | int | float]:
+        return {"lru_weight": round(self._lru_weight, 6)}
+
     def _draw(self) -> tuple[BlockId, str]:
         oldest = self._recency.front()
         if oldest is None:

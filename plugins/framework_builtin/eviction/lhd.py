@@ -111,6 +111,9 @@ class Lhd(DrawnPolicy):
         self._budget += self._explores[block]
         self._explores[block] = 0
 
+    def facts(self) -> dict[str, str | int | float]:
+        return {"models": self._clock // self._every, "typical_density": self._typical}
+
     def _touch(self, block: BlockId) -> bool:
         """One access; says whether the block explores from here."""
         self._last[block] = self._clock

@@ -82,6 +82,9 @@ class S3Fifo(EvictionPolicy):
         else:
             self._main.remove(block)
 
+    def facts(self) -> dict[str, str | int | float]:
+        return {"small_blocks": len(self._small), "main_blocks": len(self._main), "ghosts": len(self._ghosts)}
+
     def _small_blocks(self) -> int:
         return int(self.blocks.num_blocks * self._small_share)
 

@@ -57,6 +57,9 @@ class Slru(EvictionPolicy):
     def evicted(self, block: BlockId, now: float) -> None:
         self._segments[self._level.pop(block)].remove(block)
 
+    def facts(self) -> dict[str, str | int | float]:
+        return {"segment_blocks": " ".join(str(len(segment)) for segment in self._segments)}
+
     def _size(self) -> int:
         return max(1, self.blocks.num_blocks // len(self._segments))
 

@@ -53,3 +53,6 @@ class TenantFair(EvictionPolicy):
         self._candidates[tenant].hide(block)
         if not self._held[tenant]:
             del self._held[tenant], self._candidates[tenant]
+
+    def facts(self) -> dict[str, str | int | float]:
+        return {"tenants": len(self._held), "most_blocks_of_a_tenant": max(self._held.values(), default=0)}

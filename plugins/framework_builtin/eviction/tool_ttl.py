@@ -82,3 +82,7 @@ class ToolTtl(GroupedPolicy):
         lives[known] = self._lives[kinds[known]]
         protected = (ages < lives) | ~known
         return np.asarray(protected * float(2**52) + orders, dtype=np.float64)
+
+    def facts(self) -> dict[str, str | int | float]:
+        lives = zip(self._kinds, self._lives.tolist(), strict=False)
+        return {"kinds": len(self._kinds), "lives": ", ".join(f"{kind} {life:.6g}" for kind, life in lives)}

@@ -64,5 +64,8 @@ class TwoQ(EvictionPolicy):
             self._ghosts.add(self.blocks.key[block])
         self._queue_of(block).remove(block)
 
+    def facts(self) -> dict[str, str | int | float]:
+        return {"newcomer_blocks": len(self._in), "main_blocks": len(self._main), "ghosts": len(self._ghosts)}
+
     def _queue_of(self, block: BlockId) -> Queue:
         return self._in if block in self._in else self._main

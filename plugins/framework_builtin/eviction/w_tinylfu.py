@@ -119,6 +119,10 @@ class WTinyLfu(EvictionPolicy):
     def evicted(self, block: BlockId, now: float) -> None:
         self._home.pop(block).remove(block)
 
+    def facts(self) -> dict[str, str | int | float]:
+        lists = {"window": self._window, "probation": self._probation, "protected": self._protected}
+        return {f"{name}_blocks": len(queue) for name, queue in lists.items()}
+
     def _settle(self) -> None:
         """What overflows the window moves on while the main area has room."""
         main_blocks = self.blocks.num_blocks - self._window_blocks

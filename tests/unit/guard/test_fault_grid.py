@@ -85,8 +85,8 @@ HOOKS = {
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
 NOT_CALLED = {
-    "allocator": {"truncate", "withdraw", "reset", "check", "listen", "foresee", "replay_references"},
-    "eviction": {"attach", "victims"},
+    "allocator": {"truncate", "withdraw", "reset", "check", "listen", "foresee", "facts", "replay_references"},
+    "eviction": {"attach", "victims", "facts"},
     "hash": set(),
 }
 """Methods that no request reaches: tested one by one, here or beside their caller."""
