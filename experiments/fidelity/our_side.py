@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from experiments.fidelity.streams import Outcome, Talk, sampling_of
-from framework.config.sections import ReplayOptions
 from framework.engine.engine import Engine
+from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.interfaces.hash import HashScheme
-from framework.modes.replay import build_engine
+from framework.registry.components import build_allocator
 from framework.types import BlockHash, Namespace, TokenArray
 
 _ROOT = BlockHash(b"root")
@@ -38,17 +39,52 @@ class VllmHash(HashScheme):
         return BlockHash(self._hash(None if parent == _ROOT else parent, tuple(tokens.tolist()), None))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of one replay, by the names they have in a configuration."""
+
+    num_blocks: int
+    block_size: int = 16
+    max_batch_tokens: int = 8192
+    max_batch_requests: int = 64
+    eviction: Any = "lru"
+    allocator: Any = "prefix"
+    hash: Any = "sha256"
+    max_model_len: int = 2**18
+
+
+def engine_of(settings: Settings, outputs: MutableMapping[tuple[int, int], TokenArray]) -> Engine:
+    """The engine that mode=replay executor=none builds of such settings; a step takes one second.
+
+    Args:
+        outputs: what each request generates.
+    """
+    blocks, size = settings.num_blocks, settings.block_size
+    longest = min(settings.max_model_len, blocks * size)
+    allocator = build_allocator(
+        settings.allocator, settings.eviction, settings.hash,
+        num_blocks=blocks, block_size=size, max_model_len=longest, seed=0,
+    )  # fmt: skip
+    return Engine(
+        allocator,
+        ReplayExecutor(constant_step(1.0), outputs=outputs),
+        max_model_len=longest,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_requests=settings.max_batch_requests,
+        virtual_clock=True,
+    )
+
+
 def run(
-    talks: Sequence[Talk], config: Mapping[str, Any], *, waiting: int = 64, seen: Callable[[Engine], Any] | None = None
+    talks: Sequence[Talk], settings: Settings, *, waiting: int = 64, seen: Callable[[Engine], Any] | None = None
 ) -> Outcome:
     """All requests, in order, no more than `waiting` queued at a time.
 
     Args:
-        config: as a replay's: cache, engine, allocator, eviction, hash.
         seen: called after every step.
     """
     outputs: dict[tuple[int, int], TokenArray] = {}
-    engine, _ = build_engine(config, ReplayOptions(step_s=1.0), None, None, outputs)
+    engine = engine_of(settings, outputs)
     outcome, pending = Outcome(), 0
     engine.allocator.listen(lambda event: event.kind == "evict" and outcome.evicted.append(bytes(event.key)))
 
@@ -67,7 +103,7 @@ def run(
 
     engine.executor.forward = noted  # type: ignore[method-assign]
     while pending < len(talks) or engine.num_unfinished:
-        while pending < len(talks) and len(engine.state.waiting) < waiting:
+        while pending < len(talks) and engine.num_unfinished - engine.state.rows.num_active < waiting:
             outputs[pending, 0] = talks[pending].output
             engine.submit(talks[pending].prompt, sampling_of(talks[pending]))
             pending += 1

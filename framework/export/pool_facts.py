@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import EvictionPolicy
+from framework.paged.index import DuplicateIndex
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import BlockPool
+from framework.paged.victims import Victims
 from framework.types import BlockHash, BlockId, RequestFacts, RequestInfo
 
 
@@ -23,7 +24,8 @@ class PoolFacts:
         clock: the policy's `now`, non-decreasing.
 
     Attributes:
-        pool: the columns. `pool.candidate` marks the blocks that the policy may name, `pool.key` those published.
+        pool: the columns. `pool.candidate` marks blocks that the policy may name, `pool.block_hash` published ones.
+        num_candidates: blocks that the policy may name.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int, block_size: int, clock: Callable[[], float]) -> None:
@@ -31,11 +33,10 @@ class PoolFacts:
         self.clock = clock
         self.policy = GuardedPolicy(policy)
         self.requests = LastRequests(num_blocks + 1) if self.policy.needs_requests else None
-        self._parent = array("i", [0]) * (num_blocks + 1)
+        self.index = DuplicateIndex(self.pool)
+        self.num_candidates, self.leaf_only = 0, False
+        self._victims = Victims(self)
         self._tenants: dict[str, int] = {"": 0}
-        self.pool.parent_of = self._parent.__getitem__
-        self.pool.count_children = self._count_children
-        self._below: dict[int, set[int]] = {}
         self.policy.attach(self.pool.view(self.requests))
 
     def tenant(self, name: str) -> int:
@@ -54,7 +55,7 @@ class PoolFacts:
     def used_by(self, blocks: Iterable[int], request: RequestFacts | None) -> None:
         """This request published these blocks, or is about to release them."""
         if self.requests is not None and request is not None:
-            self.requests.used([block for block in blocks if self.pool.key[block] is not None], request)
+            self.requests.used([block for block in blocks if self.pool.block_hash[block] is not None], request)
 
     def admit(
         self,
@@ -76,12 +77,13 @@ class PoolFacts:
         """
         pool = self.pool
         for block in blocks:
-            if pool.key[block] is not None:  # the block's content was promoted to another key
+            if pool.block_hash[block] is not None:  # the block's content was promoted to another key
                 self.drop(block)
         pool.describe_all(blocks, depths, 0, priority, tenant)
         for block, parent, key in zip(blocks, parents, keys, strict=True):
-            pool.key[block] = BlockHash(key)
-            self._set_parent(block, parent)
+            name = BlockHash(key)
+            self.index.insert(0, parent if pool.block_hash[parent] is not None else 0, name, b"", block)
+            pool.block_hash[block] = name
         self.used_by(blocks, request)
         if self.policy.wants_admit:
             self.policy.admit(blocks[::-1], self.clock())
@@ -96,6 +98,7 @@ class PoolFacts:
             last[block] = access
         for block in pinned:
             candidate[block] = 0
+        self.num_candidates -= len(pinned)
         if priority > pool.least_priority:
             pool.varied = True
             for block in blocks:
@@ -109,6 +112,7 @@ class PoolFacts:
     def pin(self, block: int) -> None:
         """A candidate is in use, though no request found it."""
         self.pool.candidate[block] = 0
+        self.num_candidates -= 1
         self.policy.pin((block,), self.clock())
 
     def release(self, blocks: Sequence[int]) -> list[int]:
@@ -119,60 +123,44 @@ class PoolFacts:
             declined = [block for block in blocks if not self.policy.keep(block, now)]
             for block in declined:
                 self.drop(block)
-            blocks = [block for block in blocks if pool.key[block] is not None]
+            blocks = [block for block in blocks if pool.block_hash[block] is not None]
         last, access = pool.last_access, pool.access
         for block in blocks:
             last[block] = access
         pool.mark(blocks)
+        self.num_candidates += len(blocks)
         if blocks:
             self.policy.release(blocks, now)
         return declined
 
-    def victim(self) -> int:
-        """The candidate that the policy gives up; its content is forgotten."""
-        block = self.policy.victim(self.clock(), self.pool.candidate)
-        self.drop(block)
-        return block
+    @property
+    def now(self) -> float:
+        """The policy's time."""
+        return self.clock()
+
+    def is_leaf(self, block: int) -> bool:
+        """Whether no published block lies below this one."""
+        return not self.pool.children[block]
+
+    def victims(self, count: int) -> list[int]:
+        """The candidates that the policy gives up, at most `num_candidates`; their contents are forgotten."""
+        blocks = self._victims.take(count)
+        self.num_candidates -= count
+        self.index.remove_all(blocks)
+        return blocks
 
     def drop(self, block: int) -> None:
         """The content of this published block is gone."""
         pool = self.pool
+        self.num_candidates -= pool.candidate[block]
         pool.candidate[block] = 0
         self.policy.evicted(BlockId(block), self.clock())  # which may read the block's facts
-        pool.key[block] = None
-        self._set_parent(block, 0)
-        for child in self._below.pop(block, ()):
-            self._parent[child] = 0
-        if "children" in pool.__dict__:
-            pool.children[block] = 0
+        self.index.remove(block)
+        pool.block_hash[block] = None
 
     def drop_all(self) -> None:
         """Nothing is published any more."""
         self.tick()
-        published = [block for block, key in enumerate(self.pool.key) if key is not None]
+        published = [block for block, key in enumerate(self.pool.block_hash) if key is not None]
         for block in sorted(published, key=self.pool.depth.__getitem__, reverse=True):
             self.drop(block)
-
-    def _set_parent(self, block: int, parent: int) -> None:
-        if parent and self.pool.key[parent] is None:
-            parent = 0
-        before = self._parent[block]
-        if before == parent:
-            return
-        counted = self.pool.children if "children" in self.pool.__dict__ else None
-        if before:
-            siblings = self._below[before]
-            siblings.discard(block)
-            if not siblings:
-                del self._below[before]
-            if counted is not None:
-                counted[before] -= 1
-        if parent:
-            self._below.setdefault(parent, set()).add(block)
-            if counted is not None:
-                counted[parent] += 1
-        self._parent[block] = parent
-
-    def _count_children(self, children: array[int]) -> None:
-        for parent, below in self._below.items():
-            children[parent] = len(below)

@@ -53,7 +53,8 @@ def lead(
     num_blocks = manager.block_pool.num_gpu_blocks - 1
     block_size = manager.coordinator.single_type_managers[0].block_size
     policy = build_policy(eviction, num_blocks, block_size=block_size, seed=seed)
-    return PoolWatch(manager, PoolFacts(policy, num_blocks, block_size, clock))
+    hash_of = importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
+    return PoolWatch(manager, PoolFacts(policy, num_blocks, block_size, clock), hash_of)
 
 
 def require_version() -> None:
@@ -97,11 +98,10 @@ def _connector_classes() -> dict[str, type]:
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             super().__init__(vllm_config, role, kv_cache_config)
             self.options = options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
-            self.watch, self._steps, self._start = None, 0, time.monotonic()
+            self.watch, self._start = None, time.monotonic()
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
-            """Nothing for the workers; a step was scheduled."""
-            self._steps += 1
+            """Nothing for the workers."""
             return Nothing()
 
     class Nothing(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]
@@ -118,7 +118,6 @@ class _Methods:
 
     options: tuple[Any, int, str]
     watch: PoolWatch | None
-    _steps: int
     _start: float
 
     @property
@@ -169,4 +168,4 @@ class _Methods:
         return time.monotonic() - self._start
 
     def _step(self) -> float:
-        return float(self._steps)
+        return 0.0 if self.watch is None else float(self.watch.num_steps)

@@ -24,6 +24,7 @@ class PolicyQueue:
     Args:
         order: vLLM's FreeKVCacheBlockQueue.
         blocks: the pool's blocks, by id.
+        hash_of: the hash of a content, of a block's `block_hash`, which names the cache group too.
         on_declined: takes free blocks whose content the policy would not keep, to give it up.
 
     Attributes:
@@ -37,8 +38,9 @@ class PolicyQueue:
         facts: PoolFacts,
         *,
         on_declined: Callable[[list[Any]], Any],
+        hash_of: Callable[[Any], bytes],
     ) -> None:
-        self.order, self.blocks, self._on_declined = order, blocks, on_declined
+        self.order, self.blocks, self._on_declined, self.hash_of = order, blocks, on_declined, hash_of
         self.facts: PoolFacts | None = facts
         self.failure: Exception | None = None
         self._pool = facts.pool
@@ -67,11 +69,11 @@ class PolicyQueue:
         self._ticked = False
         taken: list[Any] = []
         while len(taken) < n:
-            block = order.fake_free_list_head.next_free_block
-            if block.block_hash is not None and self.facts is not None:
-                block = self._victim(block)
-            order.remove(block)
-            taken.append(block)
+            first = order.fake_free_list_head.next_free_block
+            chosen = [first] if first.block_hash is None else self._victims(n - len(taken)) or [first]
+            for block in chosen:
+                order.remove(block)
+            taken += chosen
         return taken
 
     def remove(self, block: Any) -> None:
@@ -124,21 +126,20 @@ class PolicyQueue:
             exc_info=error,
         )
 
-    def _victim(self, first: Any) -> Any:
-        """The policy's victim; `first`, which is vLLM's, where it has none to name."""
-        if 1 not in self._pool.candidate:
-            return first
-        named = self.attempt(lambda facts: facts.victim())
-        return first if named is None else self.blocks[named]
+    def _victims(self, most: int) -> list[Any]:
+        """The policy's next victims; none where it has none to name."""
+        count = min(most, self.facts.num_candidates) if self.facts is not None else 0
+        named = self.attempt(lambda facts: facts.victims(count)) if count else None
+        return [] if named is None else [self.blocks[block] for block in named]
 
     def _release(self, facts: PoolFacts, blocks: list[Any]) -> None:
         facts.tick()
-        key = facts.pool.key
+        key = facts.pool.block_hash
         cached = [block for block in blocks if block.block_hash is not None]
         for block in cached:
             if key[block.block_id] is None:  # published by a way that nobody watches, such as a load by a connector
                 depth = max(0, (block.block_hash_num_tokens or 0) // facts.pool.block_size - 1)
-                facts.admit([block.block_id], [depth], [0], [block.block_hash])
+                facts.admit([block.block_id], [depth], [0], [self.hash_of(block.block_hash)])
         declined = facts.release([block.block_id for block in cached])
         if declined:
             self._on_declined([self.blocks[block] for block in declined])

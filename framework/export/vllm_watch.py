@@ -29,16 +29,25 @@ class PoolWatch:
     Args:
         manager: vLLM's KVCacheManager, with nothing cached yet.
         facts: for the pool's blocks.
+        hash_of: vLLM's get_block_hash.
+
+    Attributes:
+        num_steps: that the scheduler has begun.
+        arrivals: of unfinished requests, on the clock of `facts`; kept only for a policy that reads them.
     """
 
-    def __init__(self, manager: Any, facts: PoolFacts) -> None:
+    def __init__(self, manager: Any, facts: PoolFacts, hash_of: Callable[[Any], bytes]) -> None:
         self.pool = manager.block_pool
-        self.queue = PolicyQueue(self.pool.free_block_queue, self.pool.blocks, facts, on_declined=self._decline)
+        self.queue = PolicyQueue(
+            self.pool.free_block_queue, self.pool.blocks, facts, on_declined=self._decline, hash_of=hash_of
+        )
         self.pool.free_block_queue = self.queue
+        self.num_steps = 0
         self.arrivals: dict[str, float] = {}
         self._known: dict[str, _Known] = {}
         self._request: Any = None
         self._hit_blocks = 0
+        self._watch(manager, "new_step_starts", self._begin_step)
         self._watch(manager, "allocate_slots", self._allocating)
         self._watch(self.pool, "touch", self._touching)
         self._watch(self.pool, "cache_full_blocks", None, self._cached)
@@ -70,12 +79,15 @@ class PoolWatch:
 
         setattr(owner, name, watched)
 
+    def _begin_step(self) -> None:
+        self.num_steps += 1
+
     def _allocating(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self._request, self._hit_blocks = request, 0
 
     def _touching(self, blocks: Sequence[Any]) -> None:
         facts, request = self.queue.facts, self._request
-        key = facts.pool.key if facts is not None else []
+        key = facts.pool.block_hash if facts is not None else []
         found = [block.block_id for block in blocks if not block.is_null and key[block.block_id] is not None]
         if facts is None or not found:
             return
@@ -101,14 +113,14 @@ class PoolWatch:
             [block.block_id for _, block in new],
             [place for place, _ in new],
             [blocks[place - 1].block_id if place else 0 for place, _ in new],
-            [block.block_hash for _, block in new],
+            [self.queue.hash_of(block.block_hash) for _, block in new],
             priority=known.priority,
             tenant=known.tenant,
             request=known.facts,
         )
 
     def _unhashed(self, facts: PoolFacts, result: None, block_ids: set[int]) -> None:
-        gone = [self.pool.blocks[block] for block in sorted(block_ids) if facts.pool.key[block] is not None]
+        gone = [self.pool.blocks[block] for block in sorted(block_ids) if facts.pool.block_hash[block] is not None]
         gone = [block for block in gone if block.block_hash is None]
         for block in gone:
             facts.drop(block.block_id)

@@ -24,7 +24,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.cache import BlockCache
 from framework.paged.hashing import BlockHasher
-from framework.paged.index import HashIndex, TrieIndex
+from framework.paged.index import DuplicateIndex, HashIndex, index_of
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import BlockPool
 from framework.paged.promises import TablePromises
@@ -52,9 +52,13 @@ class PagedAllocator(Allocator):
         watermark: fraction of `num_blocks` that an admission leaves free or evictable, so that running requests can
             grow. Ignored when no request holds a block, and by `extend`.
         leaf_only: evict a block only after every block published below it.
+        duplicates: of a content that a block holds already and a request computes again (its prefix had been evicted):
+            "merge" lets the request use that block and frees its own; "keep" publishes the second beside the first,
+            as vLLM does, whose tables only grow.
 
     Raises:
-        InvalidArgument: a size below 1, a watermark outside 0 to 1.
+        InvalidArgument: a size below 1, a watermark outside 0 to 1, `duplicates` that are kept with `leaf_only` or
+            by a hash scheme that is not collision resistant.
 
     Source: Kwon et al. 2023, arXiv:2309.06180; prefix sharing as in vLLM's automatic prefix caching.
     """
@@ -71,6 +75,7 @@ class PagedAllocator(Allocator):
         eviction: EvictionPolicy,
         watermark: float = 0.01,
         leaf_only: bool = False,
+        duplicates: Literal["merge", "keep"] = "merge",
     ) -> None:
         self.num_blocks = count_of("num_blocks", num_blocks, 1)
         self.block_size = count_of("block_size", block_size, 1)
@@ -78,7 +83,8 @@ class PagedAllocator(Allocator):
             raise InvalidArgument(f"watermark must be a fraction from 0 to below 1, found {watermark}")
         self._reserve = int(watermark * num_blocks)
         self.pool = BlockPool(num_blocks, block_size)
-        index = HashIndex(self.pool) if hash.collision_resistant else TrieIndex(self.pool)
+        index = index_of(self.pool, hash, duplicates, leaf_only=leaf_only)
+        self._keep_duplicates = isinstance(index, DuplicateIndex)
         policy = GuardedPolicy(eviction)
         self._requests = LastRequests(num_blocks + 1) if policy.needs_requests else None
         policy.attach(self.pool.view(self._requests))
@@ -283,13 +289,13 @@ class PagedAllocator(Allocator):
         if known < full:
             more = self.hasher.blocks(hashes[-1] if hashes else table.root, tokens[known * size : full * size])
         fresh = hashes[first:full] + more if known > first else more
-        if self.promises.owner:
+        if self.promises.owner and not self._keep_duplicates:
             full = self.promises.first_of_others(table, [*hashes, *more], tokens, full)
             fresh = fresh[: full - first]
             if full <= first:
                 hashes += more
                 return len(table.blocks)
-        data = b"" if type(self.cache.index) is HashIndex else buffer[first * size : full * size].tobytes()
+        data = b"" if isinstance(self.cache.index, HashIndex) else buffer[first * size : full * size].tobytes()
         self.pool.access += 1
         if self._requests is not None:
             self._requests.used(table.blocks[first:full], table.facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from framework.paged.index import DuplicateIndex
 from framework.paged.promises import Promises
 
 if TYPE_CHECKING:
@@ -144,8 +145,10 @@ def _published(allocator: PagedAllocator) -> list[str]:
 
 
 def _ancestry(allocator: PagedAllocator) -> list[str]:
-    pool, cache, faults = allocator.pool, allocator.cache, []
+    pool, cache, faults = allocator.pool, allocator.cache, list[str]()
     detached = getattr(cache, "detached", ())
+    if isinstance(cache.index, DuplicateIndex):  # a request's own copy may lie below a block that it does not use
+        return faults
     for block in range(1, pool.num_blocks + 1):
         parent = cache.index.parent(block) if pool.block_hash[block] is not None else 0
         if parent and pool.ref[block] and not pool.ref[parent] and block not in detached:

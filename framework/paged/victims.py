@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from contextlib import suppress
 from operator import length_hint
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from framework.errors import PluginError
-
-if TYPE_CHECKING:
-    from framework.paged.cache import BlockCache
+from framework.guard.policy import GuardedPolicy
+from framework.paged.index import PrefixIndex
+from framework.paged.pool import BlockPool
 
 _INT = {int}
+
+
+class Cached(Protocol):
+    """Blocks with their policy: a BlockCache, or the facts kept of another engine's pool."""
+
+    pool: BlockPool
+    policy: GuardedPolicy
+    leaf_only: bool
+
+    @property
+    def index(self) -> PrefixIndex: ...
+    @property
+    def now(self) -> float: ...
+    def is_leaf(self, block: int) -> bool: ...
 
 
 class Victims:
@@ -20,7 +34,7 @@ class Victims:
     Of the pool it changes only `candidate`.
     """
 
-    def __init__(self, cache: BlockCache) -> None:
+    def __init__(self, cache: Cached) -> None:
         self._cache = cache
 
     def take(self, count: int) -> list[int]:

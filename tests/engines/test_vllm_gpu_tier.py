@@ -12,6 +12,7 @@ from vllm.v1.core.kv_cache_utils import hash_block_tokens
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Outcome, Talk, grown, of_trace
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
+from framework import registry
 from framework.errors import ConfigError, Unsupported
 from framework.export import vllm_connector
 from framework.interfaces.eviction import ScoredPolicy
@@ -66,15 +67,14 @@ def in_vllm(talks: list[Talk], eviction: Any = None, *, num_blocks: int = 200, *
     return outcome, scheduler
 
 
-def in_replay(talks: list[Talk], eviction: Any, *, num_blocks: int = 200, max_batch_requests: int = 1) -> Outcome:
-    config = {
-        "cache": {"num_blocks": num_blocks, "block_size": 16},
-        "engine": {"max_batch_requests": max_batch_requests, "max_batch_tokens": 8192},
-        "allocator": {"name": "prefix", "watermark": 0.0},
-        "eviction": eviction,
-        "hash": our_side.VllmHash(vllm_side.HASH, hash_block_tokens),
-    }
-    return our_side.run(talks, config)
+def in_replay(talks: list[Talk], eviction: Any, *, duplicates: str = "keep", **limits: int) -> Outcome:
+    settings = our_side.Settings(
+        **{"num_blocks": 200, "max_batch_requests": 1, **limits},
+        allocator={"name": "prefix", "watermark": 0.0, "duplicates": duplicates},
+        eviction=eviction,
+        hash=our_side.VllmHash(vllm_side.HASH, hash_block_tokens),
+    )
+    return our_side.run(talks, settings)
 
 
 @pytest.fixture(scope="module")
@@ -104,18 +104,28 @@ def test_lru_is_vllms_own_order_under_preemption(limits: dict[str, int]) -> None
     assert (ours.evicted, ours.hits, ours.steps) == (stock.evicted, stock.hits, stock.steps)
 
 
-@pytest.mark.parametrize(
-    "eviction",
-    ["lru", "sieve", "lfu", "hazard"],
-)
-def test_a_policy_hits_and_evicts_exactly_what_our_replay_says(eviction: str) -> None:
+def installed_policies() -> list[str]:
+    """All that do not read the future."""
+    names = registry.names("eviction")
+    return [name for name in names if not registry.load("eviction", name).needs_future]
+
+
+@pytest.mark.parametrize("eviction", installed_policies())
+def test_every_policy_hits_and_evicts_exactly_what_our_replay_says(eviction: str) -> None:
     talks = grown(400)
     ours = in_replay(talks, eviction)
     theirs, scheduler = in_vllm(talks, eviction, max_batch_requests=1)
     assert scheduler.connector.watch.queue.failure is None
     assert len(ours.evicted) > 500
-    assert theirs.hits == ours.hits
     assert theirs.evicted == ours.evicted
+    assert (theirs.hits, theirs.steps) == (ours.hits, ours.steps)
+
+
+def test_merged_duplicates_are_why_s3fifo_would_differ() -> None:
+    talks = grown(400)
+    theirs, _ = in_vllm(talks, "s3fifo", max_batch_requests=1)
+    assert in_replay(talks, "s3fifo", duplicates="merge").hits != theirs.hits
+    assert in_replay(talks, "s3fifo", duplicates="keep").hits == theirs.hits
 
 
 def test_a_policy_that_fails_leaves_the_engine_in_vllms_order() -> None:
@@ -143,7 +153,7 @@ def test_a_reset_prefix_cache_empties_the_policy() -> None:
     facts = scheduler.connector.watch.queue.facts
     assert facts is not None
     assert not any(facts.pool.candidate)
-    assert not any(facts.pool.key)
+    assert not any(facts.pool.block_hash)
     again = vllm_side.run(grown(100, seed=1), scheduler)
     assert len(again.hits) == 100
     assert scheduler.connector.watch.queue.failure is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from framework.paged.index.base import PrefixIndex
@@ -30,7 +30,7 @@ class HashIndex(PrefixIndex):
     def _count(self, children: array[int]) -> None:
         """Count the children of all contents, and keep the counts from here on."""
         self._counting = True
-        for block in self._blocks.values():
+        for block in self._published():
             above = self._parents[block]
             if above is None:
                 continue
@@ -39,6 +39,13 @@ class HashIndex(PrefixIndex):
                 self._orphans[above] = self._orphans.get(above, 0) + 1
             else:
                 children[parent] += 1
+
+    def _published(self) -> Iterable[int]:
+        return self._blocks.values()
+
+    def _is_later(self, block: int, block_hash: BlockHash) -> bool:
+        """Whether this published block is not the one that lookups find of its content: never, here."""
+        return False
 
     def find(self, anchor: int, hashes: Sequence[BlockHash], data: bytes, limit: int) -> list[int]:
         get: Any = self._blocks.get
@@ -173,7 +180,7 @@ class HashIndex(PrefixIndex):
                     f"I20: the index finds block {block} under {block_hash.hex()}, which the block does not hold"
                 )
         for block, block_hash in published.items():
-            if self._blocks.get(block_hash) != block:
+            if self._blocks.get(block_hash) != block and not self._is_later(block, block_hash):
                 faults.append(f"I20: block {block} is published but the index does not find it")
         counts: dict[BlockHash, int] = {}
         for block in published:
@@ -181,7 +188,7 @@ class HashIndex(PrefixIndex):
             if above is not None:
                 counts[above] = counts.get(above, 0) + 1
         for block, block_hash in published.items():
-            expected = counts.pop(block_hash, 0)
+            expected = counts.pop(block_hash, 0) if self._blocks.get(block_hash) == block else 0
             if pool.children[block] != expected:
                 faults.append(f"I20: block {block} has {expected} children, its count says {pool.children[block]}")
         if counts != self._orphans:

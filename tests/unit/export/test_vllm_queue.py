@@ -79,7 +79,7 @@ def queue_of(policy: EvictionPolicy, num_blocks: int = 6) -> tuple[PolicyQueue, 
     blocks = [Block(i) for i in range(num_blocks + 1)]
     facts = PoolFacts(policy, num_blocks, 16, lambda: 0.0)
     declined: list[list[Block]] = []
-    return PolicyQueue(Order(blocks[1:]), blocks, facts, on_declined=declined.append), blocks, declined
+    return PolicyQueue(Order(blocks[1:]), blocks, facts, on_declined=declined.append, hash_of=bytes), blocks, declined
 
 
 def cache(queue: PolicyQueue, names: list[bytes]) -> list[Block]:

@@ -1,0 +1,172 @@
+"""Equal contents in several blocks: the index against lists, and an allocator that keeps them."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from paged_helpers import NS, ConstantHash, admit, make, serve, table, tokens
+
+from framework.errors import InvalidArgument
+from framework.interfaces.eviction import EvictionPolicy
+from framework.paged.index import DuplicateIndex
+from framework.paged.pool import BlockPool
+from framework.testing import allocator_checks
+from framework.types import BlockHash, RequestId
+from framework_builtin.allocator.prefix import PrefixAllocator
+from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework_builtin.eviction.s3fifo import S3Fifo
+
+
+class First(EvictionPolicy):
+    """Evicts the shallowest candidate, so that suffixes outlive their prefix."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+
+    def pin(self, blocks: Any, now: float) -> None:
+        self.held.difference_update(blocks)
+
+    def release(self, blocks: Any, now: float) -> None:
+        self.held.update(blocks)
+
+    def victim(self, now: float) -> Any:
+        return min(self.held, key=lambda block: (self.blocks.depth[block], block))
+
+    def evicted(self, block: Any, now: float) -> None:
+        self.held.discard(block)
+
+
+class Model:
+    """Which blocks hold which content, and below which content: lists, counted anew each time."""
+
+    def __init__(self) -> None:
+        self.held: dict[BlockHash, list[int]] = {}
+        self.above: dict[int, BlockHash | None] = {}
+
+    def children(self, block: int, name: BlockHash) -> int:
+        return sum(above == name for above in self.above.values()) if self.held[name][0] == block else 0
+
+    def parent(self, block: int) -> int:
+        above = self.above[block]
+        return self.held[above][0] if above in self.held else 0
+
+
+@pytest.mark.parametrize("counting", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_index_finds_the_block_published_first_and_counts_children_of_all(seed: int, counting: bool) -> None:
+    draw, pool, model = Random(seed), BlockPool(20, 1), Model()
+    index = DuplicateIndex(pool)
+    if counting:
+        pool.children
+    free = list(range(1, 21))
+    for _ in range(150):
+        if len(free) >= 3 and draw.random() < 0.55:
+            names = [BlockHash(bytes([draw.randrange(2), depth])) for depth in range(3)]
+            blocks = [free.pop(draw.randrange(len(free))) for _ in names]
+            assert index.insert_chain(-1, 0, names, b"", blocks) == (blocks, [0, 1, 2])
+            for at, (name, block) in enumerate(zip(names, blocks, strict=True)):
+                model.held.setdefault(name, []).append(block)
+                model.above[block] = names[at - 1] if at else None
+        elif model.above:
+            block = draw.choice(sorted(model.above))
+            name = pool.block_hash[block]
+            assert name is not None
+            index.remove_all([block])
+            model.held[name].remove(block)
+            if not model.held[name]:
+                del model.held[name]
+            del model.above[block]
+            free.append(block)
+        for name, blocks in model.held.items():
+            assert index.find(-1, [name], b"", 1) == blocks[:1]
+        for block in model.above:
+            assert index.parent(block) == model.parent(block)
+        if counting:
+            for block in model.above:
+                name = pool.block_hash[block]
+                assert name is not None
+                assert pool.children[block] == model.children(block, name), (block, list(pool.children))
+            assert not index.audit(), index.audit()
+    pool.children
+    assert not index.audit(), index.audit()
+
+
+@pytest.mark.parametrize("check", allocator_checks, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("kind", [PrefixAllocator, PrefixCowAllocator])
+def test_an_allocator_that_keeps_duplicates_passes_the_kit(kind: Any, check: Any) -> None:
+    def keeping(*, num_blocks: int, block_size: int, hash: Any, eviction: Any) -> Any:
+        kept = "keep" if hash.collision_resistant else "merge"  # the other is refused, see below
+        return kind(num_blocks=num_blocks, block_size=block_size, hash=hash, eviction=eviction, duplicates=kept)
+
+    check(keeping)
+
+
+def lost_head(duplicates: str) -> tuple[Any, list[int]]:
+    """A prefix of three blocks whose first is evicted and computed again: the allocator, and the second table."""
+    allocator = make(8, 2, kind=partial(PrefixAllocator, duplicates=duplicates), eviction=First())
+    prompt = tokens(0, 0, 1, 1, 2, 2, 3)
+    serve(allocator, 1, prompt)
+    admit(allocator, 2, tokens(*[9] * 11))  # six blocks of eight: one is evicted
+    allocator.free(RequestId(2))
+    assert allocator.lookup(prompt, NS).num_tokens == 0
+    admit(allocator, 3, prompt)
+    allocator.commit(RequestId(3), prompt)
+    return allocator, table(allocator, 3)
+
+
+def held(allocator: Any) -> list[bytes]:
+    return [name for name in allocator.pool.block_hash if name is not None]
+
+
+def test_merged_a_content_computed_again_uses_the_block_that_holds_it() -> None:
+    allocator, _ = lost_head("merge")
+    assert len(held(allocator)) == len({*held(allocator)}) == 3
+    assert allocator.stats().cached_blocks == 0
+    assert allocator.stats().used_blocks == 4
+    allocator.check()
+
+
+def test_kept_a_content_computed_again_has_two_blocks_until_one_is_evicted() -> None:
+    allocator, blocks = lost_head("keep")
+    assert len(held(allocator)) == 5
+    assert len({*held(allocator)}) == 3
+    assert allocator.stats().cached_blocks == 2, "the two suffix blocks of the first request"
+    assert allocator.stats().used_blocks == 4
+    allocator.check()
+    found = allocator.lookup(tokens(0, 0, 1, 1, 2, 2, 3), NS).blocks
+    assert found[0] == blocks[0]
+    assert set(found[1:]).isdisjoint(blocks), "lookups find what was published first"
+    allocator.free(RequestId(3))
+    admit(allocator, 4, tokens(*[7] * 11))  # evicts by depth: the head, and one of each pair
+    allocator.check()
+    assert allocator.stats().evictions == 4
+
+
+def test_duplicates_are_refused_where_names_may_collide_and_with_leaf_only() -> None:
+    with pytest.raises(InvalidArgument, match="ConstantHash may collide"):
+        make(kind=partial(PrefixAllocator, duplicates="keep"), hash=ConstantHash())
+    with pytest.raises(InvalidArgument, match="set leaf_only=false"):
+        make(kind=partial(PrefixAllocator, duplicates="keep"), leaf_only=True)
+    with pytest.raises(InvalidArgument, match="merge or keep, found 'both'"):
+        make(kind=partial(PrefixAllocator, duplicates="both"))
+
+
+def test_a_reset_forgets_the_later_ones_too() -> None:
+    allocator, _ = lost_head("keep")
+    allocator.reset()
+    allocator.check()
+    allocator.free(RequestId(3))
+    assert allocator.stats().free_blocks == 8
+
+
+def test_every_policy_works_over_duplicates() -> None:
+    allocator = make(12, 2, kind=partial(PrefixAllocator, duplicates="keep"), eviction=S3Fifo())
+    draw = Random(0)
+    for number in range(300):
+        talk = draw.randrange(5)
+        prompt = tokens(*[talk] * draw.randrange(3, 14))
+        serve(allocator, number, prompt)
+        allocator.check()
