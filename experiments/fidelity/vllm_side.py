@@ -18,13 +18,14 @@ from vllm.config import (
 )
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_block_hash, get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import get_block_hash, get_request_block_hasher, hash_block_tokens, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from experiments.fidelity.our_side import VllmHash
 from experiments.fidelity.streams import Outcome, Talk
 
 HASH = get_hash_fn_by_name("sha256_cbor")
@@ -37,6 +38,12 @@ class _Model(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         return False
+
+
+def hash_scheme() -> VllmHash:
+    """vLLM's names of blocks, for the replay."""
+    init_none_hash(HASH)
+    return VllmHash(HASH, hash_block_tokens)
 
 
 def groups_of(count: int, block_size: int) -> list[KVCacheGroupSpec]:

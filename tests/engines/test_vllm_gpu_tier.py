@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from vllm.v1.core.kv_cache_utils import hash_block_tokens
 
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Outcome, Talk, grown, of_trace
@@ -72,7 +71,7 @@ def in_replay(talks: list[Talk], eviction: Any, *, duplicates: str = "keep", **l
         **{"num_blocks": 200, "max_batch_requests": 1, **limits},
         allocator={"name": "prefix", "watermark": 0.0, "duplicates": duplicates},
         eviction=eviction,
-        hash=our_side.VllmHash(vllm_side.HASH, hash_block_tokens),
+        hash=vllm_side.hash_scheme(),
     )
     return our_side.run(talks, settings)
 

@@ -23,7 +23,7 @@ def index_of(pool: BlockPool, hash: HashScheme, duplicates: str, *, leaf_only: b
         return HashIndex(pool) if hash.collision_resistant else TrieIndex(pool)
     if not hash.collision_resistant:
         raise InvalidArgument(
-            f"duplicates=keep finds equal contents by hash, and the hashes of {type(hash).__name__} may collide; take a "
+            f"duplicates=keep finds equal contents by hash, and those of {type(hash).__name__} may collide; take a "
             "collision-resistant scheme such as sha256, or duplicates=merge"
         )
     if leaf_only:
