@@ -23,6 +23,7 @@ from framework.engine.text import StopTexts, StopWatch, add_texts
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
+from framework.kv_events.stream import EventStream
 from framework.model.loading import LoadedModel, load_model, read_model_config
 from framework.model.shard import Shard
 from framework.model.tokenizer import encode
@@ -56,6 +57,8 @@ class LLM:
         poison: fill blocks with NaN as they are handed out: a read of what was never written fails its request.
         record: keep what a replay cannot compute again, in `recorder`.
         log: receives scheduling and cache events as (event, **facts).
+        kv_events: receives what the cache publishes and removes in vLLM's schema; see framework.kv_events. Its own to
+            close.
         engine: with `tensor_parallel_size` above 1 the model is spread over as many processes, this one included, and
             `num_blocks` counts the same blocks on each, of that rank's heads. Close the LLM, or use it in a `with`.
 
@@ -91,6 +94,7 @@ class LLM:
         poison: bool = False,
         record: bool = False,
         log: Callable[..., Any] | None = None,
+        kv_events: EventStream | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
         options = engine or EngineOptions()
@@ -123,7 +127,7 @@ class LLM:
             )  # fmt: skip
             if said := shortened(options.max_model_len, self.max_model_len, advice):
                 warnings.warn(said, LengthWarning, stacklevel=2)
-            self._components = allocator, eviction, hash
+            self._components, self._kv_events = (allocator, eviction, hash), kv_events
             built = self._build_allocator()
             executor = self._make_executor(chosen, options, poison)
             self.recorder = RecordingExecutor(executor) if record else None
@@ -170,6 +174,7 @@ class LLM:
             vocab_size=self.model.config.vocab_size,
             seed=self.seed,
             log=log,
+            kv_events=self._kv_events,
             stop_watch=watch if tokenizer.has_text else None,
         )
 

@@ -62,6 +62,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     checked = Config(**values)
     check_executor(checked.mode, checked.executor)
     check_tiering(checked)
+    check_kv_events(checked)
     _check_sweep(checked.run.sweep)
     return checked
 
@@ -107,6 +108,23 @@ def check_tiering(config: Config) -> None:
     if config.tiers and (config.mode, config.executor) != ("replay", "cache_only"):
         where = f"mode={config.mode}" + (f" executor={config.executor}" if config.executor else "")
         raise ConfigError(f"tiers are for mode=replay executor=cache_only so far, not for {where}; leave tiers out")
+
+
+def check_kv_events(config: Config) -> None:
+    """Refuse KV events of a run without a pool that publishes blocks.
+
+    Raises:
+        ConfigError: with what to run instead.
+    """
+    asked = config.kv_events
+    if not asked.file and not asked.publish:
+        return
+    if config.mode == "kernel" or config.executor == "cache_only":
+        where = f"mode={config.mode}" + (f" executor={config.executor}" if config.executor else "")
+        raise ConfigError(
+            f"kv_events are of mode=serve and of mode=replay with executor=none or roofline, not of {where}, "
+            "which keeps no blocks"
+        )
 
 
 def component(group: str, node: Any) -> Choice:

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from framework.config.sections import CacheOptions, EngineOptions, KernelOptions, ReplayOptions, RunOptions
+from framework.config.sections import (
+    CacheOptions,
+    EngineOptions,
+    KernelOptions,
+    KVEventsOptions,
+    ReplayOptions,
+    RunOptions,
+)
 from framework.config.setting import Section, plain, setting
 
 Mode = Literal["serve", "replay", "kernel"]
@@ -42,6 +49,7 @@ class Config(Section):
     cache: CacheOptions = field(default_factory=CacheOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     replay: ReplayOptions = field(default_factory=ReplayOptions)
+    kv_events: KVEventsOptions = field(default_factory=KVEventsOptions)
     kernel: KernelOptions = field(default_factory=KernelOptions)
     run: RunOptions
     allocator: Choice

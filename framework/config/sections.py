@@ -163,7 +163,34 @@ class RunOptions(Section):
     check_requests: int = setting(8, "serve: compare so many requests' tokens with the dense model's", at_least=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventsOptions(Section):
+    """What the pool publishes and removes, in vLLM's schema: as a file of the run, or to whoever follows it."""
+
+    section: ClassVar[str] = "kv_events"
+
+    file: bool = setting(False, "write kv_events.jsonl in the run directory")
+    publish: bool = setting(False, "send msgpack over ZeroMQ, as vLLM does; needs the extra kv-events")
+    endpoint: str = setting("tcp://127.0.0.1:5557", "publish: where subscribers connect; a port of 0: any free one")
+    replay_endpoint: str | None = setting(
+        "tcp://127.0.0.1:5558", "publish: where they ask for what they missed; null: nowhere"
+    )
+    buffer_steps: int = setting(10_000, "publish: batches kept for them", at_least=1, at_most=10**7)
+    hwm: int = setting(100_000, "publish: messages kept for a slow subscriber; more are lost to it", at_least=1,
+                       at_most=2**31 - 1)  # fmt: skip
+    max_queue_size: int = setting(100_000, "publish: batches that wait to be sent; more are lost", at_least=1,
+                                  at_most=10**9)  # fmt: skip
+    topic: str = setting("", "publish: the first frame of each message")
+    linger_s: float = setting(0.0, "publish: seconds that replies go on after the run", at_least=0, at_most=3600)
+    int_hashes: bool = setting(False, "publish: hashes as integers of 64 bits, as SGLang has them, not as bytes")
+    token_ids: bool = setting(True, "send each block's tokens; false: empty lists")
+    report_hits: bool = setting(False, "also which blocks a request found: vLLM's kv_cache_report_mode full")
+
+
 SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
-    {cls.section: cls for cls in (CacheOptions, EngineOptions, ReplayOptions, KernelOptions, RunOptions)}
+    {
+        cls.section: cls
+        for cls in (CacheOptions, EngineOptions, ReplayOptions, KVEventsOptions, KernelOptions, RunOptions)
+    }
 )
 """Name -> its class, in the order that `--help` and config.yaml show them."""

@@ -31,6 +31,8 @@ from framework.errors import (
 )
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator, CacheEvent
+from framework.kv_events.allocator import EventAllocator
+from framework.kv_events.stream import EventStream
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
 
@@ -53,6 +55,7 @@ class Engine:
             Else they see the step a request arrived at, so that what they do can be repeated.
         log: receives scheduling and cache events as (event, **facts), the log's version first; None for none.
         vocab_size: prompts with larger ids are rejected; None accepts all.
+        kv_events: receives what the cache publishes and removes, a batch a step; None for nobody.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
 
     Attributes:
@@ -76,13 +79,14 @@ class Engine:
         vocab_size: int | None = None,
         virtual_clock: bool = False,
         log: Log | None = None,
+        kv_events: EventStream | None = None,
         stop_watch: MakeStopWatch | None = None,
     ) -> None:
         require_batch(max_batch_tokens, max_batch_requests, chunk_size)
         self.executor, self._virtual_clock = executor, virtual_clock
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
         self.length_advice, self.vocab_size = length_advice, vocab_size
-        self._log, self._stop_watch = log, stop_watch
+        self._log, self._kv_events, self._stop_watch = log, kv_events, stop_watch
         self._batch = max_batch_tokens, max_batch_requests, chunk_size or max_batch_tokens
         self._share_within_step = share_within_step
         self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
@@ -94,7 +98,9 @@ class Engine:
     def _begin_anew(self, allocator: Allocator) -> None:
         """An empty state over `allocator`, and all that works on it."""
         max_batch_tokens, max_batch_requests, chunk_size = self._batch
-        guarded = GuardedAllocator(allocator, -(-self.max_model_len // allocator.block_size))
+        longest = -(-self.max_model_len // allocator.block_size)
+        stream = self._kv_events
+        guarded = GuardedAllocator(allocator, longest) if stream is None else EventAllocator(allocator, longest, stream)
         state = EngineState(
             guarded=guarded,
             executor=self.executor,
@@ -130,6 +136,8 @@ class Engine:
         self._change.torn = True
         old, numbered = list(self.state.requests.values()), (self.state.last_id, self.state.step_number)
         self.executor.reset()
+        if self._kv_events is not None:
+            self._kv_events.cleared()
         self._begin_anew(allocator)
         self.state.last_id, self.state.step_number = numbered
         for request in old:
@@ -249,6 +257,12 @@ class Engine:
             self._step()
 
     def _step(self) -> None:
+        self._compute()
+        promises = self.state.promises
+        if self._kv_events is not None and (promises is None or not promises.made):
+            self._kv_events.flush(float(self.state.step_number))
+
+    def _compute(self) -> None:
         state, executor = self.state, self.executor
         start = executor.now()
         self._let_in(start)

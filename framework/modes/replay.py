@@ -17,6 +17,7 @@ from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
+from framework.kv_events.stream import EventStream
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import pool_blocks, workload_of
 from framework.modes.rows import request_row
@@ -56,7 +57,7 @@ def replay(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
 def full_replay(session: Session) -> dict[str, Any]:
     """Requests overlap, pin their blocks, decode and are preempted, as in a serve run."""
     options = session.config.replay
-    source = open_source(session.config, session.event_log())
+    source = open_source(session.config, session.event_log(), session.kv_events())
     engine, unit = source.engine, source.unit
     session.facts |= {**names_of(session.config, (*KINDS[:3], "workload"))}
     session.begin("none")
@@ -142,7 +143,7 @@ class Source:
     workload: Workload
 
 
-def open_source(config: Config, log: Any) -> Source:
+def open_source(config: Config, log: Any, kv_events: EventStream | None = None) -> Source:
     """Read what comes first, and build the engine.
 
     Raises:
@@ -151,9 +152,9 @@ def open_source(config: Config, log: Any) -> Source:
     """
     name, workload = workload_of(config)
     if isinstance(workload, RecordedWorkload):
-        return _recorded_source(config, log, workload)
+        return _recorded_source(config, log, workload, kv_events)
     outputs: dict[tuple[int, int], TokenArray] = {}
-    engine, policy = build_engine(config, log, None, outputs)
+    engine, policy = build_engine(config, log, None, outputs, kv_events)
     if policy.needs_future:
         future = with_blocks(requests_of(workload, name), engine.allocator.block_size)
         Foresight(engine.allocator, future, max_len=engine.max_model_len).attach(engine)
@@ -162,9 +163,9 @@ def open_source(config: Config, log: Any) -> Source:
     return Source(engine, policy, trace_items(requests_of(workload, name), outputs), "s", clock, workload)
 
 
-def _recorded_source(config: Config, log: Any, workload: RecordedWorkload) -> Source:
+def _recorded_source(config: Config, log: Any, workload: RecordedWorkload, kv_events: EventStream | None) -> Source:
     recording = workload.recording()
-    engine, policy = build_engine(config, log, recording)
+    engine, policy = build_engine(config, log, recording, None, kv_events)
     if policy.needs_future:
         raise ConfigError(
             f"eviction={config.eviction.name} needs every block's next use, which workload=trace "
@@ -178,6 +179,7 @@ def build_engine(
     log: Any,
     recording: Recording | None,
     outputs: MutableMapping[tuple[int, int], TokenArray] | None = None,
+    kv_events: EventStream | None = None,
 ) -> tuple[Engine, EvictionPolicy]:
     """The engine of a serve run with a ReplayExecutor in place of the model, and its policy.
 
@@ -217,6 +219,7 @@ def build_engine(
         seed=seed,
         virtual_clock=True,
         log=log,
+        kv_events=kv_events,
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
     )
     return engine, policy

@@ -21,6 +21,7 @@ from framework.errors import ConfigError
 from framework.guard.backend import GuardedBackend
 from framework.guard.facts import Reporting, reported
 from framework.guard.policy import GuardedPolicy
+from framework.kv_events.stream import EventStream
 from framework.llm import LLM
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
@@ -51,7 +52,8 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
         with closing(load_model(config)) as model:
             items = build_workload(config, model)
             longest = max(item.max_total_tokens for item in items)
-            llm = build_llm(config, model, longest=longest, log=session.event_log())
+            events = session.kv_events()
+            llm = build_llm(config, model, longest=longest, log=session.event_log(), kv_events=events)
             session.begin(llm.device)
             session.say_length(config.engine.max_model_len, longest, llm.max_model_len, llm.engine.length_advice)
             return _answer(llm, session, items)
@@ -138,7 +140,9 @@ def load_model(config: Config) -> LoadedModel:
     )
 
 
-def build_llm(config: Config, model: LoadedModel, *, longest: int, log: Any = None) -> LLM:
+def build_llm(
+    config: Config, model: LoadedModel, *, longest: int, log: Any = None, kv_events: EventStream | None = None
+) -> LLM:
     """The cache and engine that `config` describes, around `model`.
 
     Where `engine.max_model_len` is null it is `longest`, the workload's longest request: what `contiguous` reserves.
@@ -157,6 +161,7 @@ def build_llm(config: Config, model: LoadedModel, *, longest: int, log: Any = No
             seed=config.seed,
             record=config.run.record,
             log=log,
+            kv_events=kv_events,
             engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
         )
 

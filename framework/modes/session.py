@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,8 +14,10 @@ from framework.cli.signals import describe, interrupts
 from framework.config.config import Config
 from framework.engine.limits import shortened
 from framework.errors import FrameworkError
+from framework.kv_events.stream import EventStream, Sink
+from framework.modes.kv_events import event_file, publisher_of
 from framework.modes.watchdog import Watchdog
-from framework.results.layout import JOB, SHARED
+from framework.results.layout import JOB, KV_EVENTS, SHARED
 from framework.results.reading import read_json, what_went_wrong
 from framework.sweep.job import fail
 from framework.tracking import RunDirectory, RunLabel, Trackers
@@ -56,6 +58,7 @@ class Session:
             on_abandon=self._abandon,
         )
         self._recorded = False
+        self._kv_events: EventStream | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Session:
@@ -85,6 +88,22 @@ class Session:
         if not self.settings.events:
             return None
         return lambda event, **facts: self.run.log_event({"event": event, **facts})
+
+    def kv_events(self) -> EventStream | None:
+        """Where the run's engine sends its KV events; None where nobody wants any. Closed with the session.
+
+        Raises:
+            ConfigError: an address that cannot be bound, or a package that is not installed.
+        """
+        asked = self.config.kv_events
+        if not asked.file and not asked.publish:
+            return None
+        sinks: list[Sink] = [publisher_of(asked)] if asked.publish else []
+        if asked.file:
+            sinks.append(event_file(self.config, lambda record: self.run.writer(KV_EVENTS).write(record)))
+        self._kv_events = EventStream(sinks, report_hits=asked.report_hits, token_ids=asked.token_ids)
+        self._stack.enter_context(closing(self._kv_events))
+        return self._kv_events
 
     def begin(self, device: str, label: RunLabel | None = None) -> dict[str, Any]:
         """All is read and can start: take over the directory, write what made the run, start the trackers.
@@ -134,11 +153,15 @@ class Session:
         Returns:
             what `result.json` holds, status "ok".
         """
+
+        def measure(complete: bool) -> dict[str, Any]:
+            return {**outcome(complete), **(self._kv_events.facts() if self._kv_events is not None else {})}
+
         try:
             work()
-            measured = outcome(True)
+            measured = measure(True)
         except BaseException as error:
-            self._finish({**self._failure(error), **self._salvage(outcome)})
+            self._finish({**self._failure(error), **self._salvage(measure)})
             raise
         return self._finish({"status": "ok", **measured})
 

@@ -106,7 +106,7 @@ def _result(run: Run) -> str:
     for section in SECTIONS:
         rows = [[metric.title, text] for metric, text in lines(run.result, section)]
         if rows:
-            parts.append(f"<h2>{_text(section.capitalize())}</h2>" + _table(["", ""], rows, long=(1,)))
+            parts.append(f"<h2>{_text(section[0].upper() + section[1:])}</h2>" + _table(["", ""], rows, long=(1,)))
     return "".join(parts)
 
 

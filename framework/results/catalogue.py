@@ -14,7 +14,7 @@ from framework.results.metric import Better, Metric
 
 SECTIONS = (
     "run", "prefix cache", "tiers", "optimum", "requests", "speed", "latency", "memory", "scheduling", "execution",
-    "kernel", "plugins",
+    "KV events", "kernel", "plugins",
 )  # fmt: skip
 """In the order of docs/results.md and of the table a run ends with."""
 
@@ -90,6 +90,11 @@ def _tier(number: int) -> Iterator[Metric]:
 
 def _optimum(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
     return Metric(key=key, unit=unit, better=better, section="optimum", title=title, definition=definition, **more)
+
+
+def _event(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(key=f"kv_event_{key}", unit=unit, better=better, section="KV events", title=title,
+                  definition=definition, **more)  # fmt: skip
 
 
 def _requests(key: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
@@ -369,6 +374,19 @@ _DECLARED: tuple[Metric, ...] = (
     _execution("graph_capture_s", "s", "lower", "capture", "Time to capture the graphs.", when=_with_graphs,
                wall=True),
     _execution("eager_steps", "steps", "", "eager steps", "Steps run without a graph.", when=_on_cuda),
+    # KV events
+    _event("batches", "batches", "", "batches", "Batches of KV events passed on: steps in which the cache changed."),
+    _event("stored_blocks", "blocks", "", "blocks stored",
+           "Blocks in BlockStored events, those reported as hits included where kv_events.report_hits asks for them."),
+    _event("removed_blocks", "blocks", "", "blocks removed", "Blocks in BlockRemoved events."),
+    _event("clears", "events", "", "clears", "AllBlocksCleared events.", hide_zero=True),
+    _event("dropped_batches", "batches", "lower", "batches lost",
+           "Batches that were not sent because kv_events.max_queue_size others waited; subscribers see the gap.",
+           hide_zero=True),
+    _event("failed_batches", "batches", "lower", "batches failed", "Batches or replies that could not be sent.",
+           hide_zero=True),
+    _text("KV events", "kv_event_endpoint", "sent from", "Address that KV events were sent from."),
+    _text("KV events", "kv_event_error", "first failure", "Why the first batch or reply could not be sent."),
     # Kernel
     _kernel("num_cells", "cells", "", "cells", "Points of the grid: shape, batch, context and kind of work."),
     _kernel("cells", "table", "", "cells by status", "How many cells ended how."),

@@ -11,7 +11,9 @@ BEGIN, END = "<!-- definitions:begin -->", "<!-- definitions:end -->"
 
 def definitions() -> str:
     """One Markdown table a section, in the order of the catalogue."""
-    return "\n\n".join(f"### {section.capitalize()}\n\n" + "\n".join(_rows(section)) for section in SECTIONS)
+    return "\n\n".join(
+        f"### {section[0].upper() + section[1:]}\n\n" + "\n".join(_rows(section)) for section in SECTIONS
+    )
 
 
 def with_definitions(page: str) -> str:

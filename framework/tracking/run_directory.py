@@ -20,6 +20,7 @@ from framework.results.layout import (
     FAILURE,
     JOB,
     KERNEL,
+    KV_EVENTS,
     LOCK,
     MARK,
     METRICS,
@@ -38,6 +39,7 @@ _FLUSH_BYTES = 1 << 16
 _FLUSH_AFTER_S = 1.0
 _OF_A_RUN = (
     RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE, ROOFLINE_SVG, RECORDING,
+    KV_EVENTS,
 )  # fmt: skip
 """What a run writes, and what the next one in the same directory removes; the result first."""
 _NOT_FOREIGN = re.compile(rf"{LOCK}(\.\d+)?|{re.escape(JOB)}|{re.escape(FAILURE)}|\.hydra|.*\.log|\..*\.tmp")

@@ -1,0 +1,208 @@
+"""KV events of any allocator, from the cache events that it sends and the calls that caused them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from framework.guard.allocator import GuardedAllocator
+from framework.interfaces.allocator import Allocator, CacheEvent, Hit
+from framework.kv_events.schema import GPU, BlockRemoved, BlockStored
+from framework.kv_events.stream import EventStream
+from framework.types import BlockHash, RequestId, RequestInfo, TableChange, TokenArray, as_tokens
+
+
+class EventAllocator(GuardedAllocator):
+    """A GuardedAllocator that says in KV events what `Allocator.listen` reports of blocks.
+
+    A cache event names a block and its hash. Tokens, parent and namespace follow from the call during which it came: a
+    block is published by a call for the request whose table names it. So every allocator that sends cache events has KV
+    events, with nothing added to its contract, and a run without them makes a plain GuardedAllocator and pays nothing.
+
+    Blocks that one call publishes one below the other are one BlockStored; those it removes in a row one BlockRemoved.
+    """
+
+    def __init__(self, allocator: Allocator, max_table_blocks: int | None, stream: EventStream) -> None:
+        super().__init__(allocator, max_table_blocks)
+        self._stream = stream
+        self._other: Callable[[CacheEvent], Any] | None = None
+        self._came: list[CacheEvent] = []
+        self._keys: dict[int, BlockHash] = {}
+        self._requests: dict[RequestId, RequestInfo] = {}
+        self._tokens: dict[RequestId, bytearray] = {}  # int32, as far as they are known
+        super().listen(self._take)
+
+    def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
+        """Send every cache event to `listener` as well."""
+        self._other = listener
+
+    def _take(self, event: CacheEvent) -> None:
+        self._came.append(event)
+        if self._other is not None:
+            self._other(event)
+
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+        try:
+            super().allocate(request, tokens, hit)
+            self._requests[request.id], self._tokens[request.id] = request, bytearray(as_tokens(tokens))
+            found = [*hit.hashes[: hit.num_tokens // self.block_size]]
+            if found and self._stream.report_hits:
+                self._store(request.id, found, None, 0)
+        finally:
+            if self._came:
+                self._settle(request.id)
+
+    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
+        try:
+            return super().extend(request, num_tokens)
+        finally:
+            if self._came:
+                self._settle(request)
+
+    def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        try:
+            return super().commit(request, tokens)
+        finally:
+            held = self._tokens.get(request)
+            if held is not None:  # the array is the caller's, who writes on in it
+                held += as_tokens(tokens)[len(held) // 4 :].tobytes()
+            if self._came:
+                self._settle(request)
+
+    def promise(self, request: RequestId, num_tokens: int) -> None:
+        try:
+            super().promise(request, num_tokens)
+        finally:
+            if self._came:
+                self._settle(request)
+
+    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
+        try:
+            return super().withdraw(request)
+        finally:
+            if self._came:
+                self._settle(request)
+
+    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
+        try:
+            change = super().fork(parent, child, num_tokens)
+            self._requests[child.id] = child
+            self._tokens[child.id] = self._tokens.get(parent, bytearray())[: 4 * num_tokens]
+            return change
+        finally:
+            if self._came:
+                self._settle(child.id)
+
+    def truncate(self, request: RequestId, num_tokens: int) -> None:
+        try:
+            super().truncate(request, num_tokens)
+            del self._tokens[request][4 * num_tokens :]
+        finally:
+            if self._came:
+                self._settle(request)
+
+    def free(self, request: RequestId) -> None:
+        table = self._blocks(request)  # a block published by this very call is in the table that ends with it
+        try:
+            super().free(request)
+        finally:
+            if self._came:
+                self._settle(request, table)
+            self._requests.pop(request, None)
+            self._tokens.pop(request, None)
+
+    def reset(self) -> None:
+        try:
+            super().reset()
+        finally:
+            self._came.clear()
+            self._keys.clear()
+            self._stream.cleared()
+
+    def _blocks(self, request: RequestId) -> list[int]:
+        """The request's table; empty where it has none."""
+        if request not in self._requests:
+            return []
+        blocks: list[int] = super().table(request).tolist()
+        return blocks
+
+    def _settle(self, request: RequestId, table: list[int] | None = None) -> None:
+        """Turn the cache events of a call for `request` into KV events."""
+        came, self._came = self._came, []
+        at = 0
+        while at < len(came):
+            kind, end = came[at].kind, at + 1
+            while end < len(came) and came[end].kind == kind:
+                end += 1
+            if kind == "admit":
+                table = self._blocks(request) if table is None else table
+                self._stored(request, table, came[at:end])
+            else:
+                self._removed(came[at:end])
+            at = end
+
+    def _removed(self, events: Sequence[CacheEvent]) -> None:
+        for event in events:
+            self._keys.pop(event.block, None)
+        self._stream.add(BlockRemoved(block_hashes=[event.key for event in events], medium=GPU, group_idx=0))
+
+    def _stored(self, request: RequestId, table: list[int], events: Sequence[CacheEvent]) -> None:
+        """The blocks that were published for `request`, a BlockStored for each run of neighbours in its table."""
+        for event in events:
+            self._keys[event.block] = event.key
+        run: list[BlockHash] = []
+        first = expected = 0
+        for event in events:
+            place = _place(table, event.block, expected)
+            if run and place != expected:
+                self._store(request, run, self._above(table, first), first)
+                run = []
+            if not run:
+                first = place
+            run.append(event.key)
+            expected = place + 1
+        self._store(request, run, self._above(table, first), first)
+
+    def _above(self, table: list[int], place: int) -> BlockHash | None:
+        return self._keys.get(table[place - 1]) if place > 0 else None
+
+    def _store(self, request: RequestId, keys: Sequence[BlockHash], parent: BlockHash | None, first: int) -> None:
+        info, step = self._requests.get(request), 4 * self.block_size
+        held = self._tokens.get(request, b"") if self._stream.token_ids and first >= 0 else b""
+        sent = np.frombuffer(bytes(held[first * step : (first + len(keys)) * step]), dtype=np.int32).tolist()
+        adapter, salt = (info.namespace.adapter, info.namespace.salt) if info is not None else ("", "")
+        self._stream.add(
+            BlockStored(
+                block_hashes=keys,
+                parent_block_hash=parent,
+                token_ids=sent,
+                block_size=self.block_size,
+                medium=GPU,
+                lora_name=adapter or None,
+                extra_keys=_extra_keys(adapter, salt, first, len(keys)),
+                group_idx=0,
+                session_id=None if info is None else info.session,
+            )
+        )
+
+
+def _extra_keys(adapter: str, salt: str, first: int, count: int) -> list[list[str] | None] | None:
+    """What vLLM mixes into each block's hash beside its tokens: the adapter, and the salt where there is no parent."""
+    if not adapter and not (salt and first == 0):
+        return None
+    keys = [[adapter] if adapter else [] for _ in range(count)]
+    if salt and first == 0:
+        keys[0].append(salt)
+    return [one or None for one in keys]
+
+
+def _place(table: list[int], block: int, expected: int) -> int:
+    """Where `block` stands in a table, most often at `expected`; -1 where it does not, as of no published block."""
+    if expected < len(table) and table[expected] == block:
+        return expected
+    try:
+        return table.index(block)
+    except ValueError:
+        return -1

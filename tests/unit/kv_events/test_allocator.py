@@ -1,0 +1,234 @@
+"""What an allocator's calls become as KV events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from paged_helpers import make
+
+from framework.errors import OutOfBlocks
+from framework.guard.allocator import GuardedAllocator
+from framework.kv_events.allocator import EventAllocator
+from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from framework.kv_events.stream import EventStream
+from framework.sampling import Sampling
+from framework.testing.engines import fake_engine
+from framework.types import Namespace, RequestId, RequestInfo, as_tokens
+from framework_builtin.allocator.cow import CowAllocator
+
+
+class Kept:
+    """A sink that keeps every batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Event]] = []
+
+    def put(self, sequence: int, step: float, events: Sequence[Event]) -> None:
+        assert sequence == len(self.batches)
+        self.batches.append([*events])
+
+    def close(self) -> None: ...
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+class Cache:
+    """An allocator with KV events; `events` are those since it was last asked."""
+
+    def __init__(self, *, stream: dict[str, Any] | None = None, **made: Any) -> None:
+        self.sink = Kept()
+        self.stream = EventStream([self.sink], **(stream or {}))
+        self.inner = make(**made)
+        self.allocator = EventAllocator(self.inner, None, self.stream)
+
+    def admit(self, number: int, tokens: Sequence[int], namespace: Namespace = Namespace(), **facts: Any) -> int:  # noqa: B008
+        info = RequestInfo(id=RequestId(number), max_total_tokens=64, namespace=namespace, **facts)
+        hit = self.allocator.lookup(as_tokens(tokens), namespace)
+        self.allocator.allocate(info, as_tokens(tokens), hit)
+        return hit.num_tokens
+
+    def commit(self, number: int, tokens: Sequence[int]) -> None:
+        self.allocator.commit(RequestId(number), as_tokens(tokens))
+
+    def events(self) -> list[Event]:
+        before = len(self.sink.batches)
+        self.stream.flush(0.0)
+        return [event for batch in self.sink.batches[before:] for event in batch]
+
+
+def only(events: list[Event]) -> Any:
+    assert len(events) == 1, events
+    return events[0]
+
+
+def test_blocks_published_by_one_call_are_one_event_with_their_tokens_and_parent() -> None:
+    cache = Cache()
+    cache.admit(1, [1, 2, 3, 4, 5], session="talk")
+    assert cache.events() == []
+    cache.commit(1, [1, 2, 3, 4, 5])
+    first = only(cache.events())
+    assert (first.token_ids, first.parent_block_hash, first.block_size) == ([1, 2, 3, 4], None, 2)
+    assert (first.medium, first.group_idx, first.session_id, first.extra_keys) == ("GPU", 0, "talk", None)
+    assert len(first.block_hashes) == 2
+    cache.commit(1, [1, 2, 3, 4, 5, 6])
+    second = only(cache.events())
+    assert (second.token_ids, second.parent_block_hash) == ([5, 6], first.block_hashes[-1])
+
+
+def test_the_adapter_is_in_every_blocks_extra_keys_and_the_salt_in_the_first() -> None:
+    cache = Cache()
+    cache.admit(1, [1, 2, 3, 4, 5], Namespace(adapter="a", salt="s"))
+    cache.commit(1, [1, 2, 3, 4])
+    stored = only(cache.events())
+    assert stored.extra_keys == [["a", "s"], ["a"]]
+    assert stored.lora_name == "a"
+    cache.allocator.extend(RequestId(1), 6)
+    cache.commit(1, [1, 2, 3, 4, 5, 6])
+    assert only(cache.events()).extra_keys == [["a"]]
+
+
+def test_blocks_evicted_in_a_row_are_one_event() -> None:
+    cache = Cache(num_blocks=3)
+    cache.admit(1, [1, 2, 3, 4, 5])
+    cache.commit(1, [1, 2, 3, 4])
+    stored = only(cache.events())
+    cache.allocator.free(RequestId(1))
+    assert cache.events() == [], "a cached block is still found"
+    cache.admit(2, [6, 7, 8, 9, 10])
+    removed = only(cache.events())
+    assert isinstance(removed, BlockRemoved)
+    assert removed.block_hashes == [*reversed(stored.block_hashes)]
+    assert (removed.medium, removed.group_idx) == ("GPU", 0)
+
+
+def test_a_block_whose_content_another_holds_is_not_stored_again() -> None:
+    cache = Cache()
+    for number in (1, 2):
+        cache.admit(number, [1, 2, 3])
+    cache.commit(1, [1, 2, 3])
+    only(cache.events())
+    cache.commit(2, [1, 2, 3])
+    assert cache.events() == []
+
+
+def test_a_reset_is_one_event_that_clears_everything() -> None:
+    cache = Cache()
+    cache.admit(1, [1, 2, 3])
+    cache.commit(1, [1, 2, 3])
+    cache.events()
+    cache.allocator.reset()
+    assert cache.events() == [AllBlocksCleared()]
+    cache.allocator.free(RequestId(1))
+    assert cache.events() == []
+
+
+def test_hits_are_reported_only_when_asked_for() -> None:
+    for report in (False, True):
+        cache = Cache(stream={"report_hits": report})
+        cache.admit(1, [1, 2, 3, 4, 5])
+        cache.commit(1, [1, 2, 3, 4])
+        stored = only(cache.events())
+        assert cache.admit(2, [1, 2, 3, 4, 6]) == 4
+        found = cache.events()
+        if not report:
+            assert found == []
+            continue
+        assert only(found).block_hashes == [*stored.block_hashes]
+        assert only(found).parent_block_hash is None
+        assert only(found).token_ids == [1, 2, 3, 4]
+
+
+def test_tokens_can_be_kept_back() -> None:
+    cache = Cache(stream={"token_ids": False})
+    cache.admit(1, [1, 2, 3])
+    cache.commit(1, [1, 2])
+    assert only(cache.events()).token_ids == []
+
+
+def test_tokens_are_those_of_the_call_also_when_the_caller_writes_on_in_its_array() -> None:
+    cache = Cache(num_blocks=8)
+    cache.admit(1, [1])
+    known = np.array([1, 2, 3, 4], dtype=np.int32)
+    cache.allocator.extend(RequestId(1), 4)
+    cache.allocator.commit(RequestId(1), known[:1])
+    cache.allocator.commit(RequestId(1), known[:3])
+    assert only(cache.events()).token_ids == [1, 2]
+    fork = RequestInfo(id=RequestId(2), max_total_tokens=64)
+    cache.allocator.fork(RequestId(1), fork, 3)
+    known[:] = 9
+    cache.allocator.extend(RequestId(2), 4)
+    cache.commit(2, [1, 2, 3, 7])
+    assert only(cache.events()).token_ids == [3, 7]
+    cache.allocator.extend(RequestId(1), 4)
+    cache.allocator.truncate(RequestId(1), 2)
+    cache.allocator.extend(RequestId(1), 4)
+    cache.commit(1, [1, 2, 5, 5])
+    assert only(cache.events()).token_ids == [5, 5], "what was truncated is forgotten"
+
+
+def test_a_call_that_fails_says_nothing() -> None:
+    cache = Cache(num_blocks=2)
+    cache.admit(1, [1, 2, 3])
+    with pytest.raises(OutOfBlocks):
+        cache.allocator.extend(RequestId(1), 20)
+    assert cache.events() == []
+
+
+def test_an_allocator_that_shares_nothing_has_no_events() -> None:
+    cache = Cache(kind=CowAllocator)
+    cache.admit(1, [1, 2, 3])
+    cache.commit(1, [1, 2, 3])
+    cache.allocator.free(RequestId(1))
+    assert cache.events() == []
+
+
+def test_another_listener_gets_every_cache_event_as_well() -> None:
+    cache, seen = Cache(), []
+    cache.allocator.listen(seen.append)
+    cache.admit(1, [1, 2, 3])
+    cache.commit(1, [1, 2])
+    assert [event.kind for event in seen] == ["admit"]
+    assert len(cache.events()) == 1
+
+
+def test_events_of_promised_blocks_wait_until_they_are_computed() -> None:
+    sink = Kept()
+    engine = fake_engine(num_blocks=64, kv_events=EventStream([sink]))
+    forward, seen = engine.executor.forward, []
+
+    def watched(*arguments: Any) -> Any:
+        seen.append((len(sink.batches), bool(engine.state.promises and engine.state.promises.made)))
+        return forward(*arguments)
+
+    engine.executor.forward = watched  # type: ignore[method-assign]
+    for number in range(3):
+        engine.submit([*range(1, 20), number], Sampling(max_tokens=2))
+    engine.step()
+    assert seen == [(0, True)], "the step promised blocks and nobody was informed before it computed them"
+    assert len(sink.batches) == 1
+    engine.run()
+
+
+def test_a_reset_engine_clears_what_its_followers_know() -> None:
+    sink = Kept()
+    engine = fake_engine(num_blocks=64, kv_events=EventStream([sink]))
+    engine.submit([*range(1, 20)], Sampling(max_tokens=2))
+    engine.run()
+    assert isinstance(sink.batches[0][0], BlockStored)
+    before = len(sink.batches)
+    engine.reset(fake_engine(num_blocks=64).allocator)
+    engine.submit([*range(1, 20)], Sampling(max_tokens=2))
+    engine.run()
+    kinds = [type(event) for batch in sink.batches[before:] for event in batch]
+    assert kinds == [AllBlocksCleared, BlockStored, BlockStored]
+
+
+def test_an_engine_without_kv_events_pays_nothing_for_them() -> None:
+    engine = fake_engine(num_blocks=64)
+    assert type(engine.state.guarded) is GuardedAllocator, "no call goes through anything more"
+    allocator: Any = engine.allocator
+    assert allocator.cache.listener is None, "no cache event is made"

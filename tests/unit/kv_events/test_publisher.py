@@ -1,0 +1,240 @@
+"""The publisher of KV events: what subscribers get, what they may lose, and that the run never notices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.errors import ConfigError
+from framework.kv_events import publisher as publisher_module
+from framework.kv_events import wire
+from framework.kv_events.publisher import Publisher
+from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from framework.kv_events.wire import END, decode
+
+zmq: Any = pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq: pip install -e '.[kv-events]'")
+msgspec: Any = pytest.importorskip("msgspec", reason="KV events over ZeroMQ need msgspec")
+ANY = "tcp://127.0.0.1:0"
+STORED = BlockStored(block_hashes=[b"\x01" * 32], parent_block_hash=None, token_ids=[1, 2], block_size=2, medium="GPU")
+
+
+class VllmBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # type: ignore[misc]
+    """The structs of vllm/distributed/kv_events.py; tests/engines compares their fields with the installed ones."""
+
+    ts: float
+    events: list[VllmStored | VllmRemoved | VllmCleared]
+    data_parallel_rank: int | None = None
+
+
+class VllmStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):  # type: ignore[misc]
+    block_hashes: list[bytes | int]
+    parent_block_hash: bytes | int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
+
+
+class VllmRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):  # type: ignore[misc]
+    block_hashes: list[bytes | int]
+    medium: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class VllmCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCleared"):  # type: ignore[misc]
+    pass
+
+
+@contextmanager
+def published(**options: Any) -> Iterator[Publisher]:
+    made = Publisher(ANY, ANY, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def socket(kind: int, address: str | None, **options: int) -> Iterator[Any]:
+    context = zmq.Context()
+    made = context.socket(kind)
+    for name, value in options.items():
+        made.setsockopt(getattr(zmq, name), value)
+    if kind == zmq.SUB:
+        made.setsockopt(zmq.SUBSCRIBE, b"")
+    made.connect(address)
+    try:
+        yield made
+    finally:
+        context.destroy(linger=0)
+
+
+def frames(subscriber: Any, timeout_s: float = 10) -> list[bytes]:
+    assert subscriber.poll(1000 * timeout_s), "nothing came"
+    found: list[bytes] = subscriber.recv_multipart()
+    return found
+
+
+def asked_again(publisher: Publisher, number: int) -> list[int]:
+    with socket(zmq.DEALER, publisher.replay_endpoint) as client:
+        client.send_multipart((b"", number.to_bytes(8, "big")))
+        numbers = []
+        while True:
+            empty, _, sequence, data = frames(client)
+            assert empty == b""
+            if sequence == END:
+                return numbers
+            numbers.append(int.from_bytes(sequence, "big"))
+            decode(data)
+
+
+def test_a_subscriber_gets_topic_number_and_a_batch_that_vllms_structs_decode() -> None:
+    with published(topic="kv") as made, socket(zmq.SUB, made.endpoint) as subscriber:
+        removed = BlockRemoved(block_hashes=[b"\x01" * 32], medium="GPU", group_idx=0)
+        deadline = time.monotonic() + 10
+        number = 0
+        while not subscriber.poll(20) and time.monotonic() < deadline:  # a subscription takes a moment
+            made.put(number, 1.0, [STORED, removed, AllBlocksCleared()])
+            number += 1
+        topic, sequence, data = frames(subscriber)
+        assert topic == b"kv"
+        assert int.from_bytes(sequence, "big") < number
+        batch = msgspec.msgpack.Decoder(VllmBatch).decode(data)
+        assert batch.events[0] == VllmStored(
+            block_hashes=[b"\x01" * 32], parent_block_hash=None, token_ids=[1, 2], block_size=2, lora_id=None,
+            medium="GPU", lora_name=None,
+        )  # fmt: skip
+        assert batch.events[1] == VllmRemoved(block_hashes=[b"\x01" * 32], medium="GPU", group_idx=0)
+        assert batch.events[2] == VllmCleared()
+        assert abs(batch.ts - time.time()) < 60
+        assert batch.data_parallel_rank == 0
+        assert decode(msgspec.msgpack.encode(batch)).events == decode(data).events
+
+
+def test_hashes_can_be_integers_of_64_bits() -> None:
+    name = bytes(range(32))
+    stored = BlockStored(block_hashes=[name], parent_block_hash=name, token_ids=[], block_size=2)
+    data = wire.encode(EventBatch(0.0, [wire.as_integers(stored)]))
+    event = msgspec.msgpack.Decoder(VllmBatch).decode(data).events[0]
+    assert event.block_hashes == [int.from_bytes(name, "big") & (2**64 - 1)]
+    assert event.parent_block_hash == event.block_hashes[0]
+
+
+def test_the_last_batches_can_be_asked_for_again() -> None:
+    with published(buffer_steps=5) as made:
+        for number in range(8):
+            made.put(number, 0.0, [STORED])
+        made.facts()  # waits until they are sent
+        assert asked_again(made, 0) == [3, 4, 5, 6, 7]
+        assert asked_again(made, 6) == [6, 7]
+        assert asked_again(made, 8) == []
+
+
+def test_a_request_for_a_replay_that_is_none_is_ignored() -> None:
+    with published() as made:
+        with socket(zmq.DEALER, made.replay_endpoint) as client:
+            client.send_multipart((b"", b"short"))
+            client.send_multipart((b"one frame",))
+            assert not client.poll(200)
+        assert asked_again(made, 0) == []
+        assert made.facts()["kv_event_failed_batches"] == 0
+
+
+def test_a_port_that_is_taken_is_refused_with_what_to_do() -> None:
+    with published() as made:
+        with pytest.raises(ConfigError, match=r"kv_events\.endpoint=tcp.*cannot be bound.*choose another address"):
+            Publisher(made.endpoint)
+        with pytest.raises(ConfigError, match=r"kv_events\.replay_endpoint"):
+            Publisher(ANY, made.endpoint)
+    with pytest.raises(ConfigError, match="cannot be bound"):
+        Publisher("not an address")
+
+
+def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(wire, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"zmq is not installed: pip install 'kvcache-framework\[kv-events\]'"):
+        Publisher(ANY)
+
+
+def test_a_slow_subscriber_loses_messages_and_the_publisher_goes_on() -> None:
+    with published(hwm=4, buffer_steps=3000) as made, socket(zmq.SUB, made.endpoint, RCVHWM=4, RCVBUF=4096) as slow:
+        big = BlockStored(block_hashes=[b"\x01"], parent_block_hash=None, token_ids=[7] * 20_000, block_size=20_000)
+        made.put(0, 0.0, [big])
+        time.sleep(0.3)
+        for number in range(1, 2001):
+            made.put(number, 0.0, [big])
+        facts = made.facts()
+        assert facts["kv_event_dropped_batches"] == facts["kv_event_failed_batches"] == 0, facts
+        assert made._queue.unfinished_tasks == 0, "a subscriber that reads nothing holds nobody up"
+        numbers = []
+        while slow.poll(300):
+            numbers.append(int.from_bytes(slow.recv_multipart()[1], "big"))
+        assert len(numbers) < 2000, "it lost some"
+        assert numbers == sorted(numbers)
+        assert asked_again(made, 1990) == [*range(1990, 2001)], "and can ask for them"
+
+
+def test_a_full_queue_loses_batches_whose_numbers_are_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, encode = threading.Event(), wire.encode
+
+    def slowly(batch: EventBatch) -> bytes:
+        go.wait(10)
+        return encode(batch)
+
+    monkeypatch.setattr(publisher_module, "encode", slowly)
+    with published(queue_size=2) as made:
+        began = time.monotonic()
+        for number in range(10):
+            made.put(number, 0.0, [STORED])
+        assert time.monotonic() - began < 5, "the run was held up"
+        go.set()
+        facts = made.facts()
+        assert 7 <= facts["kv_event_dropped_batches"] <= 8, facts
+        sent = asked_again(made, 0)
+        assert len(sent) == 10 - facts["kv_event_dropped_batches"]
+
+
+def test_a_batch_that_cannot_be_sent_is_counted_and_the_rest_goes_on() -> None:
+    with published() as made:
+        made.put(0, 0.0, [BlockStored(block_hashes=[object()], parent_block_hash=None, token_ids=[], block_size=1)])  # type: ignore[list-item]
+        made.put(1, 0.0, [STORED])
+        facts = made.facts()
+        assert facts["kv_event_failed_batches"] == 1
+        assert "object" in facts["kv_event_error"]
+        assert asked_again(made, 0) == [1]
+
+
+def test_closing_ends_the_thread_and_frees_the_port() -> None:
+    with published() as made:
+        address = made.endpoint
+    made.close()
+    assert not made._thread.is_alive()
+    Publisher(address).close()
+
+
+def test_an_address_that_needs_no_port_works_as_well(tmp_path: Path) -> None:
+    made = Publisher(f"ipc://{tmp_path}/kv")
+    try:
+        assert made.facts()["kv_event_endpoint"] == f"ipc://{tmp_path}/kv"
+    finally:
+        made.close()
