@@ -11,6 +11,7 @@ from framework.config.config import Config
 from framework.config.sections import SECTIONS
 from framework.config.setting import plain, settings_of
 from framework.errors import ConfigError
+from framework.model.options import MODELS
 
 
 def conf_folder() -> Path:
@@ -43,8 +44,10 @@ def default_choices(folder: Path) -> dict[str, str | None]:
 
 
 def options_of(group: str, folder: Path) -> list[str]:
-    """Every option of a group: our YAML files and, for a kind of plugin, the entry points."""
+    """Every option of a group: our YAML files, the models and, for a kind of plugin, the entry points."""
     names = {path.stem for path in (folder / group).glob("*.yaml")}
+    if group == "model":
+        names.update(MODELS)
     if group in registry.groups():
         names.update(registry.names(group))
     return sorted(names)

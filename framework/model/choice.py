@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from framework.errors import ConfigError
 from framework.model.config import ModelConfig
 from framework.model.loading import LoadedModel, Spread, load_model, random_model, read_model_config
+from framework.model.options import Checkpoint, Random, model_options
 from framework.model.shapes import SHAPES
-from framework.registry.options import call_checked
-
-MODELS = ("tiny", "checkpoint", "random")
 
 
 def build_model(
-    name: str,
-    options: Mapping[str, Any],
-    *,
-    dtype: str | None = None,
-    device: str = "cpu",
-    seed: int = 0,
-    spread: Spread | None = None,
+    name: str, options: Mapping[str, Any], *, device: str = "cpu", seed: int = 0, spread: Spread | None = None
 ) -> LoadedModel:
     """The model that `model=name` means: the embedded tiny one, a checkpoint by path or hub id, or random weights.
 
     Args:
-        options: `tiny` has none but `seed`; `checkpoint` takes `path`; `random` takes `shape`; all take `dtype`.
-        dtype, seed: what the run says where the options do not.
+        options: see framework.model.options.
+        seed: of random weights where the options do not say.
         spread: see `load_model`.
 
     Raises:
@@ -35,32 +26,25 @@ def build_model(
         ModelError: the model cannot be loaded.
         InvalidArgument, RankError: see `load_model`.
     """
-
-    def tiny(*, dtype: str | None = dtype, seed: int = 0) -> LoadedModel:
-        return load_model("tiny", dtype=dtype, device=device, seed=seed, spread=spread)
-
-    def checkpoint(*, path: str, dtype: str | None = dtype) -> LoadedModel:
-        return load_model(path, dtype=dtype, device=device, spread=spread)
-
-    def random(*, shape: str, dtype: str | None = dtype, seed: int = seed) -> LoadedModel:
-        return random_model(shape, dtype=dtype, device=device, seed=seed, spread=spread)
-
-    choices: dict[str, Callable[..., LoadedModel]] = {"tiny": tiny, "checkpoint": checkpoint, "random": random}
-    if name not in choices:
-        raise ConfigError(f"no model {name!r}; there are {', '.join(MODELS)}; a path or hub id is model=checkpoint")
-    return call_checked(f"model.{name}", choices[name], options)
+    chosen = model_options(name, options)
+    if isinstance(chosen, Random):
+        seed = seed if chosen.seed is None else chosen.seed
+        return random_model(chosen.shape, dtype=chosen.dtype, device=device, seed=seed, spread=spread)
+    if isinstance(chosen, Checkpoint):
+        return load_model(chosen.path, dtype=chosen.dtype, device=device, spread=spread)
+    return load_model("tiny", dtype=chosen.dtype, device=device, seed=chosen.seed, spread=spread)
 
 
 def model_config(name: str, options: Mapping[str, Any]) -> ModelConfig | None:
     """The shape of the model that `build_model` would build, without its weights.
 
-    None: the options name no model; `build_model` says why.
+    None: a shape that is not known; `build_model` says so.
 
     Raises:
+        ConfigError: as `build_model`.
         ModelError: the checkpoint cannot be found or its config not be read.
     """
-    if name == "random":
-        return SHAPES.get(str(options.get("shape")))
-    if name == "checkpoint":
-        return read_model_config(options["path"]) if isinstance(options.get("path"), str) else None
-    return read_model_config("tiny") if name == "tiny" else None
+    chosen = model_options(name, options)
+    if isinstance(chosen, Random):
+        return SHAPES.get(chosen.shape)
+    return read_model_config(chosen.path if isinstance(chosen, Checkpoint) else "tiny")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, make_dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,7 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from framework import registry
 from framework.errors import InvalidPlugin
-from framework.registry.signatures import Parameter
+from framework.model.options import MODELS
+from framework.registry.signatures import Parameter, signature
 
 
 def options_schema(kind: str, name: str) -> Any:
@@ -28,7 +29,16 @@ def options_schema(kind: str, name: str) -> Any:
     own = registry.own_options(registry.load(kind, name)).parameters
     if any(parameter.name == "name" for parameter in own):
         raise InvalidPlugin(f"{kind} {name!r}: an option may not be called 'name', which says which plugin is meant")
-    fields = [("name", str, field(default=name)), *(_field(parameter) for parameter in own)]
+    return _schema(name, own)
+
+
+def model_schema(name: str) -> Any:
+    """The same for a choice of model."""
+    return _schema(name, signature(MODELS[name]).parameters)
+
+
+def _schema(name: str, parameters: Iterable[Parameter]) -> Any:
+    fields = [("name", str, field(default=name)), *(_field(parameter) for parameter in parameters)]
     node = OmegaConf.structured(make_dataclass("Options", fields))
     # The made class exists in this process only: the node forgets it, so that a worker can unpickle the config. The
     # leaves keep their types.

@@ -1,4 +1,4 @@
-"""The sections, and every entry point, as Hydra configs: `allocator=prefix` needs no YAML, built-in or third-party."""
+"""Sections, models and entry points as Hydra configs: `allocator=prefix` needs no YAML, built-in or third-party."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 
 from framework import registry
 from framework.config.defaults import default_settings
-from framework.config.hydra.schema import options_schema
+from framework.config.hydra.schema import model_schema, options_schema
 from framework.errors import FrameworkError
+from framework.model.options import MODELS
 
 SCHEME = "plugins"
 EVERY = f"{SCHEME}://every"
@@ -29,12 +30,15 @@ Names: TypeAlias = list[str]  # the class below has a method called list
 SETTINGS = "settings"
 """The config of every section with its defaults, first in config.yaml's defaults list."""
 
+MODEL = "model"
+"""The group of the choices of model, which are no plugins."""
+
 PRESETS = "framework.conf"
 """Entry-point group of optional YAML presets; the value is a dotted package path."""
 
 
 class PluginConfigSource(ConfigSource):
-    """The groups are the kinds, the configs their plugins, and `settings`. Loading one imports that one class."""
+    """The groups are the kinds of plugins and `model`, and there is `settings`. Loading one imports that one class."""
 
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
@@ -48,19 +52,19 @@ class PluginConfigSource(ConfigSource):
         return True
 
     def is_group(self, config_path: str) -> bool:
-        return config_path.strip("/") in ("", *registry.groups())
+        return config_path.strip("/") in ("", *_groups())
 
     def is_config(self, config_path: str) -> bool:
         if config_path.strip("/").removesuffix(".yaml") == SETTINGS:
             return True
         kind, _, name = config_path.strip("/").partition("/")
-        return kind in registry.groups() and self._has(kind, name.removesuffix(".yaml"))
+        return kind in _groups() and self._has(kind, name.removesuffix(".yaml"))
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
         group = config_path.strip("/")
         if not group:
-            return sorted(registry.groups()) if results_filter != ObjectType.CONFIG else []
-        if group not in registry.groups() or results_filter == ObjectType.GROUP:
+            return sorted(_groups()) if results_filter != ObjectType.CONFIG else []
+        if group not in _groups() or results_filter == ObjectType.GROUP:
             return []
         names = self._listed(group)
         return [name for name in names if self._imports(group, name)] if self.path == "importable" else names
@@ -70,16 +74,16 @@ class PluginConfigSource(ConfigSource):
             return self._result(OmegaConf.create(default_settings()))
         kind, _, name = config_path.strip("/").partition("/")
         name = name.removesuffix(".yaml")
-        if kind not in registry.groups() or not self._has(kind, name):
+        if kind not in _groups() or not self._has(kind, name):
             raise ConfigLoadError(f"Config not found : {config_path}")
-        return self._result(options_schema(kind, name))
+        return self._result(model_schema(name) if kind == MODEL else options_schema(kind, name))
 
     def _result(self, config: Any) -> ConfigResult:
         return ConfigResult(config=config, path=self.full_path(), provider=self.provider, header={"package": None})
 
     def _listed(self, kind: str) -> Names:
         if kind not in self._names:
-            self._names[kind] = registry.names(kind)
+            self._names[kind] = sorted(MODELS) if kind == MODEL else registry.names(kind)
         return self._names[kind]
 
     def _has(self, kind: str, name: str) -> bool:
@@ -87,11 +91,13 @@ class PluginConfigSource(ConfigSource):
         if name in self._listed(kind):
             return True
         try:
-            return ":" in name and bool(registry.find(kind, name))
+            return kind != MODEL and ":" in name and bool(registry.find(kind, name))
         except FrameworkError:
             return False
 
     def _imports(self, kind: str, name: str) -> bool:
+        if kind == MODEL:
+            return True
         try:
             registry.load(kind, name)
         except FrameworkError as error:
@@ -99,6 +105,10 @@ class PluginConfigSource(ConfigSource):
             self._names[kind].remove(name)
             return False
         return True
+
+
+def _groups() -> tuple[str, ...]:
+    return (*registry.groups(), MODEL)
 
 
 class EveryPlugin(SearchPathPlugin):

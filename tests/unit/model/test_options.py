@@ -1,0 +1,40 @@
+"""The options of each choice of model are declared once, and wrong ones are refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from framework.errors import ConfigError
+from framework.model.options import MODELS, Checkpoint, Random, Tiny, model_options
+
+
+def test_a_choice_without_options_has_its_defaults() -> None:
+    assert model_options("tiny", {}) == Tiny()
+    assert model_options("random", {}) == Random(shape="qwen3-100m", dtype="auto", seed=None)
+    assert model_options("checkpoint", {"path": "a/b"}) == Checkpoint(path="a/b")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nope", {}, "no model 'nope'; there are tiny, checkpoint, random"),
+        ("checkpoint", {}, "model.checkpoint.path has no default"),
+        ("random", {"shap": "x"}, "has no option 'shap'; did you mean 'shape'"),
+        ("tiny", {"seed": "many"}, "model.tiny.seed"),
+    ],
+)
+def test_a_wrong_choice_or_option_is_named(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        model_options(name, options)
+
+
+def test_the_options_are_known_without_torch() -> None:
+    code = "import sys; import framework.model.options, framework.config.defaults; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_choice_says_what_it_is() -> None:
+    assert all(options.__doc__ and "(" not in options.__doc__.splitlines()[0] for options in MODELS.values())
