@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from framework.config.check import checked_tiers
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
@@ -20,6 +21,8 @@ from framework.engine.prompts import is_one_prompt, one_each
 from framework.engine.request import Request
 from framework.engine.streaming import RequestStream, abandon
 from framework.engine.text import StopTexts, StopWatch, add_texts
+from framework.engine.tier_records import MakeTiers
+from framework.engine.tier_setup import require_tiers, served_tiers
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
@@ -59,6 +62,8 @@ class LLM:
         log: receives scheduling and cache events as (event, **facts).
         kv_events: receives what the cache publishes and removes in vLLM's schema; see framework.kv_events. Its own to
             close.
+        tiering, tiers: the rule that moves blocks below the pool, and what lies there: entries such as
+            {"store": "host", "num_blocks": 20000, "eviction": "lru"}. Close the LLM then: it drains what is stored.
         engine: with `tensor_parallel_size` above 1 the model is spread over as many processes, this one included, and
             `num_blocks` counts the same blocks on each, of that rank's heads. Close the LLM, or use it in a `with`.
 
@@ -95,10 +100,18 @@ class LLM:
         record: bool = False,
         log: Callable[..., Any] | None = None,
         kv_events: EventStream | None = None,
+        tiering: Component = "never",
+        tiers: Sequence[Mapping[str, Any]] = (),
         engine: EngineOptions | None = None,
     ) -> None:
         options = engine or EngineOptions()
         require_no_foresight(eviction)
+        self._tiering, self._tiers = tiering, checked_tiers(tiers)
+        if self._tiers and options.tensor_parallel_size > 1:
+            raise ConfigError(
+                "tiers below the pool of a model over several ranks are not supported: each rank holds a part of every "
+                "block; set engine.tensor_parallel_size=1 or leave tiers out"
+            )
         self.device, self.seed = default_device(device), seed
         chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
@@ -176,7 +189,24 @@ class LLM:
             log=log,
             kv_events=self._kv_events,
             stop_watch=watch if tokenizer.has_text else None,
+            tiers=self._tier_maker(allocator) if self._tiers else None,
         )
+
+    def _tier_maker(self, allocator: Allocator) -> MakeTiers:
+        """What makes the tiers, now and after each reset.
+
+        Raises:
+            ConfigError: blocks cannot be found by their hash alone.
+        """
+        from framework.engine.block_bytes import block_format, pool_bytes
+        from framework.model.loading import fingerprint
+
+        scheme = type(require_tiers(allocator, self._components[2], self.seed))
+        name = f"{scheme.__module__}.{scheme.__qualname__}"
+        format = block_format(self.pool, fingerprint(self.model.decoder), name)
+        shared = {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
+        bytes_of = pool_bytes(self.pool)
+        return lambda: served_tiers(self._tiers, self._tiering, shared, bytes_of, format, self.executor.now)
 
     def _load(
         self,
@@ -237,7 +267,11 @@ class LLM:
         return self.pool.bytes * self.tensor_parallel_size
 
     def close(self) -> None:
-        """End the other ranks of a model that was given by name; a LoadedModel stays open. Idempotent."""
+        """End what lies below the pool, once it has stored what it was given, and the other ranks of a model that was
+        given by name; a LoadedModel stays open. Idempotent."""
+        engine = getattr(self, "engine", None)  # None where construction failed
+        if engine is not None and engine.state.tiers is not None:
+            engine.state.tiers.close(drain=True)
         if self._owns_model:
             self.model.close()
 

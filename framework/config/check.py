@@ -95,7 +95,7 @@ def check_executor(mode: str, executor: str | None) -> None:
 
 
 def check_tiering(config: Config) -> None:
-    """Refuse a tiering rule without tiers, and tiers where nothing would be moved.
+    """Refuse a tiering rule without tiers, and tiers in mode=kernel.
 
     Raises:
         ConfigError: with what to set.
@@ -105,9 +105,17 @@ def check_tiering(config: Config) -> None:
         raise ConfigError(
             f"tiering={rule} has no tier to move blocks to; set tiers=[{{store: host, num_blocks: 20000}}]"
         )
-    if config.tiers and (config.mode, config.executor) != ("replay", "cache_only"):
-        where = f"mode={config.mode}" + (f" executor={config.executor}" if config.executor else "")
-        raise ConfigError(f"tiers are for mode=replay executor=cache_only so far, not for {where}; leave tiers out")
+    if config.tiers and config.mode == "kernel":
+        raise ConfigError("tiers cannot be in mode=kernel, which has no cache; leave tiers out")
+
+
+def checked_tiers(tiers: Any) -> tuple[dict[str, Any], ...]:
+    """A list of tiers as the Python API takes it, checked and with its defaults.
+
+    Raises:
+        ConfigError, UnknownPlugin and the like: see `parse_tiers`.
+    """
+    return parse_tiers(tiers, component)
 
 
 def check_kv_events(config: Config) -> None:

@@ -104,6 +104,11 @@ class TierOptions(Section):
     section: ClassVar[str] = "tiers"
 
     num_blocks: int = setting(doc="blocks it holds", at_least=1, at_most=MAX_BLOCKS)
+    read_bytes_per_s: float | None = setting(
+        25e9, "replay: of its link, out of it; null: any; 25e9 is PCIe 4.0 x16", above=0, at_most=1e18
+    )
+    write_bytes_per_s: float | None = setting(25e9, "replay: of its link, into it; null: any", above=0, at_most=1e18)
+    operation_s: float = setting(100e-6, "replay: fixed seconds of a load or a store", at_least=0, at_most=10**9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,12 @@ from framework.engine.promises import Promises
 from framework.engine.request import Request, Sequence, Status, derived_seed
 from framework.engine.rows import Rows
 from framework.engine.scheduler import Scheduler
-from framework.engine.state import EngineState, Log, write_log_header
+from framework.engine.state import EngineState, Log, listen, write_log_header
 from framework.engine.submission import require_batch, require_facts, why_never
 from framework.engine.text import MakeStopWatch
+from framework.engine.tier_records import MakeTiers
+from framework.engine.tier_report import check_tiers
+from framework.engine.tiering import EngineTiers
 from framework.errors import (
     EngineInterrupted,
     FrameworkError,
@@ -30,7 +33,7 @@ from framework.errors import (
     Unsupported,
 )
 from framework.guard.allocator import GuardedAllocator
-from framework.interfaces.allocator import Allocator, CacheEvent
+from framework.interfaces.allocator import Allocator
 from framework.kv_events.allocator import EventAllocator
 from framework.kv_events.stream import EventStream
 from framework.sampling import Sampling
@@ -57,6 +60,7 @@ class Engine:
         vocab_size: prompts with larger ids are rejected; None accepts all.
         kv_events: receives what the cache publishes and removes, a batch a step; None for nobody.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
+        tiers: makes what lies below the pool, now and after each reset; None for nothing.
 
     Attributes:
         state: what the engine holds; another object after each `reset`.
@@ -81,12 +85,14 @@ class Engine:
         log: Log | None = None,
         kv_events: EventStream | None = None,
         stop_watch: MakeStopWatch | None = None,
+        tiers: MakeTiers | None = None,
     ) -> None:
         require_batch(max_batch_tokens, max_batch_requests, chunk_size)
         self.executor, self._virtual_clock = executor, virtual_clock
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
         self.length_advice, self.vocab_size = length_advice, vocab_size
-        self._log, self._kv_events, self._stop_watch = log, kv_events, stop_watch
+        self._log, self._kv_events = log, kv_events
+        self._stop_watch, self._make_tiers = stop_watch, tiers
         self._batch = max_batch_tokens, max_batch_requests, chunk_size or max_batch_tokens
         self._share_within_step = share_within_step
         self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
@@ -101,16 +107,12 @@ class Engine:
         longest = -(-self.max_model_len // allocator.block_size)
         stream = self._kv_events
         guarded = GuardedAllocator(allocator, longest) if stream is None else EventAllocator(allocator, longest, stream)
-        state = EngineState(
-            guarded=guarded,
-            executor=self.executor,
-            rows=Rows(max_batch_requests, self.max_model_len),
-            metrics=Metrics(guarded.num_blocks, guarded.block_size),
-            log=self._log,
-        )
-        if self._log is not None:
-            guarded.listen(lambda event: _log_cache_event(state, event))
+        rows, metrics = Rows(max_batch_requests, self.max_model_len), Metrics(guarded.num_blocks, guarded.block_size)
+        state = EngineState(guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, log=self._log)
         life = Lifecycle(state, self._eos, self._stop_watch)
+        if self._make_tiers is not None:
+            state.tiers = EngineTiers(state, life, self._make_tiers())
+        listen(state)
         if self._share_within_step:
             state.promises = Promises(state, life, chunk_size)
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
@@ -135,6 +137,8 @@ class Engine:
         """
         self._change.torn = True
         old, numbered = list(self.state.requests.values()), (self.state.last_id, self.state.step_number)
+        if self.state.tiers is not None:
+            self.state.tiers.close(drain=False)
         self.executor.reset()
         if self._kv_events is not None:
             self._kv_events.cleared()
@@ -283,6 +287,8 @@ class Engine:
             return
         self._log_step(step)
         scheduled = executor.now()
+        if state.tiers is not None:
+            state.tiers.flush()
         try:
             executor.forward(step, state.rows)
         except (PluginError, Unsupported, InvalidArgument) as error:
@@ -337,6 +343,9 @@ class Engine:
         """Nothing to compute: wait for the next arrival, or end what can never go on."""
         stuck = self.state.waiting.peek()
         active = self.state.rows.active()
+        if self.state.tiers is not None and self.state.tiers.busy:
+            self.state.tiers.wait(self.state.arrivals[0][0] if self.state.arrivals else None)
+            return
         if stuck is None and not len(active):
             if self.state.arrivals:
                 self.executor.wait_until(self.state.arrivals[0][0])
@@ -394,6 +403,8 @@ class Engine:
         Raises:
             InvariantViolation: lists what is broken.
         """
+        if self.state.tiers is not None:
+            check_tiers(self.state.tiers, settle=not self.state.requests)
         self.state.guarded.check()
         stats = self.state.guarded.stats()
         if not self.state.requests and (stats.used_blocks or stats.num_requests or self.state.rows.num_active):
@@ -402,9 +413,3 @@ class Engine:
                 f"{stats.num_requests} tables and "
                 f"{self.state.rows.num_active} rows are in use"
             )
-
-
-def _log_cache_event(state: EngineState, event: CacheEvent) -> None:
-    if state.log is not None:
-        kind = "publish" if event.kind == "admit" else event.kind
-        state.log(kind, step=int(event.now), block=int(event.block), key=bytes(event.key).hex())

@@ -53,7 +53,7 @@ class Lifecycle:
             table = self.state.guarded.table(seq.id, len(seq.tokens) if computed == 0 else computed)
             row = self.state.rows.add(seq, computed, len(table) * size)
         except Exception:
-            self._free(seq)
+            self.free_table(seq)
             raise
         self.state.executor.set_table(row, 0, table)
         self.state.executor.fresh(table[-(-computed // size) :])
@@ -67,15 +67,17 @@ class Lifecycle:
         self.state.reserved_rows -= seq.forks_due
         if self.state.promises is not None:
             self.state.promises.withdraw(seq)
+        if self.state.tiers is not None and not returning:
+            self.state.tiers.ending(seq)
         if self.state.foresee is not None:
             try:
                 self.state.foresee(seq, returning)
             except FrameworkError as error:
                 seq.request.plugin_error = seq.request.plugin_error or error
-        self._free(seq)
+        self.free_table(seq)
 
-    def _free(self, seq: Sequence) -> None:
-        """A plugin that fails here fails the request in the end, not whoever asked for its blocks."""
+    def free_table(self, seq: Sequence) -> None:
+        """Free the table of `seq`. A plugin that fails here fails the request in the end, not whoever asked for it."""
         try:
             self.state.guarded.free(seq.id)
         except FrameworkError as error:
@@ -106,9 +108,11 @@ class Lifecycle:
         try:
             change = self.state.guarded.fork(parent.id, child.info, num_tokens)
             try:
+                if self.state.tiers is not None:
+                    self.state.tiers.flush()
                 self._copy(change)
             except FrameworkError:
-                self._free(child)
+                self.free_table(child)
                 raise
             self.place(child, num_tokens)
         except OutOfBlocks:
@@ -135,9 +139,11 @@ class Lifecycle:
         """Tell the allocator that the first `num_tokens` of `seq`, which has a row, have their KV."""
         if num_tokens <= seq.committed:
             return
-        row = seq.row
+        row, before = seq.row, seq.committed
         change = self.state.guarded.commit(seq.id, self.state.rows.known[row, :num_tokens])
         seq.committed = num_tokens
+        if self.state.tiers is not None:
+            self.state.tiers.committed(seq, before, num_tokens)
         if change.start * self.state.guarded.block_size < self.state.rows.room[row]:
             self._update_table(seq, change.start)
 
@@ -177,6 +183,8 @@ class Lifecycle:
         for seq in request.sequences:
             if seq.row >= 0:
                 self.release(seq)
+            elif self.state.tiers is not None:
+                self.state.tiers.drop(seq)
         ended = request.group.completions() if request.group is not None else []
         request.completions = ended + [
             self.completion(seq, self._reason_of(seq) if seq.done else "aborted")

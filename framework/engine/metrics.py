@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from framework.engine.executors.base import Step
 from framework.engine.request import Request, Status
+from framework.engine.tier_report import tier_step_row, tier_summary
 from framework.errors import PluginError
 from framework.interfaces.allocator import AllocatorStats
 
@@ -150,6 +151,7 @@ class Metrics:
             "waste_reserved": _ratio(reserved, used),
             "waste_external": _ratio(external, pool),
             "cached_idle": _ratio(cached, pool),
+            **(tier_step_row(state.tiers) if state.tiers is not None else {}),
         }
 
     def _final_stats(self, state: EngineState) -> AllocatorStats | None:
@@ -196,6 +198,8 @@ class Metrics:
             "sample_s": self.sample_s,
             "engine_overhead": _ratio(self.step_s - self.forward_s, self.step_s),
         }
+        if state.tiers is not None:
+            result.update(tier_summary(state.tiers))
         if self.first_failure:
             result["first_failure"] = self.first_failure
         tpot_s = [tpot for tpot in self.request_tpot_s if tpot is not None]

@@ -85,6 +85,9 @@ class Promises:
         for other in list(self._state.rows.sequences):
             if other is not None and other is not seq and other.id in relying and other.row >= 0:
                 self._life.preempt(other)
+        if self._state.tiers is not None:
+            for other in self._state.tiers.relying(relying - {seq.id}):
+                self._state.tiers.drop(other, returning=True)
 
     def _withdraw(self, seq: Sequence) -> set[RequestId]:
         guarded = self._state.guarded
@@ -96,4 +99,5 @@ class Promises:
             return {*guarded.withdraw(seq.id)}
         except FrameworkError as error:
             seq.request.plugin_error = seq.request.plugin_error or error
-            return {other.id for other in self._state.rows.sequences if other is not None} - {seq.id}
+            everyone = [*self._state.rows.sequences, *(self._state.tiers.holding() if self._state.tiers else ())]
+            return {other.id for other in everyone if other is not None} - {seq.id}

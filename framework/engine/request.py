@@ -70,6 +70,8 @@ class Request:
         arrival_step: steps begun before it was let in; None until then.
         num_recomputed_tokens: tokens computed again after preemptions.
         num_spared_tokens: tokens that a restoration found cached though the request had not computed them yet.
+        num_loaded_tokens: of `num_cached_tokens`, those that came from tiers below the pool.
+        load_s: time it waited for blocks from there.
         completions: in sample order, or best beam first; what there was so far of a request that did not finish.
         reason: why it was rejected, failed or cancelled.
         plugin_error: raised as blocks were given back; fails the request when it ends.
@@ -93,6 +95,8 @@ class Request:
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_spared_tokens: int = 0
+    num_loaded_tokens: int = 0
+    load_s: float = 0.0
     num_preemptions: int = 0
     arrival_step: int | None = None
     arrival: float | None = None

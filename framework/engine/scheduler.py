@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from framework.engine.executors.base import Step
@@ -10,6 +12,11 @@ from framework.engine.request import Sequence
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
 from framework.errors import FrameworkError, OutOfBlocks
+
+if TYPE_CHECKING:
+    from framework.engine.tier_records import Plan
+    from framework.engine.tiering import EngineTiers
+    from framework.interfaces.allocator import Hit
 
 _sum = np.add.reduce  # what ndarray.sum() calls, at a third of its cost for the few rows of a step
 
@@ -33,7 +40,11 @@ class Scheduler:
     def admit(self, budget: int) -> None:
         """Move waiting sequences onto rows while rows, token budget and blocks last."""
         state = self.state
-        guarded, rows, waiting, promises = state.guarded, state.rows, state.waiting, state.promises
+        guarded, rows, waiting, promises, tiers = (
+            state.guarded, state.rows, state.waiting, state.promises, state.tiers,
+        )  # fmt: skip
+        if tiers is not None:
+            self._place_ready(tiers)
         if waiting.peek() is None:
             return
         active = rows.active()
@@ -47,13 +58,27 @@ class Scheduler:
             if promises is not None and promises.planned and waiting:
                 promises.make()
             seq = waiting.peek()
-            if seq is None or rows.num_free - state.reserved_rows < 1 + seq.forks_due:
+            if seq is None:
+                return
+            no_row = rows.num_free - state.reserved_rows < 1 + seq.forks_due
+            if no_row and (tiers is None or tiers.full):
                 return
             try:
                 hit = seq.hit = guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)
+                if tiers is not None:
+                    plan = tiers.plan(seq, hit) if not tiers.full else None
+                    if plan is not None and tiers.park(seq, plan):
+                        waiting.pop()
+                        continue
+                    if plan is None and no_row:
+                        return
+                    hit = hit if plan is None else plan.hit
                 if not guarded.fits(seq.info, seq.tokens, hit):
                     return
                 guarded.allocate(seq.info, seq.tokens, hit)
+                if tiers is not None and self._begin_load(tiers, seq, hit, plan):
+                    waiting.pop()
+                    continue
                 self.life.place(seq, hit.num_tokens)
             except FrameworkError as error:
                 self.life.fail(seq, error)
@@ -67,11 +92,40 @@ class Scheduler:
                 promises.plan(seq)
             budget -= len(seq.tokens) - hit.num_tokens
 
+    def _place_ready(self, tiers: EngineTiers) -> None:
+        """Give rows to sequences whose blocks have all been loaded, while there are any."""
+        state = self.state
+        while tiers.ready and state.rows.num_free - state.reserved_rows >= 1 + tiers.ready[0][0].forks_due:
+            seq, num_cached = tiers.ready.pop(0)
+            try:
+                self.life.place(seq, num_cached)
+            except FrameworkError as error:
+                self.life.fail(seq, error)
+                continue
+            self.life.admitted(seq, num_cached)
+
+    def _begin_load(self, tiers: EngineTiers, seq: Sequence, hit: Hit, plan: Plan | None) -> bool:
+        """`seq` has its table: whether it waits for blocks from below, and gets its row later.
+
+        Raises:
+            FrameworkError: it holds nothing any more.
+        """
+        try:
+            tiers.allocated(seq, hit, plan)
+            if plan is not None:
+                tiers.begin(seq, plan)
+        except Exception:
+            self.life.free_table(seq)
+            raise
+        return plan is not None
+
     def schedule(self) -> Step | None:
         """Admit, choose each row's new tokens and make room for them. None if there is nothing to compute."""
         state, promises = self.state, self.state.promises
         if promises is not None and promises.made:
             promises.withdraw_all()
+        if state.tiers is not None:
+            state.tiers.poll()
         self.admit(self.max_batch_tokens)
         num_new = self._make_room(self._plan())
         if promises is not None:
@@ -152,6 +206,8 @@ class Scheduler:
         while seq.row >= 0:
             try:
                 change = guarded.extend(seq.id, num_tokens)
+                if self.state.tiers is not None:
+                    self.state.tiers.flush()
                 self.life.take_change(seq, change, guarded.table(seq.id, num_tokens, change.start))
             except OutOfBlocks as error:
                 if not self._preempt_for(seq):
@@ -163,13 +219,17 @@ class Scheduler:
 
     def _preempt_for(self, seq: Sequence) -> bool:
         """Preempt the least important, newest request; False if `seq`'s own is the only one that runs."""
-        rows = self.state.rows
+        rows, tiers = self.state.rows, self.state.tiers
+        if tiers is not None and tiers.yield_room():
+            return True
         active = rows.active()
         victim = rows.sequence(int(active[-1]))
         if victim.request is seq.request and all(rows.sequence(int(r)).request is seq.request for r in active):
             others = [rows.sequence(int(row)) for row in active if rows.sequence(int(row)) is not seq]
             if seq.request.group is not None or not others:
-                return False
+                if tiers is None or not tiers.busy:
+                    return False
+                others = [seq]  # blocks on their way to others fill the pool: it waits until they have arrived
             victim = others[-1]
         self.life.preempt(victim)
         return True

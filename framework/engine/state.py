@@ -12,11 +12,13 @@ from framework.engine.request import Request, Sequence
 from framework.engine.rows import Rows
 from framework.engine.waiting import WaitingQueue
 from framework.guard.allocator import GuardedAllocator
+from framework.interfaces.allocator import CacheEvent
 from framework.types import RequestId
 
 if TYPE_CHECKING:
     from framework.engine.beam import BeamGroup
     from framework.engine.promises import Promises
+    from framework.engine.tiering import EngineTiers
 
 Log = Callable[..., Any]
 """(event, **facts): receives scheduling and cache events."""
@@ -49,6 +51,7 @@ class EngineState:
         arrivals: a heap of (arrival, number, request) that are not due yet.
         groups: of beam searches that have arrived.
         promises: blocks that rows of this step share before they are computed; None where that is off.
+        tiers: below the pool; None without any.
         reserved_rows: kept free for samples that will be forked off.
         step_number: steps begun.
         last_id: of the sequence that arrived last.
@@ -62,6 +65,7 @@ class EngineState:
     foresee: Foresee | None = None
     on_end: Callable[[Request], object] | None = None
     promises: Promises | None = None
+    tiers: EngineTiers | None = None
     requests: dict[int, Request] = field(default_factory=dict)
     arrivals: list[tuple[float, int, Request]] = field(default_factory=list)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
@@ -83,3 +87,25 @@ class EngineState:
         """One line of the scheduling log: no wall clock, no object ids."""
         if self.log is not None:
             self.log(event, step=self.step_number, request=seq.request.number, sequence=seq.id, **facts)
+
+
+def listen(state: EngineState) -> None:
+    """Pass the allocator's events on to the log and the tiers; where there is neither, it sends none."""
+    listeners: list[Callable[[CacheEvent], object]] = []
+    if state.log is not None:
+        listeners.append(lambda event: _log_cache_event(state, event))
+    if state.tiers is not None:
+        listeners.append(state.tiers.heard)
+
+    def everyone(event: CacheEvent) -> None:
+        for listener in listeners:
+            listener(event)
+
+    if listeners:
+        state.guarded.listen(listeners[0] if len(listeners) == 1 else everyone)
+
+
+def _log_cache_event(state: EngineState, event: CacheEvent) -> None:
+    if state.log is not None:
+        kind = "publish" if event.kind == "admit" else event.kind
+        state.log(kind, step=int(event.now), block=int(event.block), key=bytes(event.key).hex())

@@ -40,7 +40,7 @@ class Store(ABC):
     """
 
     holds_kv: ClassVar[bool] = True
-    """False: keys only, for replays, which move no bytes. A serve run refuses such a store."""
+    """False: keys only. A serve run counts what such a tier would have hit, and recomputes it."""
 
     @abstractmethod
     def open(self, format: BlockFormat, num_blocks: int) -> None:

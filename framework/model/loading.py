@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+import xxhash
 
 from framework.errors import ModelError, OutOfMemory
 from framework.model.config import DTYPES, ModelConfig
@@ -213,3 +214,13 @@ def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
         raise ModelError(f"no model dtype '{dtype}'; supported: auto, {', '.join(DTYPES)}")
     found: torch.dtype = getattr(torch, dtype)
     return found
+
+
+def fingerprint(decoder: Decoder) -> str:
+    """A text that is equal for equal weights and shape, whose K and V of equal tokens are equal. Reads every weight."""
+    digest = xxhash.xxh3_128(repr(decoder.config).encode())
+    for name, weight in decoder.named_parameters():
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        data = weight.detach().cpu().contiguous().reshape(-1)
+        digest.update(data.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -12,6 +12,8 @@ from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.text import RecordedEnd
+from framework.engine.tier_records import MakeTiers
+from framework.engine.tier_setup import replayed_tiers, require_tiers
 from framework.errors import ConfigError
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
@@ -19,7 +21,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.kv_events.stream import EventStream
 from framework.modes.cache_only import cache_only
-from framework.modes.replay_input import pool_blocks, workload_of
+from framework.modes.replay_input import block_bytes, pool_blocks, workload_of
 from framework.modes.rows import request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_with_policy
@@ -37,10 +39,10 @@ _TIMED_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps"} | {
     for name in ("ttft", "tpot", "latency")
     for percent in (50, 95, 99)
 }
-_PER_SECOND = frozenset(
+_NOT_IN_STEPS = frozenset(
     {
         "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "schedule_s",
-        "forward_s", "sample_s", "engine_overhead",
+        "forward_s", "sample_s", "engine_overhead", "load_wait_s",
     }
 )  # fmt: skip
 
@@ -59,11 +61,13 @@ def full_replay(session: Session) -> dict[str, Any]:
     options = session.config.replay
     source = open_source(session.config, session.event_log(), session.kv_events())
     engine, unit = source.engine, source.unit
-    session.facts |= {**names_of(session.config, (*KINDS[:3], "workload"))}
+    kinds = (*KINDS[:3], "workload", *(("tiering",) if session.config.tiers else ()))
+    session.facts |= names_of(session.config, kinds)
     session.begin("none")
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.length_advice)
     if session.settings.requests:
-        engine.state.on_end = lambda request: session.run.log_request(request_row(request, unit=unit))
+        tiers = bool(session.config.tiers)
+        engine.state.on_end = lambda request: session.run.log_request(request_row(request, unit=unit, tiers=tiers))
     log_every, start = session.settings.log_every, time.perf_counter()
 
     reference: dict[str, float] = {}
@@ -120,7 +124,7 @@ def in_steps(measured: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in measured.items():
         if key in _TIMED_IN_STEPS:
             counted[_TIMED_IN_STEPS[key]] = value
-        elif key not in _PER_SECOND:
+        elif key not in _NOT_IN_STEPS:
             counted[key] = value
     return counted
 
@@ -203,6 +207,11 @@ def build_engine(
     pool = num_blocks * block_size
     to_raise = f"cache.num_blocks: the pool's {num_blocks} blocks hold {pool} tokens"
     advice = f"raise {to_raise if max_len == pool else 'engine.max_model_len'}"
+    tiers = None
+    if config.tiers:
+        require_tiers(allocator, config.hash.plain(), seed)
+        shared = {"block_size": block_size, "max_model_len": max_len, "seed": seed}
+        tiers = _tier_maker(config, executor, shared, recording)
     recorded = recording.outputs if recording is not None else {}
     lengths = {sample: len(tokens) for sample, tokens in recorded.items()}
     engine = Engine(
@@ -221,8 +230,41 @@ def build_engine(
         log=log,
         kv_events=kv_events,
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
+        tiers=tiers,
     )
     return engine, policy
+
+
+def _tier_maker(
+    config: Config, executor: Executor, shared: Mapping[str, Any], recording: Recording | None
+) -> MakeTiers:
+    """Tiers behind links on the executor's clock; where that counts steps, copies take no time."""
+    options = config.replay
+    device = Roofline(
+        device=options.device,
+        shape=options.shape,
+        dtype=options.dtype,
+        efficiency=options.efficiency,
+        overhead_s=0.0,
+        num_devices=options.num_devices,
+    )
+    most = config.engine.max_batch_tokens
+
+    def recompute_s(cached: int, tokens: int) -> float:
+        if config.executor == "roofline":
+            return device.prefill_s(cached, tokens)
+        return options.step_s * -(-(tokens - cached) // most)
+
+    return lambda: replayed_tiers(
+        config.tiers,
+        config.tiering.plain(),
+        shared,
+        block_bytes=block_bytes(options, config.cache.block_size),
+        now=executor.now,
+        wait_until=executor.wait_until,
+        timed=recording is None,
+        recompute_s=None if recording is not None else recompute_s,
+    )
 
 
 def _executor(

@@ -9,12 +9,14 @@ from framework.engine.request import Completion, Request
 Row = dict[str, Any]
 
 
-def request_row(request: Request, *, unit: str = "s") -> Row:
+def request_row(request: Request, *, unit: str = "s", tiers: bool = False) -> Row:
     """What became of one request, its generated tokens left out.
 
     Args:
         unit: of the run's clock, which ends the names of the times: "s" or "steps".
+        tiers: whether there are any below the pool, so that blocks may have come from there.
     """
+    loaded = {"loaded_tokens": request.num_loaded_tokens, f"load_{unit}": request.load_s} if tiers else {}
     return {
         "request": request.number,
         "key": request.key,
@@ -31,6 +33,7 @@ def request_row(request: Request, *, unit: str = "s") -> Row:
         f"arrival_{unit}": request.arrival_s,
         f"first_token_{unit}": request.first_token_s,
         f"finished_{unit}": request.finished_s,
+        **loaded,
     }
 
 

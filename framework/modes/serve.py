@@ -52,11 +52,11 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
         with closing(load_model(config)) as model:
             items = build_workload(config, model)
             longest = max(item.max_total_tokens for item in items)
-            events = session.kv_events()
-            llm = build_llm(config, model, longest=longest, log=session.event_log(), kv_events=events)
-            session.begin(llm.device)
-            session.say_length(config.engine.max_model_len, longest, llm.max_model_len, llm.engine.length_advice)
-            return _answer(llm, session, items)
+            events, log = session.kv_events(), session.event_log()
+            with build_llm(config, model, longest=longest, log=log, kv_events=events) as llm:
+                session.begin(llm.device)
+                session.say_length(config.engine.max_model_len, longest, llm.max_model_len, llm.engine.length_advice)
+                return _answer(llm, session, items)
 
 
 def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
         llm.add_texts(requests)
         verdicts, judged = compare(llm, requests, session.settings.check_requests if complete else 0)
         for request in requests:
-            session.run.log_request(served_row(request, verdicts))
+            session.run.log_request(served_row(request, verdicts, tiers=bool(session.config.tiers)))
         if llm.recorder is not None:
             write_recording(
                 session.run.path / RECORDING,
@@ -162,6 +162,8 @@ def build_llm(
             record=config.run.record,
             log=log,
             kv_events=kv_events,
+            tiering=config.tiering.plain(),
+            tiers=config.tiers,
             engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
         )
 
@@ -232,6 +234,8 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     size = llm.tensor_parallel_size
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
     result.update(llm.engine.metrics.summary(llm.engine.state))
+    if config.tiers:
+        result.update(names_of(config, ("tiering",)))
     result.update(llm.executor.summary())
     plugins: dict[str, Reporting] = {
         "allocator": llm.engine.state.guarded,
@@ -241,13 +245,15 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     return reported(plugins) | result
 
 
-def served_row(request: Request, verdicts: Sequence[DenseVerdict | LossVerdict]) -> dict[str, Any]:
+def served_row(
+    request: Request, verdicts: Sequence[DenseVerdict | LossVerdict], *, tiers: bool = False
+) -> dict[str, Any]:
     """One request for `requests.jsonl`, with what was generated and whether the dense model agrees.
 
     `dense` is "equal", "differs" (and `dense_differs_at` the index of the first such token) or null: not compared.
     """
     verdict = next((verdict for verdict in verdicts if verdict.request == request.number), None)
-    row = request_row(request)
+    row = request_row(request, tiers=tiers)
     row["dense"] = None if verdict is None else "equal" if verdict.differs_at is None else "differs"
     row["dense_differs_at"] = None if verdict is None else verdict.differs_at
     row["completions"] = completion_rows(request)

@@ -83,8 +83,15 @@ class Roofline:
     def __call__(self, step: Step, rows: Rows) -> float:
         """Seconds for `step`."""
         new, before = step.num_new, step.computed
-        tokens, context = int(new.sum()), int((before + new).sum())
         pairs = float((new * before + new * (new + 1) // 2).sum())
+        return self._seconds(int(new.sum()), int((before + new).sum()), pairs)
+
+    def prefill_s(self, cached: int, tokens: int) -> float:
+        """Seconds to compute a prompt's tokens from number `cached` up to `tokens`, alone on the device."""
+        new = tokens - cached
+        return self._seconds(new, tokens, float(new * cached + new * (new + 1) // 2)) if new else 0.0
+
+    def _seconds(self, tokens: int, context: int, pairs: float) -> float:
         moved = self._weight_size * self.shape.weights_read(tokens) + self._kv_bytes * (context + tokens)
         work = self._flops_per_token * tokens + self._pair_flops * pairs
         return self._overhead_s + max(moved / self._bandwidth, work / self._rate)

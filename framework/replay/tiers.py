@@ -13,7 +13,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.tiering import Tiering
 from framework.replay.paths import RequestPaths
 from framework.tiers.movement import LowerTiers
-from framework.tiers.tier import Counts, Tier
+from framework.tiers.tier import Tier, tier_facts
 from framework.types import UNKNOWN_REQUEST, BlockHash, RequestFacts
 
 
@@ -146,19 +146,3 @@ class ReplayTiers:
         for tier in self.lower.tiers:
             measured |= {f"tier{tier.number}_{key}": value for key, value in tier_facts(tier, block_bytes).items()}
         return measured
-
-
-def tier_facts(tier: Tier, block_bytes: int) -> dict[str, int]:
-    """Counts of one tier, as results name them."""
-    counts: Counts = tier.counts
-    return {
-        "num_blocks": tier.num_blocks,
-        "hit_blocks": counts.hits,
-        "hit_tokens": counts.hit_tokens,
-        "bytes_in": counts.stored * block_bytes,
-        "bytes_out": counts.read * block_bytes,
-        "evictions": counts.evicted,
-        "unread_blocks": tier.num_unread,
-        "refused_blocks": counts.refused,
-        "peak_blocks": counts.peak,
-    }

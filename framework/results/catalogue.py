@@ -65,6 +65,10 @@ def _cache(key: str, unit: str, better: Better, title: str, definition: str, **m
     return Metric(key=key, unit=unit, better=better, section="prefix cache", title=title, definition=definition, **more)
 
 
+def _tiers(key: str, unit: str, better: Better, title: str, definition: str, **more: Any) -> Metric:
+    return Metric(key=key, unit=unit, better=better, section="tiers", title=title, definition=definition, **more)
+
+
 def _tier(number: int) -> Iterator[Metric]:
     """What a run with tiers says of one of them; 0 is the pool."""
     name = "the pool" if not number else f"tier {number}"
@@ -82,6 +86,10 @@ def _tier(number: int) -> Iterator[Metric]:
         ("refused_blocks", "blocks", "lower", "no room in",
          "Stores dropped because every block of {name} was in use.", {"hide_zero": True}),
         ("peak_blocks", "blocks", "", "peak of", "Most blocks that {name} held at once.", {"when": _never}),
+        ("failed_loads", "blocks", "lower", "failed loads from",
+         "Blocks whose bytes {name} did not have when a request was to get them: recomputed.", {"hide_zero": True}),
+        ("failed_stores", "blocks", "lower", "failed stores in", "Blocks whose bytes {name} could not keep.",
+         {"hide_zero": True}),
     ]  # fmt: skip
     for key, unit, better, title_, definition, more in declared[:2] if not number else declared:
         yield Metric(key=f"tier{number}_{key}", unit=unit, better=better, section="tiers", title=f"{title_} {name}",
@@ -221,6 +229,14 @@ _DECLARED: tuple[Metric, ...] = (
     # Tiers
     _text("tiers", "tiering", "tiering", "Name of the rule that moved blocks between tiers."),
     *(metric for number in range(MOST_TIERS + 1) for metric in _tier(number)),
+    _tiers("num_loads", "requests", "", "loads", "Times a request waited for blocks from tiers below the pool."),
+    _tiers("loaded_blocks", "blocks", "", "blocks loaded", "That came into the pool so.", when=_never),
+    _tiers("load_wait_s", "s", "lower", "waiting for loads",
+           "Time from the begin of each load until its request could go on, summed.", clocked=True),
+    _text("tiers", "tier_failure", "first failure of a store",
+          "Why the first block that a tier lost could not be stored or loaded; it was recomputed."),
+    _text("tiers", "tiers_off", "tiers turned off",
+          "The tiering rule or a tier's policy broke its contract: what it did, and the run went on without tiers."),
     # Optimum
     _optimum("gap_to_optimum", "share", "lower", "gap to the optimum",
              "(The policy's misses - the optimum's) / the optimum's misses, in blocks; 0 is optimal.",

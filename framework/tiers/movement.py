@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 from framework.guard.tiering import GuardedTiering
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework.tiers.tier import Contents, Key, Tier
 
 
-class LowerTiers:
-    """The tiers below the pool, moved by one rule. Keys only: who calls it moves the bytes.
+class Moves(Protocol):
+    """Moves the bytes that belong to the keys. In the order of the calls, as far as one content is concerned."""
 
-    For each request, in this order: `find` says how much of it is cached; `begin` marks what it uses; then the pool may
-    evict others' blocks (`evicted`); `settle`, when its blocks are in the pool, asks the rule about them; `end`.
+    def copy(self, key: Key, source: int, target: int) -> None:
+        """Copy a content from one tier to the next; the target holds its key, pinned until the copy has ended."""
+
+    def remove(self, key: Key, tier: int) -> None:
+        """The tier holds this content no longer."""
+
+
+Costs = Callable[[Sequence[int], Sequence[int], int], tuple[tuple[float, ...] | None, tuple[float, ...] | None]]
+"""(tiers, num_tokens, cached_tokens) of a LoadOffer -> its load_s and recompute_s."""
+
+
+class LowerTiers:
+    """The tiers below the pool, moved by one rule. Keys only: `moves` moves the bytes, where there are any.
+
+    A cache-only replay, for each request, in this order: `find` says how much of it is cached; `begin` marks what it
+    uses; then the pool may evict others' blocks (`evicted`); `settle`, when its blocks are in the pool, asks the rule
+    about them; `end`. An engine, whose requests overlap, uses `find`, `use`, `ask` and `evicted`.
     """
 
-    def __init__(self, tiers: Sequence[Tier], rule: Tiering, contents: Contents) -> None:
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        rule: Tiering,
+        contents: Contents,
+        moves: Moves | None = None,
+        costs: Costs | None = None,
+    ) -> None:
         self.tiers, self.rule, self._contents = tuple(tiers), GuardedTiering(rule), contents
+        self._moves, self._costs = moves, costs
+        self._held: list[list[Key]] = [[] for _ in tiers]
 
     def where(self, key: Key) -> int:
         """The uppermost of these tiers that holds the content; 0 where none does."""
@@ -39,13 +64,19 @@ class LowerTiers:
             return places
         first = next(number for number, place in enumerate(places) if place)
         tokens = self._contents.num_tokens
-        offer = LoadOffer(
-            tiers=tuple(places[first:]),
-            num_tokens=tuple(tokens(key) for key in path[first : len(places)]),
-            cached_tokens=tokens(path[first - 1]) if first else 0,
-            prompt_tokens=tokens(path[-1]),
-        )
+        offered, ends = tuple(places[first:]), tuple(tokens(key) for key in path[first : len(places)])
+        cached = tokens(path[first - 1]) if first else 0
+        load_s, recompute_s = (None, None) if self._costs is None else self._costs(offered, ends, cached)
+        offer = LoadOffer(offered, ends, cached, tokens(path[-1]), load_s, recompute_s)
         return places[: first + self.rule.load(offer, now)]
+
+    def count_hits(self, path: Sequence[Key], places: Sequence[int], own_tokens: Sequence[int]) -> None:
+        """A request's cached prefix lies in these places."""
+        for key, place, tokens in zip(path, places, own_tokens, strict=False):
+            if place:
+                tier = self.tiers[place - 1]
+                tier.hit(key, tokens)
+                tier.counts.read += 1
 
     def begin(self, path: Sequence[Key], places: Sequence[int], own_tokens: Sequence[int], now: float) -> None:
         """Count the hits of a request and mark its blocks in all tiers.
@@ -53,25 +84,33 @@ class LowerTiers:
         Where the rule is exclusive, its blocks leave the lower tiers: the pool will have them, loaded or recomputed.
         Else they are used where they lie, and pinned until `end`.
         """
-        for key, place, tokens in zip(path, places, own_tokens, strict=False):
-            if place:
-                tier = self.tiers[place - 1]
-                tier.hit(key, tokens)
-                tier.counts.read += 1
-        for tier in self.tiers:
+        self.count_hits(path, places, own_tokens)
+        for tier, pinned in zip(self.tiers, self._held, strict=True):
             held = [key for key in reversed(path) if key in tier]
             if held and self.rule.exclusive:
-                tier.drop(held, now)
+                self.drop(tier, held, now)
             elif held:
                 tier.use(held, now)
+                pinned += held
+
+    def drop(self, tier: Tier, keys: Sequence[Key], now: float) -> None:
+        """These contents, not pinned, leave the tier."""
+        tier.drop(keys, now)
+        if self._moves is not None:
+            for key in keys:
+                self._moves.remove(key, tier.number)
 
     def settle(self, path: Sequence[Key], written: Collection[Key], now: float) -> None:
         """The request's blocks are in the pool, `written` of them since it came: ask the rule about each edge."""
         for key in path:
-            self._ask(0, key, "written" if key in written else "used", now, pinned=True)
-            for tier in self.tiers[:-1]:
-                if key in tier:
-                    self._ask(tier.number, key, "used", now, pinned=True)
+            self.ask(key, "written" if key in written else "used", now, pinned=True)
+
+    def ask(self, key: Key, event: Event, now: float, *, pinned: bool) -> None:
+        """The pool holds this content, written or used by a request: ask the rule about each edge."""
+        self._ask(0, key, event, now, pinned=pinned)
+        for tier in self.tiers[:-1]:
+            if key in tier:
+                self._ask(tier.number, key, "used", now, pinned=pinned)
 
     def evicted(self, key: Key, now: float) -> None:
         """The pool gave up this content."""
@@ -79,8 +118,10 @@ class LowerTiers:
 
     def end(self, now: float) -> None:
         """The request is over: nothing of it is pinned any more."""
-        for tier in self.tiers:
-            tier.unpin(now)
+        for tier, pinned in zip(self.tiers, self._held, strict=True):
+            if pinned:
+                tier.unpin(pinned, now)
+                pinned.clear()
 
     def check(self) -> None:
         """Raise AssertionError where any tier's blocks do not add up."""
@@ -102,7 +143,13 @@ class LowerTiers:
                 below.counts.refused += 1
                 return
             self._ask(below.number, victim, "evicted", now, pinned=False)
+            if self._moves is not None:
+                self._moves.remove(victim, below.number)
         if number:
             self.tiers[number - 1].counts.read += 1
-        below.insert(key, now, pinned=pinned)
+        below.insert(key, now, pinned=pinned or self._moves is not None)
+        if self._moves is not None:
+            self._moves.copy(key, number, below.number)
+        elif pinned:
+            self._held[number].append(key)
         self._ask(below.number, key, "written", now, pinned=pinned)

@@ -51,6 +51,8 @@ class Counts:
         stored: written into this tier. `read`: read from it, by a load or to be stored in the next tier.
         evicted: given up by the policy to make room. `dropped`: left because the pool got the content back.
         refused: stores for which no block could be evicted.
+        adopted: that an earlier process had stored.
+        lost: held until a write or a read of their bytes failed.
         unread: evicted without ever having been a hit here.
         peak: most blocks held at once.
     """
@@ -62,12 +64,16 @@ class Counts:
     evicted: int = 0
     dropped: int = 0
     refused: int = 0
+    lost: int = 0
+    adopted: int = 0
     unread: int = 0
     peak: int = 0
 
 
 class Tier:
-    """Up to `num_blocks` contents. What is pinned, by a request that uses it, is never evicted.
+    """Up to `num_blocks` contents. What is pinned, by a request that uses it or a copy under way, is never evicted.
+
+    Pins are counted: a content can be evicted once each `pin`, `use` and pinned `insert` of it has met its `unpin`.
 
     Its policy is asked for victims and informed of every use; `EvictionPolicy.keep` is not asked, because what enters a
     tier is the tiering rule's decision.
@@ -92,7 +98,8 @@ class Tier:
         self._rows, self._fresh = rows, 1
         self._free: list[BlockId] = []
         self._key_of: dict[BlockId, Key] = {}
-        self._pinned: dict[Key, None] = {}
+        self._pinned: dict[Key, int] = {}
+        self._parent_of: dict[Key, Key] = {}
         self._unread: set[Key] = set()
         self._candidates = bytearray(rows)
         self._children: dict[Key, int] = {}
@@ -128,24 +135,41 @@ class Tier:
     def __len__(self) -> int:
         return len(self.block_of)
 
-    def use(self, keys: Sequence[Key], now: float) -> None:
-        """A request uses these contents, deepest first: they are hit here and pinned until `unpin`."""
-        blocks = tuple(self.block_of[key] for key in keys)
-        self.policy.pin(blocks, now)
-        self._pinned.update(dict.fromkeys(keys))
-        for key, block in zip(keys, blocks, strict=True):
+    def pin(self, keys: Sequence[Key], now: float) -> None:
+        """These contents, deepest first, cannot be evicted until `unpin`."""
+        pinned = self._pinned
+        idle = tuple(self.block_of[key] for key in keys if key not in pinned)
+        if idle:
+            self.policy.pin(idle, now)
+        for block in idle:
             self._candidates[block] = 0
+        for key in keys:
+            pinned[key] = pinned.get(key, 0) + 1
+
+    def use(self, keys: Sequence[Key], now: float) -> None:
+        """A request uses these contents, deepest first: they are pinned and hit here."""
+        self.pin(keys, now)
+        blocks = tuple(self.block_of[key] for key in keys)
+        for key, block in zip(keys, blocks, strict=True):
             self._last_access[block] = self.contents.last_use(key)
             self._hits[block] += 1
         self.policy.hit(blocks, now)
 
-    def unpin(self, now: float) -> None:
-        """The request is over: all that is pinned can be evicted again."""
-        if not self._pinned:
-            return
-        keys = sorted(self._pinned, key=self.contents.depth, reverse=True)
-        self._pinned.clear()
-        self._release(tuple(self.block_of[key] for key in keys), now)
+    def unpin(self, keys: Iterable[Key], now: float) -> None:
+        """One pin less of each of these; those that have none left can be evicted again."""
+        idle = []
+        for key in keys:
+            self._pinned[key] -= 1
+            if not self._pinned[key]:
+                del self._pinned[key]
+                idle.append(key)
+        if idle:
+            idle.sort(key=self.contents.depth, reverse=True)
+            self._release(tuple(self.block_of[key] for key in idle), now)
+
+    def is_pinned(self, key: Key) -> bool:
+        """Whether a request or a copy needs this content where it lies."""
+        return key in self._pinned
 
     def hit(self, key: Key, tokens: int) -> None:
         """This content is part of a request's cached prefix, `tokens` of it its own."""
@@ -164,19 +188,27 @@ class Tier:
         return key
 
     def insert(self, key: Key, now: float, *, pinned: bool) -> None:
-        """Hold a content that is not held; there must be room. Pinned: until `unpin`."""
+        """Store a content that is not held; there must be room. Pinned: until `unpin`."""
+        self._unread.add(key)
+        self.counts.stored += 1
+        self._hold(key, now, pinned=pinned)
+
+    def adopt(self, key: Key, now: float) -> None:
+        """Hold a content that an earlier process, or another one, has stored; there must be room."""
+        self.counts.adopted += 1
+        self._hold(key, now, pinned=False)
+
+    def _hold(self, key: Key, now: float, *, pinned: bool) -> None:
         block = self._free.pop() if self._free else self._next_row()
         self.block_of[key], self._key_of[block] = block, key
         self._admitted[block] = self._last_access[block] = self.contents.last_use(key)
         self._hits[block] = 0
-        parent = self.contents.parent(key)
+        parent = self._parent_of[key] = self.contents.parent(key)
         self._children[parent] = self._children.get(parent, 0) + 1
-        self._unread.add(key)
-        self.counts.stored += 1
         self.counts.peak = max(self.counts.peak, len(self.block_of))
         self.policy.admit((block,), now)
         if pinned:
-            self._pinned[key] = None
+            self._pinned[key] = 1
         else:
             self._release((block,), now)
 
@@ -185,6 +217,11 @@ class Tier:
         for key in keys:
             self.counts.dropped += 1
             self._forget(key, now)
+
+    def lose(self, key: Key, now: float) -> None:
+        """The bytes of a content, which is not pinned, could not be written or read: it is held no longer."""
+        self.counts.lost += 1
+        self._forget(key, now)
 
     @property
     def num_unread(self) -> int:
@@ -195,12 +232,13 @@ class Tier:
         """Raise AssertionError where the blocks do not add up."""
         counts, held = self.counts, len(self.block_of)
         assert held <= self.num_blocks, f"tier {self.number} holds {held} blocks of {self.num_blocks}"
-        assert counts.stored - counts.evicted - counts.dropped == held, (counts, held)
+        gone = counts.evicted + counts.dropped + counts.lost
+        assert counts.stored + counts.adopted - gone == held, (counts, held)
         assert {block: key for key, block in self.block_of.items()} == self._key_of
         assert held + len(self._free) == self._fresh - 1
         assert self._pinned.keys() <= self.block_of.keys()
         assert sum(self._candidates) == held - len(self._pinned)
-        assert self._unread <= self.block_of.keys()
+        assert self._unread <= self.block_of.keys() == self._parent_of.keys()
         assert sum(self._children.values()) == held
 
     def _release(self, blocks: tuple[BlockId, ...], now: float) -> None:
@@ -219,10 +257,26 @@ class Tier:
         del self.block_of[key], self._key_of[block]
         self._free.append(block)
         self._unread.discard(key)
-        parent = self.contents.parent(key)
+        parent = self._parent_of.pop(key)
         self._children[parent] -= 1
         if not self._children[parent]:
             del self._children[parent]
+
+
+def tier_facts(tier: Tier, block_bytes: int) -> dict[str, int]:
+    """Counts of one tier, as results name them."""
+    counts = tier.counts
+    return {
+        "num_blocks": tier.num_blocks,
+        "hit_blocks": counts.hits,
+        "hit_tokens": counts.hit_tokens,
+        "bytes_in": counts.stored * block_bytes,
+        "bytes_out": counts.read * block_bytes,
+        "evictions": counts.evicted,
+        "unread_blocks": tier.num_unread,
+        "refused_blocks": counts.refused,
+        "peak_blocks": counts.peak,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ from framework.errors import ConfigError, UnknownPlugin
 
 CACHE_ONLY = {"mode": "replay", "executor": "cache_only", "run": {"dir": "somewhere"}}
 HOST = {"store": "host", "num_blocks": 4}
+PCIE = {"read_bytes_per_s": 25e9, "write_bytes_per_s": 25e9, "operation_s": 1e-4}
 
 
 def test_a_tier_has_a_store_a_size_and_a_policy_and_parses_again_as_itself() -> None:
     config = parse({**CACHE_ONLY, "tiering": "on_eviction", "tiers": [HOST, {"store": None, "num_blocks": 9}]})
     assert config.tiers == (
-        {"store": {"name": "host"}, "eviction": {"name": "lru"}, "num_blocks": 4},
-        {"store": {"name": "null"}, "eviction": {"name": "lru"}, "num_blocks": 9},
+        {"store": {"name": "host"}, "eviction": {"name": "lru"}, "num_blocks": 4, **PCIE},
+        {"store": {"name": "null"}, "eviction": {"name": "lru"}, "num_blocks": 9, **PCIE},
     )
     assert parse(config.plain()) == config
 
@@ -52,8 +53,8 @@ def test_the_command_line_takes_a_list() -> None:
         ({"tiers": [{**HOST, "eviction": "lrv"}]}, UnknownPlugin, "did you mean 'lru'"),
         ({"tiers": [{**HOST, "store": "disk"}]}, ConfigError, "store 'disk' needs a value for 'path'"),
         ({"tiers": [HOST] * 5}, ConfigError, "tiers has 5 entries; at most 4"),
-        ({"tiers": [HOST], "mode": "serve", "executor": None}, ConfigError, "not for mode=serve"),
-        ({"tiers": [HOST], "executor": "roofline"}, ConfigError, "not for mode=replay executor=roofline"),
+        ({"tiers": [{**HOST, "read_bytes_per_s": 0}]}, ConfigError, "read_bytes_per_s must be above 0"),
+        ({"tiers": [HOST], "mode": "kernel", "executor": None}, ConfigError, "mode=kernel, which has no cache"),
     ],
 )
 def test_what_cannot_be_run_is_refused(change: dict[str, Any], error: type[Exception], says: str) -> None:

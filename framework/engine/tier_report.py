@@ -1,0 +1,54 @@
+"""What the tiers of an engine come to: invariants, results, and a line a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from framework.tiers.tier import tier_facts
+
+if TYPE_CHECKING:
+    from framework.engine.tiering import EngineTiers
+
+
+def check_tiers(tiers: EngineTiers, *, settle: bool = False) -> None:
+    """Raise AssertionError where the tiers' blocks do not add up, or something is pinned for no copy.
+
+    Args:
+        settle: wait first until all copies under way have ended.
+    """
+    if settle:
+        tiers.settle()
+    if tiers.off:
+        return
+    tiers.lower.check()
+    assert set(tiers.pool.values()) <= tiers.names.keys(), "a block counts as held that is not published"
+    if not (tiers.transfers.num_pending or tiers.loading or tiers.dropped):
+        assert not tiers.arriving, tiers.arriving
+        assert not tiers.reading, tiers.reading
+        for tier in tiers.lower.tiers:
+            pinned = [key for key in tier.block_of if tier.is_pinned(key)]
+            assert not pinned, f"tier {tier.number}: {len(pinned)} blocks are pinned for no copy"
+
+
+def tier_summary(tiers: EngineTiers) -> dict[str, Any]:
+    """What `result.json` says of the tiers."""
+    size = tiers.setup.block_bytes
+    measured: dict[str, Any] = {
+        "tier0_hit_blocks": tiers.pool_hits,
+        "tier0_hit_tokens": tiers.pool_hit_tokens,
+        "num_loads": int(tiers.num_loads),
+        "loaded_blocks": int(tiers.num_loaded),
+        "load_wait_s": tiers.load_wait_s,
+    }
+    for tier, loads, stores in zip(tiers.lower.tiers, tiers.failed_loads, tiers.failed_stores, strict=True):
+        facts = {**tier_facts(tier, size), "failed_loads": loads, "failed_stores": stores}
+        measured |= {f"tier{tier.number}_{key}": value for key, value in facts.items()}
+    measured |= {"tier_failure": tiers.first_failure} if tiers.first_failure else {}
+    measured |= {"tiers_off": tiers.off} if tiers.off else {}
+    return measured
+
+
+def tier_step_row(tiers: EngineTiers) -> dict[str, Any]:
+    """Of each tier, for a run's metrics file: what it holds, and the sequences that wait for blocks."""
+    held = {f"tier{tier.number}_blocks": len(tier) for tier in tiers.lower.tiers}
+    return {**held, "loading": len(tiers.loading)}

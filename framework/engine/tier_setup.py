@@ -1,0 +1,151 @@
+"""What the tiers of an engine are made of, from a configuration's list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from framework.engine.tier_records import TierSetup
+from framework.errors import ConfigError, FrameworkError
+from framework.guard.store import GuardedStore
+from framework.interfaces.allocator import Allocator
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.hash import HashScheme
+from framework.interfaces.store import BlockFormat
+from framework.registry.components import Component, build_component
+from framework.tiers.links import Link, LinkTransfers
+from framework.tiers.worker import PoolBytes, WorkerTransfers
+from framework.types import ROOT_NAMESPACE, BlockHash
+
+TierEntry = Mapping[str, Any]
+"""An entry of `tiers`, checked: store, eviction, num_blocks, and the model of its link."""
+
+
+def require_tiers(allocator: Allocator, hash: Component, seed: int) -> HashScheme:
+    """The hash scheme, if blocks can be found by their hash alone, as they are below the pool.
+
+    Raises:
+        ConfigError: a scheme that two contents may share a hash of, or an allocator that names no blocks.
+    """
+    scheme: HashScheme = build_component("hash", hash, {"seed": seed})
+    if not scheme.collision_resistant:
+        raise ConfigError(
+            f"hash {type(scheme).__name__} may give two contents one hash, and below the pool nothing but the hash "
+            "names a block; with tiers set hash=sha256 or another collision-resistant scheme"
+        )
+    size = allocator.block_size
+    if not allocator.lookup(np.zeros(size + 1, dtype=np.int32), ROOT_NAMESPACE).hashes:
+        raise ConfigError(
+            f"{type(allocator).__name__} names no blocks, so none can be found again below the pool; with tiers set "
+            "allocator=prefix_cow or another that shares prefixes"
+        )
+    return scheme
+
+
+def tier_policies(tiers: Sequence[TierEntry], shared: Mapping[str, Any]) -> list[tuple[int, EvictionPolicy]]:
+    """Each tier's blocks and policy.
+
+    Raises:
+        ConfigError: a policy that needs the future, which an engine does not know of a tier.
+    """
+    found = []
+    for number, entry in enumerate(tiers, start=1):
+        count = int(entry["num_blocks"])
+        chosen = entry.get("eviction") or "lru"
+        policy: EvictionPolicy = build_component("eviction", chosen, {**shared, "num_blocks": count})
+        if policy.needs_future:
+            raise ConfigError(
+                f"tier {number}: {type(policy).__name__} needs the next use of blocks, which only executor=cache_only "
+                "knows of tiers; choose another policy"
+            )
+        found.append((count, policy))
+    return found
+
+
+def open_stores(tiers: Sequence[TierEntry], format: BlockFormat) -> list[GuardedStore]:
+    """The stores of the tiers, ready.
+
+    Raises:
+        StoreFailed, PluginError: one could not be opened; the others are closed.
+    """
+    opened: list[GuardedStore] = []
+    try:
+        for entry in tiers:
+            store = GuardedStore(build_component("store", entry["store"], {}))
+            store.open(format, int(entry["num_blocks"]))
+            opened.append(store)
+    except BaseException:
+        for store in opened:
+            store.close()
+        raise
+    return opened
+
+
+def served_tiers(
+    tiers: Sequence[TierEntry],
+    tiering: Component,
+    shared: Mapping[str, Any],
+    pool: PoolBytes,
+    format: BlockFormat,
+    now: Callable[[], float],
+) -> TierSetup:
+    """Tiers of stores that hold blocks of `format`, filled and read by a thread of their own.
+
+    Raises:
+        StoreFailed: a store cannot be opened.
+    """
+    policies, rule = tier_policies(tiers, shared), build_component("tiering", tiering, shared)
+    stores = open_stores(tiers, format)
+    found: list[list[BlockHash]] = []
+    for number, store in enumerate(stores, start=1):
+        try:
+            found.append(list(store.keys()))
+        except FrameworkError as error:
+            for opened in stores:
+                opened.close()
+            raise ConfigError(f"tier {number}: what {store.name} holds cannot be listed: {error}") from error
+    return TierSetup(
+        tiers=policies,
+        rule=rule,
+        transfers=WorkerTransfers(pool, stores, now),
+        holds_kv=[store.holds_kv for store in stores],
+        found=found,
+        block_bytes=format.block_bytes,
+    )
+
+
+def replayed_tiers(
+    tiers: Sequence[TierEntry],
+    tiering: Component,
+    shared: Mapping[str, Any],
+    *,
+    block_bytes: int,
+    now: Callable[[], float],
+    wait_until: Callable[[float], None],
+    timed: bool,
+    recompute_s: Callable[[int, int], float] | None,
+) -> TierSetup:
+    """Tiers without bytes, behind modelled links; `timed` False: copies take no time."""
+    for entry in tiers:
+        build_component("store", entry["store"], {})  # its options are checked; nothing is stored
+    links = [link_of(entry) if timed else Link() for entry in tiers]
+    return TierSetup(
+        tiers=tier_policies(tiers, shared),
+        rule=build_component("tiering", tiering, shared),
+        transfers=LinkTransfers(links, block_bytes, now, wait_until),
+        holds_kv=[True] * len(tiers),
+        recompute_s=recompute_s,
+        block_bytes=block_bytes,
+    )
+
+
+def link_of(entry: TierEntry) -> Link:
+    """The model of a tier's link."""
+    read, write = entry.get("read_bytes_per_s"), entry.get("write_bytes_per_s")
+    return Link(
+        read_bytes_per_s=float("inf") if read is None else float(read),
+        write_bytes_per_s=float("inf") if write is None else float(write),
+        operation_s=float(entry.get("operation_s", 0.0)),
+    )

@@ -1,0 +1,71 @@
+"""Error boundary around stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from framework.errors import StoreFailed
+from framework.guard.boundary import Boundary
+from framework.interfaces.store import BlockFormat, Store
+from framework.types import BlockHash
+
+
+class GuardedStore:
+    """A store whose every failure is a StoreFailed or a PluginError naming distribution, class, method and rule.
+
+    Attributes:
+        holds_kv: see `Store.holds_kv`.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._boundary = store, Boundary("store", type(store), (StoreFailed,))
+        self.name, self.holds_kv = type(store).__name__, bool(store.holds_kv)
+
+    def open(self, format: BlockFormat, num_blocks: int) -> None:
+        try:
+            self._store.open(format, num_blocks)
+        except BaseException as error:
+            self._boundary.contain("open", error)
+
+    def write(self, key: BlockHash, data: memoryview) -> None:
+        try:
+            self._store.write(key, data)
+        except BaseException as error:
+            self._boundary.contain("write", error)
+
+    def read(self, key: BlockHash, into: memoryview) -> bool:
+        """The store's answer, checked: a bool."""
+        try:
+            answer: Any = self._store.read(key, into)
+        except BaseException as error:
+            self._boundary.contain("read", error)
+        if type(answer) is not bool:
+            self._boundary.wrong("read", "must return a bool", answer)
+        return bool(answer)
+
+    def remove(self, key: BlockHash) -> None:
+        try:
+            self._store.remove(key)
+        except BaseException as error:
+            self._boundary.contain("remove", error)
+
+    def keys(self) -> Iterator[BlockHash]:
+        """What it holds, checked: non-empty bytes."""
+        try:
+            listed = self._store.keys()
+            for key in listed:
+                answer: Any = key
+                if type(answer) is not bytes or not answer:
+                    self._boundary.wrong("keys", "must list non-empty bytes", answer)
+                yield key
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._boundary.contain("keys", error)
+
+    def close(self) -> None:
+        try:
+            self._store.close()
+        except BaseException as error:
+            self._boundary.contain("close", error)

@@ -1,0 +1,112 @@
+"""A model of the links between tiers: how long copies take, where none are made."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from framework.tiers.transfers import Copy
+from framework.types import BlockHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Between the pool and one tier. Each direction carries one operation after another, in the order of asking.
+
+    Attributes:
+        read_bytes_per_s, write_bytes_per_s: out of the tier and into it; infinity: in no time.
+        operation_s: fixed seconds an operation, which holds all blocks of one load or one store.
+    """
+
+    read_bytes_per_s: float = float("inf")
+    write_bytes_per_s: float = float("inf")
+    operation_s: float = 0.0
+
+
+class LinkTransfers:
+    """Transfers that take the time of modelled links on a virtual clock, and move nothing.
+
+    A block that is loaded while it is still being stored waits for that. A copy from one tier to the next occupies the
+    upper one's way out and the lower one's way in, at the slower of the two.
+
+    Args:
+        links: of the tiers from 1 on.
+        now, wait_until: the run's clock. Where it counts steps, links must take no time.
+    """
+
+    def __init__(
+        self, links: Sequence[Link], block_bytes: int, now: Callable[[], float], wait_until: Callable[[float], None]
+    ) -> None:
+        self._links, self._bytes, self._now, self._wait_until = tuple(links), block_bytes, now, wait_until
+        self._free_s = {(way, tier): 0.0 for way in ("read", "write") for tier in range(1, len(links) + 1)}
+        self._stored_s: dict[tuple[int, BlockHash], float] = {}
+        self._ends: list[tuple[float, int, Copy]] = []
+        self._count = 0
+        self.busy_s = dict.fromkeys(self._free_s, 0.0)
+
+    def _block_s(self, way: str, tier: int) -> float:
+        link = self._links[tier - 1]
+        return self._bytes / (link.read_bytes_per_s if way == "read" else link.write_bytes_per_s)
+
+    def submit(self, copies: Sequence[Copy]) -> None:
+        """See Transfers: one operation of each link that they use."""
+        begun = set[tuple[str, int]]()
+        for copy in copies:
+            ways = [(way, tier) for way, tier in (("read", copy.source), ("write", copy.target)) if tier]
+            start = max(self._now(), self._stored_s.get((copy.source, copy.key), 0.0), *(self._free_s[w] for w in ways))
+            each = max(self._block_s(*way) for way in ways)
+            if not begun.issuperset(ways):
+                each += max(self._links[tier - 1].operation_s for _, tier in ways)
+                begun.update(ways)
+            for way in ways:
+                self._free_s[way] = start + each
+                self.busy_s[way] += each
+            if copy.target:
+                self._stored_s[copy.target, copy.key] = start + each
+            self._count += 1
+            heapq.heappush(self._ends, (start + each, self._count, copy))
+
+    def remove(self, key: BlockHash, tier: int) -> None:
+        """See Transfers: it takes no time."""
+        self._stored_s.pop((tier, key), None)
+
+    def release(self, copy: Copy) -> None:
+        """See Transfers. There is no pool."""
+
+    def finished(self) -> Sequence[Copy]:
+        """See Transfers."""
+        ended, now = list[Copy](), self._now()
+        while self._ends and self._ends[0][0] <= now:
+            when, _, copy = heapq.heappop(self._ends)
+            copy.ended_s = when
+            self._stored_s.pop((copy.target, copy.key), None)
+            ended.append(copy)
+        return ended
+
+    @property
+    def num_pending(self) -> int:
+        """See Transfers."""
+        return len(self._ends)
+
+    def wait(self, until: float | None) -> None:
+        """See Transfers: jump."""
+        if self._ends:
+            self._wait_until(self._ends[0][0] if until is None else min(self._ends[0][0], until))
+
+    def load_times(self, tiers: Sequence[int]) -> tuple[float, ...]:
+        """See Transfers."""
+        now, free, times = self._now(), dict[int, float](), list[float]()
+        done = now
+        for tier in tiers:
+            if tier:
+                if tier not in free:
+                    free[tier] = max(now, self._free_s["read", tier]) + self._links[tier - 1].operation_s
+                free[tier] += self._block_s("read", tier)
+                done = max(done, free[tier])
+            times.append(done - now)
+        return tuple(times)
+
+    def close(self, *, drain: bool) -> None:
+        """See Transfers."""
+        self._ends.clear()

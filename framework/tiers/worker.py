@@ -1,0 +1,248 @@
+"""Copies between the pool and stores by a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import FrameworkError
+from framework.guard.store import GuardedStore
+from framework.tiers.transfers import Copy
+from framework.types import BlockHash
+
+Bytes = npt.NDArray[np.uint8]
+
+_MOST_STAGED = 256 * 2**20  # bytes of blocks read from the pool and not yet stored
+_SMOOTHING = 0.1  # weight of the newest read in the mean that predictions use
+
+
+class PoolBytes(Protocol):
+    """The bytes of the pool's blocks, K and V of all layers."""
+
+    block_bytes: int
+
+    def read(self, block: int) -> Callable[[], Bytes]:
+        """Begin to copy a block out, ahead of anything the pool's device is asked for later.
+
+        Returns:
+            waits for the end of the copy and returns the block's (block_bytes,) bytes.
+        """
+
+    def buffer(self) -> Bytes:
+        """(block_bytes,) memory from which `write` is fast."""
+
+    def write(self, block: int, data: Bytes) -> None:
+        """Copy `data` into a block, after all that the pool's device was asked for before; returns when it is there."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A copy, or the removal of a key from a tier (`copy` None)."""
+
+    copy: Copy | None
+    key: BlockHash
+    tier: int
+    staged: Callable[[], Bytes] | None = None
+
+
+class WorkerTransfers:
+    """Carries out copies over real stores in one thread; the thread that steps the engine only asks.
+
+    NOTE. One thread for all tiers: a store is called from one thread at a time, and the order of the calls is the order
+    of the copies. A slow write delays a load by one block at most, since loads go first.
+
+    Args:
+        stores: opened, of the tiers from 1 on. A store that keeps keys only gets nothing, and finds nothing.
+        now: the run's clock.
+    """
+
+    def __init__(self, pool: PoolBytes, stores: Sequence[GuardedStore], now: Callable[[], float]) -> None:
+        self._pool, self._stores, self._now = pool, tuple(stores), now
+        self._lock = threading.Condition()
+        self._loads: deque[_Job] = deque()
+        self._jobs: deque[_Job] = deque()
+        self._of_key: Counter[tuple[int, BlockHash]] = Counter()  # jobs that wait and write or remove it
+        self._unread: dict[Copy, _Job] = {}  # stores whose block the pool still holds
+        self._ended: deque[Copy] = deque()
+        self._most_staged = max(1, _MOST_STAGED // pool.block_bytes)
+        self._num_staged = self.num_pending = 0
+        self._read_s: list[float | None] = [None for _ in stores]
+        self._closing = self._draining = False
+        self._buffer = pool.buffer()
+        self._thread = threading.Thread(target=self._run, name="tiers", daemon=True)
+        self._start()
+
+    def _start(self) -> None:
+        self._thread.start()
+
+    # The engine's side
+
+    def submit(self, copies: Sequence[Copy]) -> None:
+        """See Transfers."""
+        with self._lock:
+            for copy in copies:
+                self.num_pending += 1
+                if not copy.target:
+                    self._loads.append(_Job(copy, copy.key, copy.source))
+                    continue
+                job = _Job(copy, copy.key, copy.target)
+                self._of_key[copy.target, copy.key] += 1
+                self._jobs.append(job)
+                if not copy.source:
+                    self._unread[copy] = job
+            self._lock.notify_all()
+
+    def remove(self, key: BlockHash, tier: int) -> None:
+        """See Transfers."""
+        with self._lock:
+            self._of_key[tier, key] += 1
+            self._jobs.append(_Job(None, key, tier))
+            self._lock.notify_all()
+
+    def release(self, copy: Copy) -> None:
+        """See Transfers. The block is read here and now, unless the thread has read it already."""
+        with self._lock:
+            while self._num_staged >= self._most_staged and copy in self._unread and self._thread.is_alive():
+                self._lock.wait(0.1)
+            job = self._unread.pop(copy, None)
+            if job is not None:
+                self._stage(job)
+
+    def _stage(self, job: _Job) -> None:
+        assert job.copy is not None
+        self._num_staged += 1
+        job.staged = self._pool.read(job.copy.block)
+
+    def finished(self) -> Sequence[Copy]:
+        """See Transfers."""
+        if not self._ended:
+            return ()
+        with self._lock:
+            ended = list(self._ended)
+            self._ended.clear()
+            self.num_pending -= len(ended)
+        now = self._now()
+        for copy in ended:
+            copy.ended_s = now
+        return ended
+
+    def wait(self, until: float | None) -> None:
+        """See Transfers."""
+        with self._lock:
+            while not self._ended and self.num_pending and self._thread.is_alive():
+                left = None if until is None else until - self._now()
+                if left is not None and left <= 0:
+                    return
+                self._lock.wait(0.1 if left is None else min(left, 0.1))  # short: an interrupt is not to be delayed
+
+    def load_times(self, tiers: Sequence[int]) -> tuple[float, ...] | None:
+        """See Transfers: from the mean time of a read so far, and the loads that wait."""
+        with self._lock:
+            ahead = [job.tier for job in self._loads]
+        each = [self._read_s[tier - 1] if tier else 0.0 for tier in (*ahead, *tiers)]
+        times, total = list[float](), 0.0
+        for seconds in each:
+            if seconds is None:
+                return None
+            total += seconds
+            times.append(total)
+        return tuple(times[len(ahead) :])
+
+    def close(self, *, drain: bool) -> None:
+        """See Transfers. The stores are closed too."""
+        with self._lock:
+            closed, self._closing, self._draining = self._closing, True, drain
+            if not drain:
+                self._loads.clear()
+                self._jobs.clear()
+            self._lock.notify_all()
+        self._thread.join()
+        if closed:
+            return
+        for store in self._stores:
+            try:
+                store.close()
+            except FrameworkError:
+                continue  # what it took ends with the process
+
+    # The thread's side
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._loads and not self._jobs:
+                    if self._closing:
+                        return
+                    self._lock.wait()
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Do the next job."""
+        with self._lock:
+            if not self._loads and not self._jobs:  # dropped meanwhile
+                return
+            job = self._next()
+        failed = self._do(job)
+        with self._lock:
+            if job.copy is not None:
+                job.copy.failed = failed
+                self._ended.append(job.copy)
+            self._num_staged -= job.staged is not None
+            self._lock.notify_all()
+
+    def _next(self) -> _Job:
+        """A load, unless what writes or removes its content waits; else the oldest job."""
+        if self._loads and not (self._jobs and self._of_key[self._loads[0].tier, self._loads[0].key]):
+            return self._loads.popleft()
+        job = self._jobs.popleft()
+        at = job.tier, job.key
+        self._of_key[at] -= 1
+        if not self._of_key[at]:
+            del self._of_key[at]
+        if job.copy is not None and self._unread.pop(job.copy, None) is not None:
+            self._stage(job)
+        return job
+
+    def _do(self, job: _Job) -> str:
+        """Carry out a job; returns why it failed, empty if it did not."""
+        copy = job.copy
+        try:
+            if copy is None:
+                self._stores[job.tier - 1].remove(job.key)
+            elif not copy.target:
+                return self._load(copy)
+            else:
+                return self._store(copy, job)
+        except FrameworkError as error:
+            return f"tier {job.tier}: {error}"
+        except Exception as error:  # of the copy itself: a block less, not the run
+            return f"tier {job.tier}: internal error: {type(error).__name__}: {error}"
+        return ""
+
+    def _store(self, copy: Copy, job: _Job) -> str:
+        target = self._stores[copy.target - 1]
+        if job.staged is not None:
+            data = job.staged()
+        else:
+            if not self._stores[copy.source - 1].read(copy.key, self._buffer.data):
+                return f"tier {copy.source}: a block was not there, or damaged, as it was to be stored below"
+            data = self._buffer
+        if target.holds_kv:
+            target.write(copy.key, data.data.toreadonly())
+        return ""
+
+    def _load(self, copy: Copy) -> str:
+        start = time.perf_counter()
+        if not self._stores[copy.source - 1].read(copy.key, self._buffer.data):
+            return f"tier {copy.source}: a block was not there, or damaged"
+        self._pool.write(copy.block, self._buffer)
+        seconds, mean = time.perf_counter() - start, self._read_s[copy.source - 1]
+        self._read_s[copy.source - 1] = seconds if mean is None else mean + _SMOOTHING * (seconds - mean)
+        return ""

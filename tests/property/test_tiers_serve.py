@@ -1,0 +1,223 @@
+"""Tokens do not depend on what lies below the pool: any rule, store, policy, allocator and fault."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework.engine.engine import Engine
+from framework.engine.executors.base import Step
+from framework.engine.tier_records import TierSetup
+from framework.engine.tier_report import check_tiers
+from framework.engine.tiering import EngineTiers
+from framework.errors import PluginError, StoreFailed
+from framework.guard.store import GuardedStore
+from framework.interfaces.store import BlockFormat, Store
+from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
+from framework.registry.components import build_allocator
+from framework.sampling import Sampling
+from framework.testing.engines import describe, expected, tokens_of
+from framework.testing.fake_executor import FakeExecutor, FakeModel
+from framework.tiers.transfers import Copy
+from framework.tiers.worker import WorkerTransfers
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.eviction.s3fifo import S3Fifo
+from framework_builtin.store.host import Host
+from framework_builtin.store.null import Null
+from framework_builtin.tiering.on_eviction import OnEviction
+from framework_builtin.tiering.on_second_hit import OnSecondHit
+from framework_builtin.tiering.write_through import WriteThrough
+
+SIZE, BLOCKS = 4, 14
+
+
+class FakeBytes:
+    """The blocks of a fake executor's pool."""
+
+    block_bytes = 8 * SIZE
+
+    def __init__(self, executor: FakeExecutor) -> None:
+        self.executor = executor
+
+    def read(self, block: int) -> Callable[[], Any]:
+        data = self.executor.pool[block].copy().view(np.uint8)
+        return lambda: data
+
+    def buffer(self) -> Any:
+        return np.empty(self.block_bytes, dtype=np.uint8)
+
+    def write(self, block: int, data: Any) -> None:
+        self.executor.pool[block] = data.view(np.uint64)
+
+
+class Unreliable(Store):
+    """Fails as a coin says: to write, to read, by an answer of False, or by an error that no contract has."""
+
+    def __init__(self, draw: random.Random, share: float) -> None:
+        self.inner, self.draw, self.share = Host(), draw, share
+
+    def open(self, format: BlockFormat, num_blocks: int) -> None:
+        self.inner.open(format, num_blocks)
+
+    def write(self, key: Any, data: memoryview) -> None:
+        self._perhaps_fail()
+        self.inner.write(key, data)
+
+    def read(self, key: Any, into: memoryview) -> bool:
+        self._perhaps_fail()
+        return self.draw.random() > self.share and self.inner.read(key, into)
+
+    def remove(self, key: Any) -> None:
+        self.inner.remove(key)
+        self._perhaps_fail()
+
+    def _perhaps_fail(self) -> None:
+        chance = self.draw.random()
+        if chance < self.share / 2:
+            raise StoreFailed("injected")
+        if chance < self.share:
+            raise ValueError("injected")
+
+
+class Erratic(Tiering):
+    """Stores and loads as a coin says."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw, self.exclusive = draw, draw.random() < 0.5
+
+    def store(self, block: TierBlock, event: Event, now: float) -> bool:
+        return self.draw.random() < 0.5
+
+    def load(self, offer: LoadOffer, now: float) -> int:
+        assert len(offer.tiers) == len(offer.num_tokens)
+        return self.draw.randint(0, len(offer.tiers))
+
+
+class Late(WorkerTransfers):
+    """Carries out a few jobs now and then, in the thread that asks, so that all orders can be drawn and repeated."""
+
+    draw = random.Random(0)
+
+    def _start(self) -> None:
+        pass
+
+    def finished(self) -> Sequence[Copy]:
+        for _ in range(self.draw.choice([0, 0, 1, 2, 8])):
+            self._carry_out()
+        return super().finished()
+
+    def wait(self, until: float | None) -> None:
+        self._carry_out()
+
+    def close(self, *, drain: bool) -> None:
+        while drain and (self._loads or self._jobs):
+            self._carry_out()
+
+
+def tiered(executor: FakeExecutor, draw: random.Random, rule: Tiering, share: float, threads: bool) -> TierSetup:
+    """One to three small tiers of stores that fail now and then."""
+    Late.draw = draw
+    format = BlockFormat("fake", "uint64", "NHD", SIZE, "sha256", FakeBytes.block_bytes)
+    counts = [draw.randint(1, 40) for _ in range(draw.randint(1, 3))]
+    stores = [GuardedStore(Null() if share and draw.random() < 0.1 else Unreliable(draw, share)) for _ in counts]
+    for store, count in zip(stores, counts, strict=True):
+        store.open(format, count)
+    return TierSetup(
+        tiers=[(count, draw.choice([Lru, S3Fifo])()) for count in counts],
+        rule=rule,
+        transfers=(WorkerTransfers if threads else Late)(FakeBytes(executor), stores, executor.now),
+        holds_kv=[store.holds_kv for store in stores],
+        block_bytes=FakeBytes.block_bytes,
+    )
+
+
+def tiered_engine(
+    draw: random.Random,
+    rule: Tiering,
+    *,
+    allocator: str = "prefix_cow",
+    share: float = 0.0,
+    threads: bool = False,
+    **options: Any,
+) -> Engine:
+    built = build_allocator(allocator, "lru", "sha256", num_blocks=BLOCKS, block_size=SIZE, max_model_len=48)
+
+    def fail_now_and_then(step: Step) -> None:
+        if share and draw.random() < 0.05:
+            raise PluginError("injected into a step")
+
+    executor = FakeExecutor(BLOCKS, SIZE, before_forward=fail_now_and_then)
+    options.setdefault("max_batch_requests", draw.choice([1, 3, 6]))
+    return Engine(
+        built,
+        executor,
+        max_model_len=48,
+        vocab_size=executor.model.vocab_size,
+        tiers=lambda: tiered(executor, draw, rule, share, threads),
+        **options,
+    )
+
+
+def prompts(draw: random.Random, count: int) -> list[list[int]]:
+    """Prompts out of a few stems, so that what was evicted is wanted again."""
+    stems = [[draw.randrange(32) for _ in range(draw.randint(4, 24))] for _ in range(4)]
+    return [draw.choice(stems)[: draw.randint(4, 24)] + [draw.randrange(32)] * draw.randint(1, 6) for _ in range(count)]
+
+
+RULES = [OnEviction, lambda: OnEviction(exclusive=False), WriteThrough, OnSecondHit, lambda: Erratic(random.Random(3))]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3], ids=["sound", "failing"])
+@pytest.mark.parametrize("allocator", ["prefix_cow", "prefix", "radix"])
+@pytest.mark.parametrize("rule", RULES, ids=["exclusive", "inclusive", "write_through", "second_hit", "erratic"])
+def test_tokens_are_those_of_the_model_alone(rule: Callable[[], Tiering], allocator: str, share: float) -> None:
+    loaded = dropped = 0
+    for seed in range(6):
+        draw = random.Random(seed)
+        options: dict[str, Any] = {"preempt_every": draw.choice([0, 5]), "threads": seed == 0}
+        engine = tiered_engine(draw, rule(), allocator=allocator, share=share, **options)
+        tiers = engine.state.tiers
+        assert tiers is not None
+        dropped += run(engine, tiers, draw, 40)
+        loaded += int(tiers.num_loaded)
+        if not share:
+            assert not sum(tiers.failed_loads + tiers.failed_stores), tiers.first_failure
+        tiers.close(drain=True)
+    assert loaded > 0, "nothing was ever loaded"
+    assert dropped > 0, "no load was dropped under way"
+
+
+def run(engine: Engine, tiers: EngineTiers, draw: random.Random, count: int) -> int:
+    """Serve `count` prompts, cancelling some; returns how many had blocks on their way then."""
+    model, requests, dropped = FakeModel(), [], 0
+    for number, prompt in enumerate(prompts(draw, count)):
+        width = draw.choice([1, 1, 1, min(2, engine.state.rows.max_rows)])
+        requests.append(engine.submit(prompt, Sampling(max_tokens=draw.randint(1, 6), n=width), arrival_s=number / 2))
+    steps = 0
+    while engine.num_unfinished:
+        engine.step()
+        engine.allocator.check()
+        check_tiers(tiers)
+        steps += 1
+        assert steps < 5_000, describe(engine)
+        if tiers.loading and draw.random() < 0.05:
+            engine.cancel(draw.choice(tiers.holding()).request)
+            dropped += 1
+        elif draw.random() < 0.02:
+            engine.cancel(draw.choice(requests))
+    engine.check()
+    for request in requests:
+        if request.status.value == "finished":
+            assert tokens_of(request) == expected(model, request), request.number
+    statuses = {request.status.value for request in requests}
+    injected = all(
+        request.reason.endswith("injected into a step") for request in requests if request.status.value == "failed"
+    )
+    assert statuses <= {"finished", "cancelled", "failed"}
+    assert injected, [request.reason for request in requests]
+    assert not tiers.off
+    return dropped

@@ -1,0 +1,239 @@
+"""Tiers in an engine: who waits for whom, what fails alone, and what is left after an interrupt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework.engine.engine import Engine
+from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.engine.tier_records import TierSetup
+from framework.engine.tier_report import tier_summary
+from framework.engine.tiering import EngineTiers
+from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
+from framework.registry.components import build_allocator
+from framework.sampling import Sampling
+from framework.tiers.links import Link, LinkTransfers
+from framework.types import BlockHash
+from framework_builtin.eviction.fifo import Fifo
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.tiering.on_eviction import OnEviction
+from framework_builtin.tiering.write_through import WriteThrough
+
+SIZE = 4
+ONE = Sampling(max_tokens=1, ignore_eos=True)
+
+
+def replayed(
+    rule: Tiering, *, num_blocks: int = 4, counts: Sequence[int] = (64,), link: Link | None = None, **options: Any
+) -> Engine:
+    """An engine without a model, one virtual second a step; tiers behind one link each."""
+    executor = ReplayExecutor(constant_step(1.0))
+
+    def tiers() -> TierSetup:
+        return TierSetup(
+            tiers=[(count, Lru()) for count in counts],
+            rule=rule,
+            transfers=LinkTransfers([link or Link()] * len(counts), 8, executor.now, executor.wait_until),
+            holds_kv=[True] * len(counts),
+            block_bytes=8,
+        )
+
+    built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=num_blocks, block_size=SIZE, max_model_len=64)
+    return Engine(built, executor, max_model_len=64, virtual_clock=True, tiers=tiers, **options)
+
+
+def below(engine: Engine) -> EngineTiers:
+    assert engine.state.tiers is not None
+    return engine.state.tiers
+
+
+def prompt(first: int, blocks: int = 3) -> list[int]:
+    return [*list(range(first, first + SIZE * blocks)), 7]
+
+
+def serve(engine: Engine, *prompts: list[int]) -> list[Any]:
+    """One after the other."""
+    done = []
+    for tokens in prompts:
+        done.append(engine.submit(tokens, ONE))
+        engine.run()
+    engine.check()
+    return done
+
+
+def test_what_the_pool_evicts_comes_back_from_below() -> None:
+    engine = replayed(OnEviction())
+    first, _, again = serve(engine, prompt(0), prompt(100), prompt(0))
+    assert (first.num_cached_tokens, again.num_cached_tokens, again.num_loaded_tokens) == (0, 12, 12)
+    facts = tier_summary(below(engine))
+    assert (facts["tier1_hit_blocks"], facts["tier1_bytes_out"], facts["num_loads"]) == (3, 24, 1)
+    assert facts["tier1_failed_loads"] == 0
+
+
+def test_an_exclusive_tier_gives_up_what_was_loaded_and_an_inclusive_one_keeps_it() -> None:
+    for exclusive in (True, False):
+        engine = replayed(OnEviction(exclusive=exclusive))
+        serve(engine, prompt(0), prompt(100), prompt(0))
+        tier = below(engine).lower.tiers[0]
+        names = {key for key in below(engine).pool if key in tier}
+        assert len(names) == (0 if exclusive else 3)
+
+
+def test_a_load_takes_the_time_of_its_link_and_holds_nobody_up() -> None:
+    engine = replayed(OnEviction(), num_blocks=8, link=Link(read_bytes_per_s=1.0, operation_s=2.0))  # 8 s a block
+    serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
+    start = engine.executor.now()
+    loading = engine.submit(prompt(0), ONE)
+    others = [engine.submit([200 + number], ONE) for number in range(4)]
+    engine.run()
+    assert loading.load_s == pytest.approx(2.0 + 3 * 8.0)
+    assert loading.first_token_s - start >= 26.0
+    assert max(other.finished_s for other in others) - start <= 4.0, "others ran meanwhile"
+
+
+def test_blocks_are_loaded_for_a_request_that_waits_for_a_row() -> None:
+    engine = replayed(OnEviction(), num_blocks=10, max_batch_requests=1, link=Link(operation_s=3.0))
+    serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
+    running = engine.submit([1], Sampling(max_tokens=8, ignore_eos=True))
+    engine.step()
+    waiting = engine.submit(prompt(0), ONE)
+    engine.step()
+    assert [seq.request for seq in below(engine).holding()] == [waiting], "it loads while the only row is taken"
+    engine.run()
+    assert waiting.num_loaded_tokens == 12
+    assert waiting.finished_s - running.finished_s == pytest.approx(1.0), "all was there as the row came free"
+
+
+def test_contents_on_their_way_are_not_loaded_a_second_time() -> None:
+    engine = replayed(OnEviction(), num_blocks=16, link=Link(operation_s=5.0))
+    serve(engine, *(prompt(first) for first in range(0, 600, 100)))
+    pair = [engine.submit([*prompt(0), number], ONE) for number in range(2)]
+    engine.run()
+    assert below(engine).num_loads == 1
+    assert [request.num_cached_tokens for request in pair] == [12, 12]
+
+
+def test_loads_are_promoted_through_the_tiers_where_the_rule_says_so() -> None:
+    """Loaded from tier 2, a block is offered to tier 1 as written in the pool."""
+    engine = replayed(WriteThrough(), counts=(3, 64))
+    serve(engine, prompt(0), prompt(100), prompt(200))
+    tiers = below(engine)
+    first = tiers.lower.tiers[0]
+    before = set(first.block_of)
+    serve(engine, prompt(0))
+    assert tier_summary(tiers)["tier2_hit_blocks"] == 3
+    assert len(set(first.block_of) - before) == 3
+
+
+class Breaks(OnEviction):
+    def store(self, block: TierBlock, event: Event, now: float) -> bool:
+        if now > 3:
+            raise RuntimeError("out of ideas")
+        return super().store(block, event, now)
+
+
+class BreaksLoad(OnEviction):
+    def load(self, offer: LoadOffer, now: float) -> int:
+        return 10**6
+
+
+class BadPolicy(Fifo):
+    def victim(self, now: float) -> Any:
+        return 10**6
+
+
+@pytest.mark.parametrize("rule", [Breaks, BreaksLoad], ids=["store", "load"])
+def test_a_rule_that_breaks_its_contract_turns_the_tiers_off_and_harms_no_request(rule: Callable[[], Tiering]) -> None:
+    engine = replayed(rule())
+    done = serve(engine, *(prompt(100 * (number % 3)) for number in range(9)))
+    assert {request.status.value for request in done} == {"finished"}
+    assert rule.__name__ in below(engine).off
+    assert rule.__name__ in engine.metrics.summary(engine.state)["tiers_off"]
+
+
+def test_a_waiting_request_can_be_cancelled_while_its_blocks_are_on_their_way() -> None:
+    engine = replayed(OnEviction(), link=Link(operation_s=9.0))
+    serve(engine, prompt(0), prompt(100))
+    request = engine.submit(prompt(0), ONE)
+    engine.step()
+    assert below(engine).loading
+    engine.cancel(request)
+    assert engine.state.guarded.stats().used_blocks > 0, "the copy under way still writes them"
+    engine.run()
+    engine.check()
+    assert engine.state.guarded.stats().used_blocks == 0
+
+
+def test_a_reset_leaves_nothing_pinned_and_nothing_known() -> None:
+    engine = replayed(OnEviction(), link=Link(operation_s=9.0))
+    serve(engine, prompt(0), prompt(100))
+    request = engine.submit(prompt(0), ONE)
+    engine.step()
+    engine.reset(build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=SIZE, max_model_len=64))
+    assert request.status.value == "failed"
+    engine.check()
+    assert not below(engine).busy
+    assert len(below(engine).lower.tiers[0]) == 0
+    assert serve(engine, prompt(0))[0].num_cached_tokens == 0
+
+
+def test_an_interrupt_under_a_load_is_mended_by_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replayed(OnEviction())
+    serve(engine, prompt(0), prompt(100))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("poll", "begin", "flush", "allocated", "committed"):
+        monkeypatch.setattr(EngineTiers, place, interrupt)
+        engine.submit(prompt(0), ONE)
+        with pytest.raises(KeyboardInterrupt):
+            engine.run()
+        monkeypatch.undo()
+        assert engine.interrupted, place
+        engine.reset(build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=SIZE, max_model_len=64))
+        serve(engine, prompt(0), prompt(100))
+
+
+def test_what_an_earlier_process_left_is_found_by_its_key_alone() -> None:
+    engine = replayed(OnEviction(exclusive=False))
+    serve(engine, prompt(0), prompt(100))
+    left = list(below(engine).lower.tiers[0].block_of)
+    executor = ReplayExecutor(constant_step(1.0))
+    found: list[Sequence[BlockHash]] = [left]
+    second = Engine(
+        build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=SIZE, max_model_len=64),
+        executor,
+        max_model_len=64,
+        tiers=lambda: TierSetup(
+            tiers=[(64, Lru())],
+            rule=OnEviction(),
+            transfers=LinkTransfers([Link()], 8, executor.now, executor.wait_until),
+            holds_kv=[True],
+            found=found,
+        ),
+    )
+    assert serve(second, prompt(0))[0].num_loaded_tokens == 12
+
+
+def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
+    def moved() -> list[Any]:
+        engine = replayed(OnEviction(), link=Link(read_bytes_per_s=3.0, write_bytes_per_s=2.0, operation_s=0.5))
+        lines: list[Any] = []
+        engine.state.log = lambda event, **facts: lines.append((event, sorted(facts.items())))
+        draw = np.random.default_rng(0)
+        for number in range(60):
+            engine.submit(prompt(100 * int(draw.integers(6))), ONE, arrival_s=float(number))
+        engine.run()
+        return [lines, tier_summary(below(engine)), engine.executor.now()]
+
+    assert moved() == moved()
+
+
+def test_no_thread_is_left_behind() -> None:
+    assert not [thread for thread in threading.enumerate() if thread.name == "tiers"]
