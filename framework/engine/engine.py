@@ -97,7 +97,7 @@ class Engine:
         self._share_within_step = share_within_step
         self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
         self._num_submitted = 0
-        self._change = Change(self, (Engine._step, Engine._queue, Engine._cancel))
+        self._change = Change(self, (Engine._step, Engine._flush, Engine._queue, Engine._cancel))
         write_log_header(log)
         self._begin_anew(allocator)
 
@@ -175,25 +175,26 @@ class Engine:
         arrival_s = self.executor.now() if arrival_s is None else arrival_s
         require_facts(arrival_s=arrival_s, priority=priority, tenant=tenant, session=session, namespace=namespace)
         tokens = as_tokens(prompt)
-        with self._change:
-            number = self._num_submitted
-            self._num_submitted += 1
-            request = Request(
-                number=number,
-                prompt=tokens,
-                sampling=sampling,
-                arrival_s=float(arrival_s),
-                namespace=namespace,
-                priority=priority,
-                tenant=tenant,
-                key=key,
-                session=session,
-                category=category,
-                hint=hint,
-                turn=turn,
-                seed=derived_seed(self.seed, number) if sampling.seed is None else sampling.seed,
-            )
-            self._queue(request)
+        self._change.begin()
+        number = self._num_submitted
+        self._num_submitted += 1
+        request = Request(
+            number=number,
+            prompt=tokens,
+            sampling=sampling,
+            arrival_s=float(arrival_s),
+            namespace=namespace,
+            priority=priority,
+            tenant=tenant,
+            key=key,
+            session=session,
+            category=category,
+            hint=hint,
+            turn=turn,
+            seed=derived_seed(self.seed, number) if sampling.seed is None else sampling.seed,
+        )
+        self._queue(request)
+        self._change.end()
         return request
 
     def _queue(self, request: Request) -> None:
@@ -230,8 +231,9 @@ class Engine:
             EngineInterrupted: the engine must be reset first, which ends all requests.
         """
         if not request.status.ended:
-            with self._change:
-                self._cancel(request, reason)
+            self._change.begin()
+            self._cancel(request, reason)
+            self._change.end()
 
     def _cancel(self, request: Request, reason: str) -> None:
         self.life.drop(request)
@@ -257,16 +259,19 @@ class Engine:
         Raises:
             EngineInterrupted: an earlier step was interrupted, or another thread is in one.
         """
-        with self._change:
-            self._step()
+        self._change.begin()
+        self._step()
+        if self._kv_events is not None:
+            self._flush(self._kv_events)
+        self._change.end()
+
+    def _flush(self, events: EventStream) -> None:
+        """Send the step's cache events, unless what it promised is still to be computed."""
+        promises = self.state.promises
+        if promises is None or not promises.made:
+            events.flush(float(self.state.step_number))
 
     def _step(self) -> None:
-        self._compute()
-        promises = self.state.promises
-        if self._kv_events is not None and (promises is None or not promises.made):
-            self._kv_events.flush(float(self.state.step_number))
-
-    def _compute(self) -> None:
         state, executor = self.state, self.executor
         start = executor.now()
         self._let_in(start)
@@ -285,7 +290,8 @@ class Engine:
             if before == (len(state.requests), state.num_preemptions):
                 self._idle()
             return
-        self._log_step(step)
+        if self._log is not None:
+            self._log_step(self._log, step)
         scheduled = executor.now()
         if state.tiers is not None:
             state.tiers.flush()
@@ -319,10 +325,9 @@ class Engine:
             if seq is not None:
                 self.life.fail(seq, error)
 
-    def _log_step(self, step: Step) -> None:
-        if self._log is not None:
-            ids = [self.state.rows.sequence(int(row)).id for row in step.rows]
-            self._log("step", step=step.number, sequences=ids, new=step.num_new.tolist())
+    def _log_step(self, log: Log, step: Step) -> None:
+        ids = [self.state.rows.sequence(int(row)).id for row in step.rows]
+        log("step", step=step.number, sequences=ids, new=step.num_new.tolist())
 
     def _let_in(self, now: float) -> None:
         arrivals = self.state.arrivals

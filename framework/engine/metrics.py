@@ -111,7 +111,8 @@ class Metrics:
         self._slots = [live, internal, unwritten - internal, external, stats.cached_blocks * size, free]
         self.peak_used_blocks = max(self.peak_used_blocks, stats.used_blocks)
         self.peak_rows = max(self.peak_rows, len(active))
-        self.num_scheduled_tokens += int(_sum(step.num_new))
+        decodes_only = step.num_decodes == len(step.rows)
+        self.num_scheduled_tokens += step.num_decodes if decodes_only else int(_sum(step.num_new))
         self.num_decode_tokens += step.num_decodes
 
     def stepped(self, step: Step, start: float, scheduled: float, computed: float, end: float) -> None:

@@ -23,7 +23,7 @@ class Outputs:
     def sample(self, step: Step) -> None:
         rows = self.state.rows
         where = step.rows[step.sampled]
-        if not rows.special[where].any():
+        if not np.count_nonzero(rows.special[where]):
             at, streams = np.arange(len(where), dtype=np.int64), rows.stream[where]
             if len(at):
                 self._append(where, at, streams, *self.state.executor.sample(at, streams, step, rows))
@@ -65,7 +65,7 @@ class Outputs:
         plain = present & ~(rows.special[where] | bad)
         special: list[tuple[int, Sequence]] = []
         plain_rows, plain_tokens = where, tokens
-        if not plain.all():
+        if np.count_nonzero(plain) < len(plain):
             special = [(i, rows.sequence(int(where[i]))) for i in (present & ~plain).nonzero()[0].tolist()]
             plain_rows, plain_tokens = where[plain], tokens[plain]
         lengths = rows.length[plain_rows]
@@ -76,8 +76,8 @@ class Outputs:
         rows.length[plain_rows] = lengths
         self.state.metrics.num_output_tokens += len(plain_rows)
         ended = lengths >= rows.limit[plain_rows]
-        if len(self.life.eos_token_ids):
-            ended |= np.isin(plain_tokens, self.life.eos_token_ids) & ~rows.ignore_eos[plain_rows]
+        for end_of_text in self.life.eos_token_ids.tolist():  # a few; np.isin costs more than all else here
+            ended |= (plain_tokens == end_of_text) & ~rows.ignore_eos[plain_rows]
         for row in plain_rows[ended].tolist():
             self.life.finish_row(rows.sequence(row))
         logprobs = self._logprobs([(i, seq) for i, seq in special if not bad[i]], at, tokens)

@@ -58,10 +58,7 @@ class Promises:
 
     def require(self, num_new: IntArray) -> None:
         """Withdraw what rows promised and, as planned, do not compute. Sets `num_new` of rows preempted for it to 0."""
-        if self.planned:
-            self.planned = []
-        if not self.made:
-            return
+        self.planned = []
         rows = self._state.rows
         for seq, end in list(self.made.items()):
             if seq.row >= 0 and rows.computed[seq.row] + num_new[seq.row] < end:

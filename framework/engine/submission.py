@@ -7,7 +7,7 @@ from typing import Any
 from framework.engine.request import Request
 from framework.engine.state import EngineState
 from framework.errors import InvalidArgument
-from framework.types import Namespace
+from framework.types import ROOT_NAMESPACE, Namespace
 
 _LARGEST_PRIORITY = 2**31 - 1
 _LATEST_S = 1e12
@@ -36,6 +36,17 @@ def require_facts(*, arrival_s: Any, priority: Any, tenant: Any, session: Any, n
     Raises:
         InvalidArgument: names the first that is not.
     """
+    if (
+        type(arrival_s) is float
+        and -_LATEST_S <= arrival_s <= _LATEST_S
+        and type(priority) is int
+        and -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY
+        and (namespace is ROOT_NAMESPACE or _is_ascii_namespace(namespace))
+        and type(tenant) is str
+        and tenant.isascii()
+        and (session is None or (type(session) is str and session.isascii()))
+    ):
+        return  # as nearly all are: a third of what the sentences below cost
     numeric = type(arrival_s) is float or (isinstance(arrival_s, (int, float)) and not isinstance(arrival_s, bool))
     if not numeric or not -_LATEST_S <= arrival_s <= _LATEST_S:  # NaN is not
         raise InvalidArgument(f"arrival_s must be seconds, at most {_LATEST_S:g}, found {_short(arrival_s)}")
@@ -89,6 +100,13 @@ def why_never(
             "tokens; raise cache.num_blocks"
         )
     return ""
+
+
+def _is_ascii_namespace(namespace: Any) -> bool:
+    if type(namespace) is not Namespace:
+        return False
+    parts = (namespace.model, namespace.adapter, namespace.salt)
+    return all(type(part) is str and part.isascii() for part in parts)
 
 
 def _is_unicode(text: str) -> bool:

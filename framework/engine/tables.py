@@ -148,7 +148,7 @@ class BlockTables:
         blocks = self._host[rows, logical].astype(np.int64)
         slots = np.where(padding, -1, blocks * block_size + positions % block_size)
         lost = (blocks == 0) & ~padding
-        if lost.any():
+        if np.count_nonzero(lost):
             at = int(np.argmax(lost))
             raise InvalidArgument(
                 f"row {int(rows[at])} has no block for position {int(positions[at])}: extend it first"
