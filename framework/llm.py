@@ -185,6 +185,7 @@ class LLM:
             preempt_every=options.preempt_every,
             eos_token_ids=tokenizer.eos_token_ids,
             vocab_size=self.model.config.vocab_size,
+            window=self.model.config.window_of_all_layers,
             seed=self.seed,
             log=log,
             kv_events=self._kv_events,

@@ -24,6 +24,7 @@ from framework.engine.text import MakeStopWatch
 from framework.engine.tier_records import MakeTiers
 from framework.engine.tier_report import check_tiers
 from framework.engine.tiering import EngineTiers
+from framework.engine.window import Window
 from framework.errors import (
     EngineInterrupted,
     FrameworkError,
@@ -59,6 +60,8 @@ class Engine:
         log: receives scheduling and cache events as (event, **facts), the log's version first; None for none.
         vocab_size: prompts with larger ids are rejected; None accepts all.
         kv_events: receives what the cache publishes and removes, a batch a step; None for nobody.
+        window: tokens that a token reads in any layer, itself included, where every layer of the model has a sliding
+            window: blocks behind it are unreferenced while their request runs. None: all are read to the end.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
         tiers: makes what lies below the pool, now and after each reset; None for nothing.
 
@@ -81,6 +84,7 @@ class Engine:
         seed: int = 0,
         preempt_every: int = 0,
         vocab_size: int | None = None,
+        window: int | None = None,
         virtual_clock: bool = False,
         log: Log | None = None,
         kv_events: EventStream | None = None,
@@ -90,7 +94,7 @@ class Engine:
         require_batch(max_batch_tokens, max_batch_requests, chunk_size)
         self.executor, self._virtual_clock = executor, virtual_clock
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
-        self.length_advice, self.vocab_size = length_advice, vocab_size
+        self.length_advice, self.vocab_size, self.window = length_advice, vocab_size, window
         self._log, self._kv_events = log, kv_events
         self._stop_watch, self._make_tiers = stop_watch, tiers
         self._batch = max_batch_tokens, max_batch_requests, chunk_size or max_batch_tokens
@@ -113,6 +117,7 @@ class Engine:
         if self._make_tiers is not None:
             state.tiers = EngineTiers(state, life, self._make_tiers())
         listen(state)
+        self._window = None if self.window is None else Window(state, life, self.window)
         if self._share_within_step:
             state.promises = Promises(state, life, chunk_size)
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
@@ -401,6 +406,8 @@ class Engine:
                 self.life.fail(seq, error)
         if promises is not None and made:
             promises.keep()
+        if self._window is not None:
+            self._window.unref_passed(step)
 
     def check(self) -> None:
         """The allocator's invariants, and that nothing is held for requests that ended.

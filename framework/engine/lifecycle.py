@@ -42,7 +42,7 @@ class Lifecycle:
         self.state.reserved_rows += seq.forks_due
         self.state.note("admit", seq, cached=num_cached)
 
-    def place(self, seq: Sequence, computed: int) -> None:
+    def place(self, seq: Sequence, computed: int, passed: int = 0) -> None:
         """Give `seq`, which has a table, a row; `computed` of its tokens have their KV.
 
         Raises:
@@ -50,11 +50,13 @@ class Lifecycle:
         """
         size = self.state.guarded.block_size
         try:
-            table = self.state.guarded.table(seq.id, len(seq.tokens) if computed == 0 else computed)
+            need = len(seq.tokens) if computed == 0 else computed
+            table = self.state.guarded.table(seq.id, need)
             row = self.state.rows.add(seq, computed, len(table) * size)
         except Exception:
             self.free_table(seq)
             raise
+        self.state.rows.passed[row] = passed
         self.state.executor.set_table(row, 0, table)
         self.state.executor.fresh(table[-(-computed // size) :])
 
@@ -114,7 +116,7 @@ class Lifecycle:
             except FrameworkError:
                 self.free_table(child)
                 raise
-            self.place(child, num_tokens)
+            self.place(child, num_tokens, int(self.state.rows.passed[parent.row]) if parent.row >= 0 else 0)
         except OutOfBlocks:
             self.state.waiting.push(child)
             return False
@@ -152,6 +154,13 @@ class Lifecycle:
         table = self.state.guarded.table(seq.id, start=start)
         self.state.executor.set_table(seq.row, start, table[start:])
         self.state.rows.room[seq.row] = len(table) * size
+
+    def unref_leading(self, seq: Sequence, num_blocks: int) -> None:
+        """No layer reads the first `num_blocks` of `seq`, which has a row, any more."""
+        state, row = self.state, seq.row
+        state.rows.passed[row] = num_blocks
+        if state.guarded.unref_leading(seq.id, num_blocks * state.guarded.block_size):
+            state.executor.set_table(row, 0, state.guarded.table(seq.id))
 
     def take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
         """The table of `seq` is now `table`, changed as `change` says: bring its row and the executor up to date."""

@@ -47,6 +47,8 @@ class BlockTables:
     def set(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """From logical index `start` on, the row is `ids` and then nothing: entries behind them become 0.
 
+        A row may begin with null blocks, which no layer reads: `ids` from 0 on may begin with zeros.
+
         Raises:
             InvalidArgument: outside the table, a gap before `start`, or an id below 1. Nothing changed.
         """
@@ -59,7 +61,9 @@ class BlockTables:
         if end > self.max_blocks:
             raise InvalidArgument(f"row {row}: {end} blocks asked, the table is {self.max_blocks} wide")
         if count and int(np.min(ids)) < 1:
-            raise InvalidArgument(f"row {row}: block ids start at 1, found {int(np.min(ids))}")
+            null = 0 if start else int(np.argmax(ids > 0))
+            if int(np.min(ids[null:])) < 1 or ids[:null].any():
+                raise InvalidArgument(f"row {row}: block ids start at 1, found {int(np.min(ids))}")
         self._host[row, start:end] = ids
         self._host[row, end:used] = 0
         self._used[row] = end

@@ -43,6 +43,7 @@ class GuardedAllocator(Allocator):
         self.num_blocks, self.block_size = self._size("num_blocks"), self._size("block_size")
         self._max_blocks = self.num_blocks if max_table_blocks is None else max_table_blocks
         self._contain = self._boundary.contain
+        self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
 
     def _size(self, name: str) -> int:
         try:
@@ -123,10 +124,13 @@ class GuardedAllocator(Allocator):
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         try:
-            return self._checked("fork", self.plugin.fork(parent, child, num_tokens))
+            change = self._checked("fork", self.plugin.fork(parent, child, num_tokens))
         except BaseException as error:
             self._withdraw(child.id, error)
             self._contain("fork", error)
+        if parent in self._num_null:
+            self._num_null[child.id] = self._num_null[parent]
+        return change
 
     def _checked(self, hook: str, change: Any) -> TableChange:
         if not isinstance(change, TableChange) or not _is_count(change.start):
@@ -142,6 +146,18 @@ class GuardedAllocator(Allocator):
             _is_count(block) and 0 < block <= self.num_blocks for block in (copy.source, copy.destination)
         )
 
+    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
+        try:
+            found: Any = self.plugin.unref_leading(request, num_tokens)
+        except BaseException as error:
+            self._contain("unref_leading", error)
+        if not _is_count(found) or found * self.block_size > num_tokens:
+            rule = f"must return how many of the {num_tokens // self.block_size} leading blocks are unreferenced"
+            self._boundary.wrong("unref_leading", rule, found)
+        if found:
+            self._num_null[request] = int(found)
+        return int(found)
+
     def truncate(self, request: RequestId, num_tokens: int) -> None:
         try:
             self.plugin.truncate(request, num_tokens)
@@ -149,6 +165,7 @@ class GuardedAllocator(Allocator):
             self._contain("truncate", error)
 
     def free(self, request: RequestId) -> None:
+        self._num_null.pop(request, None)
         try:
             self.plugin.free(request)
         except BaseException as error:
@@ -180,6 +197,8 @@ class GuardedAllocator(Allocator):
         count = len(table)
         if count > self._max_blocks or count < start or count * self.block_size < num_tokens:
             self._refuse_length(request, count, num_tokens, start)
+        if self._num_null:
+            start = self._past_null(request, table, start)
         if count - start == 1:  # a decoding row gets one block: min() and max() would cost more than all else
             low = high = table.item(start)
         else:
@@ -189,6 +208,13 @@ class GuardedAllocator(Allocator):
             self._boundary.wrong("table", rule, table[start:].tolist())
         found: npt.NDArray[np.int32] = table
         return found
+
+    def _past_null(self, request: RequestId, table: npt.NDArray[np.int32], start: int) -> int:
+        """Where the checks of a table begin: leading entries that were unreferenced are the null block."""
+        null = self._num_null.get(request, 0)
+        if table[start:null].any():
+            self._boundary.wrong("table", f"must begin with {null} null blocks, as unref_leading said", table.tolist())
+        return max(start, null)
 
     def _refuse_length(self, request: RequestId, count: int, num_tokens: int, start: int) -> NoReturn:
         least = max(start, -(-num_tokens // self.block_size))

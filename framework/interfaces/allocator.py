@@ -108,8 +108,8 @@ class Allocator(ABC):
     tokens, block ids run from 1 to `num_blocks`. `tokens` arguments are (n,) int32 and stay the caller's.
 
     A request's life: `lookup`, `allocate` (room for the whole prompt), then per step `promise` (optional), `extend`
-    (room for what the step writes), the forward pass, `commit` (those tokens' KV is now written); `fork` at any time
-    in between; `free`.
+    (room for what the step writes), the forward pass, `commit` (those tokens' KV is now written), `unref_leading`
+    (optional, where every layer has a sliding window); `fork` at any time in between; `free`.
     """
 
     num_blocks: int
@@ -204,6 +204,25 @@ class Allocator(ABC):
         """
         return ()
 
+    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
+        """No layer reads the KV of the request's first `num_tokens` tokens any more: a sliding window has passed them.
+
+        Unreferences the leading full blocks within them, up to but not with the last full committed block; a block
+        without other users becomes free, or cached if it is published. In `table` their entries are 0, the null block,
+        from then on. Idempotent; a smaller number changes nothing. A later `fork` or `truncate` must keep more than
+        what was unreferenced.
+
+        Optional: an allocator that does nothing here keeps the blocks until `free`.
+
+        Returns:
+            How many leading entries of the table are 0 now.
+
+        Raises:
+            UnknownRequest, InvalidArgument: below 0. Nothing changed.
+            PluginError: the eviction policy failed. The entries are 0 all the same; a second call returns how many.
+        """
+        return 0
+
     @abstractmethod
     def truncate(self, request: RequestId, num_tokens: int) -> None:
         """Forget the tokens after `num_tokens`, as if never appended (rejected speculation). Not below what is
@@ -225,6 +244,8 @@ class Allocator(ABC):
     @abstractmethod
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:
         """The request's block ids in logical order: (m,) int32, a copy or a read-only view valid until the next call.
+
+        Entries are 0, the null block, where `unref_leading` took the block away.
 
         Raises:
             UnknownRequest.

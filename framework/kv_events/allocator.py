@@ -95,6 +95,13 @@ class EventAllocator(GuardedAllocator):
             if self._came:
                 self._settle(child.id)
 
+    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
+        try:
+            return super().unref_leading(request, num_tokens)
+        finally:
+            if self._came:
+                self._settle(request)
+
     def truncate(self, request: RequestId, num_tokens: int) -> None:
         try:
             super().truncate(request, num_tokens)

@@ -161,6 +161,11 @@ class ModelConfig:
         return self.sliding_window if self.slides(layer) else None
 
     @property
+    def window_of_all_layers(self) -> int | None:
+        """Tokens that a token reads in any layer, itself included, where every layer has a window; else None."""
+        return self.sliding_window if all(map(self.slides, range(self.num_layers))) else None
+
+    @property
     def num_parameters(self) -> int:
         """All weights, embeddings included; a tied embedding counts once."""
         heads, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim

@@ -203,6 +203,7 @@ def build_engine(
         max_model_len=max_len,
         seed=seed,
     )
+    window = _window(config, recording)
     executor = _executor(config, recording, outputs)
     pool = num_blocks * block_size
     to_raise = f"cache.num_blocks: the pool's {num_blocks} blocks hold {pool} tokens"
@@ -225,6 +226,7 @@ def build_engine(
         share_within_step=engine_options.share_within_step,
         preempt_every=engine_options.preempt_every,
         eos_token_ids=recording.eos_token_ids if recording else (),
+        window=window,
         seed=seed,
         virtual_clock=True,
         log=log,
@@ -267,6 +269,23 @@ def _tier_maker(
     )
 
 
+def _window(config: Config, recording: Recording | None) -> int | None:
+    """The sliding window of all layers of the model that a replay stands for.
+
+    Raises:
+        ConfigError: replay.window is another than that of the recorded model.
+    """
+    asked = config.replay.window
+    if recording is None or asked == recording.window:
+        return asked
+    if asked is not None:
+        raise ConfigError(
+            f"replay.window is {asked}, the recorded model's is {recording.window or 'none'}; leave it null, so that "
+            "the replay does what the run did"
+        )
+    return recording.window
+
+
 def _executor(
     config: Config,
     recording: Recording | None,
@@ -285,6 +304,7 @@ def _executor(
                 efficiency=options.efficiency,
                 overhead_s=options.overhead_s,
                 num_devices=options.num_devices,
+                window=options.window,
             ),
             outputs=outputs,
         )

@@ -86,6 +86,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
                 llm.recorder,
                 eos_token_ids=llm.model.tokenizer.eos_token_ids,
                 max_model_len=llm.engine.max_model_len,
+                window=llm.engine.window,
             )
         return {**summarise(llm, session.config), **judged}
 

@@ -334,9 +334,10 @@ class PagedAllocator(Allocator):
             raise InvalidArgument(
                 f"a fork stays in its parent's {table.request.namespace}, asked for {child.namespace}"
             )
+        self._require_kept("fork", table, num_tokens)
         self.promises.require_sound(table)
         held, full = -(-num_tokens // self.block_size), num_tokens // self.block_size
-        kept = {"none": 0, "full": full, "all": held}[self.share_forks]
+        kept = max(table.num_null, {"none": 0, "full": full, "all": held}[self.share_forks])
         if held - kept > self.pool.num_blocks - self.pool.used:
             raise self._out_of_blocks(held - kept, self.cache.available())
         self.pool.access += 1
@@ -352,7 +353,7 @@ class PagedAllocator(Allocator):
     def _child(self, parent: Table, child: RequestInfo, num_tokens: int, kept: int, fresh: list[int]) -> Table:
         blocks = parent.blocks[:kept]
         ref, last, access = self.pool.ref, self.pool.last_access, self.pool.access
-        for block in blocks:
+        for block in blocks[parent.num_null :]:
             ref[block] += 1
             last[block] = access
         blocks.fromlist(fresh)
@@ -363,9 +364,38 @@ class PagedAllocator(Allocator):
             table.facts = self._requests.forked(parent.facts, child)
         return table
 
+    def _require_kept(self, call: str, table: Table, num_tokens: int) -> None:
+        """Refuse to go back to where the block before was unreferenced: nothing could be published below it."""
+        if table.num_null and num_tokens < (table.num_null + 1) * self.block_size:
+            raise InvalidArgument(
+                f"{call} of request {table.request.id} at {num_tokens} tokens: its first "
+                f"{table.num_null * self.block_size} were passed to unref_leading; keep a full block after them"
+            )
+
+    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
+        table = self._table(request)
+        count_of("num_tokens", num_tokens, 0)
+        last = table.committed // self.block_size
+        if self.share_prefix and not table.closed:
+            last = min(last, table.published)
+        first, end = table.num_null, min(num_tokens // self.block_size, last - 1)
+        if end <= first:
+            return first
+        dropped, rest = table.blocks[first:end], table.blocks[end]
+        table.blocks[first:end] = array("i", bytes(4 * (end - first)))
+        table.num_null = end
+        self.pool.access += 1
+        self._version += 1
+        if self._requests is not None:
+            self._requests.used(dropped, table.facts)
+        self.cache.detach(rest)
+        self.cache.unref(dropped[::-1])
+        return end
+
     def truncate(self, request: RequestId, num_tokens: int) -> None:
         table = self._table(request)
         count_of("num_tokens", num_tokens, 0)
+        self._require_kept("truncate", table, num_tokens)
         room = len(table.blocks) * self.block_size
         published = table.published * self.block_size
         if not published <= num_tokens <= room:
@@ -391,9 +421,10 @@ class PagedAllocator(Allocator):
             del self._tables[request]
             self.pool.access += 1
             self._version += 1
+            blocks = table.blocks[table.num_null :] if table.num_null else table.blocks
             if self._requests is not None:
-                self._requests.used(table.blocks, table.facts)
-            self.cache.unref(table.blocks[::-1], len(table.blocks) - table.published)
+                self._requests.used(blocks, table.facts)
+            self.cache.unref(blocks[::-1], len(table.blocks) - max(table.published, table.num_null))
 
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:
         return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)
@@ -448,4 +479,5 @@ class PagedAllocator(Allocator):
     def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
         table = self._table(request)
         for block, when in zip(table.blocks[: table.published], next_use, strict=False):
-            self.pool.set_next_use((block,), when)
+            if block:
+                self.pool.set_next_use((block,), when)

@@ -31,17 +31,21 @@ def _tables(allocator: PagedAllocator) -> list[str]:
         size, blocks = allocator.block_size, table.blocks
         if table.request.id != request:
             faults.append(f"I8: the table of request {table.request.id} is filed under {request}")
+        num_null = table.num_null
+        if any(blocks[:num_null]) or num_null > table.committed // size:
+            faults.append(f"I8: request {request} unreferenced {num_null} leading blocks, its table is {list(blocks)}")
+        blocks = blocks[num_null:]
         for block in blocks:
             if not 1 <= block <= allocator.num_blocks:
                 faults.append(f"I11: request {request} names block {block}, outside 1 to {allocator.num_blocks}")
         if len(set(blocks)) != len(blocks):
             faults.append(f"I12: request {request} names a block twice: {list(blocks)}")
-        if not 0 <= table.committed <= len(blocks) * size:
+        if not 0 <= table.committed <= len(table.blocks) * size:
             faults.append(
-                f"I12: request {request} committed {table.committed} tokens in {len(blocks)} blocks of {size}"
+                f"I12: request {request} committed {table.committed} tokens in {len(table.blocks)} blocks of {size}"
             )
         owner = _promises_of(allocator).owner
-        for block in blocks[table.committed // size : table.published]:
+        for block in table.blocks[table.committed // size : table.published]:
             if owner.get(block) != request:
                 faults.append(f"I21: request {request} published block {block}, neither computed nor promised by it")
     return [*faults, *_promises(allocator)]
@@ -69,7 +73,7 @@ def _promises(allocator: PagedAllocator) -> list[str]:
 
 
 def _references(allocator: PagedAllocator) -> list[str]:
-    counts = Counter(block for table in allocator.tables().values() for block in table.blocks)
+    counts = Counter(block for table in allocator.tables().values() for block in table.blocks if block)
     faults = []
     for block, ref in enumerate(allocator.pool.ref):
         if ref != counts.get(block, 0):

@@ -29,14 +29,15 @@ class BlockCache:
     NOTE. A block in use mostly has all blocks above it in use: whoever names it names them. Not so where forks share a
     block before it is published and one of them meets an equal block above that was published meanwhile: it uses that
     one, the other fork keeps its own. Such blocks are `detached` while in use; they do not keep the block above from
-    being evicted, by `leaf_only` neither, since the fork that uses them does not.
+    being evicted, by `leaf_only` neither, since the fork that uses them does not. A request whose window has passed a
+    block does without it as well: the first block that it keeps is detached from then on.
 
     Args:
         choose_free: which free blocks to hand out; None takes the latest freed, without asking.
         leaf_only: a cached block is a candidate only when no cached block is published below it.
 
     Attributes:
-        detached: blocks published while forks shared them, as long as they are in use.
+        detached: blocks published while forks shared them, or below unreferenced ones, as long as they are in use.
     """
 
     def __init__(
@@ -308,6 +309,11 @@ class BlockCache:
     def note_shared(self, blocks: Sequence[int]) -> None:
         """These were just published; those that other tables name too may have another block above them there."""
         self.detached.update(block for block in blocks if self.pool.ref[block] > 1)
+
+    def detach(self, block: int) -> None:
+        """This block, which is in use, does without those above it, which are about to be unreferenced."""
+        if self.pool.block_hash[block] is not None:
+            self.detached.add(block)
 
     def _rejoin(self, blocks: Sequence[int]) -> list[int]:
         """These are not in use any more; the candidates above those that were detached, which are none from here on."""

@@ -15,10 +15,11 @@ class Table:
     """One request's blocks, and how far they are written and published.
 
     Attributes:
-        blocks: block ids in logical order.
+        blocks: block ids in logical order; 0 for the first `num_null`.
         root, anchor: what the namespace's first blocks hang below, as a hash and as a node of the index.
         committed: leading tokens whose KV is written.
-        published: leading blocks that lookups can find.
+        published: leading blocks that lookups can find, or could when they were unreferenced.
+        num_null: leading blocks that were unreferenced since no layer reads them any more.
         hashes: of the leading full blocks as far as they are known; a prompt's are from the start.
         held: the known tokens as int32 bytes: the prompt, and what was committed since. Empty without prefix sharing.
         closed: nothing more is published: a collision, or a reset, cut the chain.
@@ -27,8 +28,8 @@ class Table:
     """
 
     __slots__ = (
-        "anchor", "blocks", "closed", "committed", "facts", "hashes", "held", "published", "request", "root", "shared",
-        "tenant",
+        "anchor", "blocks", "closed", "committed", "facts", "hashes", "held", "num_null", "published", "request",
+        "root", "shared", "tenant",
     )  # fmt: skip
 
     def __init__(self, request: RequestInfo, blocks: array[int], root: BlockHash, anchor: int, tenant: int) -> None:
@@ -39,6 +40,7 @@ class Table:
         self.tenant = tenant
         self.committed = 0
         self.published = 0
+        self.num_null = 0
         self.hashes: list[BlockHash] = []
         self.held = bytearray()
         self.closed = False
@@ -71,7 +73,8 @@ class Table:
         table.hashes = self.hashes[:full]
         table.held = self.held[: 4 * num_tokens]
         table.published = min(self.published, full, kept)
-        table.closed = self.closed
+        table.num_null = self.num_null
+        table.closed = self.closed or 0 < self.num_null >= table.published  # nothing to publish the next block below
         return table
 
 

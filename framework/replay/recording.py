@@ -14,7 +14,7 @@ from typing import Any
 from framework.engine.executors.recording import Candidates, RecordingExecutor
 from framework.engine.request import Request
 from framework.sampling import Sampling
-from framework.workload.traces.recorded import FORMAT, VERSION
+from framework.workload.traces.recorded import FORMAT, VERSION, WITH_WINDOW
 
 
 def write_recording(
@@ -24,14 +24,16 @@ def write_recording(
     *,
     eos_token_ids: Iterable[int],
     max_model_len: int,
+    window: int | None,
 ) -> None:
     """Write the requests of a drained engine. Refused ones and those that never arrived are left out."""
     with path.open("w", encoding="utf-8") as file:
         header = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if window is None else WITH_WINDOW,
             "eos_token_ids": sorted(int(i) for i in eos_token_ids),
             "max_model_len": max_model_len,
+            **({} if window is None else {"window": window}),
         }
         file.write(json.dumps(header) + "\n")
         for request in sorted(requests, key=lambda request: request.number):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from framework.engine.executors.base import Step
-from framework.engine.rows import Rows
+from framework.engine.rows import IntArray, Rows
 from framework.errors import ConfigError
 from framework.replay.shapes import ROOFLINE_SHAPES
 
@@ -44,6 +46,7 @@ class Roofline:
         efficiency: reached share of the ceilings, 0 to 1. Calibrate it with a kernel run.
         overhead_s: fixed seconds a step.
         num_devices: devices that share the model, each with these ceilings.
+        window: tokens that every layer sees, the own one included; None: all before.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Roofline:
         efficiency: float = 0.8,
         overhead_s: float = 0.0005,
         num_devices: int = 1,
+        window: int | None = None,
     ) -> None:
         named = (("device", device, DEVICES), ("shape", shape, ROOFLINE_SHAPES), ("dtype", dtype, _BYTES))
         for what, name, known in named:
@@ -66,6 +70,7 @@ class Roofline:
             raise ConfigError(f"replay.overhead_s must be at least 0, found {overhead_s}")
         if num_devices < 1:
             raise ConfigError(f"replay.num_devices must be at least 1, found {num_devices}")
+        self._window = window
         self.shape = model = ROOFLINE_SHAPES[shape]
         self._bandwidth = DEVICES[device].bytes_per_s * efficiency * num_devices
         self._rate = DEVICES[device].flops_per_s * efficiency * num_devices
@@ -82,16 +87,20 @@ class Roofline:
 
     def __call__(self, step: Step, rows: Rows) -> float:
         """Seconds for `step`."""
-        new, before = step.num_new, step.computed
-        pairs = float((new * before + new * (new + 1) // 2).sum())
-        return self._seconds(int(new.sum()), int((before + new).sum()), pairs)
+        return self._seconds_of(step.num_new, step.computed)
 
     def prefill_s(self, cached: int, tokens: int) -> float:
         """Seconds to compute a prompt's tokens from number `cached` up to `tokens`, alone on the device."""
-        new = tokens - cached
-        return self._seconds(new, tokens, float(new * cached + new * (new + 1) // 2)) if new else 0.0
+        return self._seconds_of(np.array([tokens - cached]), np.array([cached])) if tokens > cached else 0.0
 
-    def _seconds(self, tokens: int, context: int, pairs: float) -> float:
+    def _seconds_of(self, new: IntArray, before: IntArray) -> float:
+        """Seconds to compute `new` tokens a row after the `before` tokens a row whose KV is there."""
+        tokens, context = int(new.sum()), int((before + new).sum())
+        pairs = float((new * before + new * (new + 1) // 2).sum())
+        if self._window is not None:
+            context -= int(np.maximum(0, before + 1 - self._window).sum())
+            last, first = (np.maximum(0, count - self._window) for count in (before + new, before))
+            pairs -= float((last * (last + 1) // 2 - first * (first + 1) // 2).sum())
         moved = self._weight_size * self.shape.weights_read(tokens) + self._kv_bytes * (context + tokens)
         work = self._flops_per_token * tokens + self._pair_flops * pairs
         return self._overhead_s + max(moved / self._bandwidth, work / self._rate)

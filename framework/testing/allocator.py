@@ -7,7 +7,7 @@ of its own with `functools.partial`. Rules about sharing bind only allocators th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -18,7 +18,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.testing import adversarial
 from framework.testing.driver import Driver, Traits, Violation
-from framework.testing.histories import Step, fail_shortest, play, random_history
+from framework.testing.histories import WEIGHTS, WINDOWED, Step, fail_shortest, play, random_history
 from framework.testing.hostile import (
     check_a_bad_hash_is_named_and_contained,
     check_a_bad_policy_is_named_and_contained,
@@ -277,7 +277,13 @@ def check_listening_ends(make: Make) -> None:
 # Random histories
 
 
-def _random(make: Make, *, examples: int, schemes: tuple[Callable[[], HashScheme], ...]) -> None:
+def _random(
+    make: Make,
+    *,
+    examples: int,
+    schemes: tuple[Callable[[], HashScheme], ...],
+    weights: Mapping[str, float] = WEIGHTS,
+) -> None:
     """Play random histories over small pools; a failure shows the shortest one."""
     known: dict[Any, Traits] = {}
     policies: tuple[type[EvictionPolicy], ...] = (SlowLru, SlowFifo, adversarial.MostRecent)
@@ -302,7 +308,7 @@ def _random(make: Make, *, examples: int, schemes: tuple[Callable[[], HashScheme
             play(driver, history)
             _drain_and_refill(driver)
 
-        fail_shortest(run, random_history(draw, num_steps=30, longest=20 if size == 16 else 4 * size))
+        fail_shortest(run, random_history(draw, 30, 20 if size == 16 else 4 * size, weights))
 
 
 def check_random_histories(make: Make) -> None:
@@ -314,6 +320,12 @@ def check_random_histories_under_colliding_hashes(make: Make) -> None:
     """The same with a constant, a 2-bit and an 8-bit hash: never another prefix's KV."""
     schemes = (adversarial.Constant, partial(adversarial.Truncated, 2), partial(adversarial.Truncated, 8))
     _random(make, examples=80, schemes=schemes)
+
+
+def check_blocks_that_windows_passed_are_unreferenced_soundly(make: Make) -> None:
+    """Every rule over 100 histories in which rows call `unref_leading`; one that does nothing there passes."""
+    _random(make, examples=80, schemes=(adversarial.ReferenceHash,), weights=WINDOWED)
+    _random(make, examples=20, schemes=(adversarial.Constant,), weights=WINDOWED)
 
 
 def check_the_same_history_gives_the_same_events(make: Make) -> None:
@@ -364,5 +376,6 @@ allocator_checks = (
     check_a_scheme_that_lies_costs_misses_only,
     check_random_histories,
     check_random_histories_under_colliding_hashes,
+    check_blocks_that_windows_passed_are_unreferenced_soundly,
     check_the_same_history_gives_the_same_events,
 )

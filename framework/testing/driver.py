@@ -60,6 +60,7 @@ class Live:
         tokens: known tokens; the first `written` have KV, the first `committed` were committed, `room` were asked for.
         must_extend: its blocks may be shared since the last extend.
         old: it was running when the weights changed; what it publishes later may be left out of the cache.
+        num_null: leading blocks that no layer reads any more and that the allocator has unreferenced.
     """
 
     info: RequestInfo
@@ -69,6 +70,7 @@ class Live:
     room: int
     must_extend: bool
     old: bool = False
+    num_null: int = 0
 
 
 class Driver:
@@ -360,7 +362,7 @@ class Driver:
             return None
         row, child = self.live[request], RequestId(self.next_id)
         self.next_id += 1
-        at = max(0, row.written - back)
+        at = max(0, row.written - back, (row.num_null + 1) * self.size if row.num_null else 0)
         info = RequestInfo(id=child, max_total_tokens=row.info.max_total_tokens, namespace=row.info.namespace)
         change = self.call(f"fork(request {request}, child {child}, {at})",
                            lambda: self.allocator.fork(RequestId(request), info, at), OutOfBlocks)  # fmt: skip
@@ -369,11 +371,32 @@ class Driver:
             return None
         row.must_extend = True
         self.live[child] = Live(
-            info, row.tokens[: max(at, len(row.tokens) - back)], at, at, at, must_extend=True, old=row.old
-        )
+            info, row.tokens[: max(at, len(row.tokens) - back)], at, at, at, must_extend=True, old=row.old,
+            num_null=row.num_null,
+        )  # fmt: skip
         self._accept(child, change, kept=tuple(self.tables[request]))
         self.after()
         return child
+
+    def do_unref_leading(self, pick: int, count: int) -> None:
+        """All layers' windows have passed up to `count` blocks: what was unreferenced is null, the rest as before."""
+        request = self.pick(pick)
+        if request is None:
+            return
+        row, old = self.live[request], self.tables[request]
+        num_tokens = min(count * self.size, row.written)
+        text = f"unref_leading(request {request}, {num_tokens})"
+        for _ in range(2):
+            found = self.call(text, lambda: self.allocator.unref_leading(RequestId(request), num_tokens))
+            new, most = self._table(request), max(row.num_null, num_tokens // self.size)
+            self.need(row.num_null <= found <= most, "unref_leading took more blocks than no layer reads, or put some "
+                      "back", f"{found} of {most}, {row.num_null} before")  # fmt: skip
+            self.need(new == [0] * found + old[found:], "the table is not the old one with the null block in front",
+                      f"{found} leading blocks, was {old}, is {new}")  # fmt: skip
+            self.need(not found or (found + 1) * self.size <= row.committed,
+                      "the last full block was unreferenced too", f"{found} of {old}")  # fmt: skip
+            self.tables[request], row.num_null = new, found
+            self.after()
 
     def do_truncate(self, pick: int, back: int) -> None:
         """Forget the last `back` tokens: refused only below what is committed."""
@@ -382,7 +405,8 @@ class Driver:
             return
         row = self.live[request]
         to = max(0, min(len(row.tokens), len(self.tables[request]) * self.size) - back)
-        allowed = (InvalidArgument,) if to < row.committed else ()
+        least = max(row.committed, (row.num_null + 1) * self.size if row.num_null else 0)
+        allowed = (InvalidArgument,) if to < least else ()
         error = self.call(f"truncate(request {request}, {to})",
                           lambda: self.allocator.truncate(RequestId(request), to), *allowed)  # fmt: skip
         if error is None:
@@ -488,12 +512,13 @@ class Driver:
             table = self._table(request)
             self.need(table == self.tables[request], "a table changed that should not have",
                       f"request {request}: was {self.tables[request]}, is {table}")  # fmt: skip
-            self.need(all(1 <= block <= self.allocator.num_blocks for block in table) and len(set(table)) == len(table),
+            known = table[row.num_null :]
+            self.need(all(1 <= block <= self.allocator.num_blocks for block in known) and len(set(known)) == len(known),
                       "a table names the null block, a block twice, or one outside the pool", table)  # fmt: skip
             blocks = self._blocks(row.room)
             fits = len(table) == blocks if self.traits.exact else len(table) >= blocks
             self.need(fits, "a table's length does not fit its tokens", f"{row.room} tokens, {table}")
-            for position in range(row.written):
+            for position in range(row.num_null * self.size, row.written):
                 meaning = self.truth.read(table, position)
                 wanted = (row.info.namespace, tuple(row.tokens[: position + 1]))
                 found = meaning and (meaning.namespace, meaning.tokens)
@@ -505,7 +530,7 @@ class Driver:
         counts = (stats.free_blocks, stats.cached_blocks, stats.used_blocks)
         self.need(stats.num_blocks == self.allocator.num_blocks == sum(counts) and min(counts) >= 0,
                   "free, cached and used blocks do not sum to num_blocks", stats)  # fmt: skip
-        named = {block for table in self.tables.values() for block in table}
+        named = {block for table in self.tables.values() for block in table if block}
         right = stats.used_blocks == len(named) if self.traits.exact else stats.used_blocks >= len(named)
         self.need(right, "used_blocks is not the number of blocks that tables name", f"{stats}, tables {self.tables}")
         self.need(stats.num_requests == len(self.live), "num_requests is not the number of live tables", stats)

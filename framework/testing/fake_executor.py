@@ -28,10 +28,11 @@ class FakeModel:
     Args:
         vocab_size: tokens are 0 to vocab_size - 1.
         nan_after: logits are NaN where the last token is one of these.
+        window: the last slots that are read, as under a sliding window; None: all.
     """
 
-    def __init__(self, vocab_size: int = 32, nan_after: Container[int] = ()) -> None:
-        self.vocab_size, self.nan_after = vocab_size, nan_after
+    def __init__(self, vocab_size: int = 32, nan_after: Container[int] = (), window: int | None = None) -> None:
+        self.vocab_size, self.nan_after, self.window = vocab_size, nan_after, window
 
     def chain(self, previous: int, token: int) -> int:
         """The name of a prefix from that of the prefix before it; what a slot of the fake pool holds."""
@@ -49,7 +50,8 @@ class FakeModel:
         """(vocab_size,) float64, from all slots of a context and its last token."""
         if token in self.nan_after:
             return np.full(self.vocab_size, np.nan)
-        key = np.uint64(int(names.sum(dtype=np.uint64)))
+        read = names if self.window is None else names[-self.window :]
+        key = np.uint64(int(read.sum(dtype=np.uint64)))
         values = _mix_array(np.arange(self.vocab_size, dtype=np.uint64) ^ key)
         logits: DoubleArray = 6.0 * (values >> np.uint64(11)).astype(np.float64) / 2.0**53
         return logits
@@ -134,7 +136,9 @@ class FakeExecutor:
         table = self.tables.setdefault(row, [])
         assert start <= len(table), f"row {row}: entries from {start} on leave a gap after {len(table)}"
         table[start:] = [int(block) for block in ids]
-        assert all(0 < block < len(self.pool) for block in table), f"row {row} names blocks outside the pool: {table}"
+        null = next((at for at, block in enumerate(table) if block), 0) if start == 0 else table.count(0)
+        known = table[null:]
+        assert all(0 < block < len(self.pool) for block in known), f"row {row} names blocks outside the pool: {table}"
 
     def clear_table(self, row: int) -> None:
         """See Executor."""
@@ -202,7 +206,8 @@ class FakeExecutor:
         assert (step.computed == rows.computed[step.rows]).all(), f"computed differs: {step}"
         assert (step.computed + step.num_new <= rows.length[step.rows]).all(), f"tokens nobody knows: {step}"
         for table in self.tables.values():
-            assert len(set(table)) == len(table), f"a table names a block twice: {table}"
+            known = [block for block in table if block]
+            assert len(set(known)) == len(known), f"a table names a block twice: {table}"
         writers: dict[int, int] = {}
         for row, count, first in zip(step.rows.tolist(), step.num_new.tolist(), step.computed.tolist(), strict=True):
             last = (first + count - 1) // self.block_size

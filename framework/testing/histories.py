@@ -6,7 +6,7 @@ few prompts reach hits, forks and evictions that unweighted lists seldom do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
@@ -31,6 +31,9 @@ WEIGHTS = {
     "remember": 1, "use remembered": 1, "wrong": 2, "advance": 1, "reset": 0.3,
 }  # fmt: skip
 
+WINDOWED = {**WEIGHTS, "unref_leading": 8, "append": 9}
+"""Of a model whose layers all have a sliding window: rows grow, and let go of what the windows have passed."""
+
 
 def prompt(draw: Random, longest: int) -> list[int]:
     """0 to `longest` tokens of {0, 1}: a stem of three, and sometimes a tail of its own."""
@@ -40,7 +43,7 @@ def prompt(draw: Random, longest: int) -> list[int]:
     return [*tokens, draw.randint(0, 1)] if draw.random() < 0.5 else tokens
 
 
-def random_history(draw: Random, num_steps: int, longest: int) -> list[Step]:
+def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[str, float] = WEIGHTS) -> list[Step]:
     """`num_steps` steps over prompts of up to `longest` tokens."""
 
     def step(name: str) -> Step:
@@ -53,13 +56,13 @@ def random_history(draw: Random, num_steps: int, longest: int) -> list[Step]:
             return (name, pick, [draw.randint(0, 1) for _ in range(draw.randint(1, 4))])
         if name == "branch":
             return (name, pick, few, draw.random() < 0.5)
-        if name in ("fork", "truncate"):
+        if name in ("fork", "truncate", "unref_leading"):
             return (name, pick, few)
         if name == "wrong":
             return (name, draw.choice(WRONG_CALLS), pick)
         return (name, pick) if name in ("finish", "free", "preempt") else (name,)
 
-    names = draw.choices(list(WEIGHTS), list(WEIGHTS.values()), k=num_steps)
+    names = draw.choices(list(weights), list(weights.values()), k=num_steps)
     return [step(name) for name in names]
 
 

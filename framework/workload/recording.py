@@ -1,10 +1,11 @@
 """A serve run written down, read back so that a replay without its model makes the same decisions.
 
-File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_token_ids": [...], "max_model_len": ...}`,
-then one object a request, in order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of
-Sampling), `seed`, `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the
-ids and log-probabilities of the candidates at each of its steps), and `session`, `turn`, `category` and `hint` where
-they are known. A reader refuses a version it does not know. `framework.replay.recording` writes it.
+File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_token_ids": [...], "max_model_len": ...}`
+(version 3 where every layer of the model has a sliding window: `window` is its tokens), then one object a request, in
+order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of Sampling), `seed`,
+`priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the ids and
+log-probabilities of the candidates at each of its steps), and `session`, `turn`, `category` and `hint` where they are
+known. A reader refuses a version it does not know. `framework.replay.recording` writes it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from framework.errors import WorkloadError
 from framework.interfaces.workload import Namespace, Sampling, Workload, WorkloadRequest
 from framework.types import Hint, TokenArray, as_tokens
-from framework.workload.traces.recorded import FORMAT, VERSION
+from framework.workload.traces.recorded import FORMAT, VERSION, WITH_WINDOW
 
 Candidates = tuple[list[list[int]], list[list[float]]]
 
@@ -30,6 +31,7 @@ class Recording:
     Attributes:
         eos_token_ids: ended their sequences.
         max_model_len: longest sequence the engine took, tokens: what allocators that reserve reserve.
+        window: of all layers of the model, tokens; None where a layer has none.
         requests: arrivals are step numbers, and `sampling.seed` is the one that was drawn.
         outputs: (request number, sample) -> the tokens it generated.
         tops: (request number, call) -> candidates of its beam search.
@@ -37,6 +39,7 @@ class Recording:
 
     eos_token_ids: tuple[int, ...]
     max_model_len: int
+    window: int | None
     requests: tuple[WorkloadRequest, ...]
     outputs: dict[tuple[int, int], TokenArray] = field(default_factory=dict)
     tops: dict[tuple[int, int], Candidates] = field(default_factory=dict)
@@ -75,12 +78,14 @@ def read_recording(path: Path) -> Recording:
     number = 1
     try:
         header = json.loads(lines[0]) if lines else {}
-        if header.get("format") != FORMAT or header.get("version") != VERSION:
+        version = header.get("version")
+        if header.get("format") != FORMAT or version not in (VERSION, WITH_WINDOW):
             raise WorkloadError(
-                f"{path}:1: expected format {FORMAT!r} version {VERSION}, found {header.get('format')!r} "
-                f"version {header.get('version')!r}"
+                f"{path}:1: expected format {FORMAT!r} version {VERSION} or {WITH_WINDOW}, found "
+                f"{header.get('format')!r} version {version!r}"
             )
-        found = Recording(tuple(header["eos_token_ids"]), int(header["max_model_len"]), ())
+        window = int(header["window"]) if version == WITH_WINDOW else None
+        found = Recording(tuple(header["eos_token_ids"]), int(header["max_model_len"]), window, ())
         requests = []
         for line in lines[1:]:
             number += 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from framework.testing.checkpoints import make_checkpoint
 from framework.tracking import read_result
 
 Command = Callable[..., tuple[int, str, str]]
@@ -58,3 +59,27 @@ def test_the_replay_of_a_recorded_run_logs_the_same_events(command: Command, els
     for name in ("hit_tokens", "prompt_tokens", "hit_blocks", "num_evictions", "num_preemptions", "num_forks",
                  "num_copied_blocks", "output_tokens", "num_steps", "peak_used_blocks"):  # fmt: skip
         assert first[name] == second[name], (name, first[name], second[name])
+
+
+def test_a_model_of_sliding_windows_frees_blocks_early_and_its_replay_does_too(
+    command: Command, elsewhere: Path
+) -> None:
+    make_checkpoint(elsewhere / "mistral", "mistral", num_hidden_layers=2, sliding_window=20)
+    work = ("workload.num_requests=8", "workload.output_tokens=60", "workload.prefix_tokens=24", "run.progress=false")
+    pool = ("cache.num_blocks=60", "cache.block_size=4", "engine.chunk_size=16")
+    status, _, errors = command(
+        "model=mistral", *work, *pool, *PLAIN, "cache.poison=true", "run.record=true", "run.events=true",
+        "run.dir=served",
+    )  # fmt: skip
+    assert status == 0, errors
+    served = read_result(elsewhere / "served")
+    assert (served["dense_checked"], served["dense_mismatches"]) == (8, 0), served
+    for asked in ((), ("replay.window=20",)):
+        replay = ("mode=replay", "executor=none", "workload=recording", "workload.path=served/recording.jsonl")
+        status, _, errors = command(*replay, *pool, *asked, "run.events=true", "run.dir=replayed")
+        assert status == 0, errors
+        assert events(elsewhere / "served") == events(elsewhere / "replayed")
+    status, _, errors = command(*replay, *pool, "replay.window=40", "run.dir=other")
+    assert status == 2, errors
+    assert "replay.window is 40, the recorded model's is 20" in errors
+    assert served["num_preemptions"] == 0, "60 blocks of 4 are room for every window, not for every sequence"

@@ -359,6 +359,46 @@ class NeverReusesCached(Sound):
         return len(self.free_blocks)
 
 
+class UnreferencesTheLastFullBlock(Sound):
+    def unref_leading(self, request, num_tokens):
+        row = self.row(request)
+        row.committed += self.block_size
+        try:
+            return super().unref_leading(request, num_tokens)
+        finally:
+            row.committed -= self.block_size
+
+
+class UnreferencesWhatIsStillRead(Sound):
+    def unref_leading(self, request, num_tokens):
+        return super().unref_leading(request, num_tokens + self.block_size)
+
+
+class UnreferencesTwice(Sound):
+    def free(self, request):
+        row = self.row(request)
+        self.references.update(dict.fromkeys(self.cached()[: row.num_null], 1))
+        super().free(request)
+
+
+class LeavesPassedBlocksInTheTable(Sound):
+    def table(self, request):
+        row = self.row(request)
+        return np.array([block or 1 for block in row.table], dtype=np.int32)
+
+
+class FreesPassedBlocksThatOthersUse(Sound):
+    def unref_leading(self, request, num_tokens):
+        row = self.row(request)
+        before = list(row.table)
+        found = super().unref_leading(request, num_tokens)
+        for block in before[:found]:
+            if block and self.references[block]:
+                self.references[block] = 0
+                self.free_blocks.append(block)
+        return found
+
+
 class CommitGoesBackwards(Sound):
     def commit(self, request, tokens):
         row: Row = self.row(request)
@@ -435,6 +475,7 @@ class IgnoresBypass(Sound):
         return ReplayCounts(request_hits=found.request_hits, admitted=found.admitted, evictions=found.evictions)
 
 
+PASSED = kit.check_blocks_that_windows_passed_are_unreferenced_soundly
 RANDOM, COLLIDING = kit.check_random_histories, kit.check_random_histories_under_colliding_hashes
 
 
@@ -577,6 +618,11 @@ MUTANTS = {
     PublishesOldWeightsAfterReset: kit.check_reset_forgets_all_content,
     LosesABlockOnFree: RANDOM,
     NeverReusesCached: RANDOM,
+    UnreferencesTheLastFullBlock: PASSED,
+    UnreferencesWhatIsStillRead: PASSED,
+    UnreferencesTwice: PASSED,
+    LeavesPassedBlocksInTheTable: PASSED,
+    FreesPassedBlocksThatOthersUse: PASSED,
     CommitGoesBackwards: kit.check_wrong_calls_raise_and_change_nothing,
     CommitPassesTheRoom: kit.check_wrong_calls_raise_and_change_nothing,
     EventsDependOnAddresses: kit.check_the_same_history_gives_the_same_events,

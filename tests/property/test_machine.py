@@ -123,6 +123,10 @@ class Machine(RuleBasedStateMachine):
     def roll_back(self, pick, back):
         self.step(self.driver.do_truncate, pick, back)
 
+    @rule(pick=picks, count=st.integers(0, 4))
+    def let_the_windows_pass(self, pick, count):
+        self.step(self.driver.do_unref_leading, pick, count)
+
     @rule(pick=picks)
     def free(self, pick):
         self.step(self.driver.do_free, pick)

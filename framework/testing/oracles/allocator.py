@@ -45,13 +45,16 @@ Content = tuple[Namespace, tuple[int, ...]]
 
 @dataclass
 class Row:
-    """One request: its table, committed and known tokens, and whether its KV predates a reset."""
+    """One request: its table, committed and known tokens, whether its KV predates a reset, and how many
+    leading entries of the table are null since nothing reads them any more.
+    """
 
     info: RequestInfo
     table: list[int] = field(default_factory=list)
     committed: int = 0
     tokens: tuple[int, ...] = ()
     stale: bool = False
+    num_null: int = 0
 
 
 class SlowAllocator(Allocator):
@@ -242,14 +245,33 @@ class SlowAllocator(Allocator):
             raise DuplicateRequest(f"request {child.id} holds a table already")
         if not 0 <= num_tokens <= len(row.table) * self.block_size:
             raise InvalidArgument(f"fork at {num_tokens} tokens: the parent has room for fewer")
+        self.require_kept(row, num_tokens)
         blocks = tuple(BlockId(block) for block in row.table[: self.room(num_tokens)])
-        self.share(blocks, child, hits=False)
-        self.rows[child.id] = Row(child, list(blocks), num_tokens, row.tokens[:num_tokens], row.stale)
+        self.share(blocks[row.num_null :], child, hits=False)
+        self.rows[child.id] = Row(child, list(blocks), num_tokens, row.tokens[:num_tokens], row.stale, row.num_null)
         self.changed()
         return TableChange(0)
 
+    def require_kept(self, row: Row, num_tokens: int) -> None:
+        """Refuse to go back to where the block before was unreferenced."""
+        if row.num_null and num_tokens < (row.num_null + 1) * self.block_size:
+            raise InvalidArgument(f"{num_tokens} tokens: {row.num_null} leading blocks were unreferenced")
+
+    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
+        row = self.row(request)
+        if num_tokens < 0:
+            raise InvalidArgument(f"num_tokens must be at least 0, found {num_tokens}")
+        end = min(num_tokens, row.committed - self.block_size) // self.block_size
+        if end > row.num_null:
+            passed = row.table[row.num_null : end]
+            row.table[:end], row.num_null = [0] * end, end
+            self.drop(passed[::-1])
+            self.changed()
+        return row.num_null
+
     def truncate(self, request: RequestId, num_tokens: int) -> None:
         row = self.row(request)
+        self.require_kept(row, num_tokens)
         published = sum(1 for block in row.table[: row.committed // self.block_size] if block in self.content)
         if not published * self.block_size <= num_tokens <= len(row.table) * self.block_size:
             raise InvalidArgument(f"truncate to {num_tokens}: {published} blocks are published, {len(row.table)} held")
@@ -262,7 +284,7 @@ class SlowAllocator(Allocator):
     def free(self, request: RequestId) -> None:
         row = self.row(request)
         del self.rows[request]
-        self.drop(row.table[::-1])
+        self.drop(row.table[row.num_null :][::-1])
         self.changed()
 
     def reset(self) -> None:
@@ -384,7 +406,7 @@ class SlowAllocator(Allocator):
 
     def check(self) -> None:
         broken = []
-        counted = Counter(block for row in self.rows.values() for block in row.table)
+        counted = Counter(block for row in self.rows.values() for block in row.table[row.num_null :])
         if counted != +self.references:
             broken.append(f"S1: reference counts {dict(+self.references)}, tables say {dict(counted)}")
         stats = self.stats()

@@ -24,8 +24,10 @@ from framework.interfaces.trace import (
 from framework.workload.traces.block_ids import first_object
 from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, check_header, name_blocks
 
-FORMAT, VERSION = "kvlab-recording", 2
-"""Of the header; framework.replay.recording describes and writes the file."""
+FORMAT, VERSION, WITH_WINDOW = "kvlab-recording", 2, 3
+"""Of the header; framework.replay.recording writes the file. WITH_WINDOW is the version of a header with `window`:
+who does not know it would replay other evictions.
+"""
 
 
 class RecordedRun(JsonLinesReader):
@@ -56,7 +58,8 @@ class RecordedRun(JsonLinesReader):
 
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
         """What is asked, since prompts are tokens."""
-        check_header(first_object(head), FORMAT, VERSION)
+        header = first_object(head)
+        check_header(header, FORMAT, WITH_WINDOW if header.get("version") == WITH_WINDOW else VERSION)
         return super().block_size(head, asked)
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:

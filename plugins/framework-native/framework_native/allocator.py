@@ -139,12 +139,19 @@ class NativeAllocator(Allocator):
     ) -> ReplayCounts | None:
         return replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
 
+    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
+        requests, facts = self._requests, self._facts.get(request)
+        if requests is None or facts is None:
+            return self._core.unref_leading(request, num_tokens, None)
+        return self._core.unref_leading(request, num_tokens, lambda blocks: requests.used(blocks, facts))
+
     def truncate(self, request: RequestId, num_tokens: int) -> None:
         self._core.truncate(request, num_tokens)
 
     def free(self, request: RequestId) -> None:
         if self._requests is not None and request in self._facts:
-            self._requests.used(self._core.table(request).tolist(), self._facts.pop(request))
+            table = self._core.table(request)
+            self._requests.used(table[table > 0].tolist(), self._facts.pop(request))
             del self._entered[request]
         self._core.free(request)
 

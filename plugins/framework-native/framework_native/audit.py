@@ -48,12 +48,15 @@ def _free_set(pool: BlockPool, free: list[int]) -> list[str]:
     return [f"I3: the free set names a block twice, or one outside 1 to {pool.num_blocks}: {free}"]
 
 
-def _table(request: Any, blocks: list[int], committed: int, published: int, hashes: list[bytes]) -> SimpleNamespace:
+def _table(
+    request: Any, blocks: list[int], committed: int, published: int, num_null: int, hashes: list[bytes]
+) -> SimpleNamespace:
     return SimpleNamespace(
         request=request,
         blocks=blocks,
         committed=committed,
         published=published,
+        num_null=num_null,
         hashes=hashes,
     )
 

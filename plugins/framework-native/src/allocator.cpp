@@ -437,6 +437,7 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     if (!space.equal(row.space))
         framework_.raise("InvalidArgument",
                          "a fork stays in its parent's " + text_of(row.space) + ", asked for " + text_of(space));
+    require_kept("fork", row, num_tokens);
     require_sound(parent);
     const int64_t held = blocks_for(num_tokens, size), full = num_tokens / size;
     const int64_t kept = options_.share_tails ? held : full;
@@ -454,16 +455,17 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     made.anchor = row.anchor;
     made.tenant = tenant(nb::object(get(child, framework_.keys.tenant)));
     made.blocks.assign(row.blocks.begin(), row.blocks.begin() + kept);
-    for (int32_t block : made.blocks) {
-        ++pool_->ref[block];
-        pool_->last_access[block] = pool_->access;
+    for (auto block = made.blocks.begin() + row.num_null; block != made.blocks.end(); ++block) {
+        ++pool_->ref[*block];
+        pool_->last_access[*block] = pool_->access;
     }
     made.blocks.insert(made.blocks.end(), fresh.begin(), fresh.end());
     made.committed = num_tokens;
     made.hashes.assign(row.hashes.begin(), row.hashes.begin() + std::min<int64_t>(full, static_cast<int64_t>(row.hashes.size())));
     made.held.assign(row.held.begin(), row.held.begin() + std::min<int64_t>(num_tokens, static_cast<int64_t>(row.held.size())));
     made.published = std::min({row.published, full, kept});
-    made.closed = row.closed;
+    made.num_null = row.num_null;
+    made.closed = row.closed || (made.num_null > 0 && made.num_null >= made.published); // nothing to publish below
     if (kept != 0) row.shared = made.shared = true;
     const Blocks sources(row.blocks.begin() + kept, row.blocks.begin() + held);
     copied_blocks_ += static_cast<int64_t>(fresh.size());
@@ -481,13 +483,43 @@ void Core::foresee(nb::handle request, nb::handle next_use) {
     }
     const Table &row = find(request);
     const size_t known = std::min(uses.size(), static_cast<size_t>(row.published));
-    for (size_t at = 0; at < known; ++at) pool_->next_use[row.blocks[at]] = uses[at];
+    for (size_t at = static_cast<size_t>(row.num_null); at < known; ++at) pool_->next_use[row.blocks[at]] = uses[at];
+}
+
+/// Refuse to go back to where the block before was unreferenced: nothing could be published below it.
+void Core::require_kept(const char *call, const Table &table, int64_t num_tokens) const {
+    if (table.num_null == 0 || num_tokens >= (table.num_null + 1) * options_.block_size) return;
+    framework_.raise("InvalidArgument", std::string(call) + " of request " +
+                                            text_of(get(table.request, framework_.keys.id)) + " at " +
+                                            std::to_string(num_tokens) + " tokens: its first " +
+                                            std::to_string(table.num_null * options_.block_size) +
+                                            " were passed to unref_leading; keep a full block after them");
+}
+
+int64_t Core::unref_leading(nb::handle request, nb::handle given, nb::handle used) {
+    Table &row = find(request);
+    const int64_t num_tokens = framework_.count("num_tokens", given, 0), size = options_.block_size;
+    int64_t last = row.committed / size;
+    if (!row.closed) last = std::min(last, row.published);
+    const int64_t first = row.num_null, end = std::min(num_tokens / size, last - 1);
+    if (end <= first) return first;
+    const auto begin = row.blocks.begin();
+    const Blocks dropped(std::make_reverse_iterator(begin + end), std::make_reverse_iterator(begin + first));
+    std::fill(begin + first, begin + end, 0);
+    row.num_null = end;
+    ++pool_->access;
+    ++version_;
+    cache_->detach(row.blocks[static_cast<size_t>(end)]);
+    if (!used.is_none()) used(list_of(dropped));
+    cache_->unref(dropped); // may run Python that frees the table
+    return end;
 }
 
 void Core::truncate(nb::handle request, nb::handle given) {
     Table &row = find(request);
     const int64_t num_tokens = framework_.count("num_tokens", given, 0), size = options_.block_size;
     const int64_t room = static_cast<int64_t>(row.blocks.size()) * size, published = row.published * size;
+    require_kept("truncate", row, num_tokens);
     if (num_tokens < published || num_tokens > room)
         framework_.raise("InvalidArgument", "truncate of request " + text_of(request) + " to " +
                                                 std::to_string(num_tokens) + " tokens: " + std::to_string(published) +
@@ -517,7 +549,7 @@ void Core::free(nb::handle request) {
             failure = std::current_exception();
         }
     }
-    const Blocks dropped(row.blocks.rbegin(), row.blocks.rend());
+    const Blocks dropped(row.blocks.rbegin(), row.blocks.rend() - row.num_null);
     tables.erase(id);
     ++pool_->access;
     ++version_;
@@ -632,7 +664,7 @@ nb::dict Core::state() const {
         nb::list hashes;
         for (const BlockHash &block_hash : row.hashes) hashes.append(bytes_of(block_hash));
         live[nb::int_(id)] =
-            nb::make_tuple(row.request, list_of(row.blocks), row.committed, row.published, hashes);
+            nb::make_tuple(row.request, list_of(row.blocks), row.committed, row.published, row.num_null, hashes);
     }
     out["tables"] = live;
     nb::dict owners, readers;

@@ -26,7 +26,7 @@ struct Table {
     BlockHash root;
     int32_t anchor = 0, tenant = 0;
     int64_t priority = 0;
-    int64_t committed = 0, published = 0;
+    int64_t committed = 0, published = 0, num_null = 0;
     bool closed = false, shared = false;
     Blocks blocks;
     std::vector<BlockHash> hashes;
@@ -57,6 +57,8 @@ public:
     nb::tuple withdraw(nb::handle request);
     nb::object fork(nb::handle parent, nb::handle child, nb::handle num_tokens);
     void foresee(nb::handle request, nb::handle next_use);
+    /// `used`: called with the blocks before the policy hears of them; None.
+    int64_t unref_leading(nb::handle request, nb::handle num_tokens, nb::handle used);
     void truncate(nb::handle request, nb::handle num_tokens);
     void free(nb::handle request);
     nb::object table(nb::handle request);
@@ -105,6 +107,7 @@ private:
     void compare(const Table &table, nb::handle request, const Tokens &tokens) const;
     size_t publish(Table &table, int64_t full, const Tokens &tokens);
     void require_sound(int64_t request) const;
+    void require_kept(const char *call, const Table &table, int64_t num_tokens) const;
     void keep(int64_t request, const Table &table, int64_t num_tokens);
     void withdraw_all(int64_t request, Table &table);
     int32_t tenant(nb::handle name);

@@ -20,7 +20,7 @@ public:
         : pool_(pool), index_(index), policy_(policy), leaf_only_(leaf_only) {}
 
     int64_t evictions = 0;
-    std::set<int32_t> detached; // published while forks shared them, and in use; see framework.paged.cache
+    std::set<int32_t> detached; // published while forks shared them, or below unreferenced ones; in use
     bool fetched = false; // a lookup has prefetched the next victims
     Listener listener;
     nb::object now = nb::float_(0.0);
@@ -140,6 +140,11 @@ public:
             for (int32_t at : places) listener("admit", blocks[at], chain.hashes[at]);
         for (size_t at : swaps) swap(table[first + at], holders[at], priority);
         return {holders.size(), swaps.empty() ? table.size() : first + swaps[0]};
+    }
+
+    /// This block, which is in use, does without those above it, which are about to be unreferenced.
+    void detach(int32_t block) {
+        if (pool_.published(block)) detached.insert(block);
     }
 
     /// These were just published; those that other tables name too may have another block above them there.

@@ -160,7 +160,7 @@ def test_a_recording_with_stop_texts_replays_to_the_same_log(tmp_path: Path):
     assert llm.recorder is not None
     write_recording(
         path, requests, llm.recorder, eos_token_ids=llm.model.tokenizer.eos_token_ids,
-        max_model_len=llm.max_model_len,
+        max_model_len=llm.max_model_len, window=None,
     )  # fmt: skip
     recording = read_recording(path)
     outputs = dict(recording.outputs)

@@ -80,7 +80,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 }
 HOOKS = {
     "allocator": ("lookup", "fits", "ever_fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
-                  "advance", "promise"),
+                  "advance", "promise", "unref_leading"),
     "eviction": ("admit", "hit", "pin", "release", "victim", "evicted", "keep"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
@@ -130,11 +130,13 @@ def options_for(hook: str) -> dict[str, Any]:
     """Of an engine that calls it."""
     if hook == "promise":
         return {"max_batch_requests": 6, "max_batch_tokens": 24, "share_within_step": True}
+    if hook == "unref_leading":
+        return {"max_batch_requests": 3, "window": 5, "model": FakeModel(window=5)}
     return {"max_batch_requests": 3}
 
 
 def right(engine: Engine, requests: list[Any]) -> None:
-    model = FakeModel()
+    model = engine.executor.model  # type: ignore[attr-defined]
     for request in requests:
         if request.status.value == "finished":
             assert tokens_of(request) == expected(model, request), f"request {request.number} has wrong tokens"

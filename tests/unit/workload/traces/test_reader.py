@@ -172,7 +172,7 @@ def test_a_damaged_recording_is_named_by_line_and_field(
     with pytest.raises(WorkloadError, match=message):
         list(open_trace(file))
     with pytest.raises(WorkloadError, match="version"):
-        open_trace(put(tmp_path / "newer.jsonl", {**RECORDED_HEADER, "version": 3}, RECORDED))
+        open_trace(put(tmp_path / "newer.jsonl", {**RECORDED_HEADER, "version": 4}, RECORDED))
 
 
 def test_block_names_of_tokens_cover_the_whole_prefix() -> None:

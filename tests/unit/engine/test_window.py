@@ -1,0 +1,147 @@
+"""Blocks that all layers' sliding windows have passed are unreferenced while their request runs."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework.engine.request import Status
+from framework.errors import InvalidArgument
+from framework.sampling import Sampling
+from framework.testing.engines import ALLOCATORS, drive, expected, fake_engine, named, prompts, slow_beams, tokens_of
+from framework.testing.fake_executor import FakeModel
+
+WINDOW = 10
+
+
+def windowed(allocator="prefix_cow", *, window=WINDOW, **options):
+    return fake_engine(allocator, model=FakeModel(window=window), window=window, **options)
+
+
+def peak_of(engine):
+    """Runs to the end; returns the most blocks in use after any step."""
+    most = [0]
+    drive(engine, lambda engine: most.append(engine.allocator.stats().used_blocks))
+    return max(most)
+
+
+def test_a_long_output_holds_no_more_blocks_than_its_window_needs():
+    engine = windowed(num_blocks=64, max_model_len=200)
+    request = engine.submit([1, 2, 3, 4, 5], Sampling(max_tokens=150))
+    peak = peak_of(engine)
+    assert peak == 3, f"10 tokens of a window, 9 of them written, lie in 3 blocks of 4; {peak} were in use"
+    assert tokens_of(request) == expected(FakeModel(window=WINDOW), request)
+
+
+def test_a_prompt_in_chunks_gives_its_leading_blocks_up_before_its_end():
+    used = []
+    engine = windowed(num_blocks=64, max_model_len=200, chunk_size=8)
+    request = engine.submit(list(range(32)) * 2, Sampling(max_tokens=4))
+    drive(engine, lambda engine: used.append(engine.allocator.stats().used_blocks))
+    assert used[0] == 16, used
+    assert used[5] < 10, f"after 48 of 64 tokens: {used}"
+    assert tokens_of(request) == expected(FakeModel(window=WINDOW), request)
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
+@pytest.mark.parametrize("window", [1, 2, 4, 5, 17])
+def test_tokens_are_those_of_the_model_under_every_allocator(allocator, window):
+    engine = windowed(allocator, window=window, num_blocks=40, preempt_every=5, chunk_size=6)
+    model = FakeModel(window=window)
+    requests = [engine.submit(prompt, Sampling(max_tokens=20, n=1 + i % 3)) for i, prompt in enumerate(prompts(8))]
+    drive(engine)
+    for request in requests:
+        assert request.status is Status.FINISHED, request.reason
+        assert tokens_of(request) == expected(model, request)
+
+
+def test_beams_fork_tables_that_begin_with_null_blocks():
+    engine, sampling = windowed(num_blocks=48), Sampling(max_tokens=18, beam_width=3)
+    requests = [engine.submit(prompt, sampling) for prompt in prompts(3)]
+    drive(engine)
+    for request in requests:
+        assert tokens_of(request) == slow_beams(FakeModel(window=WINDOW), request.prompt.tolist(), sampling)
+
+
+def test_what_was_passed_stays_findable_until_it_is_evicted():
+    engine = windowed(num_blocks=64)
+    first = engine.submit(list(range(16)), Sampling(max_tokens=30))
+    while engine.num_unfinished and len(first.sequences[0].generated) < 20 and engine.state.step_number < 20:
+        engine.step()
+    again = engine.submit(list(range(16)), Sampling(max_tokens=2))
+    drive(engine)
+    assert again.num_cached_tokens == 12, again
+
+
+def test_a_pool_that_holds_no_whole_sequence_of_each_serves_them_without_preemption():
+    counts = {}
+    for window in (WINDOW, None):
+        engine = fake_engine(
+            num_blocks=24, max_model_len=64, model=FakeModel(window=WINDOW), window=window, share_within_step=False
+        )
+        requests = [engine.submit([i, i + 1, i + 2], Sampling(max_tokens=50)) for i in range(5)]
+        drive(engine)
+        counts[window] = engine.state.num_preemptions
+        assert all(tokens_of(r) == expected(FakeModel(window=WINDOW), r) for r in requests)
+    assert counts[WINDOW] == 0 < counts[None], counts
+
+
+def log_of(allocator, work, **options):
+    lines = []
+    engine = windowed(allocator, log=lambda event, **facts: lines.append((event, facts)), **options)
+    work(engine)
+    drive(engine)
+    return lines, engine.allocator.stats()
+
+
+@pytest.mark.parametrize("leaf_only", [False, True])
+@pytest.mark.parametrize("hash", ["sha256", "constant"])
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_the_native_allocator_writes_the_same_log(eviction, hash, leaf_only):
+    pytest.importorskip("framework_native")
+
+    def work(engine):
+        for i, prompt in enumerate(prompts(12, shared=14, unique=9)):
+            engine.submit(prompt, Sampling(max_tokens=6 + 3 * i % 20, n=1 + i % 2))
+
+    options = {"num_blocks": 26, "eviction": eviction, "hash": hash, "preempt_every": 7}
+    python = log_of({"name": "prefix_cow", "leaf_only": leaf_only}, work, **options)
+    native = log_of({"name": "native_cow", "leaf_only": leaf_only}, work, **options)
+    assert python == native
+    assert any(event == "evict" for event, _ in python[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    window=st.integers(1, 24),
+    block_size=st.integers(1, 5),
+    num_blocks=st.integers(24, 40),
+    leaf_only=st.booleans(),
+    eviction=st.sampled_from(["lru", "lfu", "leaf_lru", "tail_lru"]),
+    hash=st.sampled_from(["xxh64", "constant"]),
+    chunk=st.integers(1, 12),
+    jobs=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(1, 14), st.integers(1, 2)), min_size=1, max_size=5
+    ),
+)
+def test_any_history_of_requests_under_any_window_gives_the_models_tokens(
+    window, block_size, num_blocks, leaf_only, eviction, hash, chunk, jobs
+):
+    make = partial(windowed, {"name": "prefix_cow", "leaf_only": leaf_only}, window=window, eviction=eviction)
+    engine = make(num_blocks=num_blocks, block_size=block_size, max_model_len=40, chunk_size=chunk, hash=hash)
+    requests = []
+    for stem, length, max_tokens, n in jobs:
+        prompt = (np.arange(length) * (stem + 1) % 5).tolist()
+        requests.append(engine.submit(prompt, Sampling(max_tokens=max_tokens, n=n)))
+        engine.step()
+    drive(engine)  # checks the allocator's invariants after every step
+    for request in requests:
+        if request.status is Status.FINISHED:
+            assert tokens_of(request) == expected(FakeModel(window=window), request)
+
+
+def test_a_window_of_no_token_is_refused():
+    with pytest.raises(InvalidArgument, match="at least 1 token, found 0"):
+        windowed(window=0)
