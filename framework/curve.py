@@ -67,6 +67,7 @@ def _run(options: argparse.Namespace) -> None:
         options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error
     )
     if trace.block_tokens == 0:
+        next(iter(trace))  # a trace without requests is that, whatever its format
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared, every hit rate is 0")
     paths = trace_paths(trace, limit=options.limit, full_blocks_only=options.full_blocks_only)
     capacities = _capacities(options, paths)

@@ -190,7 +190,7 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     _refuse_unreadable(arguments)
     parser = get_args_parser()
     parser.error = _refuse_option(parser)  # type: ignore[method-assign]
-    args = parser.parse_args(arguments)
+    args = parser.parse_intermixed_args(arguments)  # -m may stand between two overrides
     conf = defaults.conf_folder()
     groups = groups_of(conf)
     _refuse_chdir(any(re.fullmatch(r"\+*hydra\.job\.chdir=(?i:true|yes|on|1)", word) for word in args.overrides))
@@ -209,7 +209,9 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
         path = compose.search_path(conf, args.config_dir, importable_only=True)
         outcomes.extend(_run(args, compose.create_hydra(path), name, path))
         if not outcomes:
-            raise ConfigError("the sweep has no job: a glob matches nothing; --help lists what is installed")
+            raise ConfigError(
+                "the sweep has no job: a range is empty or a glob matches nothing; --help lists what is installed"
+            )
 
 
 def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Path, name: str) -> None:

@@ -164,6 +164,8 @@ def maximises(metric: str, asked: bool | None = None) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search and report; 0 done, 1 no trial was good, 2 the request cannot be met."""
     options = _parser().parse_intermixed_args(arguments)
+    if options.trials < 1:
+        raise ConfigError(f"--trials must be at least 1, found {options.trials}")
     fixed, axes = axes_of(options.overrides)
     plan = Search(
         folder=Path(options.folder) / options.name,

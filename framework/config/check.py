@@ -63,12 +63,16 @@ def parse(config: Mapping[str, Any]) -> Config:
     check_executor(checked.mode, checked.executor)
     check_tiering(checked)
     check_kv_events(checked)
-    _check_sweep(checked.run.sweep)
+    check_sweep_name(checked.run.sweep)
     return checked
 
 
-def _check_sweep(name: str) -> None:
-    """A sweep's folder is named, and lies below sweeps/."""
+def check_sweep_name(name: str) -> None:
+    """Refuse a name by which a sweep's folder would not lie below sweeps/.
+
+    Raises:
+        ConfigError: with what to set instead.
+    """
     path = PurePath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ConfigError(

@@ -159,7 +159,8 @@ def num_blocks_for(
     count = int(fraction * free) // each - 1
     if count < 1:
         raise OutOfMemory(
-            f"{fraction:g} of the {free:,} bytes free on {device} holds no block of {each:,} bytes beside the null "
+            f"cache.memory_fraction={fraction:g} of the {free:,} bytes free on {device} holds no block of {each:,} "
+            "bytes beside the null "
             "block; raise the fraction or shrink block_size"
         )
     return count
@@ -188,7 +189,8 @@ def _too_large(asked: int, free: int, num_blocks: int, device: torch.device) -> 
     fit = max(0, free // max(1, asked // (num_blocks + 1)) - 1)
     return OutOfMemory(
         f"a KV pool of {num_blocks} blocks takes {asked:,} bytes ({asked / 2**30:.2f} GiB), and {free:,} "
-        f"({free / 2**30:.2f} GiB) are free on {device}; at most {fit} blocks fit: lower cache.num_blocks"
+        f"({free / 2**30:.2f} GiB) are free on {device}; at most {fit} blocks fit: lower cache.num_blocks, or "
+        "cache.block_size"
     )
 
 

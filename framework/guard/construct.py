@@ -13,7 +13,8 @@ def construct(kind: str, name: str, cls: type, arguments: Mapping[str, Any]) -> 
     """`cls(**arguments)`.
 
     Raises:
-        FrameworkError: what the constructor raised on purpose, with the plugin's kind and name in front.
+        FrameworkError: what the constructor raised on purpose, with the plugin's kind and name in front unless its
+            words begin with an option's key.
         PluginError: it raised anything else.
     """
     try:
@@ -21,7 +22,7 @@ def construct(kind: str, name: str, cls: type, arguments: Mapping[str, Any]) -> 
     except OUTSIDE:
         raise
     except FrameworkError as error:
-        if error.args and isinstance(error.args[0], str):
+        if error.args and isinstance(error.args[0], str) and not error.args[0].startswith(f"{kind}."):
             error.args = (f"{kind} {name!r}: {error.args[0]}", *error.args[1:])
         raise
     except BaseException as error:

@@ -74,7 +74,11 @@ class Grid:
         """
         for cell in cells(self.options, self.layout):
             return cell.spec
-        raise ConfigError("the kernel grid is empty: give kernel.batch and kernel.context, or kernel.prefill")
+        empty = [
+            f"kernel.{name}" for name in ("heads", "dtype", "block_size", "lengths") if not getattr(self.options, name)
+        ]
+        need = " and ".join(empty) or "kernel.batch and kernel.context, or kernel.prefill"
+        raise ConfigError(f"the kernel grid is empty: give {need}")
 
     def run(self) -> Iterator[Row]:
         """Every cell's row, as it is known.

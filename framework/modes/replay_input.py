@@ -54,7 +54,7 @@ def pool_blocks(cache: CacheOptions, options: ReplayOptions, working_set: int | 
     if working_set is None and "%" in options.capacity:
         raise ConfigError("replay.capacity as a share of the trace is for executor=cache_only; give bytes")
     size = block_bytes(options, cache.block_size)
-    return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size)
+    return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size, name="replay.capacity")
 
 
 def block_bytes(options: ReplayOptions, block_size: int) -> int:

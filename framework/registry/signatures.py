@@ -210,6 +210,9 @@ def describe(annotation: Any) -> str:
         return "null"
     if isinstance(annotation, type) and typing.get_origin(annotation) is None:
         return annotation.__name__
+    items = typing.get_args(annotation)
+    if typing.get_origin(annotation) in (tuple, list) and items[-1:] and (items[1:] in ((), (Ellipsis,))):
+        return f"a list of {describe(items[0])}"
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return " | ".join(describe(member) for member in typing.get_args(annotation))
     return str(annotation).replace("typing.", "").replace("collections.abc.", "")

@@ -47,30 +47,35 @@ class CurvePoint:
         return self.hit_blocks / self.prompt_blocks
 
 
-def capacity_blocks(text: str, *, working_set: int, bytes_per_block: int | None = None) -> int:
+def capacity_blocks(
+    text: str, *, working_set: int, bytes_per_block: int | None = None, name: str = "a capacity"
+) -> int:
     """Blocks meant by "10000" (blocks), "40GiB", "500MB" (bytes) or "25%" (of the distinct blocks, at least one).
+
+    Args:
+        name: of the option, for the message.
 
     Raises:
         ConfigError: none of these, less than one block, or bytes where the size of a block is not known.
     """
     match = _CAPACITY.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"a capacity is blocks (10000), bytes (40GiB, 500MB) or a share (25%), found {text!r}")
+        raise ConfigError(f"{name} is blocks (10000), bytes (40GiB, 500MB) or a share (25%), found {text!r}")
     number, unit = float(match[1]), match[2]
     if not number <= _MOST:
-        raise ConfigError(f"a capacity is at most {_MOST:.0e}, found {shown(text)}")
+        raise ConfigError(f"{name} is at most {_MOST:.0e}, found {shown(text)}")
     if unit is None:
         if not number.is_integer():
-            raise ConfigError(f"a capacity in blocks is a whole number, found {text!r}; a share is written 25%")
+            raise ConfigError(f"{name} in blocks is a whole number, found {text!r}; a share is written 25%")
         blocks = int(number)
     elif unit == "%":
         blocks = max(round(working_set * number / 100), 1 if number else 0)
     elif bytes_per_block is None:
-        raise ConfigError(f"a capacity of {text} needs the model's shape: add --shape")
+        raise ConfigError(f"{name} of {text} needs the model's shape: add --shape")
     else:
         blocks = int(number * _UNITS[unit]) // bytes_per_block
     if blocks < 1:
-        raise ConfigError(f"a capacity of {text} is less than one block")
+        raise ConfigError(f"{name} of {text} is less than one block")
     return blocks
 
 

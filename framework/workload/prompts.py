@@ -123,7 +123,7 @@ def _value(name: str, value: Any, kind: type) -> Any:
     if not fits or (isinstance(value, bool) and kind is not bool):
         raise _wrong(name, kind, value)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise WorkloadError(f"{name}: want a number of 64 bits, found one of {value.bit_length()}")
+        raise WorkloadError(f"{name}: want a number of 64 bits, found {_shown(value)}")
     if isinstance(value, str):
         _utf8(name, value)
     return float(value) if kind is float else value
@@ -136,7 +136,7 @@ def _wrong(name: str, kind: type, value: Any) -> WorkloadError:
 def _shown(value: Any) -> str:
     """A value for a message: short, and printable on any terminal."""
     if isinstance(value, int):
-        return str(value) if value.bit_length() < 200 else f"of {value.bit_length()} bits"
+        return str(value) if value.bit_length() < 200 else f"a number of {value.bit_length()} bits"
     return ascii(value)[:60]
 
 
@@ -151,7 +151,8 @@ def _utf8(name: str, value: str) -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise WorkloadError(f"prompt: want text that is not empty, found {type(value).__name__} {_shown(value)}")
+        more = "; token ids go into `tokens`" if isinstance(value, list) else ""
+        raise WorkloadError(f"prompt: want text that is not empty, found {type(value).__name__} {_shown(value)}{more}")
     return _utf8("prompt", value)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from framework.errors import ConfigError
 from framework.interfaces.workload import Workload, WorkloadRequest
-from framework.workload.draws import need
+from framework.workload.draws import MOST, need
 from framework.workload.traces import Trace, open_trace
 
 
@@ -37,10 +37,11 @@ class TraceFile(Workload):
     def __post_init__(self) -> None:
         self._trace: Trace | None = None
         if not self.speed > 0:
-            raise ConfigError(f"workload.speed must be above 0, found {self.speed}")
+            raise ConfigError(f"workload.speed (trace) must be above 0, found {self.speed}")
         need("trace", "speed", self.speed, 0)
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"workload.limit (trace) must be at least 1, found {self.limit}")
+        for name, value in (("limit", self.limit), ("block_tokens", self.block_tokens)):
+            if value is not None:
+                need("trace", name, value, 1, MOST if name == "block_tokens" else 2**63)
 
     def open(self, block_tokens: int | None = None) -> Trace:
         """The trace itself; `block_tokens` where the options give none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ SERVE: list[tuple[str, ...]] = [
     ("workload.think_s=1",), ("executor=cache_only",), ("hydra.run.dir=/dev/null/x",), ("-cn", "nothing"),
     ("-m", "seed=range(0)"), ("-m", "seed=choice()"), ("-m", "run.sweep=/dev/null", "seed=1,2"),
     ("hydra/launcher=nothing", "-m", "seed=1,2"), ("-m", f"seed=range({HUGE})"),
+    ("-m", "seed=interval(0,1)"), ("-m", "seed=range(0,9,0)"),
 ]  # fmt: skip
 REPLAYS: list[tuple[str, ...]] = [
     *((*CACHE_ONLY, "workload=trace", f"workload.path={name}") for name in FILES if not name.startswith("good")
@@ -135,7 +137,7 @@ OTHERS: list[tuple[str, tuple[str, ...]]] = [
     ("check.__main__", ("lru", "--against", "nothing", "--only", "empty")),
     ("report.__main__", ()), ("report.__main__", ("nowhere",)), ("report.__main__", (".",)),
     ("report.__main__", ("good.jsonl",)), ("report.__main__", (".", "--metric", "nothing")),
-    ("report.__main__", (".", "--out", "/dev/null/x")),
+    ("report.__main__", (".", "--to", "/dev/null/x")),
     ("search", ()), ("search", ("nothing",)), ("search", ("s", "eviction=lru")),
     ("search", ("s", "seed=interval(0,1)")),
     ("search", ("s", "--trials", "0", "eviction=lru,fifo")), ("search", ("s", "--metric", "", "eviction=lru,fifo")),
@@ -175,6 +177,75 @@ def identify(case: Any) -> str:
     return " ".join(word if len(word) < 60 else f"{word[:50]}..." for word in case) if isinstance(case, tuple) else case
 
 
+BASES = (SMALL, REPLAY, CACHE_ONLY, KERNEL, PROMPTS, ("workload=trace",))
+SHARED_WORDS = frozenset(word for base in BASES for word in base)
+
+SAYS: dict[tuple[str, ...], str] = {
+    ("cache.num_blocks=null", "cache.memory_fraction=1e-30"): "cache.memory_fraction",
+    ("model=random", "model.shape=qwen4"): "no model shape 'qwen4'",
+    ("model=random", "model.dtype=int8"): "dtype int8",
+    ("model.dtype=float33",): "dtype float33",
+    ("run.dir=.",): "run.dir",
+    ("-m", "run.sweep=/tmp/x", "seed=1,2"): "run.sweep is a folder's name below sweeps/",
+    ("-m", "run.sweep=../x", "seed=1,2"): "run.sweep is a folder's name below sweeps/",
+    ("-m", "seed=range(0)"): "no job",
+    ("-m", "seed=choice()"): "choice()",
+    ("-m", "run.sweep=/dev/null", "seed=1,2"): "/dev/null",
+    ("run.dir=a\0b",): "run.dir=a",
+    ("run.name=\udcc3\udca9",): "run.name",
+    ("'",): "override",
+    ("executor=cache_only",): "executor=cache_only cannot be in mode=serve",
+    ("workload.think_s=1",): "has no option 'think_s'",
+    ("+x.y.z=1",): "unknown key 'x'",
+    ("allocator={name: 3}",): "no allocator named '3'",
+    ("tracker.name=3",): "no tracker named '3'",
+    (*REPLAY, "workload=recording"): "workload.path has no value",
+    (*CACHE_ONLY, "workload=trace"): "workload.path has no value",
+    (*CACHE_ONLY, *TRACE, f"workload.block_tokens={HUGE}"): "workload.block_tokens (trace) must be",
+    ("kernel.heads=[7/2/64]",): "7 query heads",
+    (*CACHE_ONLY, "workload=trace", "workload.path="): ". is a folder",
+    (*CACHE_ONLY, "workload=trace", "workload.path=."): ". is a folder",
+    (*CACHE_ONLY, *TRACE, "workload.format=azure"): "good.jsonl:1: header: no column TIMESTAMP",
+}
+"""What the sentence on a run must hold, where it is not the key, the value or the file of what was asked."""
+
+OTHERS_SAY: dict[tuple[str, ...], str] = {
+    ("trace",): "COMMAND", ("trace", "describe"): "FILE", ("trace", "describe", "."): "folder",
+    ("curve",): "FILE", ("check.__main__",): "what", ("report.__main__",): "DIR", ("search",): "name, OVERRIDE",
+    ("search", "nothing"): "OVERRIDE", ("wandb",): "OVERRIDE", ("new.__main__",): "name, --kind",
+    ("check.__main__", "lru", "k"): "found 'k'", ("check.__main__", ":"): "Empty module name",
+    ("search", "s", "eviction=lru"): "nothing to search", ("wandb", "eviction=lru"): "nothing to search",
+    ("search", "s", "--metric", "", "eviction=lru,fifo"): "metric ''",
+    ("search", "s", "eviction=lru,nothing"): "'nothing'", ("wandb", "eviction=lru,nothing"): "'nothing'",
+    ("curve", "header.csv"): "header.csv holds 0 requests",
+    ("check.__main__", "gather", "--device", "quantum", "--only", "zero", "--no-cost"): "'quantum'",
+    ("check.__main__", "lru", "--against", "nothing", "--only", "empty"): "'nothing'",
+    ("trace", "describe", "good.jsonl", "--format", "nothing"): "no trace format 'nothing'",
+    ("trace", "convert", "good.jsonl", "/dev/null/x"): "/dev/null/x", ("check.__main__", "lru", "k=3"): "option 'k'",
+    ("trace", "convert", "good.jsonl", "no/such/x.jsonl"): "no/such/x.jsonl",
+    ("curve", "good.jsonl", "--policies", "nothing"): "'nothing'", ("curve", "good.jsonl", "--nothing"): "--nothing",
+    ("check.__main__", "lru_k", "k=["): "'k=['", ("report.__main__", ".", "--metric", "nothing"): "no run below .",
+    ("report.__main__", ".", "--to", "/dev/null/x"): "no run below .",
+    ("search", "/dev/null/x", "eviction=lru,fifo"): "/dev/null/x",
+    ("new.__main__", "Bad Name", "--kind", "eviction"): "found 'Bad Name'",
+}  # fmt: skip
+
+
+def culprits(words: tuple[str, ...]) -> list[str]:
+    """Of these words the key, the file or the value, one of which the sentence must name."""
+    own = [word for word in words if word not in SHARED_WORDS]
+    files = [word.partition("=")[2] for word in own if word.partition("=")[2] in FILES]
+    if files and files != ["good.jsonl"]:
+        return files
+    own = [word for word in own if word not in TRACE] or own
+    found: list[str] = []
+    for word in own:
+        key, equals, value = word.partition("=")
+        key, value = key.lstrip("+-"), value.strip("[]")
+        found += [text for text in (key if equals else word, value[:50]) if len(text) >= 3 and "/m" not in text]
+    return found
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -186,20 +257,28 @@ def identify(case: Any) -> str:
     ids=identify,
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_bad_run_ends_in_a_sentence(words: Any, filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _ends_in_a_sentence("run", words, capsys)
+def test_a_bad_run_ends_in_a_sentence_on_what_is_wrong(
+    words: Any, filled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = next((words[len(base) :] for base in (SMALL, KERNEL) if words[: len(base)] == base), words)
+    wanted = SAYS.get(own) or SAYS.get(words)
+    _ends_in_a_sentence("run", words, capsys, [wanted] if wanted else culprits(words))
 
 
 @pytest.mark.parametrize(("module", "words"), OTHERS, ids=identify)
 @pytest.mark.filterwarnings("ignore")
-def test_a_bad_command_ends_in_a_sentence(
+def test_a_bad_command_ends_in_a_sentence_on_what_is_wrong(
     module: str, words: Any, filled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _ends_in_a_sentence(module, words, capsys)
+    wanted = OTHERS_SAY.get((module, *words))
+    named = [word for word in words if word in FILES]
+    _ends_in_a_sentence(
+        module, words, capsys, [wanted] if wanted else named or [words[0]] * (len(words) == 1) or culprits(words[1:])
+    )
     assert (filled / "good.jsonl").read_text() == GOOD
 
 
-def _ends_in_a_sentence(module: str, words: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def _ends_in_a_sentence(module: str, words: Any, capsys: pytest.CaptureFixture[str], wanted: list[str]) -> None:
     start = time.monotonic()
     status, err = ended(module, words, capsys)
     assert status in (1, 2), (status, err)
@@ -207,3 +286,5 @@ def _ends_in_a_sentence(module: str, words: Any, capsys: pytest.CaptureFixture[s
     assert "Traceback" not in err, err
     assert err.strip(), "it says nothing"
     assert time.monotonic() - start < 60, "it thinks for long about what cannot be"
+    assert any(text in err for text in wanted), f"names none of {wanted}: {err}"
+    assert not re.search(r"\b(\w+) '[^']*': \1\.", err), f"names the {module} twice: {err}"

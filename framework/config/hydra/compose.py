@@ -21,7 +21,7 @@ from framework.config.defaults import conf_folder
 from framework.config.hydra import source
 from framework.config.hydra.groups import groups_of
 from framework.config.hydra.overrides import normalise
-from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
+from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error, with_key
 from framework.errors import ConfigError
 
 CONFIG_NAME = "config"
@@ -118,7 +118,7 @@ def checked(config: DictConfig, *, missing_allowed: bool = False) -> Config:
         key = error.full_key or str(error)
         raise ConfigError(f"{key} has no value; set {key}=...") from error
     except OmegaConfBaseException as error:
-        raise ConfigError(" ".join(str(error).split())) from error
+        raise ConfigError(with_key(str(error))) from error
     assert isinstance(plain, dict)
     for group in GROUPS:
         if plain.get(group) is None:

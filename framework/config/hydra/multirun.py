@@ -5,6 +5,7 @@ In this process jobs run one by one under a progress bar; a launcher (joblib, su
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import run_job, setup_globals
@@ -24,14 +26,16 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from framework import registry
 from framework.cli.progress import sweep_progress
+from framework.config.check import check_sweep_name
 from framework.config.hydra.compose import checked
-from framework.errors import FrameworkError
+from framework.errors import ConfigError, FrameworkError
 from framework.results.layout import RESULT
 from framework.sweep.job import Outcome, config_hash, folder_name, is_done
 from framework.sweep.seeds import Repeats
 from framework.sweep.watch import Watch
 
 Task = Callable[[DictConfig], Outcome]
+MOST_JOBS = 100_000
 _OWN_SUBDIR = "."  # conf/config.yaml's: the job names its own folder
 
 
@@ -168,6 +172,8 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     given = parser.parse_overrides(list(arguments))
     keys = {override.get_key_element() for override in given}
     merged = [override for override in overrides if override.get_key_element() not in keys] + given
+    _require_so_many(merged)
+    check_sweep_name(str(sweep.config.run.sweep))
     jobs = sweeper.split_arguments(merged, None)[0]
     composed = [sweep.composed(number, words) for number, words in enumerate(_representatives(jobs))]
     for sentence in dict.fromkeys(said for config in composed for said in _clashes(config)):
@@ -183,6 +189,38 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
         yield from _in_process(sweep, planned, done)
     else:
         yield from _launched(sweep, sweeper, planned, done)
+
+
+def _require_so_many(overrides: Sequence[Override]) -> None:
+    """Refuse a sweep of more jobs than anybody waits for, before its list is made.
+
+    Raises:
+        ConfigError: names the override that has most values.
+    """
+    counts = {override.input_line: _num_values(override) for override in overrides if override.is_sweep_override()}
+    total = math.prod(counts.values())
+    if total > MOST_JOBS:
+        widest = max(counts, key=lambda word: counts[word])
+        raise ConfigError(f"{widest}: the sweep has {total:.3g} jobs; at most {MOST_JOBS:,}")
+
+
+def _num_values(override: Override) -> float:
+    swept = override.value()
+    if isinstance(swept, RangeSweep):
+        if swept.start is None or swept.stop is None or not swept.step:
+            raise ConfigError(f"{override.input_line}: a range needs a stop, and a step that is not 0")
+        try:
+            return max(0.0, math.ceil((float(swept.stop) - float(swept.start)) / float(swept.step)))
+        except (OverflowError, ValueError):
+            return math.inf
+    if isinstance(swept, ChoiceSweep):
+        return max(1, len(swept.list))
+    if isinstance(swept, IntervalSweep):
+        raise ConfigError(
+            f"{override.input_line}: an interval is for `python -m framework.search`; a sweep takes a list of values, "
+            "choice(...), range(...) or glob(...)"
+        )
+    return 1
 
 
 def _clashes(config: DictConfig) -> list[str]:

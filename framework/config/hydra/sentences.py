@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from framework import registry
+from framework.config.sections import SECTIONS
 from framework.errors import ConfigError, FrameworkError
 from framework.registry.signatures import did_you_mean, listing
 
@@ -28,6 +29,8 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
         if isinstance(cause, FrameworkError):
             return cause
         cause = cause.__cause__
+    if (said := _wrong_section(overrides) or _too_long(overrides)) is not None:
+        return said
     if isinstance(error, OverrideParseException):
         reason = str(error.message).splitlines()[0]
         return ConfigError(
@@ -45,9 +48,34 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
         return _no_group(unknown[1])
     if unknown and ("not in" in text or "No match" in text):
         return _unknown_key(unknown[1], overrides, path)
+    return ConfigError(with_key(text))
+
+
+def with_key(text: str) -> str:
+    """OmegaConf's words with the key they are about in front, instead of behind among its own facts."""
     where = re.search(r"full_key: (\S+)", text)
-    reason = re.split(r"\s+full_key:", text, maxsplit=1)[0]
-    return ConfigError(f"{where[1]}: {reason}" if where and "could not be converted" in reason else reason)
+    reason = " ".join(re.split(r"\s+full_key:", text, maxsplit=1)[0].split())
+    if found := re.match(r"While dereferencing interpolation '\$\{([\w.]+)\}': Incompatible value '(\w*)'", reason):
+        return f"{found[1]} must be text, found {found[2].replace('None', 'null')}"
+    return reason if where is None or where[1] in reason else f"{where[1]}: {reason}"
+
+
+def _wrong_section(overrides: Sequence[str]) -> ConfigError | None:
+    """A whole section set to what is no mapping."""
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key in SECTIONS and value and value[0] not in "{$'\"":
+            return ConfigError(f"{key} must be a mapping, found {value[:60]}; set its keys, as in {key}.KEY=VALUE")
+    return None
+
+
+def _too_long(overrides: Sequence[str]) -> ConfigError | None:
+    """A number of more digits than Python reads."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if digits := re.search(r"\d{4301,}", value):
+            return ConfigError(f"{key.lstrip('+')}: a number of {len(digits[0])} digits cannot be read")
+    return None
 
 
 def _text(error: Exception) -> str:
@@ -101,6 +129,8 @@ def _no_group(key: str) -> ConfigError:
 
 def _unknown_key(key: str, overrides: Sequence[str], path: ConfigSearchPath) -> ConfigError:
     key = key.split("@")[0]
+    if any(override.partition("=")[0] in _group_names() and override[-2:] in ("[]", "{}") for override in overrides):
+        return _not_a_name(overrides)
     if key in _group_names():
         return ConfigError(f"the {key} is chosen by its name, set {key}=NAME; --help lists them")
     config = _composed(overrides, path)

@@ -148,6 +148,8 @@ def detect_format(path: str | Path) -> str:
     if not head and not path.is_dir():
         raise WorkloadError(f"{path}: empty, so its format cannot be recognised; name it: {', '.join(formats())}")
     found = [name for name in formats() if _recognises(name, head, path)]
+    if not found and path.is_dir():
+        raise WorkloadError(f"{path} is a folder that no reader knows; give a file, or name the format of the folder")
     if not found:
         where = f"{path}:{head[0][0]}" if head else str(path)
         raise WorkloadError(f"{where}: no known trace format; name one: {', '.join(formats())}")
@@ -195,7 +197,10 @@ def open_trace(
         raise InvalidArgument(f"no trace format {format!r}; known: auto, {', '.join(formats())}") from None
     size = _block_size(name, reader, path, block_tokens)
     if block_tokens is not None and size and block_tokens % size:
-        raise InvalidArgument(f"{path} has blocks of {size} tokens; block_tokens={block_tokens} is no multiple")
+        raise InvalidArgument(
+            f"{path} has blocks of {size} tokens; {block_tokens} (cache.block_size, or block_tokens) is no multiple; "
+            f"take {size}"
+        )
     return Trace(path, name, reader, size, (block_tokens or size) if size else 0, on_error)
 
 

@@ -63,7 +63,7 @@ FAILS: list[tuple[Any, Any, str]] = [
     (True, Literal[1, 2], "x must be one of 1, 2, found True"),
     (["a"], list[int], "x[0] must be int, found 'a'"),
     ([1], tuple[int, str], "x must be tuple[int, str], found [1]"),
-    ("ab", list[str], "x must be list[str], found 'ab'"),
+    ("ab", list[str], "x must be a list of str, found 'ab'"),
     ({"a": "b"}, dict[str, int], "x.a must be int, found 'b'"),
     ([], dict[str, int], "x must be dict[str, int]"),
     ("GREN", Colour, "x must be one of RED, BLUE, found 'GREN'"),

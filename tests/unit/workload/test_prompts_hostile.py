@@ -24,10 +24,10 @@ HUGE = 10**400
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (f'{{"prompt": "x", "temperature": {HUGE}}}', "temperature: want a number of 64 bits"),
-        (f'{{"prompt": "x", "arrival_s": {HUGE}}}', "arrival_s: want a number of 64 bits"),
-        (f'{{"prompt": "x", "top_k": {2**63}}}', "top_k: want a number of 64 bits"),
-        (f'{{"prompt": "x", "priority": {10**30}}}', "priority: want a number of 64 bits"),
+        (f'{{"prompt": "x", "temperature": {HUGE}}}', "temperature: want a number of 64 bits, found"),
+        (f'{{"prompt": "x", "arrival_s": {HUGE}}}', "arrival_s: want a number of 64 bits, found"),
+        (f'{{"prompt": "x", "top_k": {2**63}}}', "top_k: want a number of 64 bits, found"),
+        (f'{{"prompt": "x", "priority": {10**30}}}', "priority: want a number of 64 bits, found"),
         (f'{{"tokens": [{HUGE}]}}', "tokens: "),
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}', r"messages\[0\].content: holds a lone surrogate"),
         ('{"messages": [{"role": "\\udfff", "content": "x"}]}', r"messages\[0\].role: holds a lone surrogate"),
