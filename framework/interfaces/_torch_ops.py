@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from framework.errors import InvalidArgument
-from framework.interfaces.backend import LayerKV, Rope
+from framework.interfaces.attention import LayerKV, Rope
 
 
 def write(pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:

@@ -4,19 +4,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import InvalidArgument
 from framework_builtin.backend.triton_kernels import plan as plans
-from framework_builtin.backend.triton_kernels.kernels import compiled, interpreted
+from framework_builtin.backend.triton_kernels.operands import (
+    as_stored,
+    dense,
+    descriptor,
+    descriptors_can,
+    strides,
+    token_strides,
+)
+from framework_builtin.backend.triton_kernels.writes import PoolWriter
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from framework.interfaces.backend import AttentionSpec, Batch, LayerKV, Rope
+    from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
     from framework_builtin.backend.triton_kernels.configs import ArchConfig
 
 
@@ -32,7 +37,18 @@ class StepPlan:
     rows: Tensor | None = None
 
 
-class Launcher:
+@dataclass(slots=True)
+class ChunkPlan:
+    """What one layer's prefill launch needs: `split_len` 0 where no context is cut."""
+
+    shape: plans.Shape
+    num_rows: int
+    num_tokens: int
+    split_len: int = 0
+    num_splits: int = 1
+
+
+class Launcher(PoolWriter):
     """The kernels for one spec on one device, with their workspaces.
 
     Args:
@@ -52,19 +68,12 @@ class Launcher:
         split_tokens: int | None,
         tma: bool = False,
     ) -> None:
-        self._spec = spec
+        super().__init__(spec, device, arch=arch)
         self._tma = tma
-        self._device = device
-        self._interpreted = device.split(":")[0] == "cpu"
-        self._arch = arch
         self._share = num_sms * (arch.items_per_sm if arch else 0) // spec.num_kv_heads
         self._chunk_programs = num_sms * (arch.chunks_per_sm if arch else 0)
         self._min_split_tokens = arch.min_split_tokens if arch else 1
         self._split_tokens = split_tokens
-        self._wrap = interpreted if self._interpreted else compiled
-        self._on_device = _current(device)
-        self._constants = plans.feature_constants(spec, arch)
-        self._upcast = self._interpreted and spec.dtype == "bfloat16"
         self._workspaces: dict[str, Tensor] = {}
         self._outgrown: list[Tensor] = []
 
@@ -104,119 +113,20 @@ class Launcher:
 
     def attend(self, q: Tensor, pool: LayerKV, step: StepPlan, out: Tensor, lse: Tensor | None) -> None:
         """Decode rows, then chunks; shapes were checked by the backend."""
-        q = _dense(q, 2)
+        q = dense(q, 2)
         target = out
         if self._upcast or out.stride(2) != 1:
             # The interpreter cuts float32 to bfloat16 instead of rounding: torch rounds.
             import torch
 
             target = torch.empty(out.shape, dtype=torch.float32 if self._upcast else out.dtype, device=out.device)
-        pool_k, pool_v = _as_stored(pool.k), _as_stored(pool.v)
+        pool_k, pool_v = as_stored(pool.k), as_stored(pool.v)
         if step.num_decodes:
             self._decode(q, pool, pool_k, pool_v, step, target, lse)
         if len(step.batch.context_lens) > step.num_decodes:
             self._prefill(q, pool, pool_k, pool_v, step, target, lse)
         if target is not out:
             out.copy_(target)
-
-    def write(self, pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor) -> None:
-        """Store k, v (T, K, D) at `slots` (T,) int64; negative ones are skipped."""
-        if len(slots):
-            self._store(pool, k, v, slots, None)
-
-    def rotate_and_write(self, pool: LayerKV, q: Tensor, k: Tensor, v: Tensor, rope: Rope, slots: Tensor) -> Tensor:
-        """`write` with k rotated; returns q (T, H, D) rotated, contiguous. One launch."""
-        import torch
-
-        spec, num_tokens = self._spec, len(slots)
-        _require("q", q, (num_tokens, spec.num_heads, spec.head_dim))
-        if rope.positions is not None:
-            _require("positions", rope.positions, (num_tokens,))
-        num_angles = num_tokens if rope.positions is None else len(rope.cos)
-        for name, x in (("cos", rope.cos), ("sin", rope.sin)):
-            _require(name, x, (num_angles, spec.head_dim // 2))
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if len(slots):
-            self._store(pool, k, v, slots, (_dense(q, 2), out, rope))
-        return out
-
-    def _store(
-        self, pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor, rotation: tuple[Tensor, Tensor, Rope] | None
-    ) -> None:
-        from framework_builtin.backend.triton_kernels.store import write_kv
-
-        spec, num_tokens = self._spec, len(slots)
-        for name, x in (("k", k), ("v", v)):
-            _require(name, x, (num_tokens, spec.num_kv_heads, spec.head_dim))
-        shape = plans.store_shape(spec, num_tokens, rotates=rotation is not None, interpreted=self._arch is None)
-        q = out = cos = sin = positions = None
-        if rotation is not None:
-            q, out, rope = rotation
-            cos, sin = _dense(rope.cos, 1), _dense(rope.sin, 1)
-            positions = None if rope.positions is None else rope.positions.contiguous()
-        k, v = _dense(k, 2), _dense(v, 2)
-        pool_k, pool_v = _as_stored(pool.k), _as_stored(pool.v)
-        quantise = self._constants["FP8"] != 0
-        self._start(
-            write_kv,
-            (-(-num_tokens // shape.tokens), shape.parts),
-            q,
-            k,
-            v,
-            out,
-            pool_k,
-            pool_v,
-            cos,
-            sin,
-            positions,
-            slots.contiguous(),
-            pool.k_scale if quantise else None,
-            pool.v_scale if quantise else None,
-            num_tokens,
-            *_token_strides(q),
-            *_token_strides(k),
-            *_token_strides(v),
-            *_token_strides(out),
-            0 if cos is None else cos.stride(0),
-            0 if sin is None else sin.stride(0),
-            *_strides(pool_k, pool.layout),
-            *_strides(pool_v, pool.layout),
-            NUM_HEADS=spec.num_heads,
-            NUM_KV_HEADS=spec.num_kv_heads,
-            HEAD_DIM=spec.head_dim,
-            PAGE=pool.block_size,
-            PAIRS=shape.pairs,
-            HEADS=shape.heads,
-            TOKENS=shape.tokens,
-            INTERLEAVED=rotation is not None and rotation[2].interleaved,
-            QUANTISE=quantise,
-            UPCAST=self._upcast,
-        )
-
-    def copy_blocks(self, pool: LayerKV, copies: Tensor, *, ordered: bool) -> None:
-        """Copy whole blocks (source, destination); in order, unless no destination is a source."""
-        from framework_builtin.backend.triton_kernels.store import copy_blocks
-
-        pool_k, pool_v = _as_stored(pool.k), _as_stored(pool.v)
-        for stored in (pool_k, pool_v):
-            if not stored[0].is_contiguous():
-                raise InvalidArgument(f"a block must be contiguous to be copied, found strides {stored.stride()}")
-        elements = pool_k[0].numel()
-        slice_size = min(plans.next_power(elements), 1 << 20) if self._interpreted else 1024
-        self._start(
-            copy_blocks,
-            (-(-elements // slice_size), 1 if ordered else len(copies)),
-            pool_k,
-            pool_v,
-            copies.contiguous(),
-            len(copies),
-            pool_k.stride(0),
-            pool_v.stride(0),
-            NUM_ELEMENTS=elements,
-            E=slice_size,
-            ORDERED=ordered,
-            **({} if self._interpreted else {"num_stages": 1}),
-        )
 
     def _decode(
         self, q: Tensor, pool: LayerKV, k: Tensor, v: Tensor, step: StepPlan, out: Tensor, lse: Tensor | None
@@ -262,11 +172,6 @@ class Launcher:
         if split:
             self._merge(part, part_lse, step.rows, out, lse, shape, first_row=0, num_rows=step.num_decodes)
 
-    def _start(self, kernel: Callable[..., None], grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-        """Launch on this launcher's device: Triton takes whichever is current."""
-        with self._on_device:
-            self._wrap(kernel)[grid](*args, **constants)
-
     def _merge(
         self,
         part: Tensor | None,
@@ -298,7 +203,7 @@ class Launcher:
             num_splits,
             out.stride(0),
             out.stride(1),
-            *_token_strides(lse),
+            *token_strides(lse),
             NUM_HEADS=spec.num_heads,
             HEAD_DIM=spec.head_dim,
             M=heads,
@@ -311,32 +216,18 @@ class Launcher:
         from framework_builtin.backend.triton_kernels.prefill import prefill
 
         spec, batch = self._spec, step.batch
-        tma = self._tma and _descriptors_can(k) and _descriptors_can(v)
-        shape = plans.prefill_shape(spec, self._arch, batch.max_query_len, batch.max_context_len, tma=tma)
-        strides = self._all_strides(q, k, v, out, lse, batch, pool.layout)
-        num_rows = len(batch.context_lens) - step.num_decodes
-        num_tokens = q.shape[0] - step.num_decodes
-        split_len = plans.chunk_split_len(
-            plans.prefill_grid(spec, shape, num_tokens, num_rows),
-            batch.max_context_len,
-            shape.n,
-            self._chunk_programs,
-            self._min_split_tokens,
-            self._split_tokens,
-        )
-        num_splits = -(-batch.max_context_len // split_len) if split_len else 1
+        chunks = self._chunks(q, k, v, step)
+        shape, num_splits = chunks.shape, chunks.num_splits
         part = part_lse = None
-        if split_len:
-            shape = shape if self._arch is None else plans.split_shape(spec, shape)
-            part = self._workspace("part", num_splits * num_tokens * spec.num_heads * spec.head_dim, "float32")
-            part_lse = self._workspace("part_lse", num_splits * num_tokens * spec.num_heads, "float32")
-        grid = (*plans.prefill_grid(spec, shape, num_tokens, num_rows), num_splits)
+        if chunks.split_len:
+            part = self._workspace("part", num_splits * chunks.num_tokens * spec.num_heads * spec.head_dim, "float32")
+            part_lse = self._workspace("part_lse", num_splits * chunks.num_tokens * spec.num_heads, "float32")
         self._start(
             prefill,
-            grid,
+            (*plans.prefill_grid(spec, shape, chunks.num_tokens, chunks.num_rows), num_splits),
             q,
-            _descriptor(k, shape.n, pool.layout) if shape.tma else k,
-            _descriptor(v, shape.n, pool.layout) if shape.tma else v,
+            descriptor(k, shape.n, pool.layout) if shape.tma else k,
+            descriptor(v, shape.n, pool.layout) if shape.tma else v,
             out,
             lse,
             batch.block_tables,
@@ -346,13 +237,13 @@ class Launcher:
             part,
             part_lse,
             step.num_decodes,
-            num_rows,
-            num_tokens,
-            (num_rows - 1).bit_length(),
-            split_len,
+            chunks.num_rows,
+            chunks.num_tokens,
+            (chunks.num_rows - 1).bit_length(),
+            chunks.split_len,
             *plans.scales(spec),
             spec.sliding_window or 0,
-            *strides,
+            *self._all_strides(q, k, v, out, lse, batch, pool.layout),
             NUM_KV_HEADS=spec.num_kv_heads,
             HEAD_BLOCKS=shape.head_blocks,
             BLOCK_Q=plans.block_q(spec, shape),
@@ -364,7 +255,7 @@ class Launcher:
             **self._constants,
             **self._options(shape),
         )
-        if split_len:
+        if chunks.split_len:
             self._merge(
                 part,
                 part_lse,
@@ -373,9 +264,29 @@ class Launcher:
                 lse,
                 shape,
                 first_row=step.num_decodes,
-                num_rows=num_tokens,
+                num_rows=chunks.num_tokens,
                 num_splits=num_splits,
             )
+
+    def _chunks(self, q: Tensor, k: Tensor, v: Tensor, step: StepPlan) -> ChunkPlan:
+        """Tiles for the rows that are no decodes, and how their contexts are cut."""
+        spec, batch = self._spec, step.batch
+        tma = self._tma and descriptors_can(k) and descriptors_can(v)
+        shape = plans.prefill_shape(spec, self._arch, batch.max_query_len, batch.max_context_len, tma=tma)
+        num_rows = len(batch.context_lens) - step.num_decodes
+        num_tokens = q.shape[0] - step.num_decodes
+        split_len = plans.chunk_split_len(
+            plans.prefill_grid(spec, shape, num_tokens, num_rows),
+            batch.max_context_len,
+            shape.n,
+            self._chunk_programs,
+            self._min_split_tokens,
+            self._split_tokens,
+        )
+        if not split_len:
+            return ChunkPlan(shape, num_rows, num_tokens)
+        shape = shape if self._arch is None else plans.split_shape(spec, shape)
+        return ChunkPlan(shape, num_rows, num_tokens, split_len, -(-batch.max_context_len // split_len))
 
     def _layer_constants(self, pool: LayerKV) -> tuple[Tensor | None, ...]:
         spec = self._spec
@@ -392,11 +303,11 @@ class Launcher:
             batch.block_tables.stride(0),
             q.stride(0),
             q.stride(1),
-            *_strides(k, layout),
-            *_strides(v, layout),
+            *strides(k, layout),
+            *strides(v, layout),
             out.stride(0),
             out.stride(1),
-            *_token_strides(lse),
+            *token_strides(lse),
         )
 
     def _options(self, shape: plans.Shape) -> dict[str, Any]:
@@ -416,60 +327,3 @@ class Launcher:
             found = torch.empty(plans.next_power(num_elements), dtype=getattr(torch, dtype), device=self._device)
             self._workspaces[name] = found
         return found
-
-
-def _current(device: str) -> AbstractContextManager[Any]:
-    """Makes a CUDA device with an index the current one; may be entered again and again."""
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not index:
-        return nullcontext()
-    import torch
-
-    return torch.cuda.device(int(index))
-
-
-def _as_stored(stored: Tensor) -> Tensor:
-    """The pool as the kernels take it: e4m3 as bytes."""
-    if stored.stride(-1) != 1:
-        raise InvalidArgument(f"the head dim of a KV pool must be contiguous, found strides {stored.stride()}")
-    if stored.element_size() == 1:
-        import torch
-
-        return stored.view(torch.uint8)
-    return stored
-
-
-def _descriptors_can(stored: Tensor) -> bool:
-    """What the hardware asks of a pool: 16-byte alignment of its start and of all its strides."""
-    size = stored.element_size()
-    return stored.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in stored.stride()[:-1])
-
-
-def _descriptor(stored: Tensor, tokens: int, layout: str) -> Any:
-    """Tiles of one head's `tokens` tokens within a block."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    block = [1, tokens, 1] if layout == "NHD" else [1, 1, tokens]
-    return TensorDescriptor(stored, list(stored.shape), list(stored.stride()), [*block, stored.shape[-1]])
-
-
-def _strides(stored: Tensor, layout: str) -> tuple[int, int, int]:
-    """Elements from block to block, token to token, head to head."""
-    block, second, third, _ = stored.stride()
-    return (block, second, third) if layout == "NHD" else (block, third, second)
-
-
-def _token_strides(x: Tensor | None) -> tuple[int, int]:
-    """Elements from token to token, head to head."""
-    return (0, 0) if x is None else (x.stride(0), x.stride(1))
-
-
-def _require(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
-    """The kernels trust shapes: what is too small would be read or written beyond its end."""
-    if tuple(x.shape) != shape:
-        raise InvalidArgument(f"{name} is {tuple(x.shape)}, should be {shape}")
-
-
-def _dense(x: Tensor, axis: int) -> Tensor:
-    """`x`, or a copy of it, whose elements lie side by side along its last axis."""
-    return x if x.stride(axis) == 1 else x.contiguous()

@@ -1,0 +1,150 @@
+"""Starts the kernels that write to the pool: new tokens, rotated or not, and copies of whole blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from framework.errors import InvalidArgument
+from framework_builtin.backend.triton_kernels import plan as plans
+from framework_builtin.backend.triton_kernels.kernels import compiled, interpreted
+from framework_builtin.backend.triton_kernels.operands import as_stored, dense, require, strides, token_strides
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from framework.interfaces.backend import AttentionSpec, LayerKV, Rope
+    from framework_builtin.backend.triton_kernels.configs import ArchConfig
+
+
+class PoolWriter:
+    """The kernels that write to the pool, for one spec on one device.
+
+    Args:
+        arch: the configuration's row; None: the interpreter's own shapes (CPU only).
+    """
+
+    def __init__(self, spec: AttentionSpec, device: str, *, arch: ArchConfig | None) -> None:
+        self._spec = spec
+        self._device = device
+        self._interpreted = device.split(":")[0] == "cpu"
+        self._arch = arch
+        self._wrap = interpreted if self._interpreted else compiled
+        self._on_device = _current(device)
+        self._constants = plans.feature_constants(spec, arch)
+        self._upcast = self._interpreted and spec.dtype == "bfloat16"
+
+    def write(self, pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Store k, v (T, K, D) at `slots` (T,) int64; negative ones are skipped."""
+        if len(slots):
+            self._store(pool, k, v, slots, None)
+
+    def rotate_and_write(self, pool: LayerKV, q: Tensor, k: Tensor, v: Tensor, rope: Rope, slots: Tensor) -> Tensor:
+        """`write` with k rotated; returns q (T, H, D) rotated, contiguous. One launch."""
+        import torch
+
+        spec, num_tokens = self._spec, len(slots)
+        require("q", q, (num_tokens, spec.num_heads, spec.head_dim))
+        if rope.positions is not None:
+            require("positions", rope.positions, (num_tokens,))
+        num_angles = num_tokens if rope.positions is None else len(rope.cos)
+        for name, x in (("cos", rope.cos), ("sin", rope.sin)):
+            require(name, x, (num_angles, spec.head_dim // 2))
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if len(slots):
+            self._store(pool, k, v, slots, (dense(q, 2), out, rope))
+        return out
+
+    def _store(
+        self, pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor, rotation: tuple[Tensor, Tensor, Rope] | None
+    ) -> None:
+        from framework_builtin.backend.triton_kernels.store import write_kv
+
+        spec, num_tokens = self._spec, len(slots)
+        for name, x in (("k", k), ("v", v)):
+            require(name, x, (num_tokens, spec.num_kv_heads, spec.head_dim))
+        shape = plans.store_shape(spec, num_tokens, rotates=rotation is not None, interpreted=self._arch is None)
+        q = out = cos = sin = positions = None
+        if rotation is not None:
+            q, out, rope = rotation
+            cos, sin = dense(rope.cos, 1), dense(rope.sin, 1)
+            positions = None if rope.positions is None else rope.positions.contiguous()
+        k, v = dense(k, 2), dense(v, 2)
+        pool_k, pool_v = as_stored(pool.k), as_stored(pool.v)
+        quantise = self._constants["FP8"] != 0
+        self._start(
+            write_kv,
+            (-(-num_tokens // shape.tokens), shape.parts),
+            q,
+            k,
+            v,
+            out,
+            pool_k,
+            pool_v,
+            cos,
+            sin,
+            positions,
+            slots.contiguous(),
+            pool.k_scale if quantise else None,
+            pool.v_scale if quantise else None,
+            num_tokens,
+            *token_strides(q),
+            *token_strides(k),
+            *token_strides(v),
+            *token_strides(out),
+            0 if cos is None else cos.stride(0),
+            0 if sin is None else sin.stride(0),
+            *strides(pool_k, pool.layout),
+            *strides(pool_v, pool.layout),
+            NUM_HEADS=spec.num_heads,
+            NUM_KV_HEADS=spec.num_kv_heads,
+            HEAD_DIM=spec.head_dim,
+            PAGE=pool.block_size,
+            PAIRS=shape.pairs,
+            HEADS=shape.heads,
+            TOKENS=shape.tokens,
+            INTERLEAVED=rotation is not None and rotation[2].interleaved,
+            QUANTISE=quantise,
+            UPCAST=self._upcast,
+        )
+
+    def copy_blocks(self, pool: LayerKV, copies: Tensor, *, ordered: bool) -> None:
+        """Copy whole blocks (source, destination); in order, unless no destination is a source."""
+        from framework_builtin.backend.triton_kernels.store import copy_blocks
+
+        pool_k, pool_v = as_stored(pool.k), as_stored(pool.v)
+        for stored in (pool_k, pool_v):
+            if not stored[0].is_contiguous():
+                raise InvalidArgument(f"a block must be contiguous to be copied, found strides {stored.stride()}")
+        elements = pool_k[0].numel()
+        slice_size = min(plans.next_power(elements), 1 << 20) if self._interpreted else 1024
+        self._start(
+            copy_blocks,
+            (-(-elements // slice_size), 1 if ordered else len(copies)),
+            pool_k,
+            pool_v,
+            copies.contiguous(),
+            len(copies),
+            pool_k.stride(0),
+            pool_v.stride(0),
+            NUM_ELEMENTS=elements,
+            E=slice_size,
+            ORDERED=ordered,
+            **({} if self._interpreted else {"num_stages": 1}),
+        )
+
+    def _start(self, kernel: Callable[..., None], grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """Launch on this launcher's device: Triton takes whichever is current."""
+        with self._on_device:
+            self._wrap(kernel)[grid](*args, **constants)
+
+
+def _current(device: str) -> AbstractContextManager[Any]:
+    """Makes a CUDA device with an index the current one; may be entered again and again."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not index:
+        return nullcontext()
+    import torch
+
+    return torch.cuda.device(int(index))
