@@ -58,11 +58,17 @@ class EngineTiers:
         self.num_loads = self.num_loaded = self.load_wait_s = 0.0
         self.failed_loads, self.failed_stores = [0] * len(tiers), [0] * len(tiers)
         self.first_failure = self.off = ""
-        for tier, keys in zip(tiers, setup.found, strict=False):
-            for key in list(keys)[-tier.num_blocks :]:
-                self.contents.found(key)
-                if key not in tier:
-                    tier.adopt(key, 0.0)
+        for number, keys in enumerate(setup.found, start=1):
+            self._adopt(number, list(keys)[-tiers[number - 1].num_blocks :])
+
+    def _adopt(self, number: int, keys: Sequence[BlockHash]) -> None:
+        """Hold what another process stored in a tier, as far as there is room."""
+        tier = self.lower.tiers[number - 1]
+        with self._sound():
+            for key in keys:
+                if key not in tier and len(tier) < tier.num_blocks:
+                    self.contents.found(key)
+                    tier.adopt(key, self._now)
 
     # What the allocator says
 
@@ -275,6 +281,9 @@ class EngineTiers:
 
     def poll(self) -> None:
         """Take note of the copies that have ended; sequences with all their blocks are ready."""
+        for number, keys in self.transfers.discovered():
+            if not self.off:
+                self._adopt(number, keys)
         for copy in self.transfers.finished():
             if copy.target:
                 self._stored(copy)

@@ -84,6 +84,10 @@ class LinkTransfers:
             ended.append(copy)
         return ended
 
+    def discovered(self) -> Sequence[tuple[int, Sequence[BlockHash]]]:
+        """See Transfers. There is nobody else."""
+        return ()
+
     @property
     def num_pending(self) -> int:
         """See Transfers."""

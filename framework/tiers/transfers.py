@@ -51,6 +51,9 @@ class Transfers(Protocol):
     def finished(self) -> Sequence[Copy]:
         """The copies that ended since the last call."""
 
+    def discovered(self) -> Sequence[tuple[int, Sequence[BlockHash]]]:
+        """(tier, contents) that somebody else may have stored there since the last call."""
+
     @property
     def num_pending(self) -> int:
         """Copies submitted and not yet returned by `finished`."""

@@ -20,6 +20,7 @@ from framework.types import BlockHash
 Bytes = npt.NDArray[np.uint8]
 
 _MOST_STAGED = 256 * 2**20  # bytes of blocks read from the pool and not yet stored
+_LIST_EVERY_S = 5.0  # while there is nothing to copy: what other processes stored in a shared store
 _SMOOTHING = 0.1  # weight of the newest read in the mean that predictions use
 
 
@@ -74,7 +75,10 @@ class WorkerTransfers:
         self._most_staged = max(1, _MOST_STAGED // pool.block_bytes)
         self._num_staged = self.num_pending = 0
         self._read_s: list[float | None] = [None for _ in stores]
-        self._closing = self._draining = False
+        self._closing = False
+        self._listing = [store.lists for store in self._stores]
+        self._seen: list[set[BlockHash]] = [set() for _ in stores]
+        self._found: list[tuple[int, list[BlockHash]]] = []
         self._buffer = pool.buffer()
         self._thread = threading.Thread(target=self._run, name="tiers", daemon=True)
         self._start()
@@ -158,7 +162,7 @@ class WorkerTransfers:
     def close(self, *, drain: bool) -> None:
         """See Transfers. The stores are closed too."""
         with self._lock:
-            closed, self._closing, self._draining = self._closing, True, drain
+            closed, self._closing = self._closing, True
             if not drain:
                 self._loads.clear()
                 self._jobs.clear()
@@ -180,8 +184,36 @@ class WorkerTransfers:
                 while not self._loads and not self._jobs:
                     if self._closing:
                         return
-                    self._lock.wait()
-            self._carry_out()
+                    if not self._lock.wait(_LIST_EVERY_S if any(self._listing) else None):
+                        break
+            if self._loads or self._jobs:
+                self._carry_out()
+            else:
+                self._list()
+
+    def _list(self) -> None:
+        """Note what lies in a store that was not there, or not noted, before."""
+        for number, store in enumerate(self._stores, start=1):
+            seen = self._seen[number - 1]
+            if not self._listing[number - 1]:
+                continue
+            try:
+                new = [key for key in store.keys() if key not in seen]
+            except FrameworkError:
+                self._listing[number - 1] = False
+                continue
+            seen.update(new)
+            if new:
+                with self._lock:
+                    self._found.append((number, new))
+
+    def discovered(self) -> Sequence[tuple[int, Sequence[BlockHash]]]:
+        """See Transfers."""
+        if not self._found:
+            return ()
+        with self._lock:
+            found, self._found = self._found, []
+        return found
 
     def _carry_out(self) -> None:
         """Do the next job."""

@@ -59,6 +59,7 @@ class Unreliable(Store):
 
     def __init__(self, draw: random.Random, share: float) -> None:
         self.inner, self.draw, self.share = Host(), draw, share
+        self.held: dict[Any, bytes] = {}
 
     def open(self, format: BlockFormat, num_blocks: int) -> None:
         self.inner.open(format, num_blocks)
@@ -66,6 +67,7 @@ class Unreliable(Store):
     def write(self, key: Any, data: memoryview) -> None:
         self._perhaps_fail()
         self.inner.write(key, data)
+        self.held[key] = bytes(data)
 
     def read(self, key: Any, into: memoryview) -> bool:
         self._perhaps_fail()
@@ -73,6 +75,7 @@ class Unreliable(Store):
 
     def remove(self, key: Any) -> None:
         self.inner.remove(key)
+        self.held.pop(key, None)
         self._perhaps_fail()
 
     def _perhaps_fail(self) -> None:
@@ -113,17 +116,32 @@ class Late(WorkerTransfers):
     def wait(self, until: float | None) -> None:
         self._carry_out()
 
-    def close(self, *, drain: bool) -> None:
-        while drain and (self._loads or self._jobs):
+    def carry_out_all(self) -> None:
+        while self._loads or self._jobs:
             self._carry_out()
 
+    def close(self, *, drain: bool) -> None:
+        if drain:
+            self.carry_out_all()
 
-def tiered(executor: FakeExecutor, draw: random.Random, rule: Tiering, share: float, threads: bool) -> TierSetup:
-    """One to three small tiers of stores that fail now and then."""
+
+def tiered(
+    executor: FakeExecutor,
+    draw: random.Random,
+    rule: Tiering,
+    share: float,
+    threads: bool,
+    made: list[Unreliable] | None = None,
+) -> TierSetup:
+    """One to three small tiers of stores that fail now and then; `made` gets them, and none is of keys only then."""
     Late.draw = draw
     format = BlockFormat("fake", "uint64", "NHD", SIZE, "sha256", FakeBytes.block_bytes)
     counts = [draw.randint(1, 40) for _ in range(draw.randint(1, 3))]
-    stores = [GuardedStore(Null() if share and draw.random() < 0.1 else Unreliable(draw, share)) for _ in counts]
+    plain = [Unreliable(draw, share) for _ in counts]
+    if made is not None:
+        made += plain
+    shadows = share > 0 and made is None
+    stores = [GuardedStore(Null() if shadows and draw.random() < 0.1 else store) for store in plain]
     for store, count in zip(stores, counts, strict=True):
         store.open(format, count)
     return TierSetup(
@@ -142,6 +160,7 @@ def tiered_engine(
     allocator: str = "prefix_cow",
     share: float = 0.0,
     threads: bool = False,
+    stores: list[Unreliable] | None = None,
     **options: Any,
 ) -> Engine:
     built = build_allocator(allocator, "lru", "sha256", num_blocks=BLOCKS, block_size=SIZE, max_model_len=48)
@@ -157,7 +176,7 @@ def tiered_engine(
         executor,
         max_model_len=48,
         vocab_size=executor.model.vocab_size,
-        tiers=lambda: tiered(executor, draw, rule, share, threads),
+        tiers=lambda: tiered(executor, draw, rule, share, threads, stores),
         **options,
     )
 
@@ -221,3 +240,34 @@ def run(engine: Engine, tiers: EngineTiers, draw: random.Random, count: int) -> 
     assert injected, [request.reason for request in requests]
     assert not tiers.off
     return dropped
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [10_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
+def test_blocks_and_bytes_are_conserved_while_stores_fail(operations: int) -> None:
+    """A tier's store holds the contents of its keys and no others, and each block stored is accounted for."""
+    done, seed = 0, 0
+    while done < operations:
+        seed += 1
+        draw = random.Random(seed)
+        stores: list[Unreliable] = []
+        engine = tiered_engine(draw, Erratic(draw), share=0.05, stores=stores, preempt_every=draw.choice([0, 7]))
+        tiers = engine.state.tiers
+        assert tiers is not None
+        run(engine, tiers, draw, 100)
+        assert isinstance(tiers.transfers, Late)
+        tiers.transfers.carry_out_all()
+        contents: dict[bytes, bytes] = {}
+        for tier, store in zip(tiers.lower.tiers, stores, strict=True):
+            assert store.held.keys() == tier.block_of.keys(), f"seed {seed}, tier {tier.number}"
+            assert len(store.held) <= tier.num_blocks
+            for key, data in store.held.items():
+                assert contents.setdefault(key, data) == data, "one content has one sequence of bytes, in every tier"
+            counts = tier.counts
+            done += counts.stored + counts.read + counts.evicted + counts.dropped + counts.lost
+            held = counts.stored - counts.evicted - counts.dropped - counts.lost
+            assert held == len(tier), (seed, counts)
+        done += engine.allocator.stats().evictions
+    assert seed > 1 or operations < 10_000
