@@ -198,7 +198,8 @@ class WorkerTransfers:
             if not self._listing[number - 1]:
                 continue
             try:
-                new = [key for key in store.keys() if key not in seen]
+                listed = store.keys()
+                new = [key for key in listed if key not in seen]
             except FrameworkError:
                 self._listing[number - 1] = False
                 continue
