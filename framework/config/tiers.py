@@ -9,7 +9,7 @@ from framework.config.config import Choice
 from framework.config.sections import TierOptions
 from framework.errors import ConfigError
 from framework.registry.signatures import shown
-from framework.results.catalogue import MOST_TIERS
+from framework.results.metrics.cache import MOST_TIERS
 
 
 def parse_tiers(value: Any, component: Callable[[str, Any], Choice]) -> tuple[dict[str, Any], ...]:

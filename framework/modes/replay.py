@@ -34,7 +34,7 @@ from framework.workload.recording import RecordedWorkload, Recording
 from framework.workload.to_trace import with_blocks
 
 _DEFAULT_LEN = 262_144
-_TIMED_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps"} | {
+_TIMED_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps", "load_wait_s": "load_wait_steps"} | {
     f"{name}_s_p{percent}": f"{name}_steps_p{percent}"
     for name in ("ttft", "tpot", "latency")
     for percent in (50, 95, 99)

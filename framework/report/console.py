@@ -84,7 +84,7 @@ def _print(console: Console, result: Result) -> None:
             alarm = metric.key in _ALARMING and result[metric.key]
             note = metric.note.replace("{clock}", f"{clock} clock")
             notes = () if narrow else (Text(note, style="dim"),)
-            table.add_row(f"  {metric.named(clock)}", Text(text, style="bold red" if alarm else ""), *notes)
+            table.add_row(f"  {metric.title}", Text(text, style="bold red" if alarm else ""), *notes)
     console.print(table)
     for line in below:
         console.print(Text(line, style="dim"))
@@ -102,9 +102,8 @@ def lines(result: Result, section: str) -> Iterator[tuple[Metric, str]]:
     for metric in sorted(mine, key=lambda metric: order.index(metric.key) if metric.key in CATALOGUE else len(order)):
         if metric.row or metric.key in wholes:
             continue
-        clock = str(result.get("clock", ""))
         peers = [metric, *(other for other in present if other.row == metric.key)]
-        texts = [peer.text(result[peer.key], clock=clock) for peer in peers]
+        texts = [peer.text(result[peer.key]) for peer in peers]
         text = " ".join(f"{text:>7}" for text in texts).lstrip() if peers[1:] else texts[0]
         if metric.of and is_number(result.get(metric.of)):
             text = f"{text} of {result[metric.of]:,}"

@@ -15,7 +15,7 @@ _LONGEST_INT = 10**18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One key of `result.json`, declared once in `framework.results.catalogue`.
+    """One key of `result.json`, declared once in `framework.results.metrics`.
 
     Attributes:
         key: snake_case; ends in its unit where it has one.
@@ -31,7 +31,6 @@ class Metric:
         when: whether the table of a run with this result shows the metric at all; None for always.
         hide_zero: whether the table of a run leaves out a 0.
         wall: whether two runs of one command differ in it, because it measures wall time.
-        clocked: whether it is counted on the run's clock, which may be wall, virtual or steps.
         aliases: keys that earlier versions wrote; read as this one.
     """
 
@@ -47,7 +46,6 @@ class Metric:
     when: Callable[[Mapping[str, Any]], bool] | None = None
     hide_zero: bool = False
     wall: bool = False
-    clocked: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
@@ -55,14 +53,8 @@ class Metric:
         """Whether its values can be ranked and averaged."""
         return self.unit not in ("text", "flag", "list", "table")
 
-    def named(self, clock: str = "") -> str:
-        """The title; rates of a run whose clock counts steps are rates a step."""
-        return self.title.replace("/s", "/step") if clock == "steps" and self.clocked else self.title
-
-    def text(self, value: Any, *, clock: str = "") -> str:
-        """A value with its unit, as tables show it. A clock of "steps" counts steps where others count seconds."""
-        if clock == "steps" and self.clocked and is_number(value):
-            return f"{value:,.3g}" if self.unit != "s" else f"{value:,.3g} steps"
+    def text(self, value: Any) -> str:
+        """A value with its unit, as tables show it."""
         return _FORMATS.get(self.unit, plain)(value)
 
 

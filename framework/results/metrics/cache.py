@@ -1,0 +1,101 @@
+"""Hits in the prefix cache and in tiers below it, and what the optimum would have hit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from framework.results.metric import Better, Metric
+from framework.results.metrics.declare import never, section, text
+
+cache, tiers, optimum = section("prefix cache"), section("tiers"), section("optimum")
+
+MOST_TIERS = 4
+"""Tiers below the pool that results have keys for; a configuration lists no more."""
+
+
+def tier(number: int) -> Iterator[Metric]:
+    """What a run with tiers says of one of them; 0 is the pool."""
+    name = "the pool" if not number else f"tier {number}"
+    declared: list[tuple[str, str, Better, str, str, dict[str, Any]]] = [
+        ("hit_blocks", "blocks", "higher", "hits in", "Blocks of requests' cached prefixes that lay in {name}.",
+         {"of": "prompt_blocks"}),
+        ("hit_tokens", "tokens", "higher", "tokens hit in", "Their tokens.", {"when": never}),
+        ("num_blocks", "blocks", "", "capacity of", "Blocks that {name} holds at most.", {"when": never}),
+        ("bytes_in", "bytes", "lower", "written to", "Whole blocks stored in {name}, in bytes of K and V.", {}),
+        ("bytes_out", "bytes", "", "read from", "Whole blocks read from {name}, for requests and for the tier below.",
+         {}),
+        ("evictions", "blocks", "lower", "evictions from", "Blocks that the eviction policy of {name} gave up.", {}),
+        ("unread_blocks", "blocks", "lower", "stored unread in",
+         "Blocks stored in {name} that were never a hit there before they left it or the run ended.", {}),
+        ("refused_blocks", "blocks", "lower", "no room in",
+         "Stores dropped because every block of {name} was in use.", {"hide_zero": True}),
+        ("peak_blocks", "blocks", "", "peak of", "Most blocks that {name} held at once.", {"when": never}),
+        ("failed_loads", "blocks", "lower", "failed loads from",
+         "Blocks whose bytes {name} did not have when a request was to get them: recomputed.", {"hide_zero": True}),
+        ("failed_stores", "blocks", "lower", "failed stores in", "Blocks whose bytes {name} could not keep.",
+         {"hide_zero": True}),
+    ]  # fmt: skip
+    for key, unit, better, title_, definition, more in declared[:2] if not number else declared:
+        yield Metric(key=f"tier{number}_{key}", unit=unit, better=better, section="tiers", title=f"{title_} {name}",
+                     definition=definition.format(name=name), **more)  # fmt: skip
+
+
+METRICS: tuple[Metric, ...] = (
+    cache("hit_rate", "share", "higher", "hit rate",
+          "Prompt tokens served from the cache over prompt tokens, over the whole run; each request counted once, at "
+          "its first admission; no warm-up left out.", note="of prompt tokens"),
+    cache("hit_rate_blocks", "share", "higher", "hit rate by blocks", "Prompt blocks hit over prompt blocks."),
+    cache("hit_rate_request_mean", "share", "higher", "hit rate by request",
+          "Mean over requests of each one's hit tokens over prompt tokens."),
+    cache("hit_tokens", "tokens", "higher", "prompt tokens hit", "Prompt tokens served from the cache.",
+          of="prompt_tokens"),
+    cache("prompt_tokens", "tokens", "", "prompt tokens", "Prompt tokens of all admitted requests."),
+    cache("hit_blocks", "blocks", "higher", "prompt blocks hit", "Prompt blocks served from the cache.",
+          of="prompt_blocks"),
+    cache("prompt_blocks", "blocks", "", "prompt blocks",
+          "Blocks of all admitted prompts, a partial last one included: the block references of a replay."),
+    cache("num_evictions", "blocks", "lower", "evictions", "Cached blocks whose content was given up.",
+          aliases=("evictions",)),
+    cache("admitted_blocks", "blocks", "", "blocks admitted", "Blocks whose content entered the cache."),
+    cache("num_collisions", "blocks", "lower", "hash collisions",
+          "Hits refused because a block of equal hash held other tokens.", hide_zero=True),
+    text("tiers", "tiering", "tiering", "Name of the rule that moved blocks between tiers."),
+    *(metric for number in range(MOST_TIERS + 1) for metric in tier(number)),
+    tiers("num_loads", "requests", "", "loads", "Times a request waited for blocks from tiers below the pool."),
+    tiers("loaded_blocks", "blocks", "", "blocks loaded", "That came into the pool so.", when=never),
+    tiers("load_wait_s", "s", "lower", "waiting for loads",
+          "Time from the begin of each load until its request could go on, summed."),
+    tiers("load_wait_steps", "steps", "lower", "steps waiting for loads",
+          "The same in steps, of a replayed recording, whose clock counts steps."),
+    text("tiers", "tier_failure", "first failure of a store",
+         "Why the first block that a tier lost could not be stored or loaded; it was recomputed."),
+    text("tiers", "tiers_off", "tiers turned off",
+         "The tiering rule or a tier's policy broke its contract: what it did, and the run went on without tiers."),
+    optimum("gap_to_optimum", "share", "lower", "gap to the optimum",
+            "(The policy's misses - the optimum's) / the optimum's misses, in blocks; 0 is optimal.",
+            note="more misses"),
+    optimum("optimum_hit_blocks", "blocks", "", "hits of the optimum",
+            "Prompt blocks that the offline optimum of this capacity hits.", of="prompt_blocks"),
+    optimum("gap_to_pinned_optimum", "share", "lower", "gap to the pinned optimum",
+            "The same against the optimum whose request at hand holds its blocks, as an engine's does.",
+            note="more misses"),
+    optimum("pinned_optimum_hit_blocks", "blocks", "", "hits of the pinned optimum",
+            "Prompt blocks that the offline optimum hits when the request at hand holds its blocks.",
+            of="prompt_blocks"),
+    optimum("offline_next_use_hit_rate", "share", "", "offline next use hits",
+            "Hit rate of the same engine and trace when what is requested again last goes first: a reference, "
+            "neither optimum nor bound where requests overlap."),
+    optimum("gap_to_offline_next_use", "share", "lower", "gap to offline next use",
+            "(The policy's missed prompt tokens - that replay's) / that replay's.", note="more misses"),
+    text("optimum", "optimum_rules", "optimum's rules", "Rules that the optimum was bound by."),
+    optimum("optimum_hit_rate", "share", "", "hit rate of the optimum",
+            "Prompt tokens that the offline optimum of this capacity hits over prompt tokens."),
+    optimum("optimum_hit_rate_blocks", "share", "", "the same by blocks", "Prompt blocks that it hits over prompt "
+            "blocks."),
+    optimum("infinite_hit_rate", "share", "", "hit rate without evictions",
+            "Prompt tokens that a cache that never evicts hits over prompt tokens."),
+    optimum("infinite_hit_blocks", "blocks", "", "hits without evictions",
+            "Prompt blocks that a cache that never evicts hits.", of="prompt_blocks"),
+    optimum("unique_blocks", "blocks", "", "distinct blocks", "Distinct blocks of the trace: its working set."),
+)  # fmt: skip
