@@ -43,8 +43,8 @@ def in_steps(*names: tuple[str, str, str]) -> Iterator[Metric]:
 METRICS: tuple[Metric, ...] = (
     speed("wall_s", "s", "lower", "time", "From the first arrival to the last end, on the run's clock.",
           note="{clock}, arrival to end"),
-    Metric(key="wall_steps", unit="steps", better="", section="speed", title="time, in steps", definition="From the first "
-           "arrival to the last end of a replayed recording, whose clock counts steps.", note="arrival to end"),
+    Metric(key="wall_steps", unit="steps", better="", section="speed", title="time, in steps", note="arrival to end",
+           definition="From the first arrival to the last end of a replayed recording, whose clock counts steps."),
     speed("output_tokens_per_s", "tokens/s", "higher", "output tokens/s", "Generated tokens over `wall_s`."),
     speed("total_tokens_per_s", "tokens/s", "higher", "all tokens/s", "Computed and generated tokens over `wall_s`."),
     speed("requests_per_s", "requests/s", "higher", "requests/s", "Finished requests over `wall_s`."),
