@@ -245,6 +245,10 @@ def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator
     try:
         mode = RunMode.MULTIRUN if args.multirun else hydra.get_mode(name, args.overrides) or RunMode.RUN
         words = [*args.overrides, f"hydra.mode={mode.name}"]
+        if not any(
+            "hydra.output_subdir" in word for word in words
+        ):  # Hydra would write before we know whose folder it is
+            words.append("hydra.output_subdir=null")
         if mode == RunMode.RUN:
             yield hydra.run(config_name=name, task_function=job, overrides=words).return_value
         else:

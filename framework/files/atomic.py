@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from framework.files.jsonl import to_plain
+from framework.files.jsonl import json_text
 
 
 @contextmanager
@@ -59,7 +58,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         InvalidArgument: `value` holds what JSON cannot; nothing was written.
         OSError: nothing can be written here.
     """
-    write_text(path, json.dumps(to_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json_text(value, indent=2) + "\n")
 
 
 def _sync(path: Path, flags: int) -> None:

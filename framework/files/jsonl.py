@@ -59,7 +59,23 @@ def to_plain(value: Any) -> Any:
 
 def dump_line(record: Mapping[str, Any]) -> bytes:
     """One UTF-8 line, newline included. Non-finite floats become null; see `to_plain`."""
-    return json.dumps(to_plain(record), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    return json_text(record, separators=(",", ":")).encode() + b"\n"
+
+
+def json_text(value: Any, **style: Any) -> str:
+    """`value` as JSON that UTF-8 can hold; see `to_plain`. Text with half of a surrogate pair is written in escapes.
+
+    Args:
+        style: `indent`, `separators`, as json.dumps takes them.
+    """
+    plain = to_plain(value)
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, **style)
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return json.dumps(plain, ensure_ascii=True, allow_nan=False, **style)
+    return text
 
 
 def iter_lines(path: Path, error: type[FrameworkError]) -> Iterator[tuple[int, str]]:

@@ -260,3 +260,44 @@ def test_everything_bad_is_listed_and_nothing_of_it_imported(bad: Path, command:
     assert {plugin.name for plugin in registry.entries("backend") if plugin.distribution == "villain"} == set(
         villain.classes("backend")
     )
+
+
+SURROGATES = """
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.workload import Sampling, Workload, WorkloadRequest
+from framework_builtin.eviction.lru import Lru
+
+class Broken(Lru):
+    def facts(self):
+        return {"half": "\\udc80"}
+
+class Requests(Workload):
+    def __init__(self, num_requests: int = 4) -> None:
+        self.num_requests = num_requests
+
+    def requests(self):
+        for number in range(self.num_requests):
+            yield WorkloadRequest(prompt=[1, 2, 3, number + 4], key=f"\\ud800{number}", category="\\udfff",
+                                  tenant="t", sampling=Sampling(max_tokens=3), output_tokens=3)
+
+    def facts(self):
+        return {"half": "\\ud83d"}
+"""
+
+
+@pytest.mark.parametrize("mode", ["serve", "replay"])
+def test_half_a_surrogate_pair_of_a_plugin_breaks_no_file_of_a_run(mode: str, command: Any, elsewhere: Path) -> None:
+    (elsewhere / f"half_{mode}.py").write_text(SURROGATES)
+    words = (f"mode={mode}", f"workload=half_{mode}.py:Requests", f"eviction=half_{mode}.py:Broken",
+             "cache.num_blocks=32", "run.progress=false", "run.events=true", "run.check_requests=0")  # fmt: skip
+    status, _, err = command("-m", *words, "run.sweep=s", "seed=0,1")
+    assert (status, err) == (0, ""), err
+    for folder in Path("sweeps/s").glob("seed=*"):
+        for name in ("requests.jsonl", "events.jsonl", "metrics.jsonl"):
+            assert read_jsonl(folder / name), name
+        assert [row["key"] for row in read_jsonl(folder / "requests.jsonl")] == [
+            f"\ud800{number}" for number in range(4)
+        ]
+        assert read_result(folder)["status"] == "ok"
+    assert Path("sweeps/s/runs.csv").read_text(encoding="utf-8").count("\n") == 3
+    assert Path("sweeps/s/report.html").read_text(encoding="utf-8")

@@ -124,9 +124,8 @@ def multirun(hydra: Any, name: str, words: Sequence[str], task: Task) -> Iterato
     Raises:
         hydra's own errors: a word that cannot be composed; nothing was started.
     """
-    quiet = [] if any("hydra.output_subdir" in word for word in words) else ["hydra.output_subdir=null"]
     config = hydra.compose_config(
-        config_name=name, overrides=[*words, *quiet], with_log_configuration=True, run_mode=RunMode.MULTIRUN
+        config_name=name, overrides=list(words), with_log_configuration=True, run_mode=RunMode.MULTIRUN
     )
     callbacks = Callbacks(config)
     callbacks.on_multirun_start(config=config, config_name=name)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from framework.errors import InvalidArgument, RunDirectoryError, WorkloadError
+from framework.files.atomic import write_json
 from framework.files.jsonl import PartialLineWarning, dump_line, iter_objects, read_jsonl, to_plain
 
 LINES = b'{"a":1,"s":"\xc3\xa4"}\n{"a":2,"s":"x"}\n{"a":3,"s":"y"}\n'
@@ -120,3 +121,13 @@ def test_a_cut_gzip_file_names_the_line_it_breaks_off_at(tmp_path: Path) -> None
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"gone\.jsonl"):
         read_jsonl(tmp_path / "gone.jsonl")
+
+
+@pytest.mark.parametrize("text", ["\ud800", "é\udfff", {"\udc00": 1}, ["a", "\ud83d"]])
+def test_half_of_a_surrogate_pair_is_written_as_an_escape_and_read_back(tmp_path: Path, text: object) -> None:
+    line = dump_line({"x": text, "ü": 1})
+    assert json.loads(line) == {"x": text, "ü": 1}
+    assert line.isascii()
+    assert "ü".encode() in dump_line({"ü": 1}), "other text stays readable"
+    write_json(tmp_path / "a.json", {"x": text})
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"x": text}
