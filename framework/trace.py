@@ -1,4 +1,4 @@
-"""`python -m framework.trace`: look at a trace, convert it, draw a synthetic one, or get a public one."""
+"""`python -m framework.trace`: look at a trace, convert it, draw one, get a public one, or record an engine's."""
 
 from __future__ import annotations
 
@@ -57,6 +57,18 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("name", nargs="?")
     fetch.add_argument("--to", default="traces", metavar="FOLDER", help="default: traces")
     fetch.set_defaults(run=_fetch)
+    record = commands.add_parser(
+        "record", help="follow the KV events of a running engine and write a trace without text, tokens or names"
+    )
+    record.add_argument("endpoint", metavar="ADDRESS", help="where it publishes, such as tcp://127.0.0.1:5557")
+    record.add_argument("--out", required=True, metavar="OUT", help="a new file of JSON lines")
+    record.add_argument("--replay", metavar="ADDRESS", help="where it answers who missed something; default: nowhere")
+    record.add_argument("--topic", default="", help="only messages of this topic")
+    record.add_argument("--report-hits", action="store_true", help="it reports what requests found (vLLM: full mode)")
+    for name, kind, what in (("seconds", float, "have passed"), ("batches", int, "have come")):
+        record.add_argument(f"--{name}", type=kind, metavar="N", help=f"end when so many {what}; default: Ctrl-C")
+    record.add_argument("--idle", type=float, metavar="S", help="end when nothing has come for S seconds")
+    record.set_defaults(run=_record)
     return parser
 
 
@@ -189,6 +201,24 @@ def _synth(options: argparse.Namespace) -> int:
     requests = synthetic_trace(options.name, chosen, seed=options.seed, block_tokens=options.block_tokens)
     count = write_trace(options.out, requests, synthetic=options.name, seed=options.seed, options=chosen)
     print(f"{options.out}: {count} requests")  # noqa: T201
+    return 0
+
+
+def _record(options: argparse.Namespace) -> int:
+    from framework.kv_events.recording import Limits, record
+    from framework.kv_events.subscriber import Subscriber
+
+    for name in ("seconds", "batches", "idle"):
+        if getattr(options, name) is not None and not getattr(options, name) > 0:
+            raise ConfigError(f"--{name} must be above 0, found {getattr(options, name)}")
+    limits = Limits(seconds=options.seconds, batches=options.batches, idle_s=options.idle)
+    with Subscriber(options.endpoint, options.replay, topic=options.topic) as subscriber:
+        found = record(subscriber, Path(options.out), report_hits=options.report_hits, limits=limits)
+    print(  # noqa: T201
+        f"{options.out}: {found.num_batches} batches, {found.num_stored} blocks stored; "
+        f"{found.num_recovered} batches were missed and had again, {found.num_lost} were lost, "
+        f"{found.num_damaged} messages were damaged"
+    )
     return 0
 
 

@@ -20,7 +20,8 @@ class BlockIndex:
 
     Args:
         report_hits: the stream says what requests found (kv_events.report_hits; kv_cache_report_mode "full" in vLLM): a
-            BlockStored without a parent all of whose blocks are there is such a report.
+            BlockStored without a parent all of whose blocks are there is such a report. Where an engine computes one
+            content twice from the root, as vLLM may within a step, that store looks alike and is taken for a report.
 
     Attributes:
         copies: by place, how many blocks hold each content.

@@ -1,0 +1,138 @@
+"""A live stream of KV events written down, without what is private in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from framework.errors import WorkloadError
+from framework.files.jsonl import dump_line
+from framework.kv_events.follower import Follower
+from framework.kv_events.json_lines import FORMAT, VERSION
+from framework.kv_events.private import Veil
+from framework.kv_events.schema import BlockStored, EventBatch, as_map
+from framework.kv_events.subscriber import Subscriber
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What was written: batches and blocks stored, and what was missed and had again or not."""
+
+    num_batches: int
+    num_stored: int
+    num_recovered: int
+    num_lost: int
+    num_damaged: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a recording ends by itself: after so many seconds or batches, or when none came for so long."""
+
+    seconds: float | None = None
+    batches: int | None = None
+    idle_s: float | None = None
+
+
+def record(
+    subscriber: Subscriber,
+    path: Path,
+    *,
+    report_hits: bool = False,
+    limits: Limits = Limits(),
+    tick: Callable[[int], object] = lambda count: None,
+) -> Recorded:
+    """Write what comes to a new file until a limit is reached or Ctrl-C; every batch is on the disk when it came.
+
+    Args:
+        report_hits: whether the publisher reports hits, for the header.
+        tick: called with the batches written so far.
+
+    Raises:
+        WorkloadError: the file is there already, or cannot be written; or nothing came.
+    """
+    follower = Follower(replay=subscriber.again)
+    with _Writer(path) as writer:
+        follower.on_batch = lambda number, batch: writer.batch(number, batch, report_hits=report_hits)
+        began = last = time.monotonic()
+        try:
+            while not _is_over(limits, began, last, writer.num_batches):
+                for number, batch in subscriber.batches(_POLL_S):
+                    follower.take(number, batch)
+                    last = time.monotonic()
+                    tick(writer.num_batches)
+                    if _is_over(limits, began, last, writer.num_batches):
+                        break
+        except KeyboardInterrupt:
+            pass  # how a recording ends
+        if not writer.num_batches:
+            path.unlink(missing_ok=True)
+            raise WorkloadError(
+                f"nothing came from {subscriber.endpoint} and nothing was written; no engine publishes KV events there"
+            )
+        return Recorded(
+            num_batches=writer.num_batches,
+            num_stored=writer.num_stored,
+            num_recovered=follower.num_recovered,
+            num_lost=follower.num_lost,
+            num_damaged=subscriber.num_damaged,
+        )
+
+
+def _is_over(limits: Limits, began: float, last: float, count: int) -> bool:
+    now = time.monotonic()
+    return (
+        (limits.seconds is not None and now - began >= limits.seconds)
+        or (limits.batches is not None and count >= limits.batches)
+        or (limits.idle_s is not None and now - last >= limits.idle_s)
+    )
+
+
+class _Writer:
+    """The file of a recording: the header with the first batch, which says how many tokens a block has."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._veil = path, Veil()
+        self.num_batches = self.num_stored = 0
+        self._epoch: float | None = None
+        self._begun = False
+        try:
+            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise WorkloadError(f"{path} is there already; nothing was written: choose another name") from error
+        except OSError as error:
+            raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+    def batch(self, number: int, batch: EventBatch, *, report_hits: bool) -> None:
+        """Write one batch; times count from the first's."""
+        stored = [event for event in batch.events if isinstance(event, BlockStored)]
+        self._epoch = batch.ts if self._epoch is None else self._epoch
+        if not self._begun:
+            self._begun = True
+            size = next((event.block_size for event in stored), 0)
+            self._put({"format": FORMAT, "version": VERSION, "clock": "seconds", "block_size": size,
+                       "report_hits": report_hits, "private": True})  # fmt: skip
+        events = [as_map(self._veil.event(event)) for event in batch.events]
+        self._put({"seq": number, "ts": round(batch.ts - self._epoch, 6), "events": events})
+        self.num_batches += 1
+        self.num_stored += sum(len(event.block_hashes) for event in stored)
+
+    def _put(self, record: Mapping[str, Any]) -> None:
+        data = memoryview(dump_line(record))
+        try:
+            while data:
+                data = data[os.write(self._handle, data) :]
+        except OSError as error:
+            raise WorkloadError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        os.close(self._handle)

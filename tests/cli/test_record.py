@@ -1,0 +1,172 @@
+"""A run followed by another process: an index of its pool, and a trace of it without what is private."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from framework.kv_events.index import BlockIndex
+from framework.kv_events.reading import read_batches
+from framework.tracking import read_result
+
+pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
+pytest.importorskip("msgspec", reason="KV events over ZeroMQ need msgspec")
+Command = Callable[..., tuple[int, str, str]]
+SIZES = ("cache.num_blocks=120", "cache.block_size=8", "run.progress=false")
+SERVED = (
+    "workload=conversations",
+    "workload.num_sessions=6",
+    "engine.max_batch_requests=1",
+    "run.check_requests=0",
+    *SIZES,
+)
+
+FOLLOW = """
+import sys
+from framework.kv_events.follower import Follower
+from framework.kv_events.subscriber import Subscriber
+with Subscriber(sys.argv[1], sys.argv[2]) as subscriber:
+    follower = Follower(replay=subscriber.again)
+    for number, batch in subscriber.batches(60.0):
+        assert follower.take(number, batch), "unknown"
+        break
+    for number, batch in subscriber.batches(3.0):
+        assert follower.take(number, batch), "unknown"
+    print(follower.next, *sorted(name.hex() for name in follower.index.blocks("GPU")))
+"""
+"""A process that knows nothing but the address: it follows until nothing more came for three seconds."""
+
+
+def free_addresses() -> tuple[str, str]:
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        return tuple(f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in (one, two))  # type: ignore[return-value]
+
+
+def published(addresses: tuple[str, str]) -> tuple[str, ...]:
+    endpoint, replay = addresses
+    return ("kv_events.publish=true", f"kv_events.endpoint={endpoint}", f"kv_events.replay_endpoint={replay}",
+            "kv_events.linger_s=1.5")  # fmt: skip
+
+
+def test_another_process_follows_a_serve_run(command: Command, elsewhere: Path) -> None:
+    addresses = free_addresses()
+    follower = subprocess.Popen([sys.executable, "-c", FOLLOW, *addresses], stdout=subprocess.PIPE, text=True)
+    try:
+        time.sleep(1.5)
+        status, _, errors = command(*SERVED, *published(addresses), "kv_events.file=true", "run.dir=served")
+        assert status == 0, errors
+        out, _ = follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert follower.returncode == 0
+    index = BlockIndex()
+    for _, batch in read_batches(elsewhere / "served" / "kv_events.jsonl"):
+        index.apply(batch.events)
+    result = read_result(elsewhere / "served")
+    assert result["kv_event_removed_blocks"] > 0
+    count, *names = out.split()
+    assert int(count) == result["kv_event_batches"]
+    assert names == sorted(str(name) for name in index.blocks("GPU"))
+    assert len(names) > 20
+
+
+@pytest.fixture
+def recorded(command: Command, elsewhere: Path) -> Path:
+    """A serve run that publishes, and what `framework.trace record` wrote of it until Ctrl-C."""
+    addresses = free_addresses()
+    recorder = subprocess.Popen(
+        [sys.executable, "-m", "framework.trace", "record", addresses[0], "--replay", addresses[1], "--report-hits",
+         "--out", "trace.jsonl"],
+        stdout=subprocess.PIPE, text=True, cwd=elsewhere, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 30
+        while not (elsewhere / "trace.jsonl").exists():
+            assert recorder.poll() is None, "the recorder ended"
+            assert time.monotonic() < deadline, "the recorder did not start"
+            time.sleep(0.05)
+        status, _, errors = command(
+            *SERVED, *published(addresses), "kv_events.report_hits=true", "kv_events.file=true", "run.dir=served"
+        )
+        assert status == 0, errors
+        recorder.send_signal(signal.SIGINT)
+        out, _ = recorder.communicate(timeout=30)
+    finally:
+        recorder.kill()
+    assert recorder.returncode == 0, out
+    assert "0 were lost" in out
+    return elsewhere / "trace.jsonl"
+
+
+def test_a_recording_holds_every_batch_and_nothing_private(recorded: Path, elsewhere: Path) -> None:
+    served = [*read_batches(elsewhere / "served" / "kv_events.jsonl")]
+    written = [*read_batches(recorded)]
+    assert [number for number, _ in written] == [number for number, _ in served]
+    hashes = {name for _, batch in served for event in batch.events for name in getattr(event, "block_hashes", ())}
+    sessions = {getattr(event, "session_id", None) for _, batch in served for event in batch.events} - {None}
+    text = recorded.read_text()
+    assert hashes
+    assert sessions
+    assert not any(str(name) in text for name in hashes), "an engine's hash could be computed from a guessed prompt"
+    stored = [json.loads(line) for line in text.splitlines()[1:]]
+    events = [event for batch in stored for event in batch["events"] if event["type"] == "BlockStored"]
+    assert all(event["token_ids"] == [] and "extra_keys" not in event for event in events)
+    assert not {event.get("session_id") for event in events} & sessions
+    assert stored[0]["ts"] == 0, "no time of day"
+    assert recorded.stat().st_mode & 0o077 == 0
+
+
+def test_the_replay_of_a_recording_hits_what_the_run_hit(recorded: Path, command: Command, elsewhere: Path) -> None:
+    served = read_result(elsewhere / "served")
+    assert served["num_evictions"] > 0, "a pool that holds everything shows little"
+    for number, workload in enumerate(("workload=trace", "workload=kv_events")):
+        status, out, errors = command(
+            "mode=replay", workload, f"workload.path={recorded}", *SIZES, "engine.max_batch_requests=1",
+            f"run.dir=replayed{number}",
+        )  # fmt: skip
+        assert status == 0, errors
+        again = read_result(elsewhere / f"replayed{number}")
+        assert again["hit_tokens"] == served["hit_tokens"], (again, served)
+    assert again["recorded_hit_blocks"] == served["hit_blocks"]
+    assert again["recorded_stored_blocks"] >= again["recorded_lost_blocks"] > 0
+    assert "recorded blocks lost" in out
+
+
+def test_describe_says_what_is_in_a_recording(
+    recorded: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from framework.trace import main
+
+    assert main(["describe", str(recorded)]) == 0
+    out = capsys.readouterr().out
+    assert "kv_events" in out
+    assert "unique blocks" in out
+
+
+def test_a_recording_never_writes_over_a_file_and_leaves_none_where_nothing_came(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from framework.trace import main
+
+    (elsewhere / "mine.jsonl").write_text("precious")
+    endpoint, _ = free_addresses()
+    assert main(["record", endpoint, "--out", "mine.jsonl", "--seconds", "0.1"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert (elsewhere / "mine.jsonl").read_text() == "precious"
+    assert main(["record", endpoint, "--out", "new.jsonl", "--seconds", "0.1"]) == 2
+    assert "nothing came from" in capsys.readouterr().err
+    assert not (elsewhere / "new.jsonl").exists()
+    assert main(["record", "nowhere", "--out", "new.jsonl"]) == 2
+    assert "is no address" in capsys.readouterr().err
+    assert main(["record", endpoint, "--out", "new.jsonl", "--seconds", "-1"]) == 2
