@@ -71,6 +71,7 @@ class Request:
         num_recomputed_tokens: tokens computed again after preemptions.
         num_spared_tokens: tokens that a restoration found cached though the request had not computed them yet.
         num_loaded_tokens: of `num_cached_tokens`, those that came from tiers below the pool.
+        tier_tokens: the same by tier; None where none did.
         load_s: time it waited for blocks from there.
         completions: in sample order, or best beam first; what there was so far of a request that did not finish.
         reason: why it was rejected, failed or cancelled.
@@ -96,6 +97,7 @@ class Request:
     num_recomputed_tokens: int = 0
     num_spared_tokens: int = 0
     num_loaded_tokens: int = 0
+    tier_tokens: dict[int, int] | None = None
     load_s: float = 0.0
     num_preemptions: int = 0
     arrival_step: int | None = None

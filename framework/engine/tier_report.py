@@ -21,7 +21,8 @@ def check_tiers(tiers: EngineTiers, *, settle: bool = False) -> None:
     if tiers.off:
         return
     tiers.lower.check()
-    assert set(tiers.pool.values()) <= tiers.names.keys(), "a block counts as held that is not published"
+    stale = [block for key, block in tiers.pool.items() if tiers.names.get(block) != key]
+    assert not stale, f"blocks {stale} count as holding what they are not published with"
     if not (tiers.transfers.num_pending or tiers.loading or tiers.dropped):
         assert not tiers.arriving, tiers.arriving
         assert not tiers.reading, tiers.reading

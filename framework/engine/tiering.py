@@ -352,6 +352,8 @@ class EngineTiers:
             return
         if not seq.was_admitted:
             seq.request.num_loaded_tokens += tokens - start
+            sources = [0 if copy is None else copy.source for copy in load.copies[:good]]
+            seq.request.tier_tokens = {tier: self._size * sources.count(tier) for tier in {*sources} - {0}}
         self._state.note("loaded", seq, blocks=good)
         self.ready.append((seq, tokens))
 

@@ -71,7 +71,7 @@ def cache_only(session: Session) -> dict[str, Any]:
         measured.update(reported({"eviction": GuardedPolicy(policy)}))
         measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
         if session.settings.requests:
-            _log_requests(session, paths, counts)
+            _log_requests(session, paths, counts, below)
         if options.optimum:
             facts = {"sha256": session.facts.get("trace_sha256"), "num_blocks": total_blocks}
             facts |= {"workload": config.workload.plain(), "seed": config.seed}
@@ -112,7 +112,9 @@ def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
     }
 
 
-def _log_requests(session: Session, paths: RequestPaths, counts: CacheOnlyResult) -> None:
+def _log_requests(
+    session: Session, paths: RequestPaths, counts: CacheOnlyResult, below: ReplayTiers | None = None
+) -> None:
     """`requests.jsonl`: what each request asked for and hit."""
     assert paths.known is not None
     columns: dict[str, Sequence[Any]] = {
@@ -127,6 +129,9 @@ def _log_requests(session: Session, paths: RequestPaths, counts: CacheOnlyResult
         "prompt_blocks": np.diff(paths.starts).tolist(),
         "hit_blocks": counts.request_hits.tolist(),
     }
+    if below is not None:
+        for tier in below.lower.tiers:
+            columns[f"tier{tier.number}_blocks"] = [hits[tier.number] for hits in below.request_hits]
     for row in zip(*columns.values(), strict=True):
         session.run.log_request(dict(zip(columns, row, strict=True)))
 

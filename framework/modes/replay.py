@@ -66,7 +66,7 @@ def full_replay(session: Session) -> dict[str, Any]:
     session.begin("none")
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.length_advice)
     if session.settings.requests:
-        tiers = bool(session.config.tiers)
+        tiers = len(session.config.tiers)
         engine.state.on_end = lambda request: session.run.log_request(request_row(request, unit=unit, tiers=tiers))
     log_every, start = session.settings.log_every, time.perf_counter()
 

@@ -9,14 +9,18 @@ from framework.engine.request import Completion, Request
 Row = dict[str, Any]
 
 
-def request_row(request: Request, *, unit: str = "s", tiers: bool = False) -> Row:
+def request_row(request: Request, *, unit: str = "s", tiers: int = 0) -> Row:
     """What became of one request, its generated tokens left out.
 
     Args:
         unit: of the run's clock, which ends the names of the times: "s" or "steps".
-        tiers: whether there are any below the pool, so that blocks may have come from there.
+        tiers: how many there are below the pool, from which blocks may have come.
     """
-    loaded = {"loaded_tokens": request.num_loaded_tokens, f"load_{unit}": request.load_s} if tiers else {}
+    loaded: Row = {}
+    if tiers:
+        by_tier = request.tier_tokens or {}
+        loaded = {f"tier{tier}_tokens": by_tier.get(tier, 0) for tier in range(1, tiers + 1)}
+        loaded[f"load_{unit}"] = request.load_s
     return {
         "request": request.number,
         "key": request.key,

@@ -78,7 +78,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
         llm.add_texts(requests)
         verdicts, judged = compare(llm, requests, session.settings.check_requests if complete else 0)
         for request in requests:
-            session.run.log_request(served_row(request, verdicts, tiers=bool(session.config.tiers)))
+            session.run.log_request(served_row(request, verdicts, tiers=len(session.config.tiers)))
         if llm.recorder is not None:
             write_recording(
                 session.run.path / RECORDING,
@@ -246,9 +246,7 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     return reported(plugins) | result
 
 
-def served_row(
-    request: Request, verdicts: Sequence[DenseVerdict | LossVerdict], *, tiers: bool = False
-) -> dict[str, Any]:
+def served_row(request: Request, verdicts: Sequence[DenseVerdict | LossVerdict], *, tiers: int = 0) -> dict[str, Any]:
     """One request for `requests.jsonl`, with what was generated and whether the dense model agrees.
 
     `dense` is "equal", "differs" (and `dense_differs_at` the index of the first such token) or null: not compared.

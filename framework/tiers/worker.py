@@ -20,6 +20,7 @@ from framework.types import BlockHash
 Bytes = npt.NDArray[np.uint8]
 
 _MOST_STAGED = 256 * 2**20  # bytes of blocks read from the pool and not yet stored
+_MOST_LOADS = 8  # in a row, while something else waits
 _LIST_EVERY_S = 5.0  # while there is nothing to copy: what other processes stored in a shared store
 _SMOOTHING = 0.1  # weight of the newest read in the mean that predictions use
 
@@ -57,7 +58,8 @@ class WorkerTransfers:
     """Carries out copies over real stores in one thread; the thread that steps the engine only asks.
 
     NOTE. One thread for all tiers: a store is called from one thread at a time, and the order of the calls is the order
-    of the copies. A slow write delays a load by one block at most, since loads go first.
+    of the copies. Loads go first, so a slow write delays one by a block at most; after a few in a row the oldest store
+    has its turn, or it would starve.
 
     Args:
         stores: opened, of the tiers from 1 on. A store that keeps keys only gets nothing, and finds nothing.
@@ -73,7 +75,7 @@ class WorkerTransfers:
         self._unread: dict[Copy, _Job] = {}  # stores whose block the pool still holds
         self._ended: deque[Copy] = deque()
         self._most_staged = max(1, _MOST_STAGED // pool.block_bytes)
-        self._num_staged = self.num_pending = 0
+        self._num_staged = self.num_pending = self._loads_in_a_row = 0
         self._read_s: list[float | None] = [None for _ in stores]
         self._closing = False
         self._listing = [store.lists for store in self._stores]
@@ -231,9 +233,11 @@ class WorkerTransfers:
             self._lock.notify_all()
 
     def _next(self) -> _Job:
-        """A load, unless what writes or removes its content waits; else the oldest job."""
-        if self._loads and not (self._jobs and self._of_key[self._loads[0].tier, self._loads[0].key]):
+        """A load, unless what writes or removes its content waits, or others waited long; else the oldest job."""
+        if self._loads and not (self._jobs and self._must_wait(self._loads[0])):
+            self._loads_in_a_row += 1
             return self._loads.popleft()
+        self._loads_in_a_row = 0
         job = self._jobs.popleft()
         at = job.tier, job.key
         self._of_key[at] -= 1
@@ -242,6 +246,9 @@ class WorkerTransfers:
         if job.copy is not None and self._unread.pop(job.copy, None) is not None:
             self._stage(job)
         return job
+
+    def _must_wait(self, load: _Job) -> bool:
+        return (load.tier, load.key) in self._of_key or self._loads_in_a_row >= _MOST_LOADS
 
     def _do(self, job: _Job) -> str:
         """Carry out a job; returns why it failed, empty if it did not."""

@@ -14,7 +14,7 @@ from framework.engine.executors.base import Step
 from framework.engine.tier_records import TierSetup
 from framework.engine.tier_report import check_tiers
 from framework.engine.tiering import EngineTiers
-from framework.errors import PluginError, StoreFailed
+from framework.errors import FrameworkError, PluginError, StoreFailed
 from framework.guard.store import GuardedStore
 from framework.interfaces.store import BlockFormat, Store
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
@@ -271,3 +271,79 @@ def test_blocks_and_bytes_are_conserved_while_stores_fail(operations: int) -> No
             assert held == len(tier), (seed, counts)
         done += engine.allocator.stats().evictions
     assert seed > 1 or operations < 10_000
+
+
+class LeavesEvictedBlocks(Late):
+    """Does not read a block before the pool gives it to somebody else."""
+
+    def release(self, copy: Copy) -> None:
+        pass
+
+
+class IgnoresWhatIsBeingStored(Late):
+    """Loads a block before it was stored."""
+
+    def _must_wait(self, load: Any) -> bool:
+        return False
+
+
+def frees_under_a_copy(self: EngineTiers, seq: Any, *, returning: bool = False) -> bool:
+    load = self.loading.get(seq.id)
+    if load is not None:
+        self._life.free_table(seq)
+    return _drop(self, seq, returning=returning)
+
+
+def never_unpins(self: EngineTiers, tier: Any, copy: Copy) -> None:
+    pass
+
+
+def takes_failed_loads(self: EngineTiers, copy: Copy) -> None:
+    copy.failed = ""
+    _loaded(self, copy)
+
+
+def forgets_to_note_evictions(self: EngineTiers, event: Any) -> None:
+    if event.kind == "admit":
+        _heard(self, event)
+
+
+def commits_a_block_more(self: EngineTiers, load: Any) -> None:
+    for copy in load.copies:
+        if copy is not None and copy.failed:
+            copy.failed = ""
+            break
+    _arrived(self, load)
+
+
+_drop, _loaded, _heard, _arrived = EngineTiers.drop, EngineTiers._loaded, EngineTiers.heard, EngineTiers._arrived
+FAULTS: dict[str, tuple[type | None, str, Any]] = {
+    "an evicted block is not read in time": (LeavesEvictedBlocks, "", None),
+    "a load overtakes the store of its block": (IgnoresWhatIsBeingStored, "", None),
+    "blocks are freed while a copy writes them": (None, "drop", frees_under_a_copy),
+    "a copy leaves its block pinned": (None, "_end_at", never_unpins),
+    "a failed load counts as loaded": (None, "_loaded", takes_failed_loads),
+    "one failed block of a load counts as loaded": (None, "_arrived", commits_a_block_more),
+    "evictions are not heard of": (None, "heard", forgets_to_note_evictions),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_of_a_tier_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    transfers, place, method = FAULTS[fault]
+    if transfers is not None:
+        monkeypatch.setitem(globals(), "Late", transfers)
+    if place:
+        monkeypatch.setattr(EngineTiers, place, method)
+    caught = 0
+    for seed in range(8):
+        draw, share = random.Random(seed), 0.3 * (seed % 2)
+        engine = tiered_engine(draw, OnEviction(exclusive=False), share=share)
+        tiers = engine.state.tiers
+        assert tiers is not None
+        try:
+            run(engine, tiers, draw, 40)
+            assert share or not sum(tiers.failed_loads + tiers.failed_stores)
+        except (AssertionError, FrameworkError, KeyError):
+            caught += 1
+    assert caught, fault

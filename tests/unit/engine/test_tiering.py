@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from framework.tiers.links import Link, LinkTransfers
 from framework.types import BlockHash
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.tiering.load_or_recompute import LoadOrRecompute
 from framework_builtin.tiering.on_eviction import OnEviction
 from framework_builtin.tiering.write_through import WriteThrough
 
@@ -237,3 +240,48 @@ def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
 
 def test_no_thread_is_left_behind() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "tiers"]
+
+
+def test_a_run_without_tiers_calls_nothing_of_theirs() -> None:
+    """Counted call by call: what is not configured is not paid."""
+    built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=8, block_size=SIZE, max_model_len=64)
+    engine = Engine(
+        built, ReplayExecutor(constant_step(1.0)), max_model_len=64, virtual_clock=True, max_batch_tokens=64
+    )
+    calls: dict[str, int] = {}
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            name = frame.f_code.co_filename.replace("\\", "/")
+            if "/framework/tiers/" in name or "/engine/tier" in name:
+                calls[f"{name}:{frame.f_code.co_name}"] = calls.get(f"{name}:{frame.f_code.co_name}", 0) + 1
+
+    sys.setprofile(count)
+    try:
+        for number in range(20):
+            engine.submit(prompt(100 * (number % 3)), Sampling(max_tokens=5, ignore_eos=True))
+        engine.run()
+        engine.check()
+    finally:
+        sys.setprofile(None)
+    assert calls == {}
+    assert built.cache.listener is None, "no event is made that nobody hears"
+
+
+@pytest.mark.parametrize(("load_s", "loaded"), [(0.01, 3), (1.5, 0)], ids=["fast link", "slow link"])
+def test_a_prompt_is_loaded_where_that_is_faster_and_computed_where_it_is_not(load_s: float, loaded: int) -> None:
+    engine = replayed(LoadOrRecompute(), link=Link(read_bytes_per_s=8 / load_s))
+    setup = below(engine).setup
+    below(engine).setup = replace(setup, recompute_s=lambda cached, tokens: 0.2 * (tokens - cached))
+    serve(engine, prompt(0), prompt(100))
+    start, request = engine.executor.now(), engine.submit(prompt(0), ONE)
+    engine.run()
+    assert request.num_loaded_tokens == SIZE * loaded
+    assert request.finished_s - start <= 1.0 + 3 * min(load_s, 0.8) + 1e-6
+
+
+def test_the_first_blocks_are_loaded_and_the_rest_computed_where_that_is_soonest() -> None:
+    offer = LoadOffer((1, 1, 1, 1), (16, 32, 48, 64), 0, 80, load_s=(1, 2, 6, 9), recompute_s=(2, 4, 6, 8))
+    assert LoadOrRecompute().load(offer, 0.0) == 2
+    assert LoadOrRecompute().load(replace(offer, load_s=(3, 5, 7, 9)), 0.0) == 0
+    assert LoadOrRecompute().load(replace(offer, load_s=None), 0.0) == 4

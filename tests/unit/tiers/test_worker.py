@@ -1,0 +1,175 @@
+"""Copies by a thread over stores: order, fairness, failures, ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework.errors import StoreFailed
+from framework.guard.store import GuardedStore
+from framework.interfaces.store import BlockFormat, Store
+from framework.tiers import worker
+from framework.tiers.transfers import Copy
+from framework.tiers.worker import WorkerTransfers
+from framework.types import BlockHash
+from framework_builtin.store.host import Host
+
+FORMAT = BlockFormat("m", "uint8", "NHD", 1, "sha256", 4)
+
+
+class Bytes:
+    block_bytes = 4
+
+    def __init__(self) -> None:
+        self.blocks = np.arange(400, dtype=np.uint8).reshape(100, 4)
+
+    def read(self, block: int) -> Callable[[], Any]:
+        data = self.blocks[block].copy()
+        return lambda: data
+
+    def buffer(self) -> Any:
+        return np.empty(4, dtype=np.uint8)
+
+    def write(self, block: int, data: Any) -> None:
+        self.blocks[block] = data
+
+
+class Stepped(WorkerTransfers):
+    """One job a call of `step`, in this thread."""
+
+    def _start(self) -> None:
+        pass
+
+    def step(self) -> list[str]:
+        self._carry_out()
+        return [f"{copy.key.decode()} to {copy.target}" for copy in self.finished()]
+
+
+def stepped(kind: type[WorkerTransfers] = Stepped, stores: Sequence[Store] | None = None) -> tuple[Any, Bytes]:
+    pool = Bytes()
+    guarded = [GuardedStore(store) for store in (stores or [Host(), Host()])]
+    for store in guarded:
+        store.open(FORMAT, 50)
+    return kind(pool, guarded, lambda: 0.0), pool
+
+
+def store(name: str, block: int, tier: int = 1) -> Copy:
+    return Copy(BlockHash(name.encode()), 0, tier, block)
+
+
+def load(name: str, block: int, tier: int = 1) -> Copy:
+    return Copy(BlockHash(name.encode()), tier, 0, block)
+
+
+def test_loads_go_ahead_of_stores_but_not_of_their_own() -> None:
+    moves, pool = stepped()
+    moves.submit([store("a", 1)])
+    assert moves.step() == ["a to 1"]
+    moves.submit([store("b", 2), store("c", 3)])
+    moves.submit([load("a", 10), load("c", 11)])
+    assert [moves.step() for _ in range(4)] == [["a to 0"], ["b to 1"], ["c to 1"], ["c to 0"]]
+    assert pool.blocks[10].tolist() == pool.blocks[1].tolist()
+    assert pool.blocks[11].tolist() == pool.blocks[3].tolist()
+
+
+class AlwaysLoads(Stepped):
+    """The faulty order: whoever waits to be stored waits until nobody loads."""
+
+    def _must_wait(self, load: Any) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("kind", [Stepped, AlwaysLoads])
+def test_stores_are_not_starved_by_loads(kind: type[WorkerTransfers]) -> None:
+    """A drain of one engine stored 0 bytes in half an hour."""
+    moves, _ = stepped(kind)
+    moves.submit([store("a", 1)])
+    moves.step()
+    moves.submit([store("b", 2)])
+    seen = []
+    for number in range(50):
+        moves.submit([load("a", 10 + number)])
+        seen += moves.step()
+    assert ("b to 1" in seen) is (kind is Stepped)
+    assert kind is not Stepped or seen.index("b to 1") <= worker._MOST_LOADS
+
+
+def test_an_evicted_block_is_read_when_it_is_released_and_once() -> None:
+    moves, pool = stepped()
+    copy, content = store("a", 1), Bytes().blocks[1].tolist()
+    moves.submit([copy])
+    moves.release(copy)
+    pool.blocks[1] = 0
+    moves.release(copy)
+    moves.step()
+    moves.submit([load("a", 5)])
+    moves.step()
+    assert pool.blocks[5].tolist() == content
+
+
+def test_a_key_that_is_removed_and_stored_again_is_there() -> None:
+    moves, pool = stepped()
+    moves.submit([store("a", 1)])
+    moves.remove(BlockHash(b"a"), 1)
+    moves.submit([store("a", 2)])
+    moves.submit([load("a", 9)])
+    for _ in range(4):
+        moves.step()
+    assert pool.blocks[9].tolist() == pool.blocks[2].tolist()
+
+
+class Broken(Host):
+    def write(self, key: Any, data: memoryview) -> None:
+        raise StoreFailed("the disk is full")
+
+    def read(self, key: Any, into: memoryview) -> Any:
+        return 1
+
+
+def test_failures_are_named_by_tier_and_end_the_copy_alone() -> None:
+    moves, _ = stepped(Stepped, [Broken(), Host()])
+    copies = [store("a", 1), load("a", 2), load("b", 3, tier=2)]
+    for copy in copies:
+        moves.submit([copy])
+        moves.step()
+    assert copies[0].failed == "tier 1: the disk is full"
+    assert "must return a bool" in copies[1].failed
+    assert copies[2].failed == "tier 2: a block was not there, or damaged"
+
+
+def test_the_thread_carries_everything_out_before_it_ends_and_drops_it_where_that_is_asked() -> None:
+    for drain in (True, False):
+        gate = threading.Event()
+
+        class Gated(Host):
+            def write(self, key: Any, data: memoryview, gate: threading.Event = gate) -> None:
+                gate.wait(10)
+                super().write(key, data)
+
+        moves, _ = stepped(WorkerTransfers, [Gated()])
+        copies = [store(str(number), number) for number in range(20)]
+        moves.submit(copies)
+        closing = threading.Thread(target=moves.close, kwargs={"drain": drain})
+        closing.start()
+        gate.set()
+        closing.join(10)
+        assert not closing.is_alive()
+        assert (len(moves.finished()) == 20) is drain
+        moves.close(drain=drain)
+
+
+def test_predictions_are_unknown_until_a_block_was_read() -> None:
+    moves, _ = stepped()
+    assert moves.load_times([1]) is None
+    assert moves.load_times([0]) == (0.0,)
+    moves.submit([store("a", 1)])
+    moves.step()
+    moves.submit([load("a", 2)])
+    moves.step()
+    found = moves.load_times([1, 1])
+    assert found is not None
+    assert 0 < found[0] < found[1]
