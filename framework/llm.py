@@ -182,6 +182,7 @@ class LLM:
             max_batch_requests=options.max_batch_requests,
             chunk_size=options.chunk_size,
             share_within_step=options.share_within_step,
+            scheduling=options.scheduling,
             preempt_every=options.preempt_every,
             eos_token_ids=tokenizer.eos_token_ids,
             vocab_size=self.model.config.vocab_size,

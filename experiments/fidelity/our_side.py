@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from experiments.fidelity.streams import Outcome, Talk, sampling_of
 from framework.engine.engine import Engine
@@ -51,6 +51,7 @@ class Settings:
     allocator: Any = "prefix"
     hash: Any = "sha256"
     max_model_len: int = 2**18
+    scheduling: Literal["admit_first", "running_first"] = "running_first"
 
 
 def engine_of(settings: Settings, outputs: MutableMapping[tuple[int, int], TokenArray]) -> Engine:
@@ -71,6 +72,7 @@ def engine_of(settings: Settings, outputs: MutableMapping[tuple[int, int], Token
         max_model_len=longest,
         max_batch_tokens=settings.max_batch_tokens,
         max_batch_requests=settings.max_batch_requests,
+        scheduling=settings.scheduling,
         virtual_clock=True,
     )
 

@@ -64,6 +64,19 @@ def grown(count: int, *, seed: int = 0, sessions: int = 20, block_size: int = 16
     return talks
 
 
+def sampled(count: int, *, width: int, seed: int = 1, block_size: int = 16) -> list[Talk]:
+    """Made-up prompts of which `width` samples each are drawn, as requests of their own: so does vLLM with n > 1."""
+    draw, talks = random.Random(seed), list[Talk]()
+    for number in range(count):
+        prompt = [50_000 + number] * draw.randrange(block_size, 8 * block_size)
+        for sample in range(width):
+            output = [
+                2 * FIRST_OUTPUT // 3 + 1000 * (width * number + sample) + i for i in range(draw.randrange(1, 40))
+            ]
+            talks.append(Talk(np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32)))
+    return talks
+
+
 def _with_answers(requests: Iterable[WorkloadRequest], longest: int) -> list[Talk]:
     talks, first = list[Talk](), FIRST_OUTPUT
     for request in requests:

@@ -126,7 +126,7 @@ def run(
             pending += 1
         scheduled = scheduler.schedule()
         for new in scheduled.scheduled_new_reqs:
-            outcome.hits[int(new.req_id)] = new.num_computed_tokens
+            outcome.hits.setdefault(int(new.req_id), new.num_computed_tokens)  # preempted ones come again
         outcome.num_preemptions += len(scheduled.preempted_req_ids or ())
         names = list(scheduled.num_scheduled_tokens)
         outcome.steps.append({int(name): count for name, count in scheduled.num_scheduled_tokens.items()})

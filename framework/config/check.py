@@ -99,7 +99,7 @@ def check_executor(mode: str, executor: str | None) -> None:
 
 
 def check_tiering(config: Config) -> None:
-    """Refuse a tiering rule without tiers, and tiers in mode=kernel.
+    """Refuse a tiering rule without tiers, and tiers in mode=kernel or under a schedule that does not load.
 
     Raises:
         ConfigError: with what to set.
@@ -111,6 +111,11 @@ def check_tiering(config: Config) -> None:
         )
     if config.tiers and config.mode == "kernel":
         raise ConfigError("tiers cannot be in mode=kernel, which has no cache; leave tiers out")
+    if config.tiers and config.engine.scheduling == "running_first" and config.executor != "cache_only":
+        raise ConfigError(
+            "engine.scheduling=running_first does not wait for loads from tiers; leave tiers out, or set "
+            "engine.scheduling=admit_first"
+        )
 
 
 def checked_tiers(tiers: Any) -> tuple[dict[str, Any], ...]:

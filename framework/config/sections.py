@@ -54,6 +54,11 @@ class EngineOptions(Section):
     share_within_step: bool = setting(
         True, "requests admitted in one step share what one of them computes in it; false: from the next step on"
     )
+    scheduling: Literal["admit_first", "running_first"] = setting(
+        "admit_first",
+        "admit_first: waiting requests get room for their prompts before running ones grow | running_first: running "
+        "ones grow first, a prompt gets blocks chunk by chunk, as in vLLM",
+    )
     preempt_every: int = setting(0, "fault injection: preempt the newest row every so many steps; 0: never", at_least=0)
     compile: bool = setting(False, "the decoder through torch.compile")
     cuda_graphs: Literal["auto", True, False] = setting(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from framework.engine.outputs import Outputs
 from framework.engine.promises import Promises
 from framework.engine.request import Request, Sequence, Status, derived_seed
 from framework.engine.rows import Rows
+from framework.engine.running_first import RunningFirst
 from framework.engine.scheduler import Scheduler
 from framework.engine.state import EngineState, Log, listen, write_log_header
 from framework.engine.submission import require_batch, require_facts, why_never
@@ -40,6 +41,9 @@ from framework.kv_events.stream import EventStream
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
 
+Scheduling = Literal["admit_first", "running_first"]
+SCHEDULERS: Mapping[Scheduling, type[Scheduler]] = {"admit_first": Scheduler, "running_first": RunningFirst}
+
 
 class Engine:
     """Serves requests over one allocator and one executor. Knows no class of either by name.
@@ -54,6 +58,7 @@ class Engine:
         eos_token_ids: end a sequence unless its sampling ignores them.
         seed: of the run; requests without a seed of their own derive one from it and their number.
         share_within_step: requests admitted in one step share the blocks that one of them computes in it.
+        scheduling: a key of SCHEDULERS; running_first not with tiers.
         preempt_every: fault injection: preempt the newest row every so many steps; 0 never.
         virtual_clock: the executor's clock is virtual, the same in every run: policies see arrivals in its seconds.
             Else they see the step a request arrived at, so that what they do can be repeated.
@@ -80,6 +85,7 @@ class Engine:
         max_batch_requests: int = 64,
         chunk_size: int | None = None,
         share_within_step: bool = True,
+        scheduling: Scheduling = "admit_first",
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
         preempt_every: int = 0,
@@ -92,13 +98,15 @@ class Engine:
         tiers: MakeTiers | None = None,
     ) -> None:
         require_batch(max_batch_tokens, max_batch_requests, chunk_size)
+        if tiers is not None and scheduling == "running_first":
+            raise Unsupported("scheduling=running_first does not wait for loads from tiers; take admit_first")
         self.executor, self._virtual_clock = executor, virtual_clock
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
         self.length_advice, self.vocab_size, self.window = length_advice, vocab_size, window
         self._log, self._kv_events = log, kv_events
         self._stop_watch, self._make_tiers = stop_watch, tiers
         self._batch = max_batch_tokens, max_batch_requests, chunk_size or max_batch_tokens
-        self._share_within_step = share_within_step
+        self._share_within_step, self._scheduling = share_within_step, scheduling
         self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
         self._num_submitted = 0
         self._change = Change(self, (Engine._step, Engine._flush, Engine._queue, Engine._cancel))
@@ -121,8 +129,9 @@ class Engine:
         if self._share_within_step:
             state.promises = Promises(state, life, chunk_size)
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
-        self.scheduler = Scheduler(state, life, max_batch_tokens=max_batch_tokens, chunk_size=chunk_size)
-        self._outputs = Outputs(state, life)
+        scheduler = SCHEDULERS[self._scheduling]
+        self.scheduler = scheduler(state, life, max_batch_tokens=max_batch_tokens, chunk_size=chunk_size)
+        self._outputs = Outputs(state, life, in_turn=self.scheduler.in_turn)
 
     # Interruption
 

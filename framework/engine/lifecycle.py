@@ -42,16 +42,19 @@ class Lifecycle:
         self.state.reserved_rows += seq.forks_due
         self.state.note("admit", seq, cached=num_cached)
 
-    def place(self, seq: Sequence, computed: int, passed: int = 0) -> None:
+    def place(self, seq: Sequence, computed: int, passed: int = 0, room: int | None = None) -> None:
         """Give `seq`, which has a table, a row; `computed` of its tokens have their KV.
+
+        Args:
+            room: tokens that the table has blocks for at least; None: all, of a sequence without KV.
 
         Raises:
             PluginError: the table is none. It was freed.
         """
         size = self.state.guarded.block_size
         try:
-            need = len(seq.tokens) if computed == 0 else computed
-            table = self.state.guarded.table(seq.id, need)
+            least = computed or len(seq.tokens) if room is None else room
+            table = self.state.guarded.table(seq.id, least)
             row = self.state.rows.add(seq, computed, len(table) * size)
         except Exception:
             self.free_table(seq)

@@ -14,10 +14,14 @@ from framework.errors import FrameworkError
 
 
 class Outputs:
-    """Draws each sampled row's next token and acts on it."""
+    """Draws each sampled row's next token and acts on it.
 
-    def __init__(self, state: EngineState, life: Lifecycle) -> None:
-        self.state, self.life = state, life
+    Args:
+        in_turn: sequences that end in one step are freed in order of admission, not of rows.
+    """
+
+    def __init__(self, state: EngineState, life: Lifecycle, *, in_turn: bool = False) -> None:
+        self.state, self.life, self._in_turn = state, life, in_turn
         self.beams = BeamSearch(state, life)
 
     def sample(self, step: Step) -> None:
@@ -78,7 +82,10 @@ class Outputs:
         ended = lengths >= rows.limit[plain_rows]
         for end_of_text in self.life.eos_token_ids.tolist():  # a few; np.isin costs more than all else here
             ended |= (plain_tokens == end_of_text) & ~rows.ignore_eos[plain_rows]
-        for row in plain_rows[ended].tolist():
+        over = plain_rows[ended]
+        if self._in_turn and len(over) > 1:
+            over = over[np.argsort(rows.order[over], kind="stable")]
+        for row in over.tolist():
             self.life.finish_row(rows.sequence(row))
         logprobs = self._logprobs([(i, seq) for i, seq in special if not bad[i]], at, tokens)
         for i, seq in special:

@@ -40,21 +40,37 @@ class Promises:
 
     def make(self) -> None:
         """Promise what was planned since: a sequence is about to be looked up."""
-        state, planned = self._state, self.planned
-        self.planned = []
+        planned, self.planned = self.planned, []
         for seq in planned:
             if seq.row < 0:
                 continue
             start, end = int(self._state.rows.computed[seq.row]), int(self._state.rows.length[seq.row])
-            end = min(end, start + self._chunk_size)
-            if end // state.guarded.block_size == start // state.guarded.block_size:
-                continue
-            try:
-                state.guarded.promise(seq.id, end)
-            except FrameworkError as error:
-                self._life.fail(seq, error)
-                continue
-            self.made[seq] = end
+            self._promise(seq, start, min(end, start + self._chunk_size))
+
+    def make_at_once(self, seq: Sequence, end: int) -> None:
+        """`seq`, on a row with room for it, computes its tokens up to `end` in this step, generated ones included."""
+        group, rows, row = seq.request.group, self._state.rows, seq.row
+        start, size = int(rows.computed[row]), self._state.guarded.block_size
+        if (group is not None and len(group.live) > 1) or end // size == start // size:
+            return
+        try:
+            known = self._state.guarded.learn(seq.id, rows.known[row, :end])
+        except FrameworkError as error:
+            self._life.fail(seq, error)
+            return
+        if known or end <= rows.first_output[row]:
+            self._promise(seq, start, end)
+
+    def _promise(self, seq: Sequence, start: int, end: int) -> None:
+        guarded = self._state.guarded
+        if end // guarded.block_size == start // guarded.block_size:
+            return
+        try:
+            guarded.promise(seq.id, end)
+        except FrameworkError as error:
+            self._life.fail(seq, error)
+            return
+        self.made[seq] = end
 
     def require(self, num_new: IntArray) -> None:
         """Withdraw what rows promised and, as planned, do not compute. Sets `num_new` of rows preempted for it to 0."""

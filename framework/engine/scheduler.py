@@ -31,7 +31,12 @@ class Scheduler:
     Args:
         max_batch_tokens: tokens computed a step.
         chunk_size: most prompt tokens of one row a step.
+
+    Attributes:
+        in_turn: sequences that end in one step are freed in order of admission, not of rows.
     """
+
+    in_turn = False
 
     def __init__(self, state: EngineState, life: Lifecycle, *, max_batch_tokens: int, chunk_size: int) -> None:
         self.state, self.life = state, life
@@ -131,7 +136,15 @@ class Scheduler:
         num_new = self._make_room(num_new)
         if promises is not None and (promises.planned or promises.made):
             promises.require(num_new)
-        rows = num_new.nonzero()[0]
+        return self._step(num_new, decodes_only)
+
+    def _step(self, num_new: IntArray, decodes_only: bool) -> Step | None:
+        """The step that computes so many new tokens of each row; None if there are none.
+
+        Args:
+            decodes_only: no row has more than one, as is known already.
+        """
+        state, rows = self.state, num_new.nonzero()[0]
         if not len(rows):
             return None
         chosen = num_new[rows]

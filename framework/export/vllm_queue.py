@@ -44,7 +44,7 @@ class PolicyQueue:
         self.facts: PoolFacts | None = facts
         self.failure: Exception | None = None
         self._pool = facts.pool
-        self._ticked = False
+        self._counted = False
 
     @property
     def num_free_blocks(self) -> int:
@@ -64,9 +64,7 @@ class PolicyQueue:
         order = self.order
         if self.facts is None or n == 0 or n > order.num_free_blocks:
             return order.popleft_n(n)  # type: ignore[no-any-return]
-        if not self._ticked:
-            self.facts.tick()
-        self._ticked = False
+        self._tick(self.facts)
         taken: list[Any] = []
         while len(taken) < n:
             first = order.fake_free_list_head.next_free_block
@@ -99,9 +97,14 @@ class PolicyQueue:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.order, name)
 
-    def touched(self) -> None:
-        """The call that takes blocks next belongs to the one that touched some: they share an access count."""
-        self._ticked = True
+    def counted(self, *, under_way: bool) -> None:
+        """Whether a call of vLLM's is under way that was counted: what it takes or frees shares its access count."""
+        self._counted = under_way
+
+    def _tick(self, facts: PoolFacts) -> None:
+        if not self._counted:
+            facts.tick()
+        self._counted = False
 
     def attempt(self, act: Callable[[PoolFacts], Any]) -> Any:
         """What `act` returns; None without a policy, or when it fails, which is the end of it."""
@@ -133,7 +136,7 @@ class PolicyQueue:
         return [] if named is None else [self.blocks[block] for block in named]
 
     def _release(self, facts: PoolFacts, blocks: list[Any]) -> None:
-        facts.tick()
+        self._tick(facts)
         key = facts.pool.block_hash
         cached = [block for block in blocks if block.block_hash is not None]
         for block in cached:

@@ -48,13 +48,13 @@ class PoolWatch:
         self._request: Any = None
         self._hit_blocks = 0
         self._watch(manager, "new_step_starts", self._begin_step)
-        self._watch(manager, "allocate_slots", self._allocating)
+        self._watch(manager, "allocate_slots", self._allocating, self._allocated)
         self._watch(self.pool, "touch", self._touching)
         self._watch(self.pool, "cache_full_blocks", None, self._cached)
         self._watch(self.pool, "evict_blocks", None, self._unhashed)
         self._watch(self.pool, "reset_prefix_cache", None, self._reset)
-        for name in ("free", "pop_blocks_for_free"):
-            self._watch(manager, name, lambda request: self._freeing(manager, request))
+        self._watch(manager, "free", lambda request: self._freeing(manager, request, at_once=True), self._freed)
+        self._watch(manager, "pop_blocks_for_free", lambda request: self._freeing(manager, request, at_once=False))
 
     def arrived(self, request: Any) -> None:
         """A request entered the engine."""
@@ -85,6 +85,10 @@ class PoolWatch:
     def _allocating(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self._request, self._hit_blocks = request, 0
 
+    def _allocated(self, facts: PoolFacts, result: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        if result is not None and facts.requests is not None:
+            self._known_of(facts, request)  # a prompt counts for later ones from its admission on
+
     def _touching(self, blocks: Sequence[Any]) -> None:
         facts, request = self.queue.facts, self._request
         key = facts.pool.block_hash if facts is not None else []
@@ -93,7 +97,7 @@ class PoolWatch:
             return
         self._hit_blocks = len(found)
         facts.tick()
-        self.queue.touched()
+        self.queue.counted(under_way=True)
         facts.hit(found, 0 if request is None else -request.priority)
 
     def _cached(
@@ -140,14 +144,20 @@ class PoolWatch:
             self.queue.order.remove(block)
         self.queue.order.prepend_n(blocks)
 
-    def _freeing(self, manager: Any, request: Any) -> None:
+    def _freeing(self, manager: Any, request: Any, *, at_once: bool) -> None:
         facts = self.queue.facts
+        if facts is not None and at_once:
+            facts.tick()
+            self.queue.counted(under_way=True)
         if facts is not None and facts.requests is not None:
             blocks = [block.block_id for group in manager.get_blocks(request.request_id).blocks for block in group]
             facts.used_by(blocks, self._known_of(facts, request).facts)
         self._known.pop(request.request_id, None)
         if request.is_finished():
             self.arrivals.pop(request.request_id, None)
+
+    def _freed(self, facts: PoolFacts, result: Any, request: Any) -> None:
+        self.queue.counted(under_way=False)
 
     def _known_of(self, facts: PoolFacts, request: Any) -> _Known:
         known = self._known.get(request.request_id)

@@ -89,6 +89,13 @@ class GuardedAllocator(Allocator):
             self._withdraw(request.id, error)
             self._contain("allocate", error)
 
+    def allocate_part(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
+        try:
+            self.plugin.allocate_part(request, tokens, hit, num_tokens)
+        except BaseException as error:
+            self._withdraw(request.id, error)
+            self._contain("allocate_part", error)
+
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         try:
             change: Any = self.plugin.extend(request, num_tokens)
@@ -112,6 +119,13 @@ class GuardedAllocator(Allocator):
             self.plugin.promise(request, num_tokens)
         except BaseException as error:
             self._contain("promise", error)
+
+    def learn(self, request: RequestId, tokens: TokenArray) -> bool:
+        try:
+            known: Any = self.plugin.learn(request, tokens)
+        except BaseException as error:
+            self._contain("learn", error)
+        return known if type(known) is bool else self._truth("learn", known)
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
         try:

@@ -141,6 +141,17 @@ class Allocator(ABC):
             OutOfBlocks, DuplicateRequest, StaleHit: nothing changed.
         """
 
+    def allocate_part(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
+        """`allocate`, with room for the first `num_tokens` alone, which are more than the hit's; `extend` makes more.
+
+        For an engine that gives a prompt blocks as it computes it (`engine.scheduling=running_first`). Optional: an
+        allocator without it makes room for all.
+
+        Raises:
+            As `allocate`.
+        """
+        self.allocate(request, tokens, hit)
+
     @abstractmethod
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         """Make room for `num_tokens` in all and make every slot from the committed length on safe to write.
@@ -186,11 +197,24 @@ class Allocator(ABC):
         until then no block may be copied from them.
 
         Optional: an allocator that does nothing here shares between steps only. Content that another block holds is
-        not promised, nor anything after it. The tokens are those of `allocate`, or known since by `commit`.
+        not promised, nor anything after it. The tokens are those of `allocate`, or known since by `commit` or `learn`.
 
         Raises:
             UnknownRequest, InvalidArgument: more tokens than are known. PluginError. Nothing changed.
         """
+
+    def learn(self, request: RequestId, tokens: TokenArray) -> bool:
+        """These are the request's first tokens, generated ones included, whether or not their KV is written.
+
+        Optional: what is learnt may be promised before it is committed.
+
+        Returns:
+            Whether they are known from here on; False of an allocator that does not keep them.
+
+        Raises:
+            UnknownRequest, InvalidArgument: other tokens than those known. Nothing changed.
+        """
+        return False
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
         """What the request promised is not computed in this step: lookups find it no longer.

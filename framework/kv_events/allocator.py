@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,14 @@ class EventAllocator(GuardedAllocator):
             self._other(event)
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+        self._allocated(request, tokens, hit, partial(super().allocate, request, tokens, hit))
+
+    def allocate_part(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
+        self._allocated(request, tokens, hit, partial(super().allocate_part, request, tokens, hit, num_tokens))
+
+    def _allocated(self, request: RequestInfo, tokens: TokenArray, hit: Hit, allocate: Callable[[], None]) -> None:
         try:
-            super().allocate(request, tokens, hit)
+            allocate()
             self._requests[request.id], self._tokens[request.id] = request, bytearray(as_tokens(tokens))
             found = [*hit.hashes[: hit.num_tokens // self.block_size]]
             if found and self._stream.report_hits:
@@ -65,11 +72,19 @@ class EventAllocator(GuardedAllocator):
         try:
             return super().commit(request, tokens)
         finally:
-            held = self._tokens.get(request)
-            if held is not None:  # the array is the caller's, who writes on in it
-                held += as_tokens(tokens)[len(held) // 4 :].tobytes()
+            self._hold(request, tokens)
             if self._came:
                 self._settle(request)
+
+    def _hold(self, request: RequestId, tokens: TokenArray) -> None:
+        held = self._tokens.get(request)
+        if held is not None:  # the array is the caller's, who writes on in it
+            held += as_tokens(tokens)[len(held) // 4 :].tobytes()
+
+    def learn(self, request: RequestId, tokens: TokenArray) -> bool:
+        known = super().learn(request, tokens)
+        self._hold(request, tokens)
+        return known
 
     def promise(self, request: RequestId, num_tokens: int) -> None:
         try:

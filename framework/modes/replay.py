@@ -224,6 +224,7 @@ def build_engine(
         max_batch_requests=engine_options.max_batch_requests,
         chunk_size=engine_options.chunk_size,
         share_within_step=engine_options.share_within_step,
+        scheduling=engine_options.scheduling,
         preempt_every=engine_options.preempt_every,
         eos_token_ids=recording.eos_token_ids if recording else (),
         window=window,

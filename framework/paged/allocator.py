@@ -153,12 +153,26 @@ class PagedAllocator(Allocator):
         return -(-request.max_total_tokens // self.block_size) <= self.num_blocks
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+        self._allocate(request, tokens, hit, len(tokens))
+
+    def allocate_part(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
+        if type(self).allocate is not PagedAllocator.allocate:  # a subclass adds to it
+            self.allocate(request, tokens, hit)
+        elif hit.num_tokens < num_tokens <= len(tokens):
+            self._allocate(request, tokens, hit, num_tokens)
+        else:
+            raise InvalidArgument(
+                f"room for {num_tokens} tokens of request {request.id}: more than the {hit.num_tokens} of its hit, and "
+                f"at most the {len(tokens)} of its prompt"
+            )
+
+    def _allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
         self._check_new(request)
         self._check_hit(request, tokens, hit)
         tokens = tokens if tokens is self._checked else _as_tokens(tokens)
         if not len(tokens):
             raise InvalidArgument(f"request {request.id} has an empty prompt; it needs at least one token")
-        need, have, reserve = self._shortage(len(tokens), hit.blocks)
+        need, have, reserve = self._shortage(num_tokens, hit.blocks)
         if need + reserve > have:
             raise self._out_of_blocks(need, have, reserve)
         root, anchor = self.hasher.root(request.namespace)
@@ -315,6 +329,21 @@ class PagedAllocator(Allocator):
         table = self._table(request)
         if self.share_prefix and self.promises.promise(table, num_tokens):
             self._version += 1
+
+    def learn(self, request: RequestId, tokens: TokenArray) -> bool:
+        table, tokens = self._table(request), _as_tokens(tokens)
+        if not self.share_prefix:
+            return False
+        held, data = table.held, tokens.data
+        known, count = len(held) // 4, len(table.hashes)
+        if not held.startswith(data[:known]):
+            table.refuse(tokens)
+        fresh = tokens[count * self.block_size : len(tokens) // self.block_size * self.block_size]
+        if len(fresh):
+            table.hashes += self.hasher.blocks(table.hashes[-1] if count else table.root, fresh)
+        if known < len(tokens):
+            held += data[known:]
+        return True
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
         table = self._table(request)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.fidelity import our_side, vllm_side
-from experiments.fidelity.streams import Outcome, Talk, grown, of_trace
+from experiments.fidelity.streams import Outcome, Talk, grown, of_trace, sampled
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework import registry
 from framework.errors import ConfigError, Unsupported
@@ -66,10 +66,12 @@ def in_vllm(talks: list[Talk], eviction: Any = None, *, num_blocks: int = 200, *
     return outcome, scheduler
 
 
-def in_replay(talks: list[Talk], eviction: Any, *, duplicates: str = "keep", **limits: int) -> Outcome:
+def in_replay(
+    talks: list[Talk], eviction: Any, *, duplicates: str = "keep", watermark: float = 0.0, **limits: Any
+) -> Outcome:
     settings = our_side.Settings(
         **{"num_blocks": 200, "max_batch_requests": 1, **limits},
-        allocator={"name": "prefix", "watermark": 0.0, "duplicates": duplicates},
+        allocator={"name": "prefix", "watermark": watermark, "duplicates": duplicates},
         eviction=eviction,
         hash=vllm_side.hash_scheme(),
     )
@@ -118,6 +120,37 @@ def test_every_policy_hits_and_evicts_exactly_what_our_replay_says(eviction: str
     assert len(ours.evicted) > 500
     assert theirs.evicted == ours.evicted
     assert (theirs.hits, theirs.steps) == (ours.hits, ours.steps)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"num_blocks": 200, "max_batch_requests": 6, "max_batch_tokens": 256},
+        {"num_blocks": 60, "max_batch_requests": 40, "max_batch_tokens": 8192},
+        {"num_blocks": 120, "max_batch_requests": 40, "max_batch_tokens": 64, "watermark": 0.1},
+    ],
+    ids=["chunks", "preemption", "watermark"],
+)
+@pytest.mark.parametrize("eviction", ["lru", "s3fifo", "sieve", "arc", "hazard", "workload_aware", "depth_aware"])
+def test_a_batch_is_scheduled_hit_and_evicted_exactly_as_our_replay_says(eviction: str, limits: Any) -> None:
+    talks = [*grown(120), *sampled(10, width=4)]
+    theirs, scheduler = in_vllm(talks, eviction, **limits)
+    ours = in_replay(talks, eviction, **limits)
+    assert scheduler.connector.watch.queue.failure is None
+    assert theirs.steps == ours.steps
+    assert theirs.hits == ours.hits
+    assert theirs.evicted == ours.evicted
+    assert theirs.num_preemptions == ours.num_preemptions
+    assert any(len(step) > 3 for step in ours.steps), "no batch: the test shows nothing"
+    if limits["num_blocks"] == 60:
+        assert ours.num_preemptions > 0
+
+
+def test_the_order_of_the_schedule_is_why_the_default_would_differ() -> None:
+    talks, limits = grown(200), {"num_blocks": 200, "max_batch_requests": 6, "max_batch_tokens": 256}
+    theirs, _ = in_vllm(talks, "lru", **limits)
+    assert in_replay(talks, "lru", scheduling="admit_first", **limits).steps != theirs.steps
+    assert in_replay(talks, "lru", **limits).steps == theirs.steps
 
 
 def test_merged_duplicates_are_why_s3fifo_would_differ() -> None:

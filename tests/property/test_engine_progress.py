@@ -17,6 +17,7 @@ from framework.testing.fake_executor import FakeModel
 
 MODEL = FakeModel(vocab_size=6)
 EOS = (5,)
+SUBJECTS = [*ALLOCATORS, {"name": "prefix_cow", "duplicates": "keep"}]
 
 SAMPLINGS = st.one_of(
     st.builds(Sampling, max_tokens=st.integers(1, 8), temperature=st.sampled_from([0.0, 1.0]),
@@ -42,12 +43,13 @@ def cases(draw: Any) -> dict[str, Any]:
         "max_batch_tokens": draw(st.integers(rows, 24)),
         "chunk_size": draw(st.sampled_from([None, 1, 3])),
         "preempt_every": draw(st.sampled_from([0, 0, 1, 2, 3])),
+        "scheduling": draw(st.sampled_from(["admit_first", "running_first"])),
         "cancel": draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=2)),
         "force": draw(st.integers(0, 2**16)),
     }
 
 
-@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
+@pytest.mark.parametrize("allocator", SUBJECTS, ids=named)
 @settings(max_examples=40)
 @given(case=cases())
 def test_outputs_depend_on_the_request_alone_and_every_step_gets_on(allocator: Any, case: dict[str, Any]) -> None:
@@ -55,7 +57,7 @@ def test_outputs_depend_on_the_request_alone_and_every_step_gets_on(allocator: A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
+@pytest.mark.parametrize("allocator", SUBJECTS, ids=named)
 @settings(max_examples=1500)
 @given(case=cases())
 def test_many_random_workloads(allocator: Any, case: dict[str, Any]) -> None:
@@ -63,10 +65,14 @@ def test_many_random_workloads(allocator: Any, case: dict[str, Any]) -> None:
 
 
 def run_case(allocator: Any, case: dict[str, Any]) -> None:
-    names = ("num_blocks", "block_size", "max_batch_requests", "max_batch_tokens", "chunk_size", "preempt_every")
-    engine = fake_engine(
-        allocator, model=MODEL, eos_token_ids=EOS, max_model_len=24, **{name: case[name] for name in names}
-    )
+    names = (
+        "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens", "chunk_size", "preempt_every",
+        "scheduling",
+    )  # fmt: skip
+    options = {name: case[name] for name in names}
+    if "duplicates" in allocator:
+        options["hash"] = "sha256"  # xxh64 may collide
+    engine = fake_engine(allocator, model=MODEL, eos_token_ids=EOS, max_model_len=24, **options)
     requests = [
         engine.submit(prompt, sampling, priority=priority, arrival_s=float(arrival))
         for prompt, sampling, priority, arrival in case["requests"]

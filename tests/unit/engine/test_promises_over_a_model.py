@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,12 @@ COMMON = [3 + at * 7 % 90 for at in range(92)]
 PROMPTS = [[*COMMON, 5 + at, 60 - at] for at in range(6)]
 
 
-def serve(backend: str, share: bool, chunk: int | None = None) -> tuple[list[list[int]], list[int]]:
-    engine = EngineOptions(max_model_len=128, share_within_step=share, chunk_size=chunk, prepack=False)
+def serve(
+    backend: str, share: bool, chunk: int | None = None, scheduling: Any = "admit_first"
+) -> tuple[list[list[int]], list[int]]:
+    engine = EngineOptions(
+        max_model_len=128, share_within_step=share, chunk_size=chunk, prepack=False, scheduling=scheduling
+    )
     llm = LLM("tiny", backend=backend, num_blocks=80, poison=True, device="cpu", engine=engine)
     requests = llm.generate(PROMPTS, Sampling(max_tokens=4, ignore_eos=True))
     llm.engine.check()
@@ -50,4 +55,12 @@ def test_every_backend_reads_what_other_rows_of_the_step_wrote(backend: str, chu
     together, cached = serve(backend, share=True, chunk=chunk)
     assert together == alone
     assert sum(none) < sum(cached), (none, cached)
+    assert max(cached) == 80, "five full blocks of 16 tokens"
+
+
+@pytest.mark.parametrize("chunk", [None, 20])
+def test_the_order_of_the_schedule_changes_no_token(chunk: int | None) -> None:
+    alone, _ = serve("gather", share=False)
+    together, cached = serve("gather", share=True, chunk=chunk, scheduling="running_first")
+    assert together == alone
     assert max(cached) == 80, "five full blocks of 16 tokens"

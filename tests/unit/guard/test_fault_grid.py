@@ -49,7 +49,7 @@ def raising(error: Callable[[], BaseException], *, late: bool = False) -> Callab
 
 SILENT = ("None", "text", "NaN", "worst")
 """Of a hook that returns nothing: it did nothing either."""
-VOID = ("allocate", "free", "advance", "promise", "admit", "hit", "pin", "release", "evicted")
+VOID = ("allocate", "allocate_part", "free", "advance", "promise", "admit", "hit", "pin", "release", "evicted")
 
 
 def answering(make: Callable[[], Any]) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 }
 HOOKS = {
     "allocator": ("lookup", "fits", "ever_fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
-                  "advance", "promise", "unref_leading"),
+                  "advance", "promise", "unref_leading", "allocate_part", "learn"),
     "eviction": ("admit", "hit", "pin", "release", "victim", "evicted", "keep"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
@@ -128,6 +128,8 @@ def serve(engine: Engine, count: int, limit: int = 400) -> list[Any]:
 
 def options_for(hook: str) -> dict[str, Any]:
     """Of an engine that calls it."""
+    if hook in ("allocate_part", "learn"):
+        return {"max_batch_requests": 3, "scheduling": "running_first"}
     if hook == "promise":
         return {"max_batch_requests": 6, "max_batch_tokens": 24, "share_within_step": True}
     if hook == "unref_leading":

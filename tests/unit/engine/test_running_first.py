@@ -1,0 +1,155 @@
+"""The schedule in vLLM's order; tests/engines compares it with vLLM's own scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.config.check import parse
+from framework.engine.engine import Engine
+from framework.engine.request import Request, Status
+from framework.errors import ConfigError, PluginError, Unsupported
+from framework.sampling import Sampling
+from framework.testing.engines import drive, expected, fake_engine, tokens_of
+from framework.testing.fake_executor import FakeModel
+
+MODEL = FakeModel()
+
+
+def engine_of(**options: Any) -> tuple[Engine, list[dict[int, int]]]:
+    """An engine, and the tokens of each step by request."""
+    engine = fake_engine(
+        {"name": "prefix", "watermark": 0.0}, **{"scheduling": "running_first", "block_size": 4, **options}
+    )
+    steps: list[dict[int, int]] = []
+    forward = engine.executor.forward
+
+    def noted(step: Any, rows: Any) -> None:
+        numbers = [rows.sequence(int(row)).request.number for row in step.rows]
+        steps.append(dict(zip(numbers, step.num_new.tolist(), strict=True)))
+        forward(step, rows)
+
+    engine.executor.forward = noted  # type: ignore[method-assign]
+    return engine, steps
+
+
+def submit(engine: Engine, *lengths: int, max_tokens: int = 3) -> list[Request]:
+    return [
+        engine.submit([number + 1] * length, Sampling(max_tokens=max_tokens, ignore_eos=True))
+        for number, length in enumerate(lengths)
+    ]
+
+
+def assert_right(requests: list[Request]) -> None:
+    for request in requests:
+        assert request.status is Status.FINISHED, request.reason
+        assert tokens_of(request) == expected(MODEL, request), f"request {request.number}"
+
+
+def test_the_budget_goes_to_running_rows_in_order_before_anyone_is_admitted() -> None:
+    engine, steps = engine_of(max_batch_tokens=8)
+    requests = submit(engine, 10, 10, 3)
+    drive(engine)
+    assert steps[:4] == [{0: 8}, {0: 2, 1: 6}, {0: 1, 1: 4, 2: 3}, {0: 1, 1: 1, 2: 1}], steps
+    assert_right(requests)
+
+
+def test_a_prompt_gets_blocks_chunk_by_chunk_but_is_admitted_only_if_all_of_it_fits() -> None:
+    engine, steps = engine_of(max_batch_tokens=8, num_blocks=6)
+    requests = submit(engine, 18, 12)  # five blocks, three blocks
+    engine.step()
+    assert engine.allocator.stats().used_blocks == 2
+    engine.step()
+    assert engine.allocator.stats().used_blocks == 4
+    engine.step()
+    assert steps == [{0: 8}, {0: 8}, {0: 2}], "the second has no room beside the first"
+    drive(engine)
+    assert_right(requests)
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+    engine, _ = engine_of(num_blocks=4)
+    requests = submit(engine, 7, 7, max_tokens=8)
+    engine.step()
+    urgent = engine.submit([9], Sampling(max_tokens=1, ignore_eos=True), priority=1)
+    while not engine.state.num_preemptions:
+        engine.step()
+    assert [request.num_preemptions for request in requests] == [0, 1]
+    assert urgent.status is Status.WAITING, "there was a block for it after the preemption"
+    engine.step()
+    assert urgent.status is Status.FINISHED
+    drive(engine)
+    assert_right([*requests, urgent])
+
+
+def test_later_rows_of_a_step_share_what_earlier_ones_fill() -> None:
+    engine, _ = engine_of(max_batch_tokens=64)
+    common = [1 + at % 29 for at in range(23)]
+    requests = [engine.submit([*common, number, number + 1], Sampling(max_tokens=3)) for number in range(4)]
+    engine.step()
+    assert [request.num_cached_tokens for request in requests] == [0, 20, 20, 20]
+    drive(engine)
+    assert_right(requests)
+
+
+def test_a_block_that_a_generated_token_fills_is_published_as_the_step_is_planned() -> None:
+    published: list[int] = []
+    engine, _ = engine_of(log=lambda event, **facts: event == "publish" and published.append(len(order)))
+    order: list[str] = []
+    forward = engine.executor.forward
+    engine.executor.forward = lambda step, rows: (order.append("forward"), forward(step, rows))  # type: ignore
+    submit(engine, 6, max_tokens=4)
+    drive(engine)
+    assert published == [0, 2], "tokens 7 and 8 are generated: the second block is full in the third step"
+
+
+def test_a_forward_pass_that_fails_takes_back_what_was_published() -> None:
+    engine, _ = engine_of(max_batch_tokens=64)
+    (first,) = submit(engine, 9)
+    forward = engine.executor.forward
+
+    def fail(step: Any, rows: Any) -> None:
+        engine.executor.forward = forward  # type: ignore[method-assign]
+        raise PluginError("the backend failed")
+
+    engine.executor.forward = fail  # type: ignore[method-assign]
+    engine.step()
+    assert first.status is Status.FAILED
+    again = engine.submit([1] * 9, Sampling(max_tokens=2, ignore_eos=True))
+    drive(engine)
+    assert again.num_cached_tokens == 0
+    assert_right([again])
+    engine.check()
+
+
+def test_requests_that_end_together_are_freed_in_order_of_admission() -> None:
+    freed: list[int] = []
+    engine, _ = engine_of(
+        max_batch_requests=3, max_batch_tokens=64,
+        log=lambda event, **facts: event == "finished" and freed.append(facts["request"]),
+    )  # fmt: skip
+    requests = [engine.submit([7, 8], Sampling(max_tokens=count, ignore_eos=True)) for count in (1, 4, 5, 3)]
+    engine.step()
+    engine.step()
+    assert engine.state.rows.sequence(0).request.number == 3, "the last request is on the first row"
+    drive(engine)
+    assert freed == [0, 1, 3, 2], freed
+    assert_right(requests)
+
+
+def test_tiers_are_refused() -> None:
+    with pytest.raises(Unsupported, match="take admit_first"):
+        engine_of(tiers=lambda: None)
+    config = {"mode": "replay", "engine": {"scheduling": "running_first"}, "run": {"dir": "unused"}}
+    parse(config)
+    with pytest.raises(ConfigError, match=r"set engine\.scheduling=admit_first"):
+        parse({**config, "tiers": [{"store": "host", "num_blocks": 10}]})
+
+
+@pytest.mark.parametrize("allocator", ["radix", "contiguous", "naive"])
+def test_an_allocator_without_parts_makes_room_for_the_whole_prompt(allocator: str) -> None:
+    engine = fake_engine(allocator, block_size=4, scheduling="running_first", max_batch_tokens=8)
+    requests = submit(engine, 14, 9)
+    drive(engine)
+    assert_right(requests)

@@ -1,0 +1,96 @@
+"""Tables with room for a part of the prompt, and tokens known before they are committed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from paged_helpers import NS, info, make, serve, table, tokens
+
+from framework.errors import InvalidArgument, UnknownRequest
+from framework.types import RequestId
+from framework_builtin.allocator.naive import NaiveAllocator
+from framework_builtin.allocator.radix import RadixAllocator
+
+PROMPT = tokens(*range(11))
+
+
+def part(allocator: Any, number: int, num_tokens: int, prompt: Any = PROMPT) -> int:
+    hit = allocator.lookup(prompt, NS)
+    allocator.allocate_part(info(number), prompt, hit, num_tokens)
+    return hit.num_tokens
+
+
+def test_a_part_has_the_blocks_of_its_tokens_and_grows_by_extend() -> None:
+    allocator = make(8, 2)
+    part(allocator, 1, 5)
+    assert len(table(allocator, 1)) == 3
+    allocator.commit(RequestId(1), PROMPT[:5])
+    allocator.extend(RequestId(1), 9)
+    assert len(table(allocator, 1)) == 5
+    allocator.commit(RequestId(1), PROMPT[:9])
+    allocator.check()
+    assert allocator.lookup(PROMPT, NS).num_tokens == 8
+    assert allocator.stats().prompt_tokens == 11, "the whole prompt counts, once"
+
+
+def test_a_part_shares_what_is_cached() -> None:
+    allocator = make(8, 2)
+    serve(allocator, 1, PROMPT[:7])
+    assert part(allocator, 2, 8) == 6
+    assert len(table(allocator, 2)) == 4
+    allocator.promise(RequestId(2), 8)
+    allocator.check()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 6, 12])
+def test_a_part_is_more_than_the_hit_and_at_most_the_prompt(num_tokens: int) -> None:
+    allocator = make(8, 2)
+    serve(allocator, 1, PROMPT[:7])
+    before = allocator.stats()
+    with pytest.raises(InvalidArgument, match=rf"room for {num_tokens} tokens"):
+        part(allocator, 2, num_tokens)
+    assert allocator.stats() == before
+    allocator.check()
+
+
+def test_a_subclass_with_an_allocate_of_its_own_gets_the_whole_prompt() -> None:
+    allocator = make(8, 2, kind=RadixAllocator)
+    part(allocator, 1, 3)
+    assert len(table(allocator, 1)) == 6
+
+
+def test_what_is_learnt_can_be_promised() -> None:
+    allocator = make(8, 2)
+    part(allocator, 1, 11)
+    allocator.commit(RequestId(1), PROMPT)
+    longer = np.append(PROMPT, np.int32(99)).astype(np.int32)
+    with pytest.raises(InvalidArgument, match="11 are known"):
+        allocator.promise(RequestId(1), 12)
+    assert allocator.learn(RequestId(1), longer)
+    allocator.extend(RequestId(1), 12)
+    allocator.promise(RequestId(1), 12)
+    question = np.append(longer, np.int32(7)).astype(np.int32)
+    assert allocator.lookup(question, NS).num_tokens == 12
+    allocator.check()
+    allocator.commit(RequestId(1), longer)
+    allocator.check()
+    allocator.free(RequestId(1))
+    assert serve(allocator, 2, question) == 12
+
+
+def test_what_is_learnt_agrees_with_what_is_known() -> None:
+    allocator = make(8, 2)
+    part(allocator, 1, 11)
+    with pytest.raises(InvalidArgument, match="token 2 is 77"):
+        allocator.learn(RequestId(1), tokens(0, 1, 77))
+    with pytest.raises(UnknownRequest):
+        allocator.learn(RequestId(9), PROMPT)
+    allocator.check()
+
+
+def test_an_allocator_that_shares_nothing_learns_nothing() -> None:
+    allocator = make(8, 2, kind=NaiveAllocator)
+    part(allocator, 1, 4)
+    assert not allocator.learn(RequestId(1), PROMPT)
