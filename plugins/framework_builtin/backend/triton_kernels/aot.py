@@ -126,6 +126,29 @@ def shipped_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]
         yield Variant(arch, "write_kv", quantised, rope="neighbours")
 
 
+_ALL_FEATURES = {"sliding_window": 4096, "soft_cap": 50.0, "sinks": True, "alibi": True}
+
+
+def wide_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]:
+    """What users may select beyond `shipped_variants`: each row of the table with other groups, features and pages.
+
+    Groups of 1, 2 and 16; a group of 4 with every feature and the log-sum-exp; a head dim below the tile's over pages
+    of 3 tokens; prefill both whole and split.
+    """
+    for arch in archs:
+        for kind, dim in ARCHS[arch].decode:
+            dtype = "float32" if kind == "float" else "bfloat16"
+            usual = _USUAL | {"head_dim": dim, "dtype": dtype, "kv_dtype": "float8_e4m3fn" if kind == "fp8" else None}
+            changes = [{"num_kv_heads": 32 // group} for group in (1, 2, 16)]
+            changes += [{"num_kv_heads": 8, **_ALL_FEATURES}, {"head_dim": 5 * dim // 8, "block_size": 3}]
+            for change in changes:
+                spec = AttentionSpec(**(usual | change))
+                yield Variant(arch, "decode", spec, lse=spec.sinks)
+                yield Variant(arch, "prefill", spec, split=False, lse=spec.sinks)
+            for change in (changes[1], changes[3]):
+                yield Variant(arch, "prefill", AttentionSpec(**(usual | change)))
+
+
 def compile_variant(variant: Variant, shape: plans.Shape | None = None, arch: ArchConfig | None = None) -> Resources:
     """Compile one variant for its chip, which need not be here. 1 to 6 s.
 

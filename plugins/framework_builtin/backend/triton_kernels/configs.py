@@ -80,7 +80,7 @@ _PREFILL = {
     ("fp8", 64): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
     ("fp8", 128): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
     ("fp8", 256): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3),
-    ("float", 64): PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
+    ("float", 64): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=2),  # 32x32: groups of 2 spill
     ("float", 128): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=2),
     ("float", 256): PrefillConfig(block_m=16, block_n=32, num_warps=8, num_stages=2),
 }

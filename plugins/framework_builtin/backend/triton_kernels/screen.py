@@ -3,6 +3,7 @@
     python -m framework_builtin.backend.triton_kernels.screen                        # the shipped table, all chips
     python -m framework_builtin.backend.triton_kernels.screen --check                # the same as resources.json?
     python -m framework_builtin.backend.triton_kernels.screen --update               # and write resources.json
+    python -m framework_builtin.backend.triton_kernels.screen --wide                 # other groups, features and pages
     python -m framework_builtin.backend.triton_kernels.screen --arch sm_90 --kernel prefill --head-dim 128 \\
         --tiles 128x64 128x128 --warps 4 8 --stages 3 5                              # candidates
 
@@ -32,6 +33,7 @@ from framework_builtin.backend.triton_kernels.aot import (
     as_dict,
     compile_variant,
     shipped_variants,
+    wide_variants,
 )
 from framework_builtin.backend.triton_kernels.configs import ARCHS, padded_dim
 
@@ -153,6 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arch", nargs="+", default=list(ARCHS), choices=list(ARCHS))
     parser.add_argument("--update", action="store_true", help="write resources.json (shipped table)")
     parser.add_argument("--check", action="store_true", help="fail where resources.json says otherwise (shipped table)")
+    parser.add_argument("--wide", action="store_true", help="what users may select beyond the shipped table's variants")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", default="", help="of the shipped table, only the names that contain this")
     parser.add_argument("--kernel", choices=["decode", "prefill"], default="decode")
@@ -165,11 +168,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--kv-dtype", default=None, choices=["float8_e4m3fn"])
     args = parser.parse_args(arguments)
+    if args.wide and (args.update or args.check):
+        parser.error("--wide is not what resources.json holds: without --update and --check")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET is set: unset it, the interpreter compiles nothing")
     start, cpu = time.perf_counter(), _cpu_s()
-    table = [job for job in shipped(archs=tuple(args.arch)) if args.only in job[0].name]
-    jobs = list(candidates(args)) if args.tiles else table
+    archs = tuple(args.arch)
+    table = [(variant, None) for variant in wide_variants(archs)] if args.wide else shipped(archs=archs)
+    jobs = list(candidates(args)) if args.tiles else [job for job in table if args.only in job[0].name]
     rows, unfit = {}, 0
     for job, found in compile_all(jobs, args.jobs):
         _print(job, found)
