@@ -23,6 +23,7 @@ from framework.engine.streaming import RequestStream, abandon
 from framework.engine.text import StopTexts, StopWatch, add_texts
 from framework.engine.tier_records import MakeTiers
 from framework.engine.tier_setup import require_tiers, served_tiers
+from framework.engine.warm_up import Limits, warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
@@ -72,6 +73,7 @@ class LLM:
             A LengthWarning says where it is less than what was asked for.
         kv_dtype: of K and V in the pool.
         backends: one a layer: `backend`, or a copy of it where layers differ in their sliding window.
+        warm_up_s: seconds that steps of every kind took before the first request; None: there were none.
 
     Raises:
         ConfigError, UnknownPlugin, BackendUnavailable, ModelError: before any weights or pool are allocated where
@@ -146,9 +148,24 @@ class LLM:
             self.recorder = RecordingExecutor(executor) if record else None
             self.executor: Executor = self.recorder or executor
             self.engine = self._make_engine(built, options, advice, log)
+            self.warm_up_s = self._warm_up(options)
         except BaseException:
             self.close()
             raise
+
+    def _warm_up(self, options: EngineOptions) -> float | None:
+        """Compute a step of every kind where `engine.warm_up` says so; the seconds it took, None without."""
+        if not (self.device.startswith("cuda") if options.warm_up == "auto" else options.warm_up):
+            return None
+        limits = Limits(
+            num_blocks=self.num_blocks,
+            block_size=self.spec.block_size,
+            max_len=self.max_model_len,
+            max_tokens=options.max_batch_tokens,
+            max_rows=options.max_batch_requests,
+            chunk_size=options.chunk_size or options.max_batch_tokens,
+        )
+        return warm_up(self.executor, self.engine.state.rows, limits)[1]
 
     @property
     def allocator(self) -> Allocator:

@@ -67,6 +67,9 @@ class EngineOptions(Section):
     graph_batch_sizes: tuple[int, ...] | None = setting(
         None, "rows of the captured steps, as [1,8,64]; null: 1, 2, 4, ... and max_batch_requests", at_least=1
     )
+    warm_up: Literal["auto", True, False] = setting(
+        "auto", "steps of every kind before the first request: auto (on a GPU) | true | false"
+    )
     prepack: bool = setting(True, "on a CPU: the weights once more in oneDNN's layout, faster at twice the memory")
     tensor_parallel_size: int = setting(
         1, "ranks that share the model, each a process and, on CUDA, a device", at_least=1, at_most=1024

@@ -237,7 +237,7 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     result.update(llm.engine.metrics.summary(llm.engine.state))
     if config.tiers:
         result.update(names_of(config, ("tiering",)))
-    result.update(llm.executor.summary())
+    result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s)
     plugins: dict[str, Reporting] = {
         "allocator": llm.engine.state.guarded,
         "eviction": GuardedPolicy(llm.policy),

@@ -39,7 +39,7 @@ class ModelExecutor:
     Attributes:
         graphs: the captured decode steps, None without `capture`.
         graphs_off: why there are none.
-        num_eager_steps: steps that were not replayed.
+        num_eager_steps: steps that were not replayed, since the clock was restarted.
     """
 
     def __init__(
@@ -116,8 +116,10 @@ class ModelExecutor:
         return time.perf_counter() - self._start
 
     def restart_clock(self) -> None:
-        """See Executor: what loading took is no part of a run."""
-        self._start = time.perf_counter()
+        """See Executor: what loading took is no part of a run, nor are the steps until now."""
+        self._start, self.num_eager_steps = time.perf_counter(), 0
+        if self.graphs is not None:
+            self.graphs.num_replays = self.graphs.num_padded_rows = 0
 
     def wait_until(self, when: float) -> None:
         """Sleep."""

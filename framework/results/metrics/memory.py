@@ -76,5 +76,7 @@ METRICS: tuple[Metric, ...] = (
               when=with_graphs),
     execution("graph_capture_s", "s", "lower", "capture", "Time to capture the graphs.", when=with_graphs,
               wall=True),
+    execution("warm_up_s", "s", "lower", "warm-up", "Steps of every kind, computed before the first request.",
+              when=lambda result: result.get("warm_up_s") is not None, wall=True),
     execution("eager_steps", "steps", "", "eager steps", "Steps run without a graph.", when=on_cuda),
 )  # fmt: skip

@@ -126,7 +126,7 @@ def shipped_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]
         yield Variant(arch, "write_kv", quantised, rope="neighbours")
 
 
-_ALL_FEATURES = {"sliding_window": 4096, "soft_cap": 50.0, "sinks": True, "alibi": True}
+_ALL_FEATURES: dict[str, Any] = {"sliding_window": 4096, "soft_cap": 50.0, "sinks": True, "alibi": True}
 
 
 def wide_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]:
@@ -139,7 +139,7 @@ def wide_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]:
         for kind, dim in ARCHS[arch].decode:
             dtype = "float32" if kind == "float" else "bfloat16"
             usual = _USUAL | {"head_dim": dim, "dtype": dtype, "kv_dtype": "float8_e4m3fn" if kind == "fp8" else None}
-            changes = [{"num_kv_heads": 32 // group} for group in (1, 2, 16)]
+            changes: list[dict[str, Any]] = [{"num_kv_heads": 32 // group} for group in (1, 2, 16)]
             changes += [{"num_kv_heads": 8, **_ALL_FEATURES}, {"head_dim": 5 * dim // 8, "block_size": 3}]
             for change in changes:
                 spec = AttentionSpec(**(usual | change))
