@@ -58,9 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("--to", default="traces", metavar="FOLDER", help="default: traces")
     fetch.set_defaults(run=_fetch)
     record = commands.add_parser(
-        "record", help="follow the KV events of a running engine and write a trace without text, tokens or names"
+        "record", help="write a trace of a running engine, or of SGLang's request log, without text, tokens or names"
     )
-    record.add_argument("endpoint", metavar="ADDRESS", help="where it publishes, such as tcp://127.0.0.1:5557")
+    record.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="where KV events are published, such as tcp://127.0.0.1:5557; or a log, a folder",
+    )
+    record.add_argument("--block-tokens", type=int, default=16, metavar="N", help="of a log's trace; default: 16")
     record.add_argument("--out", required=True, metavar="OUT", help="a new file of JSON lines")
     record.add_argument("--replay", metavar="ADDRESS", help="where it answers who missed something; default: nowhere")
     record.add_argument("--topic", default="", help="only messages of this topic")
@@ -205,21 +210,33 @@ def _synth(options: argparse.Namespace) -> int:
 
 
 def _record(options: argparse.Namespace) -> int:
+    for name in ("seconds", "batches", "idle", "block_tokens"):
+        if getattr(options, name) is not None and not getattr(options, name) > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, found {getattr(options, name)}")
+    _keep_apart(options.source, options.out)
+    print(_record_events(options) if "://" in options.source else _record_log(options))  # noqa: T201
+    return 0
+
+
+def _record_events(options: argparse.Namespace) -> str:
     from framework.kv_events.recording import Limits, record
     from framework.kv_events.subscriber import Subscriber
 
-    for name in ("seconds", "batches", "idle"):
-        if getattr(options, name) is not None and not getattr(options, name) > 0:
-            raise ConfigError(f"--{name} must be above 0, found {getattr(options, name)}")
     limits = Limits(seconds=options.seconds, batches=options.batches, idle_s=options.idle)
-    with Subscriber(options.endpoint, options.replay, topic=options.topic) as subscriber:
+    with Subscriber(options.source, options.replay, topic=options.topic) as subscriber:
         found = record(subscriber, Path(options.out), report_hits=options.report_hits, limits=limits)
-    print(  # noqa: T201
+    return (
         f"{options.out}: {found.num_batches} batches, {found.num_stored} blocks stored; "
         f"{found.num_recovered} batches were missed and had again, {found.num_lost} were lost, "
         f"{found.num_damaged} messages were damaged"
     )
-    return 0
+
+
+def _record_log(options: argparse.Namespace) -> str:
+    from framework.workload.request_log import convert
+
+    found = convert(Path(options.source), Path(options.out), block_tokens=options.block_tokens)
+    return f"{options.out}: {found.num_requests} requests; {found.num_without_tokens} had text alone and were left out"
 
 
 def _option(word: str) -> tuple[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from framework.errors import ConfigError, Unsupported
 from framework.export.host_blocks import build_policy
 from framework.export.pool_facts import PoolFacts
+from framework.export.vllm_idle import MovesNothing
 from framework.export.vllm_watch import PoolWatch
 
 TESTED = ("0.33.0",)
@@ -57,15 +58,15 @@ def lead(
     return PoolWatch(manager, PoolFacts(policy, num_blocks, block_size, clock), hash_of)
 
 
-def require_version() -> None:
-    """Raises Unsupported unless the vLLM that is installed is a tested one."""
+def require_version(what: str = "PolicyConnector") -> None:
+    """Raises Unsupported unless `what` was tested with the vLLM that is installed."""
     try:
         found = str(importlib.import_module("vllm.version").__version__)
     except ImportError as error:
         raise Unsupported(f"vLLM cannot be imported ({error}); pip install vllm=={TESTED[-1]}") from error
     if found.partition("+")[0] not in TESTED:
         raise Unsupported(
-            f"vLLM {found} is not a version that PolicyConnector was tested with ({', '.join(TESTED)}); "
+            f"vLLM {found} is not a version that {what} was tested with ({', '.join(TESTED)}); "
             f"pip install vllm=={TESTED[-1]}, or a release of this package that names yours"
         )
 
@@ -113,17 +114,12 @@ def _connector_classes() -> dict[str, type]:
     return classes
 
 
-class _Methods:
+class _Methods(MovesNothing):
     """What vLLM asks of a connector, without a base class of vLLM's."""
 
     options: tuple[Any, int, str]
     watch: PoolWatch | None
     _start: float
-
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """Nothing is handed off that a preemption could spoil."""
-        return False
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """vLLM's scheduler is about to start with this manager."""
@@ -136,33 +132,6 @@ class _Methods:
         """A request entered the engine."""
         if self.watch is not None:
             self.watch.arrived(request)
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Nothing is found outside the pool."""
-        return 0, False
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Nothing to load."""
-
-    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        """Nothing to save: the blocks may be freed."""
-        return False, None
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing to load."""
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for."""
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing to save."""
-
-    def wait_for_save(self) -> None:
-        """Nothing to wait for."""
-
-    def reset_cache(self) -> bool:
-        """There is no cache of the connector's own."""
-        return True
 
     def _seconds(self) -> float:
         return time.monotonic() - self._start

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,9 @@ from framework.kv_events.publisher import Publisher
 from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from framework.kv_events.subscriber import Subscriber
 from framework.workload.kv_events import KVEventStream
+from framework.workload.request_log import convert
 from framework.workload.trace_file import TraceFile
+from framework.workload.traces import open_trace
 
 pytestmark = pytest.mark.timeout(600)
 NAME = bytes(range(32))
@@ -302,3 +305,29 @@ def test_our_publisher_speaks_to_a_client_of_vllms(addresses: tuple[str, str]) -
     finally:
         context.destroy(linger=0)
         made.close()
+
+
+@dataclass
+class Asked:
+    """The fields of SGLang's GenerateReqInput that matter: importing the real one takes a GPU's packages."""
+
+    rid: str
+    input_ids: list[int]
+    text: str | None = None
+    session_id: str | None = None
+
+
+def test_a_log_of_sglangs_own_logger_becomes_a_trace(tmp_path: Path) -> None:
+    request_logger = pytest.importorskip("sglang.srt.utils.request_logger")
+    logger = request_logger.RequestLogger(True, 3, "json", [str(tmp_path / "logs")])
+    for number, prompt in enumerate(([*range(3000)], [*range(2990), 7])):
+        asked = Asked(f"r{number}", prompt)
+        logger.log_received_request(asked)
+        facts = {"id": asked.rid, "completion_tokens": 3, "e2e_latency": 0.25}
+        logger.log_finished_request(asked, {"text": "secret", "output_ids": [1, 2, 3], "meta_info": facts})
+    found = convert(tmp_path / "logs", tmp_path / "trace.jsonl", block_tokens=16)
+    assert (found.num_requests, found.num_without_tokens) == (2, 0)
+    first, second = open_trace(tmp_path / "trace.jsonl")
+    assert (first.input_tokens, second.input_tokens, first.output_tokens) == (3000, 2991, 3)
+    shared = int(np.flatnonzero(first.tokens[:2991] != second.tokens)[0])
+    assert shared == 2990

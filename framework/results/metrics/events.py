@@ -44,7 +44,7 @@ METRICS: tuple[Metric, ...] = (
           when=never),
     event("recorded_gaps", "gaps", "lower", "recorded gaps", "Gaps in the numbers of batches.", hide_zero=True),
     event("recorded_missing_batches", "batches", "lower", "recorded batches missing",
-          "Batches in those gaps; after one, the pool is unknown until it is cleared.", hide_zero=True),
+          "Batches in those gaps; after one, the pool is rebuilt from what comes.", hide_zero=True),
     text("KV events", "kv_event_endpoint", "sent from", "Address that KV events were sent from."),
     text("KV events", "kv_event_error", "first failure", "Why the first batch or reply could not be sent."),
 )  # fmt: skip

@@ -1,0 +1,130 @@
+"""Traces of a live engine, without its text: tokens that only say which blocks are equal, written as requests end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from framework.errors import ConfigError
+from framework.kv_events.private import Veil
+from framework.kv_events.schema import Hash
+from framework.workload.traces.own_format import FORMAT, VERSION
+
+_BITS = 30
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LiveRequest:
+    """One request as an engine knows it.
+
+    Attributes:
+        arrival_s: seconds after the first, non-decreasing.
+        prompt_tokens: length of the prompt.
+        total_tokens: of prompt and answer together; None: it has not ended.
+        hashes: of the full blocks of prompt and answer, each with all before it: salt and adapter are in them.
+        session: its conversation, where that is known. priority: larger is more important.
+    """
+
+    arrival_s: float
+    prompt_tokens: int
+    total_tokens: int | None = None
+    hashes: Sequence[Hash] = ()
+    session: str | None = None
+    priority: int = 0
+
+
+class PrivateTrace:
+    """A file in our own trace format in which a block's tokens are two numbers made of its hash and a key, then zeros.
+
+    Equal blocks have equal tokens, so hits are what they were; what is beyond a request's last full block is its own.
+    The key is drawn anew for each file and never written. Requests stand in order of arrival: one that has ended waits
+    for those that came before it.
+
+    Args:
+        path: a new file; its owner alone may read it.
+        block_tokens: tokens a block, as the file's header says.
+        hash_tokens: tokens that one hash stands for; None: a block's.
+        veil: for tests.
+
+    Raises:
+        ConfigError: the file is there already, or cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, block_tokens: int, *, hash_tokens: int | None = None, veil: Veil | None = None, **notes: Any
+    ) -> None:
+        self._size, self._veil = hash_tokens or block_tokens, veil or Veil()
+        self._waiting: dict[LiveRequest, None] = {}
+        self.num_requests = 0
+        try:
+            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise ConfigError(f"{path} is there already; nothing was written: choose another name") from error
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        self._put({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, "private": True, **notes})
+
+    def arrived(self, request: LiveRequest) -> None:
+        """A request came; it is written once it and all before it have ended."""
+        self._waiting[request] = None
+
+    def ended(self) -> None:
+        """Write those whose turn it is.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        while self._waiting and (first := next(iter(self._waiting))).total_tokens is not None:
+            del self._waiting[first]
+            self._write(first)
+
+    def close(self) -> None:
+        """Write those that have ended, leave out those that have not, and close the file. Idempotent.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._handle < 0:
+            return
+        try:
+            for request in self._waiting:
+                if request.total_tokens is not None:
+                    self._write(request)
+        finally:
+            self._waiting.clear()
+            os.close(self._handle)
+            self._handle = -1
+
+    def _write(self, request: LiveRequest) -> None:
+        total = request.total_tokens or request.prompt_tokens
+        tokens = self._tokens(request, total)
+        record: dict[str, Any] = {"arrival_s": round(request.arrival_s, 6), "tokens": tokens[: request.prompt_tokens]}
+        record["output"] = tokens[request.prompt_tokens :]
+        if request.session is not None:
+            record["session"] = self._veil.name(request.session)
+        if request.priority:
+            record["priority"] = request.priority
+        self._put(record)
+        self.num_requests += 1
+
+    def _tokens(self, request: LiveRequest, total: int) -> list[int]:
+        tokens: list[int] = []
+        for name in request.hashes[: total // self._size]:
+            tokens += self._block(name)
+        while len(tokens) < total:  # what no full block holds, or none that was hashed
+            tokens += self._block(f"request {self.num_requests}, {len(tokens)}")
+        return tokens[:total]
+
+    def _block(self, name: Hash) -> list[int]:
+        number = int(self._veil.name(name), 16)
+        mask = 2**_BITS - 1
+        return [number & mask, number >> _BITS & mask, *([0] * (self._size - 2))][: self._size]
+
+    def _put(self, record: dict[str, Any]) -> None:
+        data = memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+        while data:
+            data = data[os.write(self._handle, data) :]

@@ -1,0 +1,87 @@
+"""A trace that a connector writes inside vLLM's own scheduler replays here as vLLM served it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.fidelity import our_side, vllm_side
+from experiments.fidelity.streams import Talk, grown
+from framework.errors import ConfigError
+from framework.export import vllm_trace
+from framework.replay.description import describe
+from framework.replay.items import trace_items
+from framework.workload.traces import open_trace
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def transfer(path: Path, **options: Any) -> dict[str, Any]:
+    return {
+        "kv_connector": "TraceConnector",
+        "kv_connector_module_path": "framework.export.vllm_trace",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"path": str(path), **options},
+    }
+
+
+def test_the_replay_of_the_trace_hits_request_by_request_what_vllm_hit(tmp_path: Path) -> None:
+    talks, path = grown(400), tmp_path / "trace.jsonl"
+    stock = vllm_side.run(talks, vllm_side.scheduler_of(num_blocks=200, max_batch_requests=1))
+    scheduler = vllm_side.scheduler_of(num_blocks=200, max_batch_requests=1, transfer=transfer(path))
+    outcome = vllm_side.run(talks, scheduler)
+    scheduler.shutdown()
+    assert (outcome.hits, outcome.steps, outcome.evicted) == (stock.hits, stock.steps, stock.evicted), "it only looks"
+    requests = [*open_trace(path)]
+    assert [request.input_tokens for request in requests] == [len(talk.prompt) for talk in talks]
+    assert [request.output_tokens for request in requests] == [len(talk.output) for talk in talks]
+    again = [Talk(request.tokens, request.output) for request in trace_items(iter(requests))]
+    settings = our_side.Settings(
+        num_blocks=200, max_batch_requests=1, allocator={"name": "prefix", "watermark": 0.0}, hash="sha256"
+    )
+    original, recorded = our_side.run(talks, settings), our_side.run(again, settings)
+    assert recorded.hits == original.hits == outcome.hits
+    assert len(recorded.evicted) == len(original.evicted) == len(outcome.evicted) > 500
+
+
+def test_a_trace_of_requests_in_flight_together_is_in_order_of_arrival_and_private(tmp_path: Path) -> None:
+    talks, path = grown(120), tmp_path / "trace.jsonl"
+    scheduler = vllm_side.scheduler_of(num_blocks=300, transfer=transfer(path))
+    vllm_side.run(talks, scheduler)
+    scheduler.shutdown()
+    requests = [*open_trace(path)]
+    assert [request.input_tokens for request in requests] == [len(talk.prompt) for talk in talks]
+    assert [request.arrival_s for request in requests] == sorted(request.arrival_s for request in requests)
+    assert path.stat().st_mode & 0o077 == 0
+    text = path.read_text()
+    assert "1000" + "1" not in text, "a prompt's token"
+    sharing = describe(open_trace(path))[0].sharing
+    assert sharing is not None
+    assert sharing.hit_rate_full_blocks > 0.5
+
+
+def test_a_file_that_is_there_and_an_unknown_option_are_refused_as_vllm_starts(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(ConfigError, match="is there already"):
+        vllm_side.scheduler_of(num_blocks=20, transfer=transfer(tmp_path / "mine"))
+    assert (tmp_path / "mine").read_text() == "precious"
+    with pytest.raises(ConfigError, match="has path, found salt"):
+        vllm_side.scheduler_of(num_blocks=20, transfer=transfer(tmp_path / "new", salt="x"))
+    with pytest.raises(ConfigError, match="name a new file"):
+        vllm_trace.path_of({})
+
+
+def test_a_full_disk_ends_the_recording_and_not_vllm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    talks, path = grown(30), tmp_path / "trace.jsonl"
+    scheduler = vllm_side.scheduler_of(num_blocks=200, transfer=transfer(path))
+
+    def full(record: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    scheduler.connector.trace._put = full
+    outcome = vllm_side.run(talks, scheduler)
+    scheduler.shutdown()
+    assert len(outcome.hits) == 30
+    assert scheduler.connector.trace is None
