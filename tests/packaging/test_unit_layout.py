@@ -1,8 +1,51 @@
-"""tests/unit mirrors the source: a folder for each package and for each kind of built-in plugin."""
+"""tests/unit mirrors the source: a folder for each room and for each kind of built-in plugin, a file for a module.
+
+`tests/unit/a/test_b.py` tests the module `a/b.py` of `framework` or of `framework_builtin`; `tests/unit/a/test_a.py`
+tests the room as a whole. A file of another name stands in `OVER_MODULES`, with what it tests across modules.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+OVER_MODULES = {
+    "backend/test_rotation.py": "every backend that rotates, against one that does not",
+    "backend/test_triton_mutants.py": "faulty variants of every kernel, which the tests of the kernels must catch",
+    "engine/test_kv_dtype.py": "the dtype of K and V from the configuration to the pool",
+    "engine/test_promises_over_a_model.py": "promises of the engine over a real model, in every backend",
+    "eviction/test_in_bulk.py": "`victims` of every policy against `victim` by turns",
+    "eviction/test_learning.py": "policies that learn, on streams made for what each claims",
+    "eviction/test_learning_in_serve.py": "the same in a serve run",
+    "eviction/test_policies.py": "all published policies in one table of short histories",
+    "export/test_real_engines.py": "the real engines, where they are installed",
+    "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
+    "paged/test_admission.py": "policies that decline content, in allocators, replay and the native core",
+    "paged/test_adversaries.py": "policies and hash schemes that misbehave, in every allocator",
+    "paged/test_faults.py": "faults that real block managers shipped, in every allocator",
+    "paged/test_sharing_rules.py": "rules of sharing, for every installed allocator",
+    "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
+    "report/test_damaged_runs.py": "damaged runs, in every part of a report",
+    "workload/traces/test_malformed.py": "damaged files, for every reader",
+}
+"""Test file -> what it tests that no single module does."""
+
+NO_ROOMS = {"bench", "experiments"}
+"""Folders of tests of what lies outside the packages: tests/bench and experiments/."""
+
+
+def modules(repository: Path) -> set[str]:
+    """`room/module` of every module in a room; a module's leading underscore is not part of its name."""
+    found = set()
+    for base in (repository / "framework", repository / "plugins" / "framework_builtin"):
+        for path in base.glob("*/**/*.py"):
+            relative = path.relative_to(base)
+            found.add(relative.with_name(relative.stem.lstrip("_")).as_posix())
+    return found
+
+
+def unit_tests(repository: Path) -> list[Path]:
+    unit = repository / "tests" / "unit"
+    return sorted(path.relative_to(unit) for path in unit.glob("*/**/test_*.py"))
 
 
 def packages(folder: Path) -> set[str]:
@@ -10,9 +53,26 @@ def packages(folder: Path) -> set[str]:
 
 
 def test_a_folder_of_unit_tests_is_named_after_what_it_tests(repository: Path) -> None:
-    named = packages(repository / "framework") | packages(repository / "plugins" / "framework_builtin")
-    folders = {path.parent.name for path in (repository / "tests" / "unit").glob("*/test_*.py")}
-    assert folders <= named | {"experiments", "bench"}, folders - named
+    rooms = packages(repository / "framework") | packages(repository / "plugins" / "framework_builtin")
+    folders = {path.parts[0] for path in unit_tests(repository)}
+    assert folders <= rooms | NO_ROOMS, folders - rooms
+
+
+def test_a_unit_test_is_named_after_the_module_it_tests_or_says_what_else(repository: Path) -> None:
+    known, unnamed = modules(repository), []
+    for path in unit_tests(repository):
+        name = path.stem.removeprefix("test_")
+        of_module = path.with_name(name).as_posix() in known or path.parent.name == name
+        if not of_module and path.parts[0] not in NO_ROOMS and path.as_posix() not in OVER_MODULES:
+            unnamed.append(path.as_posix())
+    assert not unnamed, f"no module of these names, and not in OVER_MODULES: {unnamed}"
+
+
+def test_the_list_of_tests_over_modules_has_no_others(repository: Path) -> None:
+    known, found = modules(repository), {path.as_posix() for path in unit_tests(repository)}
+    assert set(OVER_MODULES) <= found, set(OVER_MODULES) - found
+    named = [name for name in OVER_MODULES if name.replace("test_", "").removesuffix(".py") in known]
+    assert not named, f"modules of these names exist now: {named}"
 
 
 def test_a_unit_test_outside_the_folders_is_of_a_module_outside_the_packages(repository: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 
@@ -47,3 +48,33 @@ def write_inside(folder: Path) -> None:
         {"event": "finished", "step": 5, "request": 0, "sequence": 1},
     ]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def make_sweep(folder: Path) -> Path:
+    """Two policies, two sizes, three seeds; fifo is 0.1 behind, give or take; one failed, one killed."""
+    rng = np.random.default_rng(0)
+    for eviction in ("lru", "fifo"):
+        for num_blocks in (64, 1024):
+            for seed in (0, 1, 2):
+                base = 0.4 + num_blocks / 10_000 - (0.1 if eviction == "fifo" else 0.0)
+                result = {
+                    "hit_rate": base + float(rng.normal(0, 0.01)),
+                    "output_tokens_per_s": 100.0 + seed,
+                    "ttft_s_p95": 0.5 + 0.1 * seed,
+                    "num_evictions": 7,
+                    "clock": "wall",
+                }
+                name = f"{eviction}_{num_blocks}-{seed}"
+                first = seed == 0 and num_blocks == 64
+                make_run(
+                    folder / "sw" / name, result=result, eviction=eviction, num_blocks=num_blocks, seed=seed,
+                    events=first,
+                )  # fmt: skip
+    make_run(folder / "sw" / "killed", result=None, eviction="mru")
+    (folder / "sw" / "killed" / "metrics.jsonl").write_text("")
+    bad = folder / "sw" / "bad_<b>&"
+    bad.mkdir()
+    reason = "KeyError: 50% & <script>alert(1)</script> $x_1$"
+    failure = {"status": "failed", "reason": reason, "overrides": ["eviction=sieve", "seed=0", "run.sweep=s"]}
+    (bad / "failure.json").write_text(json.dumps(failure))
+    return folder / "sw"

@@ -36,19 +36,6 @@ def test_names_are_the_digest_of_tag_parent_and_tokens(scheme: type[DigestScheme
     assert made.blocks(made.root(NS, 4), tokens, 4) == [first, second]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
-def test_one_call_equals_a_call_a_block(scheme: type[DigestScheme], block_size: int) -> None:
-    made = scheme()
-    tokens = np.random.default_rng(0).integers(0, 2**31, 6 * block_size - 1, dtype=np.int32)
-    parent, one_by_one = made.root(NS, block_size), []
-    for index in range(5):
-        parent = made.block(parent, tokens[index * block_size : (index + 1) * block_size])
-        one_by_one.append(parent)
-    assert made.blocks(made.root(NS, block_size), tokens, block_size) == one_by_one
-    assert made.blocks(made.root(NS, block_size), tokens[: block_size - 1], block_size) == []
-
-
 def test_only_sha256_is_taken_at_its_word() -> None:
     assert [scheme.collision_resistant for scheme in SCHEMES] == [True, False, False]
 

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from framework.errors import BackendUnavailable, InvalidArgument, Unsupported
+from framework.errors import BackendUnavailable, Unsupported
 from framework.llm import LLM, EngineOptions
 from framework.model.config import ExpertsConfig, ModelConfig
 from framework.model.dense import greedy
-from framework.model.experts import RoutedExperts
 from framework.model.loading import LoadedModel, random_model
-from framework.model.shard import Shard
 from framework.modes.loss_check import measure_loss
 from framework.sampling import Sampling
 from framework_builtin.backend.torch import TorchBackend
@@ -81,19 +79,3 @@ def test_a_backend_that_lacks_a_feature_is_refused_by_name(model: LoadedModel) -
 def test_a_backend_that_cannot_be_copied_is_refused(model: LoadedModel) -> None:
     with pytest.raises(Unsupported, match=r"cannot be copied .holds a device handle.*give the backend by name"):
         LLM(model, backend=Uncopied(), num_blocks=40)
-
-
-def test_routed_experts_give_the_same_with_and_without_sorting_by_expert(monkeypatch: pytest.MonkeyPatch) -> None:
-    experts = RoutedExperts(ROUTED, 16, {"dtype": torch.float64, "device": "cpu"})
-    generator = torch.Generator().manual_seed(0)
-    for parameter in experts.parameters():
-        parameter.normal_(generator=generator)
-    x = torch.randn(7, 16, dtype=torch.float64, generator=generator)
-    own = experts(x)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    torch.testing.assert_close(experts(x), own)
-
-
-def test_routed_experts_are_not_divided_over_ranks() -> None:
-    with pytest.raises(InvalidArgument, match=r"routed experts are not divided over ranks\. Would work: 1"):
-        Shard(0, 2).config(replace(MIXED, experts=ROUTED))

@@ -1,0 +1,32 @@
+"""Routed experts give the same however their tokens are sorted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from framework.errors import InvalidArgument
+from framework.model.config import ExpertsConfig
+from framework.model.experts import RoutedExperts
+from framework.model.shard import Shard
+from framework.model.tiny import TINY_CONFIG
+
+ROUTED = ExpertsConfig(count=5, per_token=2, intermediate_size=8, bias=True, clamped=True)
+
+
+def test_routed_experts_give_the_same_with_and_without_sorting_by_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = RoutedExperts(ROUTED, 16, {"dtype": torch.float64, "device": "cpu"})
+    generator = torch.Generator().manual_seed(0)
+    for parameter in experts.parameters():
+        parameter.normal_(generator=generator)
+    x = torch.randn(7, 16, dtype=torch.float64, generator=generator)
+    own = experts(x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(experts(x), own)
+
+
+def test_routed_experts_are_not_divided_over_ranks() -> None:
+    with pytest.raises(InvalidArgument, match=r"routed experts are not divided over ranks\. Would work: 1"):
+        Shard(0, 2).config(replace(TINY_CONFIG, experts=ROUTED))

@@ -1,0 +1,19 @@
+"""Synthetic workloads, drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.interfaces.workload import WorkloadRequest
+from framework.workload import build
+
+
+def drawn(name: str, seed: int = 0, **options: Any) -> list[WorkloadRequest]:
+    requests = build(name, options, seed=seed)
+    assert all(isinstance(request, WorkloadRequest) for request in requests)
+    return requests  # type: ignore[return-value]
+
+
+def common_prefix(a: str, b: str) -> int:
+    """Characters that both texts begin with."""
+    return next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))

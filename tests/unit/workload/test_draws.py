@@ -1,0 +1,42 @@
+"""What synthetic workloads draw from: popularity, distinct choices, lengths."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from synthetic_workloads import drawn
+
+from framework.workload.draws import Draws, Zipf
+
+
+def test_popularity_follows_zipf() -> None:
+    requests = drawn(
+        "system_prompts", num_requests=4000, num_prompts=10, zipf_alpha=1.0, system_tokens=4, user_tokens=1
+    )
+    counts = Counter(r.tenant for r in requests)
+    harmonic = sum(1 / k for k in range(1, 11))
+    for k in range(10):
+        expected = 4000 / ((k + 1) * harmonic)
+        assert counts[f"application-{k}"] == pytest.approx(expected, rel=0.15), (k, counts)
+    uniform = Counter(r.tenant for r in drawn("system_prompts", num_requests=4000, num_prompts=4, zipf_alpha=0.0))
+    assert max(uniform.values()) < 1.2 * min(uniform.values()), uniform
+
+
+@pytest.mark.parametrize(("size", "count", "alpha"), [(50, 5, 1.0), (50, 5, 40.0), (8, 8, 0.0), (8, 6, 300.0)])
+def test_distinct_draws_are_distinct_and_as_many_as_asked(size: int, count: int, alpha: float) -> None:
+    draws, law = Draws("test", 0, vocab_size=2, spread=0.0), Zipf(size, alpha)
+    for _ in range(20):
+        found = law.distinct(draws.random, count)
+        assert len(found) == len(set(found)) == count, found
+        assert set(found) <= set(range(size)), found
+
+
+def test_lengths_have_the_mean_asked_for_and_no_spread_makes_them_equal() -> None:
+    options = {"num_requests": 3000, "system_tokens": 0, "user_tokens": 60, "output_tokens": 20}
+    requests = drawn("system_prompts", **options)
+    assert np.mean([len(r.tokens) for r in requests]) == pytest.approx(60, rel=0.05)
+    assert np.mean([len(r.output) for r in requests]) == pytest.approx(20, rel=0.05)
+    even = drawn("system_prompts", **{**options, "num_requests": 20, "spread": 0.0})
+    assert {(len(r.tokens), len(r.output), r.sampling.max_tokens) for r in even} == {(60, 20, 20)}

@@ -1,0 +1,95 @@
+"""A synthetic workload written as a trace says what the workload says."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_workloads import drawn
+
+from framework import trace
+from framework.engine.engine import Engine
+from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.errors import WorkloadError
+from framework.registry.components import build_allocator
+from framework.replay.items import feed, trace_items
+from framework.workload import stream
+from framework.workload.to_trace import SYNTHETIC, synthetic_trace
+from framework.workload.traces import open_trace, write_trace
+
+
+@pytest.mark.parametrize("block_tokens", [None, 16])
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_a_trace_file_says_what_the_workload_says(name: str, block_tokens: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    write_trace(path, synthetic_trace(name, {"rate_per_s": 2.0}, seed=5, block_tokens=block_tokens))
+    for read, request in zip(open_trace(path), drawn(name, seed=5, rate_per_s=2.0), strict=True):
+        assert (read.input_tokens, read.output_tokens) == (len(request.tokens), len(request.output))
+        assert (read.session, read.tenant, read.arrival_s) == (request.session, request.tenant, request.arrival_s)
+        assert (read.sampling.n, read.sampling.beam_width) == (request.sampling.n, request.sampling.beam_width)
+        if block_tokens is None:
+            assert read.tokens is not None
+            assert read.tokens.tolist() == request.tokens.tolist()
+        assert read.block_ids is not None
+        assert len(read.block_ids) == -(-len(request.tokens) // 16)
+
+
+@pytest.mark.parametrize(("line", "field"), [({"n": 0}, "n"), ({"n": 2, "beam_width": 2}, "n"), ({"n": "x"}, "n")])
+def test_forks_of_a_trace_line_are_checked(tmp_path: Path, line: dict[str, Any], field: str) -> None:
+    path = tmp_path / "t.jsonl"
+    header = {"format": "kvlab-trace", "version": 1, "block_tokens": 16}
+    path.write_text(
+        f"{json.dumps(header)}\n{json.dumps({'arrival_s': 0, 'input_tokens': 3, 'output_tokens': 2, **line})}\n"
+    )
+    with pytest.raises(WorkloadError, match=rf"t\.jsonl:2: {field}: expected"):
+        list(open_trace(path))
+
+
+def test_replay_forks_what_the_trace_asks_for() -> None:
+    allocator = build_allocator("cow", "lru", "sha256", num_blocks=2000, block_size=16, max_model_len=4096)
+    engine = Engine(allocator, ReplayExecutor(constant_step(0.01)), max_model_len=4096)
+    requests = list(synthetic_trace("forks", {"num_requests": 8, "beam_share": 0.0, "n": 3}, seed=0, block_tokens=16))
+    for _ in feed(engine, trace_items(requests)):
+        pass
+    engine.check()
+    assert engine.state.num_forks == 16, "two further samples each"
+    assert engine.metrics.num_output_tokens == 3 * sum(r.output_tokens for r in requests)
+
+
+def test_the_command_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rag.jsonl.gz"
+    words = ["synth", "rag", "num_requests=9", "shuffle=false", "rate_per_s=2", "--out", str(out), "--seed", "3"]
+    assert trace.main([*words, "--block-tokens", "32"]) == 0
+    assert "9 requests" in capsys.readouterr().out
+    expected = list(
+        synthetic_trace("rag", {"num_requests": 9, "shuffle": False, "rate_per_s": 2.0}, seed=3, block_tokens=32)
+    )
+    for read, request in zip(open_trace(out), expected, strict=True):
+        assert read.block_ids is not None
+        assert request.block_ids is not None
+        assert read.block_ids.tolist() == request.block_ids.tolist()
+    for wrong, message in (
+        (["synth", "rag", "--out", str(out), "shuffle"], "expected OPTION=VALUE"),
+        (["synth", "chat", "--out", str(out)], "this workload has text"),
+        (["synth", "rag", "--out", str(out), "num=3"], "has no option 'num'"),
+    ):
+        assert trace.main(wrong) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_memory_does_not_grow_with_the_number_of_requests() -> None:
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        options = {"num_sessions": count, "rate_per_s": 1.0, "think_s": 1.0, "turns": 2.0}
+        for _ in stream("conversations", options, seed=0):
+            pass
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(20)
+    short, long = peak(100), peak(1000)
+    assert long < 3 * short, (short, long)
