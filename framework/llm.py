@@ -11,7 +11,7 @@ from framework.config.check import checked_tiers
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
-from framework.engine.executors.build import make_executor, require_graphs, require_writes_first
+from framework.engine.executors.build import largest_step_bytes, make_executor, require_graphs, require_writes_first
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.kv_scales import require_scales
@@ -52,8 +52,8 @@ class LLM:
         model: "tiny", a local checkpoint folder, a hub id, or a LoadedModel.
         backend: None takes "triton" on a CUDA device and "torch" elsewhere.
         block_size: tokens a block.
-        num_blocks: blocks in the pool; or `memory_fraction` of the device's free memory, 0 to 1. With neither: 0.9 of a
-            GPU's, 1024 blocks on a CPU.
+        num_blocks: blocks in the pool; or `memory_fraction` of the device's free memory, 0 to 1; of a GPU's that the
+            largest step leaves, which is measured. With neither: 0.9 of a GPU's, 1024 blocks on a CPU.
         dtype: of the weights, and of K and V, torch's name; None takes the checkpoint's own.
         kv_dtype: of K and V in the pool, where it is to be another; the backend must support it.
         kv_scales: JSON file with the scales of an fp8 pool (framework.engine.kv_scales); None calibrates them.
@@ -132,7 +132,7 @@ class LLM:
             self.num_blocks = pool_blocks(
                 num_blocks, memory_fraction, device=self.device, ranks=self.model.ranks, block_size=block_size,
                 num_layers=self.model.config.num_layers, num_kv_heads=self.spec.num_kv_heads,
-                head_dim=self.spec.head_dim, dtype=self.kv_dtype,
+                head_dim=self.spec.head_dim, dtype=self.kv_dtype, needed=lambda: self._largest_step_bytes(options),
             )  # fmt: skip
             stored = own if self.kv_dtype == own else f"{own}/{self.kv_dtype}"
             self.namespace = Namespace(model=f"{self.model.name}/{stored}")
@@ -153,17 +153,19 @@ class LLM:
             self.close()
             raise
 
+    def _largest_step_bytes(self, options: EngineOptions) -> int:
+        positions = self.model.config.max_position_embeddings
+        longest = min(options.max_model_len or positions, positions)
+        return largest_step_bytes(
+            self.model.decoder, self.backend, self.spec, max_len=longest, options=options, device=self.device
+        )
+
     def _warm_up(self, options: EngineOptions) -> float | None:
         """Compute a step of every kind where `engine.warm_up` says so; the seconds it took, None without."""
         if not (self.device.startswith("cuda") if options.warm_up == "auto" else options.warm_up):
             return None
-        limits = Limits(
-            num_blocks=self.num_blocks,
-            block_size=self.spec.block_size,
-            max_len=self.max_model_len,
-            max_tokens=options.max_batch_tokens,
-            max_rows=options.max_batch_requests,
-            chunk_size=options.chunk_size or options.max_batch_tokens,
+        limits = Limits.of(
+            options, num_blocks=self.num_blocks, block_size=self.spec.block_size, max_len=self.max_model_len
         )
         return warm_up(self.executor, self.engine.state.rows, limits)[1]
 

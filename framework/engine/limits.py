@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from framework.engine.pool import num_blocks_for
@@ -48,12 +49,22 @@ def shortened(asked: int | None, found: int, advice: str, *, what: str = "engine
     return f"{what.format(asked=asked)} is more than can be: the longest sequence is {found} tokens; {advice}"
 
 
-def pool_blocks(asked: int | None, fraction: float | None, *, device: str, ranks: Ranks | None, **sizes: Any) -> int:
+def pool_blocks(
+    asked: int | None,
+    fraction: float | None,
+    *,
+    device: str,
+    ranks: Ranks | None,
+    needed: Callable[[], int] = lambda: 0,
+    **sizes: Any,
+) -> int:
     """Blocks of the pool: as many as asked, or what fits into a fraction of the device's free memory.
 
     Args:
         asked: cache.num_blocks; fraction: cache.memory_fraction, in (0, 1].
         ranks: those that share the model; each has as many blocks as the one with the least memory can hold.
+        needed: measures what the largest step holds beside the pool, bytes; asked where a fraction decides, and of a
+            model on one rank: several take the fraction of all that is free.
         sizes: of a block, as `num_blocks_for` takes them.
 
     Raises:
@@ -70,7 +81,7 @@ def pool_blocks(asked: int | None, fraction: float | None, *, device: str, ranks
     if fraction is None:
         return DEFAULT_BLOCKS
     if ranks is None:
-        return num_blocks_for(fraction, device, **sizes)
+        return num_blocks_for(fraction, device, needed=needed(), **sizes)
     if device.startswith("cpu"):
         fraction /= ranks.size  # they share the host's memory
     others: list[int] = ranks.call("blocks_for", fraction=fraction, **sizes)

@@ -144,8 +144,12 @@ def num_blocks_for(
     num_kv_heads: int,
     head_dim: int,
     dtype: str,
+    needed: int = 0,
 ) -> int:
     """How many usable blocks fit into `fraction` (0 to 1] of the device's free memory, the null block paid for.
+
+    Args:
+        needed: bytes of the free ones that something else will take: what the largest step holds beside the pool.
 
     Raises:
         InvalidArgument: a fraction outside (0, 1], or a size below 1.
@@ -155,13 +159,14 @@ def num_blocks_for(
         raise InvalidArgument(f"the memory fraction must be above 0 and at most 1, found {fraction}")
     _require_sizes(block_size=block_size, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
     each = block_bytes(block_size, num_layers, num_kv_heads, head_dim, dtype)
-    free = free_bytes(device)
+    free = max(0, free_bytes(device) - needed)
     count = int(fraction * free) // each - 1
     if count < 1:
+        beside = f" (the largest step takes {needed:,} more)" if needed else ""
+        smaller = ", shrink block_size or lower engine.max_batch_tokens" if needed else " or shrink block_size"
         raise OutOfMemory(
-            f"cache.memory_fraction={fraction:g} of the {free:,} bytes free on {device} holds no block of {each:,} "
-            "bytes beside the null "
-            "block; raise the fraction or shrink block_size"
+            f"cache.memory_fraction={fraction:g} of the {free:,} bytes free on {device}{beside} holds no block of "
+            f"{each:,} bytes beside the null block; raise the fraction{smaller}"
         )
     return count
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from framework.config.sections import EngineOptions
 from framework.engine.executors.base import Executor, Step
 from framework.engine.graphs import bucket_sizes
 from framework.engine.rows import Rows
@@ -31,6 +32,18 @@ class Limits:
     max_tokens: int
     max_rows: int
     chunk_size: int
+
+    @classmethod
+    def of(cls, options: EngineOptions, *, num_blocks: int, block_size: int, max_len: int) -> Limits:
+        """Those of an engine with these options."""
+        return cls(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_len=max_len,
+            max_tokens=options.max_batch_tokens,
+            max_rows=options.max_batch_requests,
+            chunk_size=options.chunk_size or options.max_batch_tokens,
+        )
 
     @property
     def longest(self) -> int:

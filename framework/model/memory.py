@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,6 +16,22 @@ def free_bytes(device: str | torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     return min(_available_host_bytes(), _cgroup_headroom())
+
+
+def counts(device: str | torch.device) -> bool:
+    """Whether torch counts what is held on this device: `peak_bytes` can say."""
+    return torch.device(device).type == "cuda"
+
+
+def peak_bytes(device: str | torch.device, work: Callable[[], object]) -> int:
+    """Bytes that `work` holds at its height beyond what is held already, on a device that `counts`."""
+    device = torch.device(device)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _available_host_bytes() -> int:

@@ -11,10 +11,13 @@ from framework.engine.executors.model import ModelExecutor
 from framework.engine.kv_scales import set_scales
 from framework.engine.opaque_group import opaque_group
 from framework.engine.pool import KVPool
+from framework.engine.rows import Rows
 from framework.engine.tables import BlockTables
+from framework.engine.warm_up import Limits, warm_up
 from framework.errors import ConfigError, Unsupported
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
+from framework.model import memory
 from framework.model.decoder import Decoder, DecoderLayer
 
 
@@ -78,6 +81,44 @@ def make_executor(
     if sizes:
         executor.capture(graphs.CudaRecorder(device), sizes)
     return executor
+
+
+def largest_step_bytes(
+    decoder: Decoder,
+    backend: AttentionBackend,
+    spec: AttentionSpec,
+    *,
+    max_len: int,
+    options: EngineOptions,
+    device: str,
+) -> int:
+    """What steps of every kind hold at most beside weights and pool, measured over a pool just large enough for one.
+
+    Args, errors: as `make_executor`; `backend` is not set up, a copy of it is.
+    """
+    num_blocks = -(-min(max_len, options.max_batch_tokens) // spec.block_size)
+    plain = replace(options, cuda_graphs=False, compile=False, prepack=False)
+    longest = min(max_len, num_blocks * spec.block_size)
+    limits = Limits.of(options, num_blocks=num_blocks, block_size=spec.block_size, max_len=longest)
+
+    def measured() -> int:
+        executor = make_executor(
+            decoder, _copy_of(backend), spec, num_blocks=num_blocks, max_len=longest, options=plain, device=device
+        )
+        rows = Rows(options.max_batch_requests, longest)
+        return memory.peak_bytes(device, lambda: warm_up(executor, rows, limits))
+
+    return measured() if memory.counts(device) else 0
+
+
+def _copy_of(backend: AttentionBackend) -> AttentionBackend:
+    try:
+        return copy.deepcopy(backend)
+    except Exception as error:
+        raise Unsupported(
+            f"{type(backend).__name__} cannot be copied ({error}), so what a step holds beside the pool cannot be "
+            "measured; give cache.num_blocks, or the backend by name"
+        ) from error
 
 
 def _backends(decoder: Decoder, backend: AttentionBackend, spec: AttentionSpec, device: str) -> list[AttentionBackend]:

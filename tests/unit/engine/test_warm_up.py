@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
+from framework.engine import pool
+from framework.engine.executors.model import ModelExecutor
+from framework.engine.pool import block_bytes
 from framework.engine.warm_up import Limits, kinds_of_steps
+from framework.errors import OutOfMemory
 from framework.llm import LLM, EngineOptions
+from framework.model import memory
 from framework.sampling import Sampling
 
 
@@ -72,3 +77,56 @@ def test_ranks_warm_up_together() -> None:
     with LLM("tiny", num_blocks=30, block_size=8, engine=engine) as spread:
         found = spread.generate("Two ranks", Sampling(max_tokens=6))[0].completions[0].tokens
     assert found == LLM("tiny", num_blocks=30).generate("Two ranks", Sampling(max_tokens=6))[0].completions[0].tokens
+
+
+class _Counter:
+    """Stands for a device that counts what is held: `work` is done, and holds `peak` bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, free: int, peak: int) -> None:
+        self.done = 0
+
+        def peak_bytes(device: str, work: Any) -> int:
+            work()
+            self.done += 1
+            return peak
+
+        monkeypatch.setattr(memory, "counts", lambda device: True)
+        monkeypatch.setattr(memory, "peak_bytes", peak_bytes)
+        monkeypatch.setattr(pool, "free_bytes", lambda device: free)
+
+
+def test_a_memory_fraction_is_of_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    forward = ModelExecutor.forward
+
+    def watched(self: ModelExecutor, step: Any, rows: Any) -> None:
+        seen.append(step.num_tokens)
+        forward(self, step, rows)
+
+    monkeypatch.setattr(ModelExecutor, "forward", watched)
+    each = block_bytes(8, 2, 2, 16, "float32")
+    counter = _Counter(monkeypatch, free=1000 * each, peak=400 * each)
+    engine = EngineOptions(max_batch_requests=4, max_batch_tokens=72, max_model_len=500)
+    llm = LLM("tiny", block_size=8, memory_fraction=0.5, engine=engine)
+    assert (llm.num_blocks, counter.done, max(seen)) == (299, 1, 72), seen[:5]
+    assert llm.generate("Measured first", Sampling(max_tokens=5))[0].status.value == "finished"
+    assert LLM("tiny", block_size=8, num_blocks=20).num_blocks == 20
+    assert counter.done == 1, "nothing is measured where the blocks are given"
+
+
+def test_a_step_that_leaves_no_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Counter(monkeypatch, free=2_000_000, peak=1_999_000)
+    with pytest.raises(OutOfMemory, match=r"the largest step takes 1,999,000 more.*lower engine\.max_batch_tokens"):
+        LLM("tiny", block_size=8, memory_fraction=0.5)
+
+
+def test_a_peak_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"now": 70, "most": 0}
+    for name, stand_in in {
+        "synchronize": lambda device: None,
+        "reset_peak_memory_stats": lambda device: held.update(most=held["now"]),
+        "memory_allocated": lambda device: held["now"],
+        "max_memory_allocated": lambda device: held["most"],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    assert memory.peak_bytes("cuda:0", lambda: held.update(most=held["now"] + 30)) == 30
