@@ -63,30 +63,30 @@ class CopiesBackwards(Sound):
 
 
 class StaleMapEntry(Sound):
-    """F1: the map still names an evicted block, and only the name is compared."""
+    """F1: the map still finds an evicted block, and only the hash is compared."""
 
     def forget(self, block):
-        name = self.name[block]
+        block_hash = self.hash_of[block]
         super().forget(block)
-        self.by_name[name] = block
+        self.holder_of[block_hash] = block
 
-    def find(self, name, content):
-        return self.by_name.get(name)
+    def find(self, block_hash, content):
+        return self.holder_of.get(block_hash)
 
 
 class ComparesOwnTokensOnly(Sound):
     """F2: a block's own tokens are compared, its ancestry is not."""
 
-    def find(self, name, content):
-        block = self.by_name.get(name)
+    def find(self, block_hash, content):
+        block = self.holder_of.get(block_hash)
         if block is None or self.content[block][1][-self.block_size :] != content[1][-self.block_size :]:
             return None
         return block if len(self.content[block][1]) == len(content[1]) else None
 
 
 class TrustsEveryHash(Sound):
-    def find(self, name, content):
-        return self.by_name.get(name)
+    def find(self, block_hash, content):
+        return self.holder_of.get(block_hash)
 
 
 class HitsWholePrompt(Sound):
@@ -110,8 +110,8 @@ class PublishesPartialBlocks(Sound):
     def newly_full(self, row, num_tokens):
         return range(row.committed // self.block_size, min(self.room(num_tokens), len(row.table)))
 
-    def names(self, tokens, namespace):
-        whole = super().names(tokens, namespace)
+    def hashes(self, tokens, namespace):
+        whole = super().hashes(tokens, namespace)
         return [*whole, self.hash.root(namespace, len(tokens) + 77)]
 
     def commit(self, request, tokens):
@@ -128,10 +128,10 @@ class DuplicateOverwrites(Sound):
 
     def commit(self, request, tokens):
         row, values = self.row(request), tuple(tokens.tolist())
-        names = self.names(tokens, row.info.namespace)
+        hashes = self.hashes(tokens, row.info.namespace)
         for index in self.newly_full(row, len(values)):
             content = (row.info.namespace, values[: (index + 1) * self.block_size])
-            holder = self.by_name.get(names[index])
+            holder = self.holder_of.get(hashes[index])
             if holder is not None and holder != row.table[index] and self.content[holder] == content:
                 used = self.references[holder]
                 self.forget(holder)
@@ -279,11 +279,11 @@ class TruncatesPublished(Sound):
 
 
 class IgnoresTheNamespace(Sound):
-    def names(self, tokens, namespace):
-        return super().names(tokens, type(namespace)())
+    def hashes(self, tokens, namespace):
+        return super().hashes(tokens, type(namespace)())
 
-    def find(self, name, content):
-        return self.by_name.get(name)
+    def find(self, block_hash, content):
+        return self.holder_of.get(block_hash)
 
 
 class CountsHitsTwice(Sound):
@@ -454,7 +454,7 @@ class AcceptsAnyVictim(Sound):
 class TrustsNames(Sound):
     """Takes whatever a scheme returns."""
 
-    def names(self, tokens, namespace):
+    def hashes(self, tokens, namespace):
         root = self.hash.root(namespace, self.block_size)
         return self.hash.blocks(root, tokens, self.block_size)
 

@@ -225,8 +225,8 @@ class WritesIntoPublished(SlowAllocator):
 class TrustsEveryHash(SlowAllocator):
     """Serves what has the right name."""
 
-    def find(self, name, content):
-        return self.by_name.get(name)
+    def find(self, block_hash, content):
+        return self.holder_of.get(block_hash)
 
 
 class CountsEvictableHitsTwice(SlowAllocator):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,15 @@ from framework.errors import (
     DuplicateRequest,
     InvalidArgument,
     InvariantViolation,
-    NoCandidate,
     OutOfBlocks,
     PluginError,
     StaleHit,
-    UnknownRequest,
 )
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
-from framework.interfaces.eviction import BlockView, EvictionPolicy
-from framework.interfaces.hash import HashScheme
+from framework.testing.oracles.pool import Row as Row
+from framework.testing.oracles.pool import SlowPool
 from framework.types import (
-    UNKNOWN_REQUEST,
     BlockCopy,
-    BlockHash,
     BlockId,
     Namespace,
     RequestId,
@@ -39,104 +34,21 @@ from framework.types import (
     TokenArray,
 )
 
-Content = tuple[Namespace, tuple[int, ...]]
-"""What a full block means: its namespace and every token from the root to the block's end."""
 
-
-@dataclass
-class Row:
-    """One request: its table, committed and known tokens, whether its KV predates a reset, and how many
-    leading entries of the table are null since nothing reads them any more.
-    """
-
-    info: RequestInfo
-    table: list[int] = field(default_factory=list)
-    committed: int = 0
-    tokens: tuple[int, ...] = ()
-    stale: bool = False
-    num_null: int = 0
-
-
-class SlowAllocator(Allocator):
+class SlowAllocator(SlowPool, Allocator):
     """Shares full published blocks across requests and all blocks among forks; copies on the first write."""
-
-    def __init__(self, num_blocks: int, block_size: int, hash: HashScheme, eviction: EvictionPolicy) -> None:
-        if num_blocks < 1 or block_size < 1:
-            raise InvalidArgument(f"num_blocks and block_size must be at least 1, found {num_blocks}, {block_size}")
-        self.num_blocks, self.block_size = num_blocks, block_size
-        self.hash, self.policy = hash, eviction
-        self.rows: dict[RequestId, Row] = {}
-        self.references: Counter[int] = Counter()
-        self.free_blocks = list(range(num_blocks, 0, -1))
-        self.content: dict[int, Content] = {}
-        self.name: dict[int, BlockHash] = {}
-        self.by_name: dict[BlockHash, int] = {}
-        self.totals: Counter[str] = Counter()
-        self.version, self.accesses, self.now = 0, 0, 0.0
-        self.listener: Callable[[CacheEvent], Any] | None = None
-        columns: dict[str, list[Any]] = {
-            column: [0] * (num_blocks + 1)
-            for column in BlockView.__dataclass_fields__
-            if column not in ("key", "next_use", "partial", "last_request")
-        }
-        self.last_request = [UNKNOWN_REQUEST] * (num_blocks + 1)
-        self.view = BlockView(
-            **columns,
-            next_use=[float("inf")] * (num_blocks + 1),
-            key=[None] * (num_blocks + 1),
-            partial=[False] * (num_blocks + 1),
-            last_request=self.last_request,
-        )
-        self.columns = columns
-        eviction.attach(self.view)
-
-    # What is where
-
-    def cached(self) -> list[int]:
-        """Published blocks that no table names."""
-        return [block for block in self.content if not self.references[block]]
-
-    def find(self, name: BlockHash, content: Content) -> int | None:
-        """The published block of this name whose whole prefix is `content`."""
-        block = self.by_name.get(name)
-        if block is None:
-            return None
-        return block if self.content[block] == content else None
-
-    def names(self, tokens: TokenArray, namespace: Namespace) -> list[BlockHash]:
-        """The chained names of all full blocks."""
-        own = tokens.copy()
-        own.flags.writeable = False
-        try:
-            root = self.hash.root(namespace, self.block_size)
-            names = [root, *self.hash.blocks(root, own, self.block_size)]
-        except Exception as error:
-            raise PluginError(f"{type(self.hash).__name__} raised {error!r}") from error
-        if not all(type(name) is bytes for name in names) or len(names) != 1 + len(tokens) // self.block_size:
-            raise PluginError(f"{type(self.hash).__name__} must give one name (bytes) a full block, gave {names}")
-        return names[1:]
-
-    def room(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens`."""
-        return -(-num_tokens // self.block_size)
-
-    def row(self, request: RequestId) -> Row:
-        """The live row, or UnknownRequest."""
-        if request not in self.rows:
-            raise UnknownRequest(f"request {request} holds no table: never allocated, or freed before")
-        return self.rows[request]
 
     # Pure questions
 
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
-        names, blocks = self.names(tokens, namespace), []
+        hashes, blocks = self.hashes(tokens, namespace), []
         values = tuple(tokens.tolist())
         for index in range(self.most_hit_blocks(len(values))):
-            block = self.find(names[index], (namespace, values[: (index + 1) * self.block_size]))
+            block = self.find(hashes[index], (namespace, values[: (index + 1) * self.block_size]))
             if block is None:
                 break
             blocks.append(BlockId(block))
-        return Hit(len(blocks) * self.block_size, tuple(blocks), names, self.version)
+        return Hit(len(blocks) * self.block_size, tuple(blocks), hashes, self.version)
 
     def most_hit_blocks(self, num_tokens: int) -> int:
         """Full blocks that leave at least one token to compute."""
@@ -215,17 +127,17 @@ class SlowAllocator(Allocator):
             )
         if row.tokens[: len(values)] != values[: len(row.tokens)]:
             raise InvalidArgument(f"commit of other tokens than those known: {values}, known {row.tokens}")
-        names, start, published = self.names(tokens, row.info.namespace), len(row.table), []
+        hashes, start, published = self.hashes(tokens, row.info.namespace), len(row.table), []
         for index in self.newly_full(row, len(values)):
             content = (row.info.namespace, values[: (index + 1) * self.block_size])
             if row.stale or row.table[index] in self.content:
                 continue
-            twin = self.find(names[index], content)
+            twin = self.find(hashes[index], content)
             if twin is not None:
                 self.swap(row, index, twin)
                 start = min(start, index)
-            elif names[index] not in self.by_name:
-                self.publish(row, index, names[index], content)
+            elif hashes[index] not in self.holder_of:
+                self.publish(row, index, hashes[index], content)
                 published.append(BlockId(row.table[index]))
             else:
                 self.totals["collisions"] += 1
@@ -295,99 +207,6 @@ class SlowAllocator(Allocator):
             row.stale = True
         self.changed()
 
-    # Moves of single blocks
-
-    def changed(self) -> None:
-        """Every hit looked up before is stale now."""
-        self.version += 1
-        self.accesses += 1
-
-    def touch(self, blocks: tuple[BlockId, ...]) -> None:
-        """Note the access."""
-        for block in blocks:
-            self.columns["last_access"][block] = self.accesses
-
-    def share(self, blocks: tuple[BlockId, ...], request: RequestInfo, *, hits: bool) -> None:
-        """One more table names these blocks."""
-        candidates = [block for block in blocks[::-1] if not self.references[block]]
-        self.touch(blocks)
-        for block in blocks:
-            self.references[block] += 1
-            self.columns["hits"][block] += hits
-            self.columns["priority"][block] = max(self.columns["priority"][block], request.priority)
-        if candidates:
-            self.policy.pin(candidates, self.now)
-        if hits and blocks:
-            self.policy.hit(blocks[::-1], self.now)
-
-    def drop(self, blocks: list[Any]) -> None:
-        """One table fewer names these blocks, deepest first."""
-        released = []
-        for block in blocks:
-            self.references[block] -= 1
-            if not self.references[block]:
-                if block in self.content:
-                    released.append(block)
-                else:
-                    self.free_blocks.append(block)
-        if released:
-            self.touch(tuple(released))
-            self.policy.release(released, self.now)
-
-    def take(self, count: int) -> list[int]:
-        """`count` blocks for one table, evicting as needed. The caller has checked that they exist."""
-        while len(self.free_blocks) < count:
-            self.evict()
-        blocks = [self.free_blocks.pop() for _ in range(count)]
-        for block in blocks:
-            self.references[block] += 1
-        return blocks
-
-    def evict(self) -> None:
-        """Ask the policy for a victim, and judge the answer."""
-        who = type(self.policy).__name__
-        try:
-            block = self.policy.victim(self.now)
-        except NoCandidate as error:
-            raise PluginError(f"{who}.victim: no candidate, but {self.cached()} are cached") from error
-        except Exception as error:
-            raise PluginError(f"{who}.victim raised {error!r}") from error
-        if type(block) not in (int, np.int32, np.int64) or block not in self.cached():
-            raise PluginError(f"{who}.victim returned {block!r}, which is no candidate: {sorted(self.cached())}")
-        self.forget(int(block))
-        self.free_blocks.append(int(block))
-        self.totals["evictions"] += 1
-
-    def forget(self, block: int) -> None:
-        """The block's content can be found no longer."""
-        self.send("evict", block)
-        del self.by_name[self.name.pop(block)]
-        del self.content[block]
-        self.policy.evicted(BlockId(block), self.now)
-
-    def publish(self, row: Row, index: int, name: BlockHash, content: Content) -> None:
-        """The block's content can be found from here on."""
-        block = row.table[index]
-        self.content[block], self.name[block], self.by_name[name] = content, name, block
-        facts = {"depth": index, "num_tokens": len(content[1]), "admitted": self.accesses, "hits": 0, "children": 0}
-        for column, value in facts.items():
-            self.columns[column][block] = value
-        self.columns["priority"][block] = row.info.priority
-        self.touch((BlockId(block),))
-        self.view.key[block] = name  # type: ignore[index]
-        self.send("admit", block)
-
-    def swap(self, row: Row, index: int, twin: int) -> None:
-        """Use the published block of equal content; give the own copy back."""
-        own, row.table[index] = row.table[index], twin
-        self.share((BlockId(twin),), row.info, hits=False)
-        self.drop([own])
-
-    def send(self, kind: str, block: int) -> None:
-        """One line of the event log."""
-        if self.listener is not None:
-            self.listener(CacheEvent(kind, BlockId(block), self.name[block], self.now))
-
     # Counts
 
     def stats(self) -> AllocatorStats:
@@ -417,8 +236,10 @@ class SlowAllocator(Allocator):
             or len(set(self.free_blocks)) != stats.free_blocks
         ):
             broken.append(f"S1: the free list holds a block twice, or one that is used or cached: {self.free_blocks}")
-        if {block: self.by_name.get(name) for block, name in self.name.items()} != {b: b for b in self.content}:
-            broken.append("S1: map from names and map from blocks differ")
+        if {block: self.holder_of.get(block_hash) for block, block_hash in self.hash_of.items()} != {
+            b: b for b in self.content
+        }:
+            broken.append("S1: map from hashes and map from blocks differ")
         if broken:
             raise InvariantViolation("SlowAllocator: " + "; ".join(broken))
 
