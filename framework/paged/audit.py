@@ -9,10 +9,10 @@ from framework.paged.index import DuplicateIndex
 from framework.paged.promises import Promises
 
 if TYPE_CHECKING:
-    from framework.paged.allocator import PagedAllocator
+    from framework.paged.tables import PagedTables
 
 
-def audit(allocator: PagedAllocator) -> list[str]:
+def audit(allocator: PagedTables) -> list[str]:
     """Every broken invariant, recomputed from the tables and the columns alone. O(num_blocks + tables)."""
     index = allocator.cache.index.audit()
     return [
@@ -25,7 +25,7 @@ def audit(allocator: PagedAllocator) -> list[str]:
     ]
 
 
-def _tables(allocator: PagedAllocator) -> list[str]:
+def _tables(allocator: PagedTables) -> list[str]:
     faults = []
     for request, table in allocator.tables().items():
         size, blocks = allocator.block_size, table.blocks
@@ -51,12 +51,12 @@ def _tables(allocator: PagedAllocator) -> list[str]:
     return [*faults, *_promises(allocator)]
 
 
-def _promises_of(allocator: PagedAllocator) -> Promises:
+def _promises_of(allocator: PagedTables) -> Promises:
     """None of an allocator that is audited through a copy and has no promises."""
     return getattr(allocator, "promises", None) or Promises()
 
 
-def _promises(allocator: PagedAllocator) -> list[str]:
+def _promises(allocator: PagedTables) -> list[str]:
     """What is promised is published and in its owner's table, and whoever else names it is noted."""
     faults, tables, promises = [], allocator.tables(), _promises_of(allocator)
     for block, owner in promises.owner.items():
@@ -72,7 +72,7 @@ def _promises(allocator: PagedAllocator) -> list[str]:
     return faults
 
 
-def _references(allocator: PagedAllocator) -> list[str]:
+def _references(allocator: PagedTables) -> list[str]:
     counts = Counter(block for table in allocator.tables().values() for block in table.blocks if block)
     faults = []
     for block, ref in enumerate(allocator.pool.ref):
@@ -83,7 +83,7 @@ def _references(allocator: PagedAllocator) -> list[str]:
     return faults
 
 
-def _states(allocator: PagedAllocator) -> list[str]:
+def _states(allocator: PagedTables) -> list[str]:
     pool = allocator.pool
     faults = []
     used = cached = 0
@@ -104,7 +104,7 @@ def _states(allocator: PagedAllocator) -> list[str]:
     return faults
 
 
-def _free_set(allocator: PagedAllocator) -> list[str]:
+def _free_set(allocator: PagedTables) -> list[str]:
     pool = allocator.pool
     faults = []
     if len(set(pool.free)) != len(pool.free):
@@ -117,7 +117,7 @@ def _free_set(allocator: PagedAllocator) -> list[str]:
     return faults
 
 
-def _candidates(allocator: PagedAllocator) -> list[str]:
+def _candidates(allocator: PagedTables) -> list[str]:
     pool, faults = allocator.pool, []
     published = [block for block in range(1, pool.num_blocks + 1) if pool.block_hash[block] is not None]
     cached = [block for block in published if not pool.ref[block]]
@@ -133,7 +133,7 @@ def _candidates(allocator: PagedAllocator) -> list[str]:
     return faults
 
 
-def _published(allocator: PagedAllocator) -> list[str]:
+def _published(allocator: PagedTables) -> list[str]:
     pool, faults = allocator.pool, []
     for request, table in allocator.tables().items():
         for index, block in enumerate(table.blocks[: table.published]):
@@ -148,7 +148,7 @@ def _published(allocator: PagedAllocator) -> list[str]:
     return faults
 
 
-def _ancestry(allocator: PagedAllocator) -> list[str]:
+def _ancestry(allocator: PagedTables) -> list[str]:
     pool, cache, faults = allocator.pool, allocator.cache, list[str]()
     detached = getattr(cache, "detached", ())
     if isinstance(cache.index, DuplicateIndex):  # a request's own copy may lie below a block that it does not use
