@@ -123,7 +123,7 @@ class Engine:
         state = EngineState(guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, log=self._log)
         life = Lifecycle(state, self._eos, self._stop_watch)
         if self._make_tiers is not None:
-            state.tiers = EngineTiers(state, life, self._make_tiers())
+            state.tiers = EngineTiers(state, life, self._make_tiers(), stream)
         listen(state)
         self._window = None if self.window is None else Window(state, life, self.window)
         if self._share_within_step:

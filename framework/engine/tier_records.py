@@ -24,6 +24,7 @@ class TierSetup:
     Attributes:
         tiers: (num_blocks, policy) from tier 1 on.
         transfers: carry the copies out.
+        media: what KV events call the place of each tier.
         holds_kv: of each tier, whether what is stored there can be loaded; else it only counts what it would have hit.
         found: of each tier, the contents that an earlier process left, least recently used first.
         recompute_s: (tokens cached, tokens in all) -> predicted seconds of prefilling the rest; None where unknown.
@@ -34,6 +35,7 @@ class TierSetup:
     rule: Tiering
     transfers: Transfers
     holds_kv: Sequence[bool]
+    media: Sequence[str] = ()
     found: Sequence[Sequence[BlockHash]] = ()
     recompute_s: Callable[[int, int], float] | None = None
     block_bytes: int = 0

@@ -111,6 +111,7 @@ def served_tiers(
         rule=rule,
         transfers=WorkerTransfers(pool, stores, now),
         holds_kv=[store.holds_kv for store in stores],
+        media=[store.medium for store in stores],
         found=found,
         block_bytes=format.block_bytes,
     )
@@ -128,14 +129,14 @@ def replayed_tiers(
     recompute_s: Callable[[int, int], float] | None,
 ) -> TierSetup:
     """Tiers without bytes, behind modelled links; `timed` False: copies take no time."""
-    for entry in tiers:
-        build_component("store", entry["store"], {})  # its options are checked; nothing is stored
+    stores = [build_component("store", entry["store"], {}) for entry in tiers]  # nothing is stored in them
     links = [link_of(entry) if timed else Link() for entry in tiers]
     return TierSetup(
         tiers=tier_policies(tiers, shared),
         rule=build_component("tiering", tiering, shared),
         transfers=LinkTransfers(links, block_bytes, now, wait_until),
         holds_kv=[True] * len(tiers),
+        media=[GuardedStore(store).medium for store in stores],
         recompute_s=recompute_s,
         block_bytes=block_bytes,
     )

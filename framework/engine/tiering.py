@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from framework.engine.request import Sequence as Row
 from framework.engine.tier_contents import KnownContents
+from framework.engine.tier_events import TierEvents
 from framework.engine.tier_records import Load, Plan, TierSetup, measured_prefill
 from framework.errors import FrameworkError, PluginError
 from framework.interfaces.allocator import CacheEvent, Hit
@@ -20,6 +21,7 @@ from framework.types import BlockHash, BlockId, RequestId
 if TYPE_CHECKING:
     from framework.engine.lifecycle import Lifecycle
     from framework.engine.state import EngineState
+    from framework.kv_events.stream import EventStream
 
 
 class EngineTiers:
@@ -36,7 +38,9 @@ class EngineTiers:
         off: why the tiers were turned off; empty while they work.
     """
 
-    def __init__(self, state: EngineState, life: Lifecycle, setup: TierSetup) -> None:
+    def __init__(
+        self, state: EngineState, life: Lifecycle, setup: TierSetup, stream: EventStream | None = None
+    ) -> None:
         self._state, self._life, self.setup = state, life, setup
         self.transfers, self._size = setup.transfers, state.guarded.block_size
         held = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
@@ -45,6 +49,7 @@ class EngineTiers:
         tiers = [Tier(n, count, policy, self.contents) for n, (count, policy) in enumerate(setup.tiers, start=1)]
         self.lower = LowerTiers(tiers, setup.rule, self.contents, self, self._costs)
         self._uses = self.lower.rule
+        self.events = None if stream is None else TierEvents(stream, setup.media, self._size, self.contents)
         self.names: dict[int, BlockHash] = {}  # of published blocks, promised ones included
         self.pool: dict[BlockHash, int] = {}  # contents whose KV the pool holds
         self._evicted: list[tuple[int, BlockHash]] = []
@@ -69,6 +74,8 @@ class EngineTiers:
                 if key not in tier and len(tier) < tier.num_blocks:
                     self.contents.found(key)
                     tier.adopt(key, self._now)
+                    if self.events is not None:
+                        self.events.stored(key, number)
 
     # What the allocator says
 
@@ -114,6 +121,8 @@ class EngineTiers:
     def remove(self, key: BlockHash, tier: int) -> None:
         """See Moves."""
         self.transfers.remove(key, tier)
+        if self.events is not None:
+            self.events.removed(key, tier)
 
     # A sequence that waits
 
@@ -299,6 +308,8 @@ class EngineTiers:
         tier = self.lower.tiers[copy.target - 1]
         if copy.failed:
             self.failed_stores[copy.target - 1] += 1
+        elif self.events is not None:
+            self.events.stored(copy.key, copy.target)
         self._end_at(tier, copy)
 
     def _end_at(self, tier: Tier, copy: Copy) -> None:
@@ -312,7 +323,7 @@ class EngineTiers:
             tier.unpin((copy.key,), self._now)
             if lost and not tier.is_pinned(copy.key):
                 tier.lose(copy.key, self._now)
-                self.transfers.remove(copy.key, tier.number)
+                self.remove(copy.key, tier.number)
 
     def _loaded(self, copy: Copy) -> None:
         load: Load = copy.load

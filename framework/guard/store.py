@@ -16,12 +16,14 @@ class GuardedStore:
 
     Attributes:
         holds_kv: see `Store.holds_kv`.
+        medium: see `Store.medium`.
         lists: whether it overrides `keys`: what it holds outlives a process.
     """
 
     def __init__(self, store: Store) -> None:
         self._store, self._boundary = store, Boundary("store", type(store), (StoreFailed,))
         self.name, self.holds_kv = type(store).__name__, bool(store.holds_kv)
+        self.medium = str(store.medium)
         self.lists = getattr(store.keys, "__func__", None) is not Store.keys
 
     def open(self, format: BlockFormat, num_blocks: int) -> None:

@@ -42,6 +42,9 @@ class Store(ABC):
     holds_kv: ClassVar[bool] = True
     """False: keys only. A serve run counts what such a tier would have hit, and recomputes it."""
 
+    medium: ClassVar[str] = "CPU"
+    """What KV events call the place: "CPU" for memory of the host, "STORAGE" for what lies further away."""
+
     @abstractmethod
     def open(self, format: BlockFormat, num_blocks: int) -> None:
         """Get ready for blocks of this format, at most `num_blocks` of them at a time.

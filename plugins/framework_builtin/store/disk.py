@@ -39,6 +39,8 @@ class Disk(Store):
             folder is opened and every 64 writes, so each running process may be 64 blocks above it for a while.
     """
 
+    medium = "STORAGE"
+
     def __init__(self, *, path: Path, max_bytes: int = 64 * 2**30) -> None:
         if max_bytes < 1:
             raise ConfigError(f"max_bytes must be at least 1, found {max_bytes}")

@@ -17,6 +17,8 @@ from framework.engine.tier_records import TierSetup
 from framework.engine.tier_report import tier_summary
 from framework.engine.tiering import EngineTiers
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
+from framework.kv_events.index import BlockIndex
+from framework.kv_events.stream import EventStream
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.tiers.links import Link, LinkTransfers
@@ -32,7 +34,13 @@ ONE = Sampling(max_tokens=1, ignore_eos=True)
 
 
 def replayed(
-    rule: Tiering, *, num_blocks: int = 4, counts: Sequence[int] = (64,), link: Link | None = None, **options: Any
+    rule: Tiering,
+    *,
+    num_blocks: int = 4,
+    counts: Sequence[int] = (64,),
+    link: Link | None = None,
+    stream: EventStream | None = None,
+    **options: Any,
 ) -> Engine:
     """An engine without a model, one virtual second a step; tiers behind one link each."""
     executor = ReplayExecutor(constant_step(1.0))
@@ -43,11 +51,12 @@ def replayed(
             rule=rule,
             transfers=LinkTransfers([link or Link()] * len(counts), 8, executor.now, executor.wait_until),
             holds_kv=[True] * len(counts),
+            media=("CPU", "STORAGE")[: len(counts)],
             block_bytes=8,
         )
 
     built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=num_blocks, block_size=SIZE, max_model_len=64)
-    return Engine(built, executor, max_model_len=64, virtual_clock=True, tiers=tiers, **options)
+    return Engine(built, executor, max_model_len=64, virtual_clock=True, tiers=tiers, kv_events=stream, **options)
 
 
 def below(engine: Engine) -> EngineTiers:
@@ -285,3 +294,34 @@ def test_the_first_blocks_are_loaded_and_the_rest_computed_where_that_is_soonest
     assert LoadOrRecompute().load(offer, 0.0) == 2
     assert LoadOrRecompute().load(replace(offer, load_s=(3, 5, 7, 9)), 0.0) == 0
     assert LoadOrRecompute().load(replace(offer, load_s=None), 0.0) == 4
+
+
+def test_kv_events_say_what_each_tier_holds_at_every_step() -> None:
+    """A follower's index of each medium equals what can be loaded from there."""
+    index = BlockIndex()
+
+    class Follows:
+        def put(self, sequence: int, step: float, events: Sequence[Any]) -> None:
+            index.apply(events)
+
+        def close(self) -> None:
+            pass
+
+        def facts(self) -> dict[str, Any]:
+            return {}
+
+    stream = EventStream([Follows()])
+    engine = replayed(WriteThrough(), num_blocks=6, counts=(5, 12), link=Link(operation_s=0.7), stream=stream)
+    tiers = below(engine)
+    draw = np.random.default_rng(1)
+    seen = 0
+    for _ in range(80):
+        engine.submit(prompt(100 * int(draw.integers(7))), ONE)
+        while engine.num_unfinished:
+            engine.step()
+            stream.flush(0.0)  # what happened after the step's own batch
+            for medium, tier in zip(("CPU", "STORAGE"), tiers.lower.tiers, strict=True):
+                on_its_way = {copy.key for _, _, copy in tiers.transfers._ends if copy.target == tier.number}
+                assert index.blocks(medium) == tier.block_of.keys() - on_its_way
+                seen += len(index.blocks(medium))
+    assert seen > 100
