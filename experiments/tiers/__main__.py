@@ -256,11 +256,16 @@ def _loads(rows: Rows) -> str:
             if row["tokens"]
             else [
                 row["shape"], row["h100s"], "faster from", "",
-                *("never" if row[link] is None else "always" if row[link] == 1 else f"{row[link]:,} tokens" for link in LINKS),
+                *(_from(row[link]) for link in LINKS),
             ]
             for row in rows
         ],
     )  # fmt: skip
+
+
+def _from(tokens: int | None) -> str:
+    """A break-even in words."""
+    return "never" if tokens is None else "always" if tokens == 1 else f"{tokens:,} tokens"
 
 
 def _plot(rows: Rows) -> Figure:
