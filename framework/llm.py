@@ -290,9 +290,7 @@ class LLM:
     def close(self) -> None:
         """End what lies below the pool, once it has stored what it was given, and the other ranks of a model that was
         given by name; a LoadedModel stays open. Idempotent."""
-        engine = getattr(self, "engine", None)  # None where construction failed
-        if engine is not None and engine.state.tiers is not None:
-            engine.state.tiers.close(drain=True)
+        self._close_tiers(drain=True)
         if self._owns_model:
             self.model.close()
 
@@ -300,7 +298,14 @@ class LLM:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        if raised[0] is not None:
+            self._close_tiers(drain=False)
         self.close()
+
+    def _close_tiers(self, *, drain: bool) -> None:
+        engine = getattr(self, "engine", None)  # None where construction failed
+        if engine is not None and engine.state.tiers is not None:
+            engine.state.tiers.close(drain=drain)
 
     def encode(self, prompt: Prompt) -> TokenArray:
         """Token ids (n,) int32 of a text, of chat messages ({"role", "content"}), or of ids already."""

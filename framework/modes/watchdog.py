@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from framework.errors import FrameworkError, Interruption, PluginError, TimedOut
+from framework.tiers.worker import THREAD
 
 _SIGNAL = getattr(signal, "SIGURG", None)  # ignored by default, so that a late one harms nobody; interrupts a sleep
 _NOT_PLUGINS = ("framework.", "torch.", "hydra.", "omegaconf.", "transformers.")
@@ -72,7 +73,7 @@ class Watchdog:
         return self._error
 
     def __enter__(self) -> Watchdog:
-        self._watched = threading.get_ident()
+        self._watched, self._older = threading.get_ident(), _others()
         self._by_signal = _SIGNAL is not None and threading.current_thread() is threading.main_thread()
         if self._thread is not None:
             if self._by_signal:
@@ -112,10 +113,10 @@ class Watchdog:
             # A stopped process does not age: SIGSTOP is no plugin's fault.
             passed, last = min(now - last, 2 * self._interval), now
             elapsed += passed
-            calls = _plugin_calls(self._watched)
+            calls = [call for thread in self._threads() for call in _plugin_calls(thread)]
             if self._timeout_s is not None and elapsed >= self._timeout_s:
                 self._held = []  # wherever it is by then
-                where = f"; it was in {_describe(calls[-1], self._watched)}" if calls else ""
+                where = f"; it was in {self._described(calls[-1])}" if calls else ""
                 self._end(
                     TimedOut(f"the run was ended after run.timeout_s={self._timeout_s:g} seconds{where}"), calls[-1:]
                 )
@@ -141,15 +142,25 @@ class Watchdog:
         call = long[-1]
         if any(frame.f_trace is not None for frame in _outward(call)):
             return False  # somebody is debugging
-        self._held = [call]
+        # A call in another thread cannot be interrupted: the work that waits for it is, wherever it is.
+        self._held = [call] if call in _outward(sys._current_frames().get(self._watched)) else []
         self._end(
             PluginError(
-                f"{_describe(call, self._watched)}: has not returned for {self._stall_s:g} seconds "
+                f"{self._described(call)}: has not returned for {self._stall_s:g} seconds "
                 "(run.stall_timeout_s; null lets it take any time)"
             ),
             [call],
         )
         return True
+
+    def _described(self, call: FrameType) -> str:
+        frames = sys._current_frames()
+        thread = next((one for one in self._threads() if call in _outward(frames.get(one))), self._watched)
+        return _describe(call, thread)
+
+    def _threads(self) -> list[int]:
+        """The watched one, and those that call plugins for it; none that an earlier run left hanging."""
+        return [self._watched, *(thread for thread in _others() if thread not in self._older)]
 
     def _end(self, error: FrameworkError, calls: list[FrameType]) -> None:
         """Interrupt the work until it ends: again and again while one of these calls goes on regardless."""
@@ -176,6 +187,11 @@ class Watchdog:
             signal.pthread_kill(self._watched, _SIGNAL)  # type: ignore[arg-type]
         else:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(_Stop))
+
+
+def _others() -> list[int]:
+    """The threads beside the watched one that call plugins: those that copy blocks between tiers."""
+    return [thread.ident for thread in threading.enumerate() if thread.name == THREAD and thread.ident is not None]
 
 
 def _kill_children() -> None:

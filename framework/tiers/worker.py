@@ -19,8 +19,12 @@ from framework.types import BlockHash
 
 Bytes = npt.NDArray[np.uint8]
 
+THREAD = "tiers"
+"""Name of the thread that calls stores."""
+
 _MOST_STAGED = 256 * 2**20  # bytes of blocks read from the pool and not yet stored
 _MOST_LOADS = 8  # in a row, while something else waits
+_PATIENCE_S = 2.0  # for a store that does not return, where nothing is to be carried out any more
 _LIST_EVERY_S = 5.0  # while there is nothing to copy: what other processes stored in a shared store
 _SMOOTHING = 0.1  # weight of the newest read in the mean that predictions use
 
@@ -82,7 +86,7 @@ class WorkerTransfers:
         self._seen: list[set[BlockHash]] = [set() for _ in stores]
         self._found: list[tuple[int, list[BlockHash]]] = []
         self._buffer = pool.buffer()
-        self._thread = threading.Thread(target=self._run, name="tiers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._start()
 
     def _start(self) -> None:
@@ -169,8 +173,10 @@ class WorkerTransfers:
                 self._loads.clear()
                 self._jobs.clear()
             self._lock.notify_all()
-        self._thread.join()
         if closed:
+            return
+        self._thread.join(None if drain else _PATIENCE_S)
+        if self._thread.is_alive():
             return
         for store in self._stores:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,11 @@ def test_a_model_over_several_ranks_takes_no_tiers() -> None:
 
     with pytest.raises(ConfigError, match="several ranks"):
         LLM("tiny", tiers=[{"store": "host", "num_blocks": 4}], engine=EngineOptions(tensor_parallel_size=2), **SHORT)
+
+
+def test_closing_ends_the_thread_and_resets_leave_one() -> None:
+    before = {*threading.enumerate()}
+    with LLM("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 8}], **SHORT) as llm:
+        llm.reset()
+        assert [thread.name for thread in threading.enumerate() if thread not in before] == ["tiers"]
+    assert not {*threading.enumerate()} - before

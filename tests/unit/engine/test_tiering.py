@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -245,10 +244,6 @@ def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
         return [lines, tier_summary(below(engine)), engine.executor.now()]
 
     assert moved() == moved()
-
-
-def test_no_thread_is_left_behind() -> None:
-    assert not [thread for thread in threading.enumerate() if thread.name == "tiers"]
 
 
 def test_a_run_without_tiers_calls_nothing_of_theirs() -> None:
