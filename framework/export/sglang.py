@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from framework.errors import InvalidArgument
+from framework.errors import InvalidArgument, Unsupported
 from framework.export.host_blocks import HostBlocks, build_policy
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
 from framework.registry.components import Component
@@ -51,6 +51,36 @@ def as_sglang(policy: Component, *, num_blocks: int, page_size: int = 1, seed: i
     if isinstance(made, ScoredPolicy) and _is_stateless(made):
         return ScoreStrategy(made, num_blocks)
     return OrderStrategy(made, num_blocks)
+
+
+def one_page_nodes(tree: Any) -> None:
+    """From here on every node of this RadixCache holds one page, so that a page is used and evicted by itself.
+
+    SGLang's node is a run of pages without a branch. It is evicted as a whole, though one page may be enough, and a
+    prompt that ends within one makes all of it recently used. With nodes of one page neither happens, and LRU evicts
+    what our `radix` and `leaf_only` allocators evict. Costs a Python step a page in `insert`.
+
+    Args:
+        tree: SGLang's, before its first insert.
+
+    Raises:
+        Unsupported: it has nodes, or not the methods that are needed.
+    """
+    missing = [name for name in ("_insert_helper", "_split_node", "root_node", "page_size") if not hasattr(tree, name)]
+    if missing:
+        raise Unsupported(f"{type(tree).__name__} has no {', '.join(missing)}; this was written for {INTERFACE}")
+    if tree.root_node.children:
+        raise Unsupported("the tree has nodes already; call one_page_nodes before its first insert")
+    insert, page = tree._insert_helper, tree.page_size
+
+    def inserted(*args: Any, **kwargs: Any) -> Any:
+        found, node = insert(*args, **kwargs)
+        while len(node.key) > page:
+            above = tree._split_node(node.key, node, page)
+            above.last_access_time, above.creation_time = node.last_access_time, node.creation_time
+        return found, node
+
+    tree._insert_helper = inserted
 
 
 def _is_stateless(policy: ScoredPolicy) -> bool:
@@ -156,6 +186,8 @@ class OrderStrategy:
             host.evict(name)
         for place in places:
             if place.node.id in host.block_of:
+                if host.depth[host.block_of[place.node.id]] != place.depth:  # a node above it was split
+                    host.pin([place.node.id])  # a policy may order candidates by depth: it is released again below
                 self._describe(place)
         for _, request in groupby(self._events(places), key=lambda event: event[0]):
             self._tell([place for _, _, _, place in request])

@@ -9,7 +9,7 @@ import pytest
 from engine_stand_ins import Node
 
 from framework.errors import InvalidArgument, OutOfBlocks, UnknownPlugin, Unsupported
-from framework.export import as_sglang
+from framework.export import as_sglang, one_page_nodes
 from framework.export.sglang import OrderStrategy, ScoreStrategy
 
 
@@ -148,3 +148,22 @@ def test_what_cannot_be_exported_is_refused_with_a_reason():
         as_sglang("belady", num_blocks=4)
     with pytest.raises(InvalidArgument, match="found 0 and 1"):
         as_sglang("lru", num_blocks=0)
+
+
+@pytest.mark.parametrize("policy", ["lfu", "gdsf", "s3fifo", "leaf_lru"])
+def test_a_node_that_was_split_above_a_candidate_moves_it_down(policy):
+    root = Node(None, [], 0.0)
+    upper = Node(root, [1, 2, 3], 1.0)
+    root.children[1] = upper
+    leaf, other = Node(upper, [4], 2.0), Node(root, [9], 3.0)
+    upper.children[4], root.children[9] = leaf, other
+    strategy = as_sglang(policy, num_blocks=10)
+    assert {strategy.get_priority(leaf), strategy.get_priority(other)} <= {0, 1, 2}
+    head = Node(root, [1], 1.0)  # what a prompt that ends inside `upper` leaves
+    head.children[2], upper.parent, upper.key, root.children[1] = upper, head, [2, 3], head
+    assert sorted([strategy.get_priority(leaf), strategy.get_priority(other)]) >= [0, 1]
+
+
+def test_a_tree_without_the_methods_of_sglangs_is_refused():
+    with pytest.raises(Unsupported, match="object has no _insert_helper, _split_node"):
+        one_page_nodes(object())

@@ -1,0 +1,74 @@
+"""One stream through an engine and through the replay, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.fidelity import our_side
+from experiments.fidelity.streams import Outcome, Talk
+from framework.interfaces.hash import HashScheme
+
+DEFAULTS: Mapping[str, str] = {"scheduling": "admit_first", "duplicates": "merge"}
+"""Of this framework; the settings of vLLM are the others."""
+OF_VLLM: Mapping[str, str] = {"scheduling": "running_first", "duplicates": "keep"}
+
+
+def transfer(eviction: Any, **options: Any) -> dict[str, Any]:
+    """`--kv-transfer-config` of PolicyConnector; its clock counts steps, as the replay's does."""
+    return {
+        "kv_connector": "PolicyConnector",
+        "kv_connector_module_path": "framework.export.vllm_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"eviction": eviction, "clock": "steps", **options},
+    }
+
+
+def in_vllm(talks: Sequence[Talk], eviction: Any, **limits: Any) -> Outcome:
+    """Through vLLM's scheduler; its own queue where `eviction` is None.
+
+    Raises:
+        RuntimeError: the policy failed, or blocks leaked.
+    """
+    from experiments.fidelity import vllm_side
+
+    scheduler = vllm_side.scheduler_of(**limits, transfer=None if eviction is None else transfer(eviction))
+    outcome = vllm_side.run(talks, scheduler)
+    watch = None if eviction is None else scheduler.connector.watch
+    if watch is not None and watch.queue.failure is not None:
+        raise RuntimeError(f"{eviction} failed in vLLM") from watch.queue.failure
+    if scheduler.kv_cache_manager.block_pool.get_num_free_blocks() != limits["num_blocks"]:
+        raise RuntimeError("blocks leaked in vLLM")
+    return outcome
+
+
+def in_replay(
+    talks: Sequence[Talk], eviction: Any, hash: HashScheme, *, watermark: float = 0.0,
+    choices: Mapping[str, str] = OF_VLLM, **limits: Any,
+) -> Outcome:  # fmt: skip
+    """Through the engine of mode=replay, with vLLM's choices where they differ."""
+    allocator = {"name": "prefix", "watermark": watermark, "duplicates": choices["duplicates"]}
+    scheduling: Any = choices["scheduling"]
+    settings = our_side.Settings(**limits, allocator=allocator, eviction=eviction, hash=hash, scheduling=scheduling)
+    return our_side.run(talks, settings)
+
+
+def differences(theirs: Outcome, ours: Outcome) -> dict[str, Any]:
+    """Counts of each side's, and how much is not the same: all 0 where the replay is the engine."""
+    return {
+        "hit_tokens": sum(theirs.hits.values()),
+        "evictions": len(theirs.evicted),
+        "num_steps": len(theirs.steps),
+        "preemptions": theirs.num_preemptions,
+        "requests_that_hit_differently": sum(theirs.hits[i] != ours.hits.get(i) for i in theirs.hits),
+        "steps_that_differ": _unequal(theirs.steps, ours.steps),
+        "evictions_that_differ": _unequal(theirs.evicted, ours.evicted),
+        "preemptions_that_differ": abs(theirs.num_preemptions - ours.num_preemptions),
+        "hit_tokens_here": sum(ours.hits.values()),
+    }
+
+
+def _unequal(theirs: Sequence[Any], ours: Sequence[Any]) -> int:
+    """Places at which two sequences differ, those that only one of them has included."""
+    shared = sum(a != b for a, b in zip(theirs, ours, strict=False))
+    return shared + abs(len(theirs) - len(ours))

@@ -1,0 +1,76 @@
+"""SGLang's own RadixCache, with answers and nodes of many pages, against our `radix` allocator in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from installed_engines import SGLANG, executed
+
+from experiments.fidelity import our_side, sglang_side
+from experiments.fidelity.streams import Outcome, Talk, grown
+from framework.errors import Unsupported
+from framework.export import as_sglang, one_page_nodes
+
+BLOCKS = {1: 260, 16: 60}
+
+
+@pytest.fixture(scope="module")
+def sglang() -> Iterator[dict[str, Any]]:
+    with executed(SGLANG) as modules:
+        yield modules
+
+
+def stream(page: int) -> list[Talk]:
+    return grown(120, block_size=4) if page == 1 else grown(150)
+
+
+def in_sglang(sglang: dict[str, Any], page: int, eviction: str | None, *, pages: bool) -> Outcome:
+    strategy = None if eviction is None else as_sglang(eviction, num_blocks=BLOCKS[page])
+    radix = sglang_side.Radix(sglang, BLOCKS[page], page, strategy, one_page_nodes if pages else None)
+    outcome = sglang_side.run(stream(page), radix)
+    radix.tree.evict(radix.base.EvictParams(num_tokens=10**9))
+    assert radix.free == BLOCKS[page], "pages leaked"
+    return outcome
+
+
+def in_replay(page: int, eviction: str) -> Outcome:
+    allocator = {"name": "radix", "page_size": page, "leaf_only": True, "watermark": 0.0}
+    settings = our_side.Settings(
+        num_blocks=BLOCKS[page], block_size=page, max_batch_requests=1, eviction=eviction, allocator=allocator
+    )
+    return our_side.run(stream(page), settings)
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+@pytest.mark.parametrize("eviction", [None, "lru", "mru", "fifo", "leaf_lru"])
+def test_with_nodes_of_one_page_the_tree_hits_and_evicts_what_our_radix_does(
+    eviction: str | None, page: int, sglang: dict[str, Any]
+) -> None:
+    theirs, ours = in_sglang(sglang, page, eviction, pages=True), in_replay(page, eviction or "lru")
+    assert len(ours.evicted) > 500
+    assert theirs.hits == ours.hits
+    assert theirs.evicted[: len(ours.evicted)] == ours.evicted
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+def test_nodes_of_many_pages_are_why_the_tree_hits_less(page: int, sglang: dict[str, Any]) -> None:
+    nodes, pages = in_sglang(sglang, page, None, pages=False), in_sglang(sglang, page, None, pages=True)
+    assert sum(nodes.hits.values()) < sum(pages.hits.values())
+
+
+@pytest.mark.parametrize("pages", [True, False])
+@pytest.mark.parametrize("eviction", ["lfu", "s3fifo", "arc", "sieve", "gdsf", "w_tinylfu", "length_aware", "hazard"])
+def test_every_policy_runs_while_nodes_are_split_below_it(eviction: str, pages: bool, sglang: dict[str, Any]) -> None:
+    assert sum(in_sglang(sglang, 16, eviction, pages=pages).hits.values()) > 1000
+
+
+def test_one_page_nodes_are_asked_for_before_the_first_insert(sglang: dict[str, Any]) -> None:
+    radix = sglang_side.Radix(sglang, 60, 16)
+    radix.request(0, grown(1)[0])
+    radix.request(1, grown(3)[2])
+    with pytest.raises(Unsupported, match="before its first insert"):
+        one_page_nodes(radix.tree)
+    with pytest.raises(Unsupported, match="object has no _insert_helper"):
+        one_page_nodes(object())
