@@ -107,7 +107,7 @@ def read_batches(path: Path) -> Iterator[Numbered]:
     count = 0
     for number, line in read_lines(path):
         try:
-            if number == 1 and _is_header(line):
+            if number == 1 and is_header(line):
                 parse_header(line)
                 continue
             found = batch_of(orjson.loads(line), count)
@@ -117,7 +117,12 @@ def read_batches(path: Path) -> Iterator[Numbered]:
         yield found
 
 
-def _is_header(line: bytes) -> bool:
+def is_header(line: bytes) -> bool:
+    """Whether a line is a header and no batch.
+
+    Raises:
+        ValueError: no JSON.
+    """
     record = orjson.loads(line)
     return isinstance(record, dict) and "events" not in record
 

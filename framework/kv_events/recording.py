@@ -48,14 +48,16 @@ def record(
     limits: Limits = Limits(),
     tick: Callable[[int], object] = lambda count: None,
 ) -> Recorded:
-    """Write what comes to a new file until a limit is reached or Ctrl-C; every batch is on the disk when it came.
+    """Write what comes to a new file until a limit is reached or Ctrl-C.
+
+    From the first store on, every batch is on the disk when it came.
 
     Args:
         report_hits: whether the publisher reports hits, for the header.
         tick: called with the batches written so far.
 
     Raises:
-        WorkloadError: the file is there already, or cannot be written; or nothing came.
+        WorkloadError: the file is there already, or cannot be written; or no store came.
     """
     follower = Follower(replay=subscriber.again)
     with _Writer(path) as writer:
@@ -71,10 +73,11 @@ def record(
                         break
         except KeyboardInterrupt:
             pass  # how a recording ends
-        if not writer.num_batches:
+        if not writer.num_stored:
             path.unlink(missing_ok=True)
             raise WorkloadError(
-                f"nothing came from {subscriber.endpoint} and nothing was written; no engine publishes KV events there"
+                f"no block was stored at {subscriber.endpoint} while this ran, and nothing was written; does an engine "
+                "publish its KV events there, and was it asked anything?"
             )
         return Recorded(
             num_batches=writer.num_batches,
@@ -95,13 +98,14 @@ def _is_over(limits: Limits, began: float, last: float, count: int) -> bool:
 
 
 class _Writer:
-    """The file of a recording: the header with the first batch, which says how many tokens a block has."""
+    """The file of a recording. The header waits for the first store, which says how many tokens a block has."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._veil = path, Veil()
         self.num_batches = self.num_stored = 0
         self._epoch: float | None = None
         self._begun = False
+        self._waiting: list[dict[str, Any]] = []
         try:
             self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError as error:
@@ -113,15 +117,21 @@ class _Writer:
         """Write one batch; times count from the first's."""
         stored = [event for event in batch.events if isinstance(event, BlockStored)]
         self._epoch = batch.ts if self._epoch is None else self._epoch
-        if not self._begun:
-            self._begun = True
-            size = next((event.block_size for event in stored), 0)
-            self._put({"format": FORMAT, "version": VERSION, "clock": "seconds", "block_size": size,
-                       "report_hits": report_hits, "private": True})  # fmt: skip
         events = [as_map(self._veil.event(event)) for event in batch.events]
-        self._put({"seq": number, "ts": round(batch.ts - self._epoch, 6), "events": events})
+        self._waiting.append({"seq": number, "ts": round(batch.ts - self._epoch, 6), "events": events})
         self.num_batches += 1
         self.num_stored += sum(len(event.block_hashes) for event in stored)
+        if stored or self._begun:
+            self._write(stored[0].block_size if stored else 0, report_hits)
+
+    def _write(self, block_size: int, report_hits: bool) -> None:
+        if not self._begun:
+            self._begun = True
+            self._put({"format": FORMAT, "version": VERSION, "clock": "seconds", "block_size": block_size,
+                       "report_hits": report_hits, "private": True})  # fmt: skip
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            self._put(record)
 
     def _put(self, record: Mapping[str, Any]) -> None:
         data = memoryview(dump_line(record))

@@ -165,8 +165,8 @@ def test_a_recording_never_writes_over_a_file_and_leaves_none_where_nothing_came
     assert "is there already" in capsys.readouterr().err
     assert (elsewhere / "mine.jsonl").read_text() == "precious"
     assert main(["record", endpoint, "--out", "new.jsonl", "--seconds", "0.1"]) == 2
-    assert "nothing came from" in capsys.readouterr().err
+    assert "no block was stored at" in capsys.readouterr().err
     assert not (elsewhere / "new.jsonl").exists()
-    assert main(["record", "nowhere", "--out", "new.jsonl"]) == 2
+    assert main(["record", "nowhere://", "--out", "new.jsonl"]) == 2
     assert "is no address" in capsys.readouterr().err
     assert main(["record", endpoint, "--out", "new.jsonl", "--seconds", "-1"]) == 2

@@ -12,7 +12,16 @@ import orjson
 
 from framework.interfaces.trace import FieldError, Line, Record, TraceReader, WorkloadRequest
 from framework.kv_events.follower import Numbered
-from framework.kv_events.reading import MAGIC, Header, batch_of, header_of, looks_so, parse_header, read_batches
+from framework.kv_events.reading import (
+    MAGIC,
+    Header,
+    batch_of,
+    header_of,
+    is_header,
+    looks_so,
+    parse_header,
+    read_batches,
+)
 from framework.kv_events.requests import RequestFinder, SeenRequest
 from framework.kv_events.schema import BlockStored, EventBatch, Hash
 from framework.workload.traces.own_format import answer
@@ -42,15 +51,18 @@ class KVEventTrace(TraceReader):
         return bool(head) and (head[0][1] == MAGIC.strip() or looks_so(head[0][1]))
 
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
-        """The header's, or the first store's."""
+        """The header's, or the first store's, or what is asked."""
         if head and head[0][1] == MAGIC.strip():
             return asked or self.block_tokens
         try:
             size = parse_header(head[0][1]).block_size if head else 0
-            stored = (event for _, line in head if looks_so(line) for event in _events(line))
-            return size or next((e.block_size for e in stored if isinstance(e, BlockStored)), self.block_tokens)
+            stored = (event for _, line in head if not is_header(line) for event in _events(line))
+            size = size or next((e.block_size for e in stored if isinstance(e, BlockStored)), 0)
         except ValueError as error:
             raise FieldError("line", str(error)) from error
+        if not size and asked is None and len(head) > 1:
+            raise FieldError("block_size", "neither a header nor the first batch says it; give block_tokens")
+        return size or asked or self.block_tokens
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         """See TraceReader."""
@@ -74,10 +86,9 @@ class KVEventTrace(TraceReader):
         count = 0
         for number, line in chain((first,), lines):
             try:
-                record = orjson.loads(line)
-                if number == first[0] and isinstance(record, dict) and "events" not in record:
+                if number == first[0] and is_header(line):
                     continue
-                found = batch_of(record, count)
+                found = batch_of(orjson.loads(line), count)
             except FieldError as error:
                 yield number, error
                 continue

@@ -135,3 +135,16 @@ def test_a_veil_keeps_equality_and_nothing_else() -> None:
     assert veil.event(stored) == hidden
     assert other.name(b"x") != veil.name(b"x"), "who guesses a prompt cannot look for it"
     assert Veil(b"key").name(7) == Veil(b"key").name(7) != Veil(b"key").name("7")
+
+
+def test_the_block_size_is_the_headers_or_the_first_stores_or_must_be_given(tmp_path: Path) -> None:
+    bare = {"format": "kvlab-kv-events", "version": 1}
+    assert open_trace(written(tmp_path / "a", HEADER, line(0, 0, REMOVED))).block_tokens == 2
+    assert open_trace(written(tmp_path / "b", bare, line(0, 0, STORED))).block_tokens == 2
+    assert open_trace(written(tmp_path / "c", line(0, 0, STORED))).block_tokens == 2
+    late = written(tmp_path / "d", bare, line(0, 0, REMOVED), line(1, 0, STORED))
+    with pytest.raises(WorkloadError, match="block_size: neither a header nor the first batch says it"):
+        open_trace(late)
+    assert sum(1 for _ in open_trace(late, block_tokens=2)) == 1
+    with pytest.raises(WorkloadError, match="0 requests"):
+        [*open_trace(written(tmp_path / "e", bare))]
