@@ -45,18 +45,18 @@ class Subscriber:
         self._messages.setsockopt(zmq.RCVHWM, hwm)
         self._messages.setsockopt(zmq.SUBSCRIBE, topic.encode())
         try:
-            for address in (endpoint, replay_endpoint):
-                if address is not None:
-                    self._connect(self._messages if address is endpoint else None, address)
+            self._connect(self._messages, endpoint)
+            if replay_endpoint is not None:  # a wrong address is found now, not at the first gap
+                self._connect(self._context.socket(zmq.DEALER), replay_endpoint).close(linger=0)
         except BaseException:
             self.close()
             raise
 
     def _connect(self, socket: Any, address: str) -> Any:
-        socket = self._context.socket(self._zmq.DEALER) if socket is None else socket
         try:
             socket.connect(address)
         except self._zmq.ZMQError as error:
+            socket.close(linger=0)
             raise ConfigError(
                 f"{address!r} is no address to connect to: {error}; as in tcp://127.0.0.1:5557"
             ) from error
@@ -77,7 +77,7 @@ class Subscriber:
         """
         if self._replay_endpoint is None:
             raise TimeoutError("no replay endpoint")
-        socket = self._connect(None, self._replay_endpoint)
+        socket = self._connect(self._context.socket(self._zmq.DEALER), self._replay_endpoint)
         try:
             socket.send_multipart((b"", number.to_bytes(SEQUENCE_BYTES, "big")))
             deadline = time.monotonic() + _ANSWER_S

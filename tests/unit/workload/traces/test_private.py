@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from framework.errors import ConfigError
-from framework.export.vllm_trace import TraceMethods
 from framework.workload.traces import open_trace
 from framework.workload.traces.private import LiveRequest, PrivateTrace
 
@@ -49,37 +46,3 @@ def test_a_file_that_is_there_is_refused(tmp_path: Path) -> None:
         PrivateTrace(tmp_path / "t", 4)
     with pytest.raises(ConfigError, match="cannot be written"):
         PrivateTrace(tmp_path / "absent" / "t", 4)
-
-
-class Request(SimpleNamespace):
-    """What the connector reads of vLLM's Request; tests/engines runs it inside vLLM."""
-
-    def __init__(self, name: str, prompt: int) -> None:
-        super().__init__(request_id=name, num_prompt_tokens=prompt, num_tokens=prompt, session_id="talk", priority=3,
-                         block_hashes=[b"a"])  # fmt: skip
-
-
-def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    connector: Any = TraceMethods()
-    connector.path = tmp_path / "t"
-    connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=4)))
-    one, two = Request("1", 5), Request("2", 6)
-    connector.on_new_request(one)
-    connector.on_new_request(two)
-    one.num_tokens = 8
-    assert connector.request_finished_all_groups(one, ()) == (False, None)
-    (only,) = open_trace(tmp_path / "t")
-    assert (only.input_tokens, only.output_tokens, only.priority) == (5, 3, -3)
-    assert only.session not in (None, "talk")
-
-    def full(record: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    connector.trace._put = full
-    assert connector.request_finished_all_groups(two, ()) == (False, None)
-    assert "the recording ends here, vLLM goes on" in caplog.text
-    connector.on_new_request(Request("3", 5))
-    connector.request_finished_all_groups(Request("3", 5), ())
-    connector.shutdown()
