@@ -173,10 +173,7 @@ class GuardedAllocator(Allocator):
         return int(found)
 
     def truncate(self, request: RequestId, num_tokens: int) -> None:
-        try:
-            self.plugin.truncate(request, num_tokens)
-        except BaseException as error:
-            self._contain("truncate", error)
+        self._boundary.call("truncate", self.plugin.truncate, request, num_tokens)
 
     def free(self, request: RequestId) -> None:
         self._num_null.pop(request, None)
@@ -239,10 +236,7 @@ class GuardedAllocator(Allocator):
         )
 
     def reset(self) -> None:
-        try:
-            self.plugin.reset()
-        except BaseException as error:
-            self._contain("reset", error)
+        self._boundary.call("reset", self.plugin.reset)
 
     def stats(self) -> AllocatorStats:
         try:
@@ -266,10 +260,7 @@ class GuardedAllocator(Allocator):
         return stats
 
     def check(self) -> None:
-        try:
-            self.plugin.check()
-        except BaseException as error:
-            self._contain("check", error)
+        self._boundary.call("check", self.plugin.check)
 
     def advance(self, now: float) -> None:
         try:
@@ -278,23 +269,13 @@ class GuardedAllocator(Allocator):
             self._contain("advance", error)
 
     def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
-        try:
-            self.plugin.listen(listener)
-        except BaseException as error:
-            self._contain("listen", error)
+        self._boundary.call("listen", self.plugin.listen, listener)
 
     def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
-        try:
-            self.plugin.foresee(request, next_use)
-        except BaseException as error:
-            self._contain("foresee", error)
+        self._boundary.call("foresee", self.plugin.foresee, request, next_use)
 
     def facts(self) -> Facts:
-        try:
-            found: Any = self.plugin.facts()
-        except BaseException as error:
-            self._contain("facts", error)
-        return checked_facts(self._boundary, found)
+        return checked_facts(self._boundary, self._boundary.call("facts", self.plugin.facts))
 
     @classmethod
     def replay_references(

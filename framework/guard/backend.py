@@ -70,17 +70,10 @@ class GuardedBackend:
         return list(found)
 
     def facts(self) -> Facts:
-        try:
-            found: Any = self.plugin.facts()
-        except BaseException as error:
-            self._contain("facts", error)
-        return checked_facts(self._boundary, found)
+        return checked_facts(self._boundary, self._boundary.call("facts", self.plugin.facts))
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
-        try:
-            self.plugin.setup(spec, device)
-        except BaseException as error:
-            self._contain("setup", error)
+        self._boundary.call("setup", self.plugin.setup, spec, device)
 
     def plan(self, batch: Batch) -> None:
         try:
@@ -105,10 +98,7 @@ class GuardedBackend:
             self._contain("attend", error)
 
     def require(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, lse: Tensor | None = None) -> None:
-        try:
-            self.plugin.require(q, pool, batch, out, lse)
-        except BaseException as error:
-            self._contain("require", error)
+        self._boundary.call("require", self.plugin.require, q, pool, batch, out, lse)
 
     def write(self, pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
         try:
@@ -129,7 +119,4 @@ class GuardedBackend:
         return rotated
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
-        try:
-            self.plugin.copy_blocks(pool, copies)
-        except BaseException as error:
-            self._contain("copy_blocks", error)
+        self._boundary.call("copy_blocks", self.plugin.copy_blocks, pool, copies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from reprlib import Repr
 from typing import Any, NoReturn
@@ -66,6 +67,13 @@ class Boundary:
     def fault(self, hook: str, rule: str) -> PluginError:
         """The error of a plugin whose `hook` broke `rule`."""
         return PluginError(f"{origin_of(self.cls)}: {self.what} {self.cls.__name__}.{hook}: {rule}")
+
+    def call(self, hook: str, method: Callable[..., Any], *given: Any) -> Any:
+        """`method(*given)`, contained. Hooks of a step write this out: a call more costs them 60 ns."""
+        try:
+            return method(*given)
+        except BaseException as error:
+            self.contain(hook, error)
 
     def contain(self, hook: str, error: BaseException, doing: str = "") -> NoReturn:
         """Raise what `hook` raised as a PluginError, unless it belongs to the contract or comes from outside.

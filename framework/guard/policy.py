@@ -107,11 +107,7 @@ class GuardedPolicy:
         """What the policy reports of itself; nothing of one that was never attached."""
         if not hasattr(self._policy, "blocks"):
             return {}
-        try:
-            found: Any = self._policy.facts()
-        except BaseException as error:
-            self._boundary.contain("facts", error)
-        return checked_facts(self._boundary, found)
+        return checked_facts(self._boundary, self._boundary.call("facts", self._policy.facts))
 
 
 def boundary_of(policy: EvictionPolicy) -> Boundary:

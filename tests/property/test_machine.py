@@ -119,6 +119,14 @@ class Machine(RuleBasedStateMachine):
     def fork_and_part(self, pick, back, end_parent):
         self.step(branch, self.driver, pick, back, end_parent)
 
+    @rule(prompt=stems, back=st.integers(1, 3))
+    def part_from_a_parent_that_published(self, prompt, back):
+        request = self.step(self.driver.do_admit, prompt, NAMESPACES[0])
+        if request in self.driver.live:
+            at = sorted(self.driver.live).index(request)
+            self.step(self.driver.do_compute, at, 99, extend=True, commit=True)
+            self.step(branch, self.driver, at, back, True)
+
     @rule(pick=picks, back=st.integers(0, 4))
     def roll_back(self, pick, back):
         self.step(self.driver.do_truncate, pick, back)
