@@ -1,1 +1,1 @@
-"""What every command shares: exit status, how a command ends, progress on standard error."""
+"""Parts of every command: exit status, signals, progress on standard error."""

@@ -1,4 +1,4 @@
-"""From a plain dict to a checked `Config`. Knows no Hydra."""
+"""Parsing of a plain dict into a checked `Config`. Knows no Hydra."""
 
 from __future__ import annotations
 

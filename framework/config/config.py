@@ -1,4 +1,4 @@
-"""One configuration, typed and checked: what a mode is given."""
+"""A configuration, typed and checked, as a mode receives it."""
 
 from __future__ import annotations
 

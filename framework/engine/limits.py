@@ -1,4 +1,4 @@
-"""How many blocks a pool gets and how long a sequence may be, from what is asked and what there is."""
+"""Sizes that follow from the request and the machine: blocks of the pool, tokens of the longest sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of a step compute and later rows of the same step share."""
+"""Sharing of blocks between rows of one step: what a row computes, later rows of the same step share."""
 
 from __future__ import annotations
 

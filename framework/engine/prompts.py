@@ -1,4 +1,4 @@
-"""One prompt or many, and what is given once for all of them or once for each."""
+"""Normalisation of `LLM.generate`'s arguments: one prompt or many, one value for all or one for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that one engine holds of its requests."""
+"""State of one engine: its requests, rows, queues and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of an engine's sizes, and of a request before it is queued."""
+"""Bounds of an engine's sizes, and checks of a request before it is queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of contents by their block hash, while requests overlap."""
+"""Contents of tiers by their block hash, while requests overlap."""
 
 from __future__ import annotations
 

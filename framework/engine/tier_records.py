@@ -1,4 +1,4 @@
-"""What an engine's tiers are made of, and what they note of sequences that load."""
+"""Records of an engine's tiers: their specification, and sequences that load."""
 
 from __future__ import annotations
 

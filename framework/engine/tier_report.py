@@ -1,4 +1,4 @@
-"""What the tiers of an engine come to: invariants, results, and a line a step."""
+"""Reports of an engine's tiers: invariants, results, and a line a step."""
 
 from __future__ import annotations
 

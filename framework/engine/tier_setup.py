@@ -1,4 +1,4 @@
-"""What the tiers of an engine are made of, from a configuration's list."""
+"""Construction of an engine's tiers from a configuration's list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of every kind, computed before the first request: what they compile and allocate, serving need not."""
+"""Warm-up: steps of every kind before the first request, so that serving compiles and allocates nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guards of all kinds share: naming a plugin, showing what it raised or returned, containing it."""
+"""Parts of all guards: naming a plugin, showing what it raised or returned, containing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plugins report of themselves for a run's results, checked."""
+"""Facts that plugins report for a run's results, checked."""
 
 from __future__ import annotations
 

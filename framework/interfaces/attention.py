@@ -1,4 +1,4 @@
-"""What an attention backend is asked, says of itself and is given: plain values and the tensors of a step."""
+"""Values that attention backends work with: specifications, capabilities, and the tensors of a step."""
 
 # Shapes: T query tokens (packed)  B requests  N blocks in the pool, the null block included  S tokens a block
 #         M blocks a table row     H query heads  K kv heads  D head dim

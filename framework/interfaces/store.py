@@ -1,4 +1,4 @@
-"""Where the K and V of a tier below the pool lie."""
+"""The extension point for stores: where the K and V of a tier below the pool lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves between the tiers of a cache, and when."""
+"""The extension point for tiering rules: what moves between the tiers of a cache, and when."""
 
 from __future__ import annotations
 

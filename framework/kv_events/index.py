@@ -1,4 +1,4 @@
-"""Which blocks a cache holds, from its KV events alone."""
+"""Index of the blocks that a cache holds, from its KV events alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of one cache, numbered and handed to whoever wants them, a batch a step."""
+"""The numbered KV events of one cache, handed to every output, a batch a step."""
 
 from __future__ import annotations
 

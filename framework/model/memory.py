@@ -1,4 +1,4 @@
-"""How much memory a device has to give."""
+"""Memory that a device has free."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run does, mode by mode: serve, replay, kernel, and the session that all of them share."""
+"""The modes of a run: serve, replay, cache-only, kernel; and the session that all of them share."""

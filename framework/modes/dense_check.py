@@ -1,4 +1,4 @@
-"""Whether the served tokens equal those of the plain dense model, request by request."""
+"""Comparison of served tokens with the plain dense model's, request by request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run's KV events go, as its configuration says."""
+"""Outputs for a run's KV events, as its configuration lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lossy backend or a KV pool of fewer bits loses: measured on served requests against the dense model."""
+"""Measured loss of a lossy backend or a narrow KV pool: served requests against the dense model."""
 
 # Shapes: T tokens of a call  O output tokens  H query heads  K kv heads  D head dim  V vocabulary
 

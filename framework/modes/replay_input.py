@@ -1,4 +1,4 @@
-"""What both replay executors read of a configuration: the workload, and the pool's size."""
+"""Input of both replay executors: the workload, and the pool's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run from the lock on its directory to its result: what every mode does alike, once."""
+"""One run from the lock on its directory to its result: the part that all modes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model is loaded over several ranks: what `load_model` calls to start the others."""
+"""Loading of a model over several ranks: `load_model` calls this to start the others."""
 
 from __future__ import annotations
 

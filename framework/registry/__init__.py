@@ -1,4 +1,4 @@
-"""Which plugins are installed, what their constructors take, and how one is made."""
+"""Installed plugins: finding them, describing their constructors, making one."""
 
 from framework.registry.construction import build, check_options, checked_options, own_options, parameters
 from framework.registry.entry_points import choice, clashes, entries, find, names

@@ -1,4 +1,4 @@
-"""From a name, a mapping or a class to an object: what serve, replay and tests build alike. Imports no torch."""
+"""Construction of components from a name, a mapping or a class, alike for serve, replay and tests. Imports no torch."""
 
 from __future__ import annotations
 

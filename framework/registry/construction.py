@@ -1,4 +1,4 @@
-"""From a plugin's class and a user's options to an object; the options are checked first."""
+"""Construction of a plugin from its class and a user's options, which are checked first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a plugin's name to its class. The only place that imports plugins."""
+"""Import of a plugin's class by its name. The only place that imports plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says in words: the sentence its reader wants first, what it rests on, and where it comes from."""
+"""Sentences of a report: the finding, what it rests on, and where the runs come from."""
 
 from __future__ import annotations
 

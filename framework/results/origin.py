@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: trace, checksum, command, date, machine, code."""
+"""Provenance of a run's numbers: trace, checksum, command, date, machine, code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of an allocator between calls, and while one is made: the judging half of `driver.Driver`."""
+"""Rules that hold of an allocator between calls, and while one is made: the judging half of `driver.Driver`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves between the pool and the tiers below it when a request uses its blocks."""
+"""Moves between the pool and the tiers below it when a request uses its blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of blocks between tiers, and who carries them out."""
+"""Copies of blocks between tiers, and the interface of whoever carries them out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the normaliser of overrides needs to know of the groups of the conf folder."""
+"""Groups of the conf folder, as the normaliser of overrides needs them."""
 
 from __future__ import annotations
 

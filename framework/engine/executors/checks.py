@@ -1,4 +1,4 @@
-"""What is asked of a device and of an attention backend before a model is loaded."""
+"""Checks of device and attention backend before a model is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an index from content to block does."""
+"""Base class of indexes from content to block."""
 
 from __future__ import annotations
 

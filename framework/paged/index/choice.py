@@ -1,4 +1,4 @@
-"""Which index a pool gets."""
+"""Choice of the index for a pool."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ A candidate is fit when nothing spills and its shared memory is within the chip'
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import multiprocessing
@@ -38,6 +39,9 @@ from framework_builtin.backend.triton_kernels.aot import (
 from framework_builtin.backend.triton_kernels.configs import ARCHS, padded_dim
 
 TABLE = Path(__file__).with_name("resources.json")
+DIGESTS = Path(__file__).with_name("compiled_from.json")
+"""Version of triton -> digest of the sources that it compiled the whole table from, by `--update`."""
+_COMPILED_FROM = ("aot.py", "configs.py", "decode.py", "kernels.py", "plan.py", "prefill.py", "store.py")
 Job = tuple[Variant, plans.Shape | None]
 
 
@@ -124,6 +128,26 @@ def write_table(rows: dict[str, Resources], path: Path = TABLE) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def sources_digest() -> str:
+    """SHA-256 of all that decides what the shipped table compiles to, but for the compiler."""
+    digest = hashlib.sha256()
+    for name in _COMPILED_FROM:
+        digest.update(name.encode() + b"\0" + TABLE.with_name(name).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def is_as_compiled(version: str) -> bool:
+    """Whether this version of triton compiled the committed table from just these sources."""
+    return json.loads(DIGESTS.read_text()).get(version) == sources_digest() if DIGESTS.exists() else False
+
+
+def write_digest() -> None:
+    """Note that the installed version of triton compiled the whole table from just these sources."""
+    content = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
+    content[triton_version()] = sources_digest()
+    DIGESTS.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def differences(found: dict[str, Resources], *, whole: bool) -> list[str]:
     """What is otherwise than in the committed table, a line each; with `whole`, what is in one of both only, too.
 
@@ -186,6 +210,8 @@ def main(arguments: list[str] | None = None) -> int:
     changed = differences(rows, whole=whole) if args.check and not args.tiles else []
     if args.update and not args.tiles:
         write_table(rows if whole else read_table(triton_version())[1] | rows)
+        if whole and not unfit:
+            write_digest()
     sys.stdout.writelines(f"changed: {line}\n" for line in changed)
     sys.stdout.write(
         f"{len(jobs)} kernels, {unfit} unfit, {len(changed)} otherwise than resources.json; "

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from framework_builtin.backend.triton_kernels import screen as screening
 from framework_builtin.backend.triton_kernels.aot import Resources, Variant, shipped_variants
 from framework_builtin.backend.triton_kernels.configs import ARCHS, arch_of, kind_of, padded_dim
 from framework_builtin.backend.triton_kernels.screen import differences, problems, read_table
@@ -30,7 +31,18 @@ def in_group(arch: str, share: int) -> list[str]:
     return [name for name, variant in VARIANTS.items() if variant.arch == arch][share::SHARES]
 
 
-def screen(names: list[str], folder: Path) -> dict[str, Resources]:
+def to_compile(arch: str, share: int) -> list[str]:
+    """All of a group; where this compiler made the committed table from these very sources, one of each kernel.
+
+    Compiling is deterministic: a second time it can show only that the compiler here is that one.
+    """
+    names = in_group(arch, share)
+    if os.environ.get("KVLAB_COMPILE_ALL") or not screening.is_as_compiled(triton.__version__):
+        return names
+    return list({VARIANTS[name].kernel: name for name in names}.values())
+
+
+def compiled(names: list[str], folder: Path) -> dict[str, Resources]:
     """Compile the named variants in one fresh process with an empty cache; pytest -n runs several of them."""
     code = (
         "import json, sys\n"
@@ -71,7 +83,27 @@ def judge(found: dict[str, Resources]) -> None:
 
 @pytest.mark.parametrize(("arch", "share"), GROUPS)
 def test_every_shipped_configuration_compiles_without_spills(arch: str, share: int, tmp_path: Path) -> None:
-    judge(screen(in_group(arch, share), tmp_path))
+    judge(compiled(to_compile(arch, share), tmp_path))
+
+
+def test_a_changed_source_is_compiled_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = screening.sources_digest()
+    for name in (*screening._COMPILED_FROM, "resources.json"):
+        (tmp_path / name).write_bytes(screening.TABLE.with_name(name).read_bytes())
+    monkeypatch.setattr(screening, "TABLE", tmp_path / "resources.json")
+    monkeypatch.setattr(screening, "DIGESTS", tmp_path / "compiled_from.json")
+    assert screening.sources_digest() == before
+    assert not screening.is_as_compiled(triton.__version__), "nothing was compiled yet"
+    screening.write_digest()
+    assert screening.is_as_compiled(triton.__version__)
+    assert not screening.is_as_compiled("0.0.1"), "another compiler"
+    assert sum(len(to_compile(*group)) for group in GROUPS) < len(VARIANTS) / 2
+    for name in screening._COMPILED_FROM:
+        kept = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(kept + b"\n")
+        assert not screening.is_as_compiled(triton.__version__), name
+        assert to_compile(*GROUPS[0]) == in_group(*GROUPS[0])
+        (tmp_path / name).write_bytes(kept)
 
 
 def test_the_groups_hold_every_shipped_configuration_once() -> None:
