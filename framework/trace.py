@@ -164,7 +164,11 @@ def _rows(found: TraceDescription) -> Iterator[tuple[str, str]]:
     yield "skipped lines", f"{found.skipped:,}"
     yield "duration", f"{found.duration_s:,.1f} s ({found.requests_per_s:.3g} requests/s)"
     yield "sessions / scopes", f"{found.sessions:,} / {found.scopes:,}"
+    if found.unknown_outputs:
+        yield "requests of unknown output", f"{found.unknown_outputs:,}"
     for name, lengths in (("input", found.input_tokens), ("output", found.output_tokens)):
+        if lengths is None:
+            continue
         yield f"{name} tokens, total", f"{lengths.total:,}"
         yield (
             f"{name} tokens, mean p50 p90 p99 max",

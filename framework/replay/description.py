@@ -55,7 +55,13 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class TraceDescription:
-    """Everything `describe` prints; `sharing` is None for a trace of lengths only."""
+    """Everything `describe` prints.
+
+    Attributes:
+        unknown_outputs: requests whose answer's length the trace does not say; they are not in `output_tokens`.
+        output_tokens: None where no request's is known.
+        sharing: None for a trace of lengths only.
+    """
 
     path: str
     format: str
@@ -66,7 +72,8 @@ class TraceDescription:
     sessions: int
     scopes: int
     input_tokens: Lengths
-    output_tokens: Lengths
+    output_tokens: Lengths | None
+    unknown_outputs: int
     sharing: Sharing | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,7 +95,8 @@ class _Tally:
     def watch(self, requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:
         for request in requests:
             self.inputs.append(request.input_tokens)
-            self.outputs.append(request.output_tokens or 0)
+            if request.output_tokens is not None:
+                self.outputs.append(request.output_tokens)
             if request.session is not None:
                 self.sessions.add(request.session)
             self.scopes.add(request.namespace)
@@ -121,7 +129,8 @@ def describe(trace: Trace) -> tuple[TraceDescription, Ints | None]:
         sessions=len(tally.sessions),
         scopes=len(tally.scopes),
         input_tokens=_lengths(tally.inputs),
-        output_tokens=_lengths(tally.outputs),
+        output_tokens=_lengths(tally.outputs) if tally.outputs else None,
+        unknown_outputs=len(tally.inputs) - len(tally.outputs),
         sharing=_sharing(trace, paths, distances) if paths is not None and distances is not None else None,
     )
     return found, distances

@@ -50,6 +50,7 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
 def _row(request: Request, tops: list[Candidates]) -> dict[str, Any]:
     return {
         "number": request.number,
+        "key": request.key,
         "arrival_step": request.arrival_step,
         "prompt": request.prompt.tolist(),
         "sampling": _sampling(request.sampling),

@@ -11,7 +11,7 @@ from framework.results.catalogue import find, title
 
 _SECONDS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
 _BYTES_PER_S = (("GB/s", 1e-9), ("MB/s", 1e-6), ("B/s", 1.0))
-_BYTES = (("GiB", 2**-30), ("MiB", 2**-20), ("KiB", 2**-10), ("B", 1.0))
+_BYTES = (("TiB", 2**-40), ("GiB", 2**-30), ("MiB", 2**-20), ("KiB", 2**-10), ("B", 1.0))
 _MOST_DECIMALS = 3
 
 

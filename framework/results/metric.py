@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Better = Literal["higher", "lower", ""]
 
-_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _LONGEST_INT = 10**18
 
 
@@ -105,14 +105,18 @@ def _seconds(value: float) -> str:
 
 def _bytes(value: float) -> str:
     unit, size = next(((unit, size) for unit, size in _BYTES if value >= size), ("B", 1))
-    return f"{value / size:.3g} {unit}"
+    return f"{_three_digits(value / size)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _decimal(value: float) -> str:
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if abs(value) >= size:
-            return f"{value / size:.3g} {prefix}"
-    return f"{value:.3g} "
+            return f"{_three_digits(value / size)} {prefix}"
+    return f"{_three_digits(value)} "
 
 
 _FORMATS: Mapping[str, Callable[[Any], str]] = {

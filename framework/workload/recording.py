@@ -4,8 +4,8 @@ File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_tok
 (version 3 where every layer of the model has a sliding window: `window` is its tokens), then one object a request, in
 order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of Sampling), `seed`,
 `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the ids and
-log-probabilities of the candidates at each of its steps), and `session`, `turn`, `category` and `hint` where they are
-known. A reader refuses a version it does not know. `framework.replay.recording` writes it.
+log-probabilities of the candidates at each of its steps), and `key`, `session`, `turn`, `category` and `hint` where
+they are known. A reader refuses a version it does not know. `framework.replay.recording` writes it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Recording:
         max_model_len: longest sequence the engine took, tokens: what allocators that reserve reserve.
         window: of all layers of the model, tokens; None where a layer has none.
         requests: arrivals are step numbers, and `sampling.seed` is the one that was drawn.
-        outputs: (request number, sample) -> the tokens it generated.
-        tops: (request number, call) -> candidates of its beam search.
+        outputs: (place in `requests`, sample) -> the tokens it generated.
+        tops: (place in `requests`, call) -> candidates of its beam search.
     """
 
     eos_token_ids: tuple[int, ...]
@@ -86,10 +86,10 @@ def read_recording(path: Path) -> Recording:
             )
         window = int(header["window"]) if version == WITH_WINDOW else None
         found = Recording(tuple(header["eos_token_ids"]), int(header["max_model_len"]), window, ())
-        requests = []
+        requests: list[WorkloadRequest] = []
         for line in lines[1:]:
             number += 1
-            requests.append(_request(json.loads(line), found))
+            requests.append(_request(json.loads(line), found, len(requests)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, WorkloadError):
             raise
@@ -99,11 +99,16 @@ def read_recording(path: Path) -> Recording:
     return replace(found, requests=tuple(requests))
 
 
-def _request(row: Mapping[str, Any], found: Recording) -> WorkloadRequest:
-    """The request of one line; its outputs and candidates go into `found`."""
+def _request(row: Mapping[str, Any], found: Recording, place: int) -> WorkloadRequest:
+    """The request of one line; its outputs and candidates go into `found`.
+
+    Args:
+        place: of the line among the requests. A replay numbers its requests so; the run itself numbered those too that
+            it refused, which are not in the file.
+    """
     outputs = [as_tokens(tokens) for tokens in row["outputs"]]
-    found.outputs.update({(row["number"], sample): tokens for sample, tokens in enumerate(outputs)})
-    found.tops.update({(row["number"], call): (ids, values) for call, (ids, values) in enumerate(row["tops"])})
+    found.outputs.update({(place, sample): tokens for sample, tokens in enumerate(outputs)})
+    found.tops.update({(place, call): (ids, values) for call, (ids, values) in enumerate(row["tops"])})
     return WorkloadRequest(
         prompt=as_tokens(row["prompt"]),
         sampling=replace(Sampling(**row["sampling"]), seed=row["seed"]),
@@ -115,4 +120,5 @@ def _request(row: Mapping[str, Any], found: Recording) -> WorkloadRequest:
         turn=row.get("turn"),
         category=row.get("category"),
         hint=Hint.of(row.get("hint")),
+        key=row.get("key", ""),
     )

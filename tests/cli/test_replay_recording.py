@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,24 @@ MUST_HAVE = {
     "prefix": "evict", "all of it": "fork", "preempted": "preempt", "samples": "fork", "beams": "fork",
     "samples in a small pool": "evict", "beams in a small pool": "evict", "arriving in a small pool": "evict",
 }  # fmt: skip
+
+
+def test_a_recording_keeps_the_requests_keys(command: Command, elsewhere: Path) -> None:
+    lines = [
+        {"key": key, "prompt": prompt, "max_tokens": 3} for key, prompt in (("a", "hi"), ("b", "x" * 200), ("c", "ho"))
+    ]
+    (elsewhere / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ("cache.num_blocks=8", "run.progress=false")
+    status, _, errors = command(
+        "workload=prompts", "workload.path=p.jsonl", *words, "run.record=true", "run.dir=served", "run.check_requests=0"
+    )
+    assert (status, "x" not in errors.split()) == (0, True), errors
+    status, _, errors = command(
+        "mode=replay", "workload=recording", "workload.path=served/recording.jsonl", *words, "run.dir=replayed"
+    )
+    assert status == 0, errors
+    rows = [json.loads(line) for line in (elsewhere / "replayed/requests.jsonl").read_text().splitlines()]
+    assert sorted(row["key"] for row in rows) == ["a", "c"], "the refused one is left out"
 
 
 def events(folder: Path) -> list[str]:
