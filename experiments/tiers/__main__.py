@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 POOL = 10_000
 HOSTS = (5_000, 10_000, 20_000, 40_000)
-AGENTIC_CELLS, AGENTIC_REQUESTS = (1_000, 2_000), 1_500
+AGENTIC_CELLS, AGENTIC_REQUESTS = (1_000, 2_000), 800
 """(pool, host tier) of the agentic trace, and how many of its requests are replayed: each has 280 blocks."""
 SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 40_000)
 RULES: dict[str, dict[str, Any]] = {

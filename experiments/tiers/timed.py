@@ -12,7 +12,7 @@ from framework.api import run
 RULES = ("never", "on_eviction", "write_through", "on_second_hit", "load_or_recompute")
 LINKS = {"PCIe 5.0 x16": (50e9, 50e9), "NVMe": (7e9, 5e9)}
 """Bytes/s out of the tier and into it, assumed; an operation takes 100 µs more."""
-REQUESTS, POOL, TIER = 1_200, 2_500, 20_000
+REQUESTS, POOL, TIER = 800, 2_500, 20_000
 
 Timed = tuple[str, str, int]
 """(rule, link, requests)."""

@@ -79,6 +79,8 @@ class Scheduler:
                         return
                     hit = hit if plan is None else plan.hit
                 if not guarded.fits(seq.info, seq.tokens, hit):
+                    if tiers is not None:
+                        tiers.prefetch(seq, hit)
                     return
                 guarded.allocate(seq.info, seq.tokens, hit)
                 if tiers is not None and self._begin_load(tiers, seq, hit, plan):

@@ -52,6 +52,7 @@ class EngineTiers:
         self.events = None if stream is None else TierEvents(stream, setup.media, self._size, self.contents)
         self.names: dict[int, BlockHash] = {}  # of published blocks, promised ones included
         self.pool: dict[BlockHash, int] = {}  # contents whose KV the pool holds
+        self._waiting: RequestId | None = None  # last asked about for a prefetch
         self._evicted: list[tuple[int, BlockHash]] = []
         self.reading: dict[int, list[Copy]] = {}  # blocks of the pool with stores under way
         self.arriving: dict[BlockHash, Load] = {}
@@ -151,6 +152,26 @@ class EngineTiers:
             return None
         whole = Hit(full * self._size, hit.blocks[:full], hit.hashes, hit.version)
         return Plan(whole, path[full : full + len(places)], places)
+
+    def prefetch(self, seq: Row, hit: Hit) -> None:
+        """`seq` is first in line and the pool has no room: bring its blocks up to tier 1 as far as the rule says."""
+        if not self._uses.wants_prefetch or self._waiting == seq.id or (plan := self.plan(seq, hit)) is None:
+            return
+        self._waiting = seq.id
+        path, first = list(hit.hashes), plan.hit.num_tokens // self._size
+        with self._sound():
+            self.contents.learn(path)
+            offer = self.lower.offer(path, [0] * first + plan.places, first)
+            count = self._uses.prefetch(offer, self._now)
+            held = {key: place for key, place in zip(plan.keys, plan.places, strict=True) if place}
+            pins = [(tier, [key for key in reversed(held) if key in tier]) for tier in self.lower.tiers]
+            for tier, keys in pins:  # none of them is evicted for another
+                tier.pin(keys, self._now)
+            for key in plan.keys[:count]:
+                if held.get(key, 0) > 1 and key not in self.lower.tiers[0]:
+                    self.lower.lift(key, held[key], self._now)
+            for tier, keys in pins:
+                tier.unpin(keys, self._now)
 
     def park(self, seq: Row, plan: Plan) -> bool:
         """Let `seq` wait for contents that another sequence is loading already; False if there are none."""
@@ -311,6 +332,10 @@ class EngineTiers:
         elif self.events is not None:
             self.events.stored(copy.key, copy.target)
         self._end_at(tier, copy)
+        if copy.source > copy.target and self._uses.exclusive and not copy.failed and not self.off:
+            lower = self.lower.tiers[copy.source - 1]  # it was lifted: one copy stays
+            if copy.key in lower and not lower.is_pinned(copy.key):
+                self.lower.drop(lower, [copy.key], self._now)
 
     def _end_at(self, tier: Tier, copy: Copy) -> None:
         """Unpin what was copied to or from `tier`; where that failed, the content is lost there."""

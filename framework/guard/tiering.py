@@ -13,6 +13,7 @@ class GuardedTiering:
 
     Attributes:
         wants_load: whether it overrides `load`; the one it inherits takes all.
+        wants_prefetch: whether it overrides `prefetch`; the one it inherits takes none.
         exclusive: see `Tiering.exclusive`.
     """
 
@@ -20,6 +21,7 @@ class GuardedTiering:
         self._rule, self._boundary = rule, Boundary("tiering rule", type(rule))
         self.name = type(rule).__name__
         self.wants_load = getattr(rule.load, "__func__", None) is not Tiering.load
+        self.wants_prefetch = getattr(rule.prefetch, "__func__", None) is not Tiering.prefetch
         exclusive: Any = rule.exclusive
         if type(exclusive) is not bool:
             self._boundary.wrong("exclusive", "must be a bool", exclusive)
@@ -37,13 +39,18 @@ class GuardedTiering:
 
     def load(self, offer: LoadOffer, now: float) -> int:
         """The rule's answer, checked: a number of blocks of the offer."""
+        return self._count("load", offer, now) if self.wants_load else len(offer.tiers)
+
+    def prefetch(self, offer: LoadOffer, now: float) -> int:
+        """The rule's answer, checked: a number of blocks of the offer."""
+        return self._count("prefetch", offer, now) if self.wants_prefetch else 0
+
+    def _count(self, hook: str, offer: LoadOffer, now: float) -> int:
         most = len(offer.tiers)
-        if not self.wants_load:
-            return most
         try:
-            answer: Any = self._rule.load(offer, now)
+            answer: Any = getattr(self._rule, hook)(offer, now)
         except BaseException as error:
-            self._boundary.contain("load", error, f" for {most} blocks")
+            self._boundary.contain(hook, error, f" for {most} blocks")
         if type(answer) is not int or not 0 <= answer <= most:
-            self._boundary.wrong("load", f"must return an int from 0 to {most}", answer)
+            self._boundary.wrong(hook, f"must return an int from 0 to {most}", answer)
         return int(answer)

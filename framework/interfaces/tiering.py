@@ -86,3 +86,14 @@ class Tiering(ABC):
             0 to `len(offer.tiers)`. Not overridden: all.
         """
         return len(offer.tiers)
+
+    def prefetch(self, offer: LoadOffer, now: float) -> int:
+        """How many of the offered blocks, from the first on, to bring up to tier 1 while their request waits for room.
+
+        Asked once for each time a request is first in line and the pool has no room for it; blocks in tier 1 stay where
+        they are. What a request loads into the pool, `load` decides when there is room.
+
+        Returns:
+            0 to `len(offer.tiers)`. Not overridden: none.
+        """
+        return 0

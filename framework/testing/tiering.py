@@ -81,6 +81,15 @@ def check_loads_are_part_of_the_offer(make: Make) -> None:
             _need(rule, type(answer) is int and 0 <= answer <= count, f"load must return 0 to {count}", answer)
 
 
+def check_prefetches_are_part_of_the_offer(make: Make) -> None:
+    """`prefetch` takes 0 to all of the blocks offered."""
+    rule = make()
+    for count in range(1, 9):
+        tokens = tuple(range(32, 32 + 16 * count, 16))
+        answer: Any = rule.prefetch(LoadOffer((2,) * count, tokens, 16, 16 * (count + 3)), 1.0)
+        _need(rule, type(answer) is int and 0 <= answer <= count, f"prefetch must return 0 to {count}", answer)
+
+
 def check_equal_histories_get_equal_answers(make: Make) -> None:
     """Two fresh rules answer alike: no clock, no chance, nothing left from another instance."""
     for seed in range(4):
@@ -209,6 +218,7 @@ def _paths(seed: int, count: int = 120) -> RequestPaths:
 tiering_checks = (
     check_answers_are_bools,
     check_loads_are_part_of_the_offer,
+    check_prefetches_are_part_of_the_offer,
     check_equal_histories_get_equal_answers,
     check_content_used_often_is_stored,
     check_blocks_are_conserved,

@@ -63,12 +63,15 @@ class LowerTiers:
         if not self.rule.wants_load or not any(places):
             return places
         first = next(number for number, place in enumerate(places) if place)
+        return places[: first + self.rule.load(self.offer(path, places, first), now)]
+
+    def offer(self, path: Sequence[Key], places: Sequence[int], first: int) -> LoadOffer:
+        """What a rule may know of the blocks from `first` on that lie in `places`."""
         tokens = self._contents.num_tokens
         offered, ends = tuple(places[first:]), tuple(tokens(key) for key in path[first : len(places)])
         cached = tokens(path[first - 1]) if first else 0
         load_s, recompute_s = (None, None) if self._costs is None else self._costs(offered, ends, cached)
-        offer = LoadOffer(offered, ends, cached, tokens(path[-1]), load_s, recompute_s)
-        return places[: first + self.rule.load(offer, now)]
+        return LoadOffer(offered, ends, cached, tokens(path[-1]), load_s, recompute_s)
 
     def count_hits(self, path: Sequence[Key], places: Sequence[int], own_tokens: Sequence[int]) -> None:
         """A request's cached prefix lies in these places."""
@@ -128,6 +131,29 @@ class LowerTiers:
         for tier in self.tiers:
             tier.check()
 
+    def lift(self, key: Key, source: int, now: float) -> bool:
+        """Copy a content from a lower tier to tier 1, which does not hold it; False if there is no room for it."""
+        first = self.tiers[0]
+        if not self._make_room(first, now):
+            return False
+        self.tiers[source - 1].counts.read += 1
+        first.insert(key, now, pinned=True)
+        if self._moves is not None:
+            self._moves.copy(key, source, 1)
+        return True
+
+    def _make_room(self, tier: Tier, now: float) -> bool:
+        """Evict until there is room for one more; False, and counted, where everything is pinned."""
+        while len(tier) >= tier.num_blocks:
+            victim = tier.victim(now)
+            if victim is None:
+                tier.counts.refused += 1
+                return False
+            self._ask(tier.number, victim, "evicted", now, pinned=False)
+            if self._moves is not None:
+                self._moves.remove(victim, tier.number)
+        return True
+
     def _ask(self, number: int, key: Key, event: Event, now: float, *, pinned: bool) -> None:
         """Store in the tier below `number` what lies in that one, if the rule says so."""
         if number == len(self.tiers) or key in self.tiers[number]:
@@ -137,14 +163,8 @@ class LowerTiers:
         if not self.rule.store(block, event, now):
             return
         below = self.tiers[number]
-        while len(below) >= below.num_blocks:
-            victim = below.victim(now)
-            if victim is None:
-                below.counts.refused += 1
-                return
-            self._ask(below.number, victim, "evicted", now, pinned=False)
-            if self._moves is not None:
-                self._moves.remove(victim, below.number)
+        if not self._make_room(below, now):
+            return
         if number:
             self.tiers[number - 1].counts.read += 1
         below.insert(key, now, pinned=pinned or self._moves is not None)

@@ -72,7 +72,7 @@ def alone() -> list[list[int]]:
     return served(None)[0]
 
 
-def test_damaged_files_are_misses_and_told_once(tmp_path: Path, alone: list[list[int]]) -> None:
+def test_damaged_files_are_misses_and_reported_once(tmp_path: Path, alone: list[list[int]]) -> None:
     assert served(tmp_path)[0] == alone
     kept = files(tmp_path)
     truncated, flipped, one, other = kept[3], kept[11], kept[20], kept[30]

@@ -90,7 +90,13 @@ class LoadsByTheClock(OnEviction):
         return sum(load < recompute for load, recompute in zip(offer.load_s, offer.recompute_s, strict=True))
 
 
+class PrefetchesTooMuch(OnEviction):
+    def prefetch(self, offer, now):
+        return len(offer.tiers) + 1
+
+
 RULES = {
+    PrefetchesTooMuch: "check_prefetches_are_part_of_the_offer",
     Truthy: "check_answers_are_bools",
     NotExclusively: "check_answers_are_bools",
     Tosses: "check_equal_histories_get_equal_answers",

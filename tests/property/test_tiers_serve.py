@@ -99,6 +99,9 @@ class Erratic(Tiering):
         assert len(offer.tiers) == len(offer.num_tokens)
         return self.draw.randint(0, len(offer.tiers))
 
+    def prefetch(self, offer: LoadOffer, now: float) -> int:
+        return self.draw.randint(0, len(offer.tiers))
+
 
 class Late(WorkerTransfers):
     """Carries out a few jobs now and then, in the thread that asks, so that all orders can be drawn and repeated."""

@@ -38,6 +38,7 @@ def replayed(
     num_blocks: int = 4,
     counts: Sequence[int] = (64,),
     link: Link | None = None,
+    links: Sequence[Link] = (),
     stream: EventStream | None = None,
     **options: Any,
 ) -> Engine:
@@ -48,7 +49,7 @@ def replayed(
         return TierSetup(
             tiers=[(count, Lru()) for count in counts],
             rule=rule,
-            transfers=LinkTransfers([link or Link()] * len(counts), 8, executor.now, executor.wait_until),
+            transfers=LinkTransfers(links or [link or Link()] * len(counts), 8, executor.now, executor.wait_until),
             holds_kv=[True] * len(counts),
             media=("CPU", "STORAGE")[: len(counts)],
             block_bytes=8,
@@ -269,7 +270,7 @@ def test_a_run_without_tiers_calls_nothing_of_theirs() -> None:
     finally:
         sys.setprofile(None)
     assert calls == {}
-    assert built.cache.listener is None, "no event is made that nobody hears"
+    assert built.cache.listener is None, "no event is made that nobody listens for"
 
 
 @pytest.mark.parametrize(("load_s", "loaded"), [(0.01, 3), (1.5, 0)], ids=["fast link", "slow link"])
@@ -320,3 +321,24 @@ def test_kv_events_say_what_each_tier_holds_at_every_step() -> None:
                 assert index.blocks(medium) == tier.block_of.keys() - on_its_way
                 seen += len(index.blocks(medium))
     assert seen > 100
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_request_that_waits_for_room_has_its_blocks_brought_up_meanwhile(prefetch: bool) -> None:
+    """Tier 2 lies behind a link of 20 s a block, tier 1 behind none."""
+    slow = Link(read_bytes_per_s=8 / 20)
+    engine = replayed(OnEviction(prefetch=prefetch), num_blocks=8, counts=(6, 64), links=[Link(), slow])
+    serve(engine, *(prompt(100 * number) for number in range(8)))
+    tiers, wanted = below(engine), prompt(0)
+    running = engine.submit([7], Sampling(max_tokens=27, ignore_eos=True))  # takes the pool in the end
+    for _ in range(18):
+        engine.step()
+    waiting = engine.submit(wanted, ONE)
+    engine.step()
+    lifted = [copy for _, _, copy in tiers.transfers._ends if copy.target == 1]
+    assert bool(lifted) is prefetch
+    engine.run()
+    engine.check()
+    assert waiting.num_loaded_tokens == 12
+    assert waiting.tier_tokens == ({1: 12} if prefetch else {2: 12})
+    assert running.status.value == "finished"
