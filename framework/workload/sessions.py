@@ -6,6 +6,7 @@ Sessions overlap in time. Only those that have begun and not ended are in memory
 from __future__ import annotations
 
 import heapq
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,8 +20,32 @@ _Session = Callable[[int, float], Iterator[WorkloadRequest]]
 """(number, start) -> the session's requests in order of arrival."""
 
 
+class Sessions(SeededWorkload):
+    """Sessions of a few kinds, which are of Zipf popularity. A subclass says what a session of a kind asks for."""
+
+    num_sessions: int
+    zipf_alpha: float
+
+    @property
+    @abstractmethod
+    def num_kinds(self) -> int:
+        """Kinds of session to choose from."""
+
+    @abstractmethod
+    def _session(self, draws: Draws, popularity: Zipf, number: int, now_s: float) -> Iterator[WorkloadRequest]:
+        """The requests of session `number`, which begins now, in order of arrival."""
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload."""
+        draws, times = self.opening()
+        popularity = Zipf(self.num_kinds, self.zipf_alpha)
+        return _merged(
+            self.num_sessions, times, lambda number, start_s: self._session(draws, popularity, number, start_s)
+        )
+
+
 @dataclass(kw_only=True)
-class Conversations(SeededWorkload):
+class Conversations(Sessions):
     """Multi-turn chat: each turn's prompt is the system prompt, all turns and answers before it, and a new message.
 
     Where arrivals tie (`rate_per_s=0`, `think_s=0`) all first turns come before all second ones, and so on. Turns come
@@ -55,13 +80,9 @@ class Conversations(SeededWorkload):
         self.at_least(1, "num_sessions", "turns", "num_prompts", "user_tokens")
         super().__post_init__()
 
-    def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
-        draws, times = self.opening()
-        popularity = Zipf(self.num_prompts, self.zipf_alpha)
-        return _merged(
-            self.num_sessions, times, lambda number, start_s: self._session(draws, popularity, number, start_s)
-        )
+    @property
+    def num_kinds(self) -> int:
+        return self.num_prompts
 
     def _session(self, draws: Draws, popularity: Zipf, number: int, now_s: float) -> Iterator[WorkloadRequest]:
         mine = draws.child("session", number)
@@ -85,7 +106,7 @@ class Conversations(SeededWorkload):
 
 
 @dataclass(kw_only=True)
-class Agents(SeededWorkload):
+class Agents(Sessions):
     """Agents that call tools: long shared instructions, many short steps, a context that grows by each tool's result.
 
     A step's prompt is the agent's instructions and tool descriptions, the task, and all calls and results so far.
@@ -126,13 +147,9 @@ class Agents(SeededWorkload):
         self.at_least(1, "num_sessions", "steps", "num_agents", "task_tokens", "tool_tokens", "max_context_tokens")
         super().__post_init__()
 
-    def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
-        draws, times = self.opening()
-        popularity = Zipf(self.num_agents, self.zipf_alpha)
-        return _merged(
-            self.num_sessions, times, lambda number, start_s: self._session(draws, popularity, number, start_s)
-        )
+    @property
+    def num_kinds(self) -> int:
+        return self.num_agents
 
     def _session(self, draws: Draws, popularity: Zipf, number: int, now_s: float) -> Iterator[WorkloadRequest]:
         mine = draws.child("session", number)

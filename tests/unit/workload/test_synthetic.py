@@ -1,113 +1,101 @@
-"""Synthetic workloads: seeded, streaming, shaped as asked, and the same whether served or written as a trace."""
+"""The workloads without a tree of prompts: conversations of text, lone prompts, and one shared prefix."""
 
-from __future__ import annotations
-
-import hashlib
-import os
-import subprocess
-import sys
+import itertools
 from collections import Counter
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_workloads import drawn
+from synthetic_workloads import common_prefix
 
-from framework.errors import ConfigError
-from framework.replay.paths import build_paths
-from framework.replay.reference import replay_infinite
-from framework.workload import build, stream
-from framework.workload.to_trace import SYNTHETIC, synthetic_trace
-
-FINGERPRINT = """
-import hashlib
+from framework import registry
+from framework.errors import ConfigError, UnknownPlugin
+from framework.sampling import Sampling
 from framework.workload import build
-for name in ("system_prompts", "conversations", "agents", "rag", "forks"):
-    requests = build(name, {"rate_per_s": 3.0}, seed=7)
-    text = repr([(r.tokens.tolist(), r.output.tolist(), r.sampling, r.arrival_s, r.key) for r in requests])
-    print(hashlib.sha256(text.encode()).hexdigest())
-"""
 
 
-@pytest.mark.parametrize("name", SYNTHETIC)
-def test_the_seed_alone_decides_a_synthetic_workload(name: str) -> None:
-    assert build(name, seed=3) == build(name, seed=3)
-    assert build(name, seed=3) != build(name, seed=4)
+def test_the_default_chat_forks_beams_and_shares() -> None:
+    requests = build("chat", seed=0)
+    assert len(requests) == 48
+    prefixes = Counter(str(request.prompt)[:192] for request in requests)
+    assert len(prefixes) == 4, prefixes
+    kinds = Counter((request.sampling.n, request.sampling.beam_width) for request in requests)
+    assert kinds[(1, 4)] == 2, kinds
+    assert sum(count for (n, _), count in kinds.items() if n > 1) >= 4, kinds
+    assert all(request.sampling.temperature > 0 for request in requests if request.sampling.n > 1)
+    assert all(request.arrival_s == 0 for request in requests)
+    assert len({request.key for request in requests}) == 48
 
 
-def test_a_synthetic_workload_is_the_same_in_any_process() -> None:
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", FINGERPRINT],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("0", "1")
-    }
-    assert len(outputs) == 1, outputs
+def test_a_later_turn_repeats_its_conversation() -> None:
+    requests = build("chat", {"turns": 3, "num_requests": 12}, seed=0)
+    sessions: dict[str, list[str]] = {}
+    for request in requests:
+        sessions.setdefault(request.session, []).append(str(request.prompt))
+    assert len(sessions) == 4, list(sessions)
+    for prompts in sessions.values():
+        for earlier, later in itertools.pairwise(prompts):
+            assert later.startswith(earlier), (earlier, later)
 
 
-def test_the_streams_themselves_have_not_changed() -> None:
-    """A changed stream is a changed workload: results of before and after cannot be compared."""
-    text = repr([(r.tokens.tolist(), r.output.tolist()) for name in SYNTHETIC for r in drawn(name, seed=1)])
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "fb82e621fd9750a9"
+def test_system_prompts_have_the_length_asked_for() -> None:
+    requests = build("chat", {"prefix_tokens": 100, "num_prefixes": 2, "turns": 1, "num_requests": 8}, seed=1)
+    texts = [str(request.prompt) for request in requests]
+    assert all(text.isascii() for text in texts)
+    assert common_prefix(texts[0], texts[2]) >= 100
+    assert common_prefix(texts[0], texts[1]) < 100
 
 
-@pytest.mark.parametrize("name", SYNTHETIC)
-def test_the_rate_moves_arrivals_and_nothing_else(name: str) -> None:
-    slow, fast = drawn(name, rate_per_s=1.0), drawn(name, rate_per_s=4.0)
-    by_key = [{r.key: (r.tokens.tolist(), r.output.tolist()) for r in requests} for requests in (slow, fast)]
-    assert by_key[0] == by_key[1]
-    arrivals = [[r.arrival_s for r in requests] for requests in (slow, fast)]
-    for times in arrivals:
-        assert times == sorted(times), times
-    assert arrivals[0][-1] == pytest.approx(4 * arrivals[1][-1]), "four times as fast"
+def test_lengths_and_shares_of_the_token_workloads_are_exact() -> None:
+    ragged = build("no_sharing", {"num_requests": 200, "min_tokens": 5, "max_tokens": 9, "vocab_size": 50}, seed=0)
+    assert {len(request.prompt) for request in ragged} == {5, 6, 7, 8, 9}
+    assert max(int(np.max(request.prompt)) for request in ragged) < 50  # type: ignore[arg-type]
+    shared = build(
+        "shared_prefix", {"num_requests": 5, "prefix_tokens": 32, "unique_tokens": 8, "new_tokens": 3}, seed=0
+    )
+    heads = {request.prompt[:32].tobytes() for request in shared}  # type: ignore[union-attr]
+    tails = {request.prompt[32:].tobytes() for request in shared}  # type: ignore[union-attr]
+    assert (len(heads), len(tails), {len(request.prompt) for request in shared}) == (1, 5, {40})
+    assert all(request.sampling == Sampling(max_tokens=3, ignore_eos=True) for request in shared)
 
 
-def test_an_application_has_one_system_prompt() -> None:
-    openings: dict[str, set[bytes]] = {}
-    for request in drawn("system_prompts", spread=0.0, system_tokens=64, num_requests=60):
-        openings.setdefault(request.tenant, set()).add(request.tokens[:64].tobytes())
-    assert len(openings) > 3
-    assert all(len(found) == 1 for found in openings.values())
-    assert len(set.union(*openings.values())) == len(openings), "different applications open differently"
-
-
-def infinite_rate(name: str, **options: Any) -> float:
-    return replay_infinite(build_paths(synthetic_trace(name, options, seed=0, block_tokens=16))).hit_rate
-
-
-def test_shuffled_documents_share_less_than_sorted_ones() -> None:
-    shuffled, ordered = (infinite_rate("rag", num_requests=200, shuffle=flag) for flag in (True, False))
-    assert shuffled < ordered, (shuffled, ordered)
-    sets = [
-        {d.tobytes() for d in np.array_split(r.tokens[32 : 32 + 4 * 128], 4)}
-        for r in drawn("rag", num_requests=3, spread=0.0)
-    ]
-    assert all(len(documents) == 4 for documents in sets), "four different documents"
-
-
-def test_forks_ask_for_samples_and_beams() -> None:
-    kinds = Counter((r.sampling.n, r.sampling.beam_width) for r in drawn("forks", num_requests=200, beam_share=0.25))
-    assert set(kinds) == {(4, 1), (1, 4)}, kinds
-    assert 30 <= kinds[(1, 4)] <= 70, kinds
-    assert infinite_rate("forks", num_requests=50) < 0.01
+def test_a_rate_changes_when_requests_come_but_not_what_they_are() -> None:
+    at_once, poisson = build("chat", seed=5), build("chat", {"rate_per_s": 10.0}, seed=5)
+    assert [request.prompt for request in at_once] == [request.prompt for request in poisson]
+    times = [request.arrival_s for request in poisson]
+    assert times == sorted(times)
+    assert 0.5 < times[-1] / (47 / 10.0) < 2, times[-1]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("system_prompts", {"num_requests": 0}, r"num_requests .* at least 1, found 0"),
-        ("system_prompts", {"num_request": 1}, "did you mean 'num_requests'"),
-        ("rag", {"documents_per_request": 65}, "1 to 64, found 65"),
-        ("conversations", {"turns": 0.5}, r"turns .* at least 1"),
-        ("agents", {"spread": -1.0}, r"spread .* 0 to 3"),
-        ("agents", {"burstiness": -1.0}, r"burstiness .* at least 0"),
-        ("forks", {"beam_share": 1.5}, "0 to 1"),
-        ("forks", {"temperature": 0.0}, "greedy ones are all equal"),
+        ("chatt", {}, "no workload named 'chatt'; installed: agent_text, agents, chat"),
+        ("chat", {"num_request": 3}, "did you mean 'num_requests'"),
+        ("chat", {"num_requests": 0}, "must be at least 1, found 0"),
+        ("chat", {"num_requests": "many"}, "must be int, found 'many'"),
+        ("chat", {"num_requests": True}, "must be int, found True"),
+        ("chat", {"num_requests": 2.5}, "must be int, found 2.5"),
+        ("chat", {"parallel_share": 1.5}, "must be 0 to 1, found 1.5"),
+        ("chat", {"rate_per_s": -1.0}, "at least 0"),
+        ("chat", {"rate_per_s": float("nan")}, "must be finite and at least 0, found nan"),
+        ("chat", {"num_beam": 99}, "0 to 48, found 99"),
+        ("chat", {"suffix_tokens": 0}, "at least 2, found 0"),
+        ("no_sharing", {"min_tokens": 10, "max_tokens": 9}, "at least 10, found 9"),
+        ("no_sharing", {"vocab_size": 1}, "2 to 1073741824, found 1"),
+        ("shared_prefix", {"unique_tokens": 0}, "at least 1"),
+        ("prompts", {}, "needs a value for 'path'"),
     ],
 )
-def test_an_option_out_of_range_is_named(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        stream(name, options)
+def test_a_setting_out_of_range_is_named_with_what_is_allowed(name: str, options: dict, message: str) -> None:
+    with pytest.raises(UnknownPlugin if name == "chatt" else ConfigError, match=message):
+        build(name, options)
+
+
+def test_no_yaml_repeats_what_a_constructor_says(repository: Path) -> None:
+    import yaml
+
+    for file in (repository / "conf" / "workload").glob("*.yaml"):
+        options = yaml.safe_load(file.read_text())
+        parameters = registry.own_options(registry.load("workload", options.pop("name"))).parameters
+        assert options == {p.name: "???" if p.required else p.default for p in parameters}, file

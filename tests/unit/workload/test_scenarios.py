@@ -1,0 +1,116 @@
+"""Synthetic workloads: seeded, streaming, shaped as asked, and the same whether served or written as a trace."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic_workloads import drawn
+
+from framework.errors import ConfigError
+from framework.replay.paths import build_paths
+from framework.replay.reference import replay_infinite
+from framework.workload import build, stream
+from framework.workload.to_trace import SYNTHETIC, synthetic_trace
+
+SEEDED = ("chat", "no_sharing", "shared_prefix", *SYNTHETIC)
+FINGERPRINT = f"""
+import hashlib
+from framework.workload import build
+for name in {SEEDED}:
+    requests = build(name, {{"rate_per_s": 3.0}}, seed=7)
+    prompts = [r.prompt if isinstance(r.prompt, str) else r.prompt.tolist() for r in requests]
+    outputs = [None if r.output is None else r.output.tolist() for r in requests]
+    text = repr((prompts, outputs, [(r.sampling, r.arrival_s, r.key) for r in requests]))
+    print(hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_the_seed_alone_decides_a_synthetic_workload(name: str) -> None:
+    assert build(name, seed=3) == build(name, seed=3)
+    assert build(name, seed=3) != build(name, seed=4)
+
+
+def test_a_synthetic_workload_is_the_same_in_any_process() -> None:
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", FINGERPRINT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(outputs) == 1, outputs
+
+
+def test_the_streams_themselves_have_not_changed() -> None:
+    """A changed stream is a changed workload: results of before and after cannot be compared."""
+    text = repr([(r.tokens.tolist(), r.output.tolist()) for name in SYNTHETIC for r in drawn(name, seed=1)])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "fb82e621fd9750a9"
+
+
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_the_rate_moves_arrivals_and_nothing_else(name: str) -> None:
+    slow, fast = drawn(name, rate_per_s=1.0), drawn(name, rate_per_s=4.0)
+    by_key = [{r.key: (r.tokens.tolist(), r.output.tolist()) for r in requests} for requests in (slow, fast)]
+    assert by_key[0] == by_key[1]
+    arrivals = [[r.arrival_s for r in requests] for requests in (slow, fast)]
+    for times in arrivals:
+        assert times == sorted(times), times
+    assert arrivals[0][-1] == pytest.approx(4 * arrivals[1][-1]), "four times as fast"
+
+
+def test_an_application_has_one_system_prompt() -> None:
+    openings: dict[str, set[bytes]] = {}
+    for request in drawn("system_prompts", spread=0.0, system_tokens=64, num_requests=60):
+        openings.setdefault(request.tenant, set()).add(request.tokens[:64].tobytes())
+    assert len(openings) > 3
+    assert all(len(found) == 1 for found in openings.values())
+    assert len(set.union(*openings.values())) == len(openings), "different applications open differently"
+
+
+def infinite_rate(name: str, **options: Any) -> float:
+    return replay_infinite(build_paths(synthetic_trace(name, options, seed=0, block_tokens=16))).hit_rate
+
+
+def test_shuffled_documents_share_less_than_sorted_ones() -> None:
+    shuffled, ordered = (infinite_rate("rag", num_requests=200, shuffle=flag) for flag in (True, False))
+    assert shuffled < ordered, (shuffled, ordered)
+    sets = [
+        {d.tobytes() for d in np.array_split(r.tokens[32 : 32 + 4 * 128], 4)}
+        for r in drawn("rag", num_requests=3, spread=0.0)
+    ]
+    assert all(len(documents) == 4 for documents in sets), "four different documents"
+
+
+def test_forks_ask_for_samples_and_beams() -> None:
+    kinds = Counter((r.sampling.n, r.sampling.beam_width) for r in drawn("forks", num_requests=200, beam_share=0.25))
+    assert set(kinds) == {(4, 1), (1, 4)}, kinds
+    assert 30 <= kinds[(1, 4)] <= 70, kinds
+    assert infinite_rate("forks", num_requests=50) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("system_prompts", {"num_requests": 0}, r"num_requests .* at least 1, found 0"),
+        ("system_prompts", {"num_request": 1}, "did you mean 'num_requests'"),
+        ("rag", {"documents_per_request": 65}, "1 to 64, found 65"),
+        ("conversations", {"turns": 0.5}, r"turns .* at least 1"),
+        ("agents", {"spread": -1.0}, r"spread .* 0 to 3"),
+        ("agents", {"burstiness": -1.0}, r"burstiness .* at least 0"),
+        ("forks", {"beam_share": 1.5}, "0 to 1"),
+        ("forks", {"temperature": 0.0}, "greedy ones are all equal"),
+    ],
+)
+def test_an_option_out_of_range_is_named(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        stream(name, options)
