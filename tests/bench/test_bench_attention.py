@@ -3,6 +3,7 @@
 pytest tests/bench/test_bench_attention.py --benchmark-only --benchmark-group-by=group
 python tests/bench/test_bench_attention.py             # decode, interleaved in one run, beside the read bandwidth
 python tests/bench/test_bench_attention.py prefill     # prefill and chunks, CPU time beside dense SDPA
+python tests/bench/test_bench_attention.py pools       # native decode over fp8 and int8 pools beside a bf16 one
 """
 
 import sys
@@ -18,6 +19,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
+from framework.testing.attention_cases import Case, build_problem
 from framework_builtin.backend.gather import GatherBackend
 from framework_builtin.backend.torch import TorchBackend
 
@@ -179,5 +181,31 @@ def compare_prefill(rounds=9):
             print(f"{work} {dtype}, {torch.get_num_threads()} threads, min CPU time: {shown}")
 
 
+def compare_pools(rounds=9):
+    """Print the CPU time of native decode over narrower pools as a share of a bf16 pool's, interleaved in one run."""
+    from framework_native.backend import NativeBackend
+
+    calls, times = {}, {}
+    for stored in (None, "float8_e4m3fn", "int8"):
+        asked = AttentionSpec(
+            num_heads=16, num_kv_heads=8, head_dim=128, dtype="bfloat16", block_size=16, kv_dtype=stored
+        )
+        problem, backend = build_problem(Case(asked, (1024,) * 16, (1,) * 16), "cpu"), NativeBackend()
+        backend.setup(asked, "cpu")
+        out = torch.empty_like(problem.q)
+        calls[stored or "bfloat16"] = partial(backend.attend, problem.q, problem.pool, problem.batch, out)
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.process_time()
+            for _ in range(3):
+                call()
+            times.setdefault(name, []).append((time.process_time() - start) / 3)
+    for name, own in times.items():
+        shares = sorted(a / b for a, b in zip(own, times["bfloat16"], strict=True))
+        print(f"decode 16 x 1024, 16/8/128, {name}: {1e3 * sorted(own)[rounds // 2]:.1f} ms of CPU, "
+              f"{shares[rounds // 2]:.2f} of bf16 ({shares[0]:.2f} to {shares[-1]:.2f})")  # fmt: skip
+
+
 if __name__ == "__main__":
-    sys.exit(compare_prefill() if "prefill" in sys.argv else compare())
+    known = {"prefill": compare_prefill, "pools": compare_pools}
+    sys.exit(next((run for name, run in known.items() if name in sys.argv), compare)())

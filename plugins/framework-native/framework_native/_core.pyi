@@ -60,6 +60,7 @@ class Attention:
         soft_cap: float,
         window: int,
         format: int,
+        kv_format: int,
     ) -> None: ...
     def attend(self, *args: Any) -> None: ...
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 _FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2}
+_POOL_FORMATS = {**_FORMATS, "float8_e4m3fn": 3, "int8": 4}
 """attention.hpp's Format."""
 _NEVER = 2**31 - 1
 
@@ -24,7 +25,9 @@ class NativeBackend(AttentionBackend):
     or ALiBi, are cut into tiles of 32 query rows. Rows of `prefill.MIN_QUERIES` queries and more have their keys and
     values copied together (2 x context x kv heads x head dim elements while the call lasts) and go to torch's flash
     attention. All cuts follow the row's own lengths alone: its output does not depend on its batch or on the number
-    of threads. The inner loops exist for AVX-512, AVX2 and plain vectors; the best that the processor has is taken.
+    of threads. Pools of other dtypes than the queries' are widened as they are read: fp8 with a scale a head, int8 with
+    one a token and head, which multiply scores and weights. The inner loops exist for AVX-512, AVX2 and plain vectors;
+    the best that the processor has is taken.
     Several threads may call `attend` of one backend at a time.
 
     Args:
@@ -33,6 +36,7 @@ class NativeBackend(AttentionBackend):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         dtypes=frozenset(_FORMATS),
+        kv_dtypes=frozenset(_POOL_FORMATS),
         devices=frozenset({"cpu"}),
         layouts=frozenset({"NHD", "HND"}),
         features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
@@ -57,6 +61,7 @@ class NativeBackend(AttentionBackend):
             soft_cap=spec.soft_cap or 0.0,
             window=spec.sliding_window or 0,
             format=_FORMATS[spec.dtype],
+            kv_format=_POOL_FORMATS[spec.kv_dtype or spec.dtype],
         )
         self._min_queries = prefill.MIN_QUERIES if prefill.suits(spec) else _NEVER
 
@@ -84,11 +89,13 @@ class NativeBackend(AttentionBackend):
         sums = lse if lse is None or (lse.is_contiguous() and lse.dtype == torch.float32) else lse.float().contiguous()
         token, head = (1, 2) if pool.layout == "NHD" else (2, 1)
         sinks, slopes = _floats(pool.sinks), _floats(pool.alibi_slopes)
+        k_scales, v_scales, scale_strides = _scales(pool, token, head)
         try:
             self._core.attend(
                 q.data_ptr(), (0, q.stride(0), q.stride(1)),
                 target.data_ptr(), (0, target.stride(0), target.stride(1)),
                 pool.k.data_ptr(), pool.v.data_ptr(), (pool.k.stride(0), pool.k.stride(token), pool.k.stride(head)),
+                _address(k_scales), _address(v_scales), scale_strides,
                 pool.num_blocks, _address(sinks), _address(slopes), _address(sums),
                 tables.data_ptr(), tables.shape[1], contexts.data_ptr(), starts.data_ptr(), len(contexts),
                 self._min_queries, self.threads or torch.get_num_threads(),
@@ -117,8 +124,15 @@ class NativeBackend(AttentionBackend):
 
     def _require_pool(self, pool: LayerKV, q: Tensor) -> None:
         spec, heads = self.spec, 2 if pool.layout == "NHD" else 1
-        if pool.k.dtype != q.dtype or pool.v.dtype != q.dtype or pool.k.device.type != "cpu":
-            raise Unsupported(f"the pool holds {pool.k.dtype} on {pool.k.device}, q is {q.dtype} on the CPU")
+        stored = spec.kv_dtype or spec.dtype
+        if {str(pool.k.dtype), str(pool.v.dtype)} != {f"torch.{stored}"} or pool.k.device.type != "cpu":
+            raise Unsupported(f"the pool holds {pool.k.dtype} on {pool.k.device}, set up was {stored} on the CPU")
+        scaled = {"float8_e4m3fn": (spec.num_kv_heads,), "int8": tuple(pool.k.shape[:3])}.get(stored)
+        for scale in (pool.k_scale, pool.v_scale):
+            if (None if scale is None else tuple(scale.shape)) != scaled:
+                raise InvalidArgument(
+                    f"the scales of a {stored} pool are {scaled}, found {scale if scale is None else scale.shape}"
+                )
         if pool.k.shape != pool.v.shape or pool.k.shape[heads] != spec.num_kv_heads or pool.k.shape[3] != spec.head_dim:
             raise InvalidArgument(
                 f"k is {tuple(pool.k.shape)} and v {tuple(pool.v.shape)}; the spec has {spec.num_kv_heads} kv heads of "
@@ -138,6 +152,14 @@ def _inner_contiguous(tensor: Tensor) -> Tensor:
 
 def _floats(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float().contiguous()
+
+
+def _scales(pool: LayerKV, token: int, head: int) -> tuple[Tensor | None, Tensor | None, tuple[int, int, int]]:
+    """Scales of keys and values, and how far apart those of blocks, tokens and heads lie."""
+    k, v = _floats(pool.k_scale), _floats(pool.v_scale)
+    if k is None or k.dim() == 1:
+        return k, v, (0, 0, 1)
+    return k, v, (k.stride(0), k.stride(token), k.stride(head))
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -65,17 +65,30 @@ def _keys_and_values(pool: LayerKV, spec: AttentionSpec, blocks: Tensor, start: 
     first = start // size
     ids = blocks[first : -(-end // size)]
     found = []
-    for cache in (pool.k, pool.v):
+    for cache, scale in ((pool.k, pool.k_scale), (pool.v, pool.v_scale)):
         heads = cache.shape[2 if pool.layout == "NHD" else 1]
+        read = _read(cache, scale, ids, spec, pool.layout)
         if pool.layout == "NHD":
-            tokens = cache[ids].reshape(-1, heads, spec.head_dim).transpose(0, 1)
+            tokens = read.reshape(-1, heads, spec.head_dim).transpose(0, 1)
         else:
-            tokens = cache[ids].transpose(0, 1).reshape(heads, -1, spec.head_dim)
+            tokens = read.transpose(0, 1).reshape(heads, -1, spec.head_dim)
         tokens = tokens[:, start - first * size : end - first * size]
         if tokens.dtype != torch.float32:  # torch's matrix products of two bytes are slower over gaps
             tokens = tokens.contiguous()
         found.append(tokens[:, None].expand(-1, spec.num_heads // heads, -1, -1))
     return found
+
+
+def _read(cache: Tensor, scale: Tensor | None, ids: Tensor, spec: AttentionSpec, layout: str) -> Tensor:
+    """These blocks of a pool as the model's dtype: what is stored, times its scale."""
+    if spec.kv_dtype in (None, spec.dtype):
+        return cache[ids]
+    wide = cache.view(torch.uint8)[ids].view(cache.dtype) if cache.dtype.itemsize == 1 else cache[ids]
+    numbers = wide.float()
+    if scale is not None:
+        own = scale[ids][..., None] if scale.dim() > 1 else scale[:, None] if layout == "NHD" else scale[:, None, None]
+        numbers = numbers * own
+    return numbers.to(getattr(torch, spec.dtype))
 
 
 def _mask(queries: range, keys: range, window: int | None, dtype: torch.dtype) -> Tensor:

@@ -290,16 +290,18 @@ void bind_attention(nb::module_ &module) {
     nb::class_<Attention>(module, "Attention", "Paged attention on the CPU; see framework_native.backend.")
         .def("__init__",
              [](Attention *self, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
-                float scale, float soft_cap, int32_t window, int32_t format) {
+                float scale, float soft_cap, int32_t window, int32_t format, int32_t kv_format) {
                  new (self) Attention(
-                     Shape{num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window, static_cast<Format>(format)});
+                     Shape{num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window, static_cast<Format>(format),
+                           static_cast<Format>(kv_format)});
              },
              nb::kw_only(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("block_size"),
-             nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("format"))
+             nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("format"),
+             nb::arg("kv_format"))
         .def_prop_ro("instructions", &Attention::instructions)
         .def("attend",
              [](Attention &self, int64_t q, nb::tuple q_strides, int64_t out, nb::tuple out_strides, int64_t k,
-                int64_t v, nb::tuple kv_strides, int64_t num_blocks, int64_t sinks, int64_t slopes, int64_t lse,
+                int64_t v, nb::tuple kv_strides, int64_t k_scales, int64_t v_scales, nb::tuple scale_strides, int64_t num_blocks, int64_t sinks, int64_t slopes, int64_t lse,
                 int64_t tables, int64_t table_width, int64_t contexts, int64_t starts, int64_t rows, int32_t longest, int threads) {
                  const Call call{pointer<const void>(q),         pointer<void>(out),
                                  pointer<const void>(k),         pointer<const void>(v),
@@ -307,7 +309,9 @@ void bind_attention(nb::module_ &module) {
                                  pointer<float>(lse),            pointer<const int32_t>(tables),
                                  pointer<const int32_t>(contexts), pointer<const int32_t>(starts),
                                  strides(q_strides),             strides(out_strides),
-                                 strides(kv_strides),            table_width};
+                                 strides(kv_strides),            pointer<const float>(k_scales),
+                                 pointer<const float>(v_scales), strides(scale_strides),
+                                 table_width};
                  const nb::gil_scoped_release released;
                  self.attend(call, rows, num_blocks, longest, threads);
              });

@@ -6,8 +6,8 @@
 
 namespace native {
 
-/// How numbers are stored in q, out and the pool; sums are fp32 always.
-enum class Format : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+/// How numbers are stored in q and out (the first three), and in the pool; sums are fp32 always.
+enum class Format : int32_t { f32 = 0, bf16 = 1, f16 = 2, e4m3 = 3, i8 = 4 };
 
 /// The model's attention and how the work is cut. Cuts depend on one row alone, so that a row's output does not depend
 /// on its batch or on the number of threads.
@@ -15,7 +15,7 @@ struct Shape {
     int32_t num_heads, num_kv_heads, head_dim, block_size;
     float scale, soft_cap; // soft_cap 0: none
     int32_t window;        // 0: none
-    Format format;
+    Format format, kv_format;
 };
 
 struct Strides {
@@ -31,6 +31,8 @@ struct Call {
     float *lse;                  // (T, H) or null
     const int32_t *tables, *contexts, *starts;
     Strides q_strides, out_strides, kv_strides; // q, out: outer unused
+    const float *k_scales, *v_scales;           // what stored numbers are multiplied by, or null
+    Strides scale_strides;                      // 0 where one scale serves all blocks or tokens
     int64_t table_width;
 };
 
@@ -66,7 +68,7 @@ inline int32_t tile_queries(const Shape &shape) {
 }
 
 /// Whether a tile of keys or values is widened to floats once for all query rows that share it.
-inline bool widens(const Shape &shape, int64_t rows) { return shape.format != Format::f32 && rows >= kWidenRows; }
+inline bool widens(const Shape &shape, int64_t rows) { return shape.kv_format != Format::f32 && rows >= kWidenRows; }
 
 /// Scratch floats for one kv head of an item with this many query rows.
 inline size_t scratch_of(const Shape &shape, int64_t rows) {

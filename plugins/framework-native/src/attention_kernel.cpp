@@ -3,6 +3,10 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "attention.hpp"
 
 namespace native::VARIANT {
@@ -11,6 +15,8 @@ namespace {
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t IntVec __attribute__((vector_size(4 * LANES)));
 typedef uint16_t HalfVec __attribute__((vector_size(2 * LANES)));
+typedef uint8_t ByteVec __attribute__((vector_size(LANES)));
+typedef int8_t SignedVec __attribute__((vector_size(LANES)));
 typedef uint32_t WordVec __attribute__((vector_size(4 * LANES)));
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -51,6 +57,49 @@ inline Vec load(const F16 *at) {
     std::memcpy(&out, &bits, sizeof out);
     return out;
 }
+struct E4m3 {
+    uint8_t bits;
+};
+struct I8 {
+    int8_t value;
+};
+/// Bytes as words, zeros or the sign above them. Compilers make many instructions of what is one.
+inline WordVec zero_extended(const uint8_t *at) {
+#if LANES == 16 && defined(__AVX512F__)
+    return (WordVec)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
+#elif LANES == 8 && defined(__AVX2__)
+    return (WordVec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(at)));
+#else
+    ByteVec byte;
+    std::memcpy(&byte, at, sizeof byte);
+    return __builtin_convertvector(byte, WordVec);
+#endif
+}
+inline IntVec sign_extended(const int8_t *at) {
+#if LANES == 16 && defined(__AVX512F__)
+    return (IntVec)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
+#elif LANES == 8 && defined(__AVX2__)
+    return (IntVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(at)));
+#else
+    SignedVec byte;
+    std::memcpy(&byte, at, sizeof byte);
+    return __builtin_convertvector(byte, IntVec);
+#endif
+}
+/// As F16: exponent and mantissa to their places, 120 made up for by a product. There is no infinity, one NaN a sign.
+inline Vec load(const E4m3 *at) {
+    const WordVec words = zero_extended(&at->bits), magnitude = (words & 0x7F) << 20;
+    Vec scaled;
+    std::memcpy(&scaled, &magnitude, sizeof scaled);
+    scaled *= 0x1p120f;
+    WordVec bits;
+    std::memcpy(&bits, &scaled, sizeof bits);
+    bits |= ((WordVec)(magnitude == 0x07F00000u) & 0x7FC00000u) | (words & 0x80) << 24;
+    Vec out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
+inline Vec load(const I8 *at) { return __builtin_convertvector(sign_extended(&at->value), Vec); }
 inline void store(float *at, Vec value) { std::memcpy(at, &value, sizeof value); }
 inline float one(const float *at) { return *at; }
 inline float one(const Bf16 *at) {
@@ -70,6 +119,18 @@ inline float one(const F16 *at) {
     std::memcpy(&out, &word, sizeof out);
     return out;
 }
+inline float one(const E4m3 *at) {
+    const uint32_t magnitude = (at->bits & 0x7Fu) << 20;
+    float out;
+    std::memcpy(&out, &magnitude, sizeof out);
+    out *= 0x1p120f;
+    uint32_t word;
+    std::memcpy(&word, &out, sizeof word);
+    word |= (magnitude == 0x07F00000u ? 0x7FC00000u : 0u) | (at->bits & 0x80u) << 24;
+    std::memcpy(&out, &word, sizeof out);
+    return out;
+}
+inline float one(const I8 *at) { return at->value; }
 inline void put(float *at, float value) { *at = value; }
 inline void put(Bf16 *at, float value) { // round to nearest even
     uint32_t word;
@@ -273,7 +334,7 @@ void soften(const Tile &tile, int count, const Scratch &scratch) {
     }
 }
 
-template <class T> void load_queries(const Shape &shape, const Call &call, const Tile &tile, int64_t token, float *q) {
+template <class T> void load_queries_as(const Shape &shape, const Call &call, const Tile &tile, int64_t token, float *q) {
     for (int r = 0; r < tile.rows; ++r) {
         const T *from = static_cast<const T *>(call.q) + (token + r / tile.group) * call.q_strides.token +
                         (tile.head + r % tile.group) * call.q_strides.head;
@@ -282,7 +343,7 @@ template <class T> void load_queries(const Shape &shape, const Call &call, const
 }
 
 template <class T>
-void finish_row(const Shape &shape, const Call &call, int64_t token, int head, float most, float total, const float *sums) {
+void finish_row_as(const Shape &shape, const Call &call, int64_t token, int head, float most, float total, const float *sums) {
     if (call.sinks != nullptr) {
         const float sink = call.sinks[head], top = sink > most ? sink : most;
         const float worth = most == kNone ? 0.0f : std::exp(most - top);
@@ -304,6 +365,27 @@ struct Head {
     Scratch scratch;
     int64_t offset; // of the kv head in the pool, elements
 };
+
+void load_queries(const Shape &shape, const Call &call, const Tile &tile, int64_t token, float *q) {
+    if (shape.format == Format::bf16) return load_queries_as<Bf16>(shape, call, tile, token, q);
+    if (shape.format == Format::f16) return load_queries_as<F16>(shape, call, tile, token, q);
+    load_queries_as<float>(shape, call, tile, token, q);
+}
+
+void finish_row(const Shape &shape, const Call &call, int64_t token, int head, float most, float total, const float *sums) {
+    if (shape.format == Format::bf16) return finish_row_as<Bf16>(shape, call, token, head, most, total, sums);
+    if (shape.format == Format::f16) return finish_row_as<F16>(shape, call, token, head, most, total, sums);
+    finish_row_as<float>(shape, call, token, head, most, total, sums);
+}
+
+/// Multiply what stands for `count` keys from token `key` of a block on by the scales of the keys or of the values.
+void rescale(const Call &call, const float *scales, const Head &head, int kv_head, int64_t block, int slot, int count) {
+    if (scales == nullptr) return;
+    const float *from = scales + block * call.scale_strides.outer + slot * call.scale_strides.token +
+                        kv_head * call.scale_strides.head;
+    for (int r = 0; r < head.tile.rows; ++r)
+        for (int t = 0; t < count; ++t) head.scratch.scores[r * kChunk + t] *= from[t * call.scale_strides.token];
+}
 
 /// Up to kChunk keys of one block for all heads of the item. Memory is read in the order in which it lies: with the
 /// heads of a token side by side (NHD) a few tokens at a time, else head by head; `ahead` leads from one such step to
@@ -336,9 +418,13 @@ void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int n
         widen(keys, kv.token, size, shape.head_dim, wide);
         scores<D>(head.scratch.q, head.tile.rows, shape.head_dim, wide, shape.head_dim, size, 0, out);
     });
+    const int group = shape.num_heads / shape.num_kv_heads, slot = key % shape.block_size;
     for (int h = 0; h < num_heads; ++h) {
+        const int kv_head = heads[h].tile.head / group;
+        rescale(call, call.k_scales, heads[h], kv_head, block, slot, count);
         shape_scores(shape, call, heads[h].tile, key, count, heads[h].scratch.scores);
         soften(heads[h].tile, count, heads[h].scratch);
+        rescale(call, call.v_scales, heads[h], kv_head, block, slot, count);
     }
     each([&](const Head &head, int t, int size, int64_t at, int64_t ahead) {
         const T *values = static_cast<const T *>(call.v) + at;
@@ -365,7 +451,7 @@ void attend(const Shape &shape, const Call &call, const Item &item, const Partia
                     lay_out(shape, rows, memory + h * scratch_of(shape, rows)),
                     kv_head * call.kv_strides.head};
         const Scratch &scratch = heads[h].scratch;
-        load_queries<T>(shape, call, heads[h].tile, start + item.first, scratch.q);
+        load_queries(shape, call, heads[h].tile, start + item.first, scratch.q);
         std::memset(scratch.sums, 0, sizeof(float) * rows * shape.head_dim);
         for (int r = 0; r < rows; ++r) scratch.maxima[r] = kNone, scratch.denominators[r] = 0.0f;
     }
@@ -384,7 +470,7 @@ void attend(const Shape &shape, const Call &call, const Item &item, const Partia
             const int head = heads[h].tile.head + r % group;
             const float *sums = scratch.sums + r * shape.head_dim;
             if (item.partial < 0) {
-                finish_row<T>(shape, call, start + item.first + r / group, head, scratch.maxima[r],
+                finish_row(shape, call, start + item.first + r / group, head, scratch.maxima[r],
                               scratch.denominators[r], sums);
                 continue;
             }
@@ -402,8 +488,10 @@ template <class T> void attend_any(const Shape &shape, const Call &call, const I
 }
 
 void attend_item(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {
-    if (shape.format == Format::bf16) return attend_any<Bf16>(shape, call, item, partials, memory);
-    if (shape.format == Format::f16) return attend_any<F16>(shape, call, item, partials, memory);
+    if (shape.kv_format == Format::bf16) return attend_any<Bf16>(shape, call, item, partials, memory);
+    if (shape.kv_format == Format::f16) return attend_any<F16>(shape, call, item, partials, memory);
+    if (shape.kv_format == Format::e4m3) return attend_any<E4m3>(shape, call, item, partials, memory);
+    if (shape.kv_format == Format::i8) return attend_any<I8>(shape, call, item, partials, memory);
     attend_any<float>(shape, call, item, partials, memory);
 }
 
@@ -421,12 +509,7 @@ void combine(const Shape &shape, const Call &call, const Partials &partials, int
             const float *other = partials.sums + place(split) * shape.head_dim;
             for (int d = 0; d < shape.head_dim; ++d) sums[d] = (split ? sums[d] : 0.0f) + worth * other[d];
         }
-        if (shape.format == Format::bf16)
-            finish_row<Bf16>(shape, call, call.starts[row], head, most, total, sums);
-        else if (shape.format == Format::f16)
-            finish_row<F16>(shape, call, call.starts[row], head, most, total, sums);
-        else
-            finish_row<float>(shape, call, call.starts[row], head, most, total, sums);
+        finish_row(shape, call, call.starts[row], head, most, total, sums);
     }
 }
 

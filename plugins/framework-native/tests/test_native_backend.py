@@ -65,6 +65,41 @@ def test_long_and_short_chunks_are_right(changes, dtype, layout):
     assert not wrong_lse(sums, problem, verdict)
 
 
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn", "float16", "bfloat16"])
+@pytest.mark.parametrize("changes", [{}, {"sinks": True, "sliding_window": 300}, {"soft_cap": 2.0}, {"head_dim": 80}])
+def test_narrow_pools_are_read_as_what_they_stand_for(changes, kv_dtype, dtype, layout):
+    """Split and whole decode rows, chunks for the C++ loops and for torch's kernel, an empty row."""
+    asked = spec(dtype=dtype, kv_dtype=kv_dtype, layout=layout, **changes)
+    problem = build_problem(Case(asked, (1100, 40, 560, 90, 77, 0), (1, 1, 280, 90, 15, 0)), "cpu")
+    out, sums = run_attention(ready(asked), problem, lse=True)
+    verdict = judge(out, problem)
+    assert verdict.ok, str(verdict)
+    assert not wrong_lse(sums, problem, verdict)
+    again, _ = run_attention(ready(asked, 3), problem, lse=True)
+    assert torch.equal(out, again), "the number of threads changes bits"
+
+
+def test_every_fp8_code_is_read_as_torch_reads_it():
+    """One key, so that the output is its value times the scale."""
+    for head_dim, first in ((128, 0), (128, 128), (4, 0x7C)):
+        asked = spec(num_heads=1, num_kv_heads=1, head_dim=head_dim, kv_dtype="float8_e4m3fn")
+        problem = build_problem(Case(asked, (1,), (1,)), "cpu")
+        codes = torch.arange(first, first + head_dim).to(torch.uint8).view(torch.float8_e4m3fn)
+        problem.pool.v[problem.batch.block_tables[0, 0], 0, 0] = codes
+        problem.pool.v_scale.fill_(0.5)
+        out, _ = run_attention(ready(asked), problem)
+        assert torch.equal(out[0, 0].nan_to_num(-1.0), (codes.float() * 0.5).nan_to_num(-1.0))
+
+
+def test_scales_of_another_shape_are_refused():
+    problem = build_problem(Case(spec(kv_dtype="int8"), (40,), (1,)), "cpu")
+    problem.pool.k_scale = problem.pool.k_scale[0, 0]
+    with pytest.raises(InvalidArgument, match="the scales of a int8 pool are"):
+        run_attention(ready(problem.spec), problem)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_chunk_reads_no_slot_outside_its_context_and_window(dtype):
     asked = spec(dtype=dtype, sliding_window=40)
@@ -144,7 +179,7 @@ def test_a_row_longer_than_its_table_is_refused_whatever_the_bound_says():
     ("change", "reason"),
     [
         ({"dtype": "float64"}, "dtype float64"),
-        ({"kv_dtype": "float8_e4m3fn"}, "KV dtype"),
+        ({"kv_dtype": "float8_e5m2"}, "KV dtype"),
         ({"num_heads": 5}, "5 query"),
     ],
 )
