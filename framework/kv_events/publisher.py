@@ -86,10 +86,11 @@ class Publisher:
             self.num_dropped += 1
 
     def close(self) -> None:
-        """Send what waits, for a second or two at most after `linger_s`, and close. Idempotent."""
+        """Send what waits, for a second or two at most after `linger_s`, which Ctrl-C ends, and close. Idempotent."""
         if self._closing:
             return
-        time.sleep(self._linger_s)
+        with suppress(KeyboardInterrupt):
+            time.sleep(self._linger_s)
         self._closing = True
         with suppress(queue.Full):  # the thread sees `_closing` as well
             self._queue.put_nowait(None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from installed_engines import SGLANG, executed
 
@@ -12,6 +14,9 @@ from experiments.fidelity import our_side, sglang_side
 from experiments.fidelity.streams import Outcome, Talk, grown
 from framework.errors import Unsupported
 from framework.export import as_sglang, one_page_nodes
+from framework.kv_events import wire
+from framework.kv_events.index import BlockIndex
+from framework.kv_events.requests import RequestFinder
 
 BLOCKS = {1: 260, 16: 60}
 
@@ -74,3 +79,51 @@ def test_one_page_nodes_are_asked_for_before_the_first_insert(sglang: dict[str, 
         one_page_nodes(radix.tree)
     with pytest.raises(Unsupported, match="object has no _insert_helper"):
         one_page_nodes(object())
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+def test_an_index_of_the_trees_kv_events_is_the_tree_after_every_request(page: int) -> None:
+    with executed((*SGLANG, "sglang.srt.disaggregation.kv_events")) as modules:
+        kv_events, recorder = modules["kv_events"], modules["events"].KVCacheEventRecorder(enabled=True, page_size=page)
+        radix = sglang_side.Radix(modules, BLOCKS[page], page, None, lambda tree: setattr(tree, "kv_events", recorder))
+        as_number = modules["utils"].hash_str_to_int64
+        modules["utils"].get_native_hash = chained  # SGLang's own is compiled at its first use
+        index, finder = BlockIndex(), RequestFinder()
+        hits = stored = 0
+        for number, talk in enumerate(stream(page)):
+            before = finder.counts.stored_blocks
+            radix.request(number, talk)
+            message = msgspec.msgpack.encode(kv_events.KVEventBatch(ts=100.0 * number, events=radix.tree.take_events()))
+            batch = wire.decode(message)
+            index.apply(batch.events)
+            assert index.copies.get(("GPU", None), {}) == dict.fromkeys(pages_of(radix, recorder, as_number), 1)
+            list(finder.take(batch))
+            if finder.counts.stored_blocks > before:
+                hits += radix.outcome.hits[number] // page
+                stored += 1
+        list(finder.finish())
+        assert index.num_unknown_removals == 0
+        assert len(radix.outcome.evicted) > 500
+        assert finder.counts.lost_blocks > 0
+        assert (finder.counts.num_requests, finder.counts.hit_blocks) == (stored, hits), (
+            "of those that stored something"
+        )
+
+
+def chained(key: Any, above: bytes | None, page: int) -> list[str]:
+    """Hexadecimal SHA-256 of each page's tokens and all before them."""
+    tokens, digest, names = [*key.token_ids], above or b"", []
+    for start in range(0, len(tokens), page):
+        digest = hashlib.sha256(digest + repr(tokens[start : start + page]).encode()).digest()
+        names.append(digest.hex())
+    return names
+
+
+def pages_of(radix: sglang_side.Radix, recorder: Any, as_number: Any) -> list[int]:
+    """The hash of every page in the tree, as its events have it."""
+    left, found = [*radix.tree.root_node.children.values()], list[int]()
+    while left:
+        node = left.pop()
+        left += node.children.values()
+        found += map(as_number, recorder._node_event_hash_values(node))
+    return found

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,3 +239,20 @@ def test_an_address_that_needs_no_port_works_as_well(tmp_path: Path) -> None:
         assert made.facts()["kv_event_endpoint"] == f"ipc://{tmp_path}/kv"
     finally:
         made.close()
+
+
+def test_replies_go_on_for_a_while_after_the_run_and_an_interrupt_ends_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Publisher(ANY, ANY, linger_s=60)
+    made.put(0, 0.0, [STORED])
+    seen: list[Any] = []
+
+    def interrupted(seconds: float) -> None:
+        if seconds == 60:
+            seen.append(asked_again(made, 0))
+            raise KeyboardInterrupt
+
+    made.facts()
+    monkeypatch.setattr(publisher_module, "time", SimpleNamespace(sleep=interrupted, monotonic=time.monotonic))
+    made.close()
+    assert seen == [[0]], "it answered while it lingered"
+    assert not made._thread.is_alive()
