@@ -127,7 +127,7 @@ def _numbers(row: Row) -> tuple[str, ...]:
 
 def _scaled(value: float) -> str:
     """Three digits and a decimal prefix: 4.21 T."""
-    for prefix, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+    for prefix, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= unit:
             return f"{value / unit:.3g} {prefix}"
     return f"{value:.3g}"
