@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-import xxhash
 
 from framework.errors import ModelError, OutOfMemory
 from framework.model.config import DTYPES, ModelConfig
@@ -218,6 +217,8 @@ def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 def fingerprint(decoder: Decoder) -> str:
     """A text that is equal for equal weights and shape, whose K and V of equal tokens are equal. Reads every weight."""
+    import xxhash  # not where only torch and NumPy are installed, as on a GPU machine without a network
+
     digest = xxhash.xxh3_128(repr(decoder.config).encode())
     for name, weight in decoder.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
