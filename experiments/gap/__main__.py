@@ -31,7 +31,7 @@ QUICK = ("arc", "hazard")
 QUICK_FRACTIONS = (0.02, 0.1, 0.35)
 PARAMETERS = ("hazard", "hazard tolerance=0.001", "hazard window=4096")
 TRANSFER_FRACTIONS = (0.02, 0.06, 0.2)
-LABEL_ERRORS = (0.0, 0.1, 0.17, 0.3, 0.5)
+LABEL_ERRORS = (0.0, 0.1, 0.17, 0.3, 0.5, 0.83)
 TIME_SIGMAS = (0.0, 1.0, 2.0)
 INFORMED = {"conversation": 10_000 / 182_790, "agentic coding": 2_000 / 54_711, SYNTHETIC: 0.06}
 
@@ -100,7 +100,7 @@ def _cells(traces: Sequence[str], fractions: Sequence[float], folder: Path, *, q
         foretold += [f"times {sigma}" for sigma in ((1.0,) if quick else TIME_SIGMAS)]
         cells += [Cell(trace, "hinted", INFORMED[trace], folder, what) for what in ("", *foretold)]
     if not quick:
-        others = (*PARAMETERS, *(f"without {name}" for name in VARIANTS[:3]))
+        others = (*PARAMETERS, *(f"without {name}" for name in VARIANTS))
         cells += [Cell(t, p, part, folder) for p in others for t in traces for part in TRANSFER_FRACTIONS]
     return list(dict.fromkeys(cells))
 
@@ -262,7 +262,7 @@ def _transfer(traces: Sequence[str], results: dict[Cell, dict[str, Any]]) -> lis
 def _variants(traces: Sequence[str], results: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
     """Hazard with one of its choices undone, at the capacities of the transfer."""
     rows = []
-    for name in ("hazard", *(f"without {name}" for name in VARIANTS[:3])):
+    for name in ("hazard", *(f"without {name}" for name in VARIANTS)):
         for trace in traces:
             field = bounds(trace, TRANSFER_FRACTIONS)
             hits = _hits(results, trace, name, TRANSFER_FRACTIONS)

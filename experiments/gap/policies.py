@@ -70,14 +70,17 @@ class Variant(Hazard):
         super().attach(blocks)
         if self._without == "falling shapes":
             self._returns = FreeShapes(4, self._window)
+        if self._without == "memory of the evicted":
+            self._most_ghosts = 0
 
     def features(self, facts: Any, num_blocks: int, gap: float | None) -> tuple[int, ...]:
         found = super().features(facts, num_blocks, gap)
-        return (0, 0, 0, 0) if self._without == "features" else found
+        return (0, 0, 0, 0, 0) if self._without == "features" else found
 
-    def _remember(self, key: Any, group: Any) -> None:
-        if self._without != "memory of the evicted":
-            super()._remember(key, group)
+    def _forget(self) -> None:
+        if self._without == "memory of the evicted":
+            self._ghosts.clear()
+        super()._forget()
 
 
 VARIANTS = ("features", "falling shapes", "memory of the evicted", "guard")

@@ -20,7 +20,7 @@ from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPol
 from framework.paged.last_requests import LastRequests
 from framework.replay.paths import RequestPaths
 from framework.replay.tiers import ReplayTiers
-from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId
+from framework.types import UNKNOWN_REQUEST, BlockId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +142,14 @@ class _ByNode(Sequence[Any]):
         return len(self._node_of)
 
 
-def _name(node: int) -> BlockHash:
-    return BlockHash(node.to_bytes(8, "little"))
+class _Names(_ByNode):
+    """Nodes' names: what a policy asks for most often, without a further call."""
+
+    def __init__(self, node_of: list[int]) -> None:
+        self._node_of = node_of
+
+    def __getitem__(self, block: Any) -> Any:
+        return self._node_of[block].to_bytes(8, "little")
 
 
 class _Replay:
@@ -193,7 +199,7 @@ class _Replay:
             tenant=self.tenant or ConstantColumn(0, rows),
             children=_ByNode(self.node_of, self.children.__getitem__),
             next_use=self.next_use or ConstantColumn(float("inf"), rows),
-            key=_ByNode(self.node_of, _name),
+            key=_Names(self.node_of),
             parent=_ByNode(self.node_of, self._resident_parent),
             partial=_ByNode(self.node_of, lambda node: bool(paths.node_partial[node])),
             capacity=self.num_blocks,

@@ -18,8 +18,11 @@ from framework.types import BlockHash, BlockId, RequestFacts
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_RESCORE = 32
+_RESCORE = 64
 """All groups are scored anew whenever this part of the capacity was evicted: an age changes little meanwhile."""
+
+_BLOCKS_A_SCORE = 1
+"""And not before a block was evicted for each two groups: scoring costs time by groups."""
 
 _MOST_NAMES = 16_384
 """Groups whose return is still seen long after their eviction: one name each."""
@@ -37,15 +40,16 @@ class Group:
         name: of its deepest block.
         shadow: blocks that LRU would still hold.
         record: number of its record in the policy's history; -1 without.
+        turn: of its conversation, from 0, where the policy counts turns; -1 where that says nothing.
         score: as it stands in the heap; entries of other scores are stale.
     """
 
-    __slots__ = ("blocks", "count", "kind", "name", "order", "record", "score", "shadow", "size", "start")
+    __slots__ = ("blocks", "count", "kind", "name", "order", "record", "score", "shadow", "size", "start", "turn")
 
     def __init__(self, blocks: array[int], kind: int, start: float, order: int) -> None:
         self.blocks, self.kind, self.start, self.order = blocks, kind, start, order
         self.size = self.count = self.shadow = len(blocks)
-        self.record = -1
+        self.record = self.turn = -1
         self.name: BlockHash | None = None
         self.score: float = 0.0
 
@@ -72,6 +76,10 @@ class GroupedPolicy(EvictionPolicy):
         self._ghosts: OrderedDict[BlockHash | None, Group] = OrderedDict()
         self._names: OrderedDict[BlockHash | None, Group] = OrderedDict()  # of deepest blocks, after their ghosts
         self._clock, self._arrivals, self._order = 0.0, True, 0
+        self.continued: Group | None = None
+        """While `group` runs: the group of the deepest block that had been seen before."""
+        self.num_fresh = 0
+        """While `group` runs: the deepest blocks, none of which had been seen before."""
         self._evicted, self._stale = 0, False
         self._most_ghosts, self._rescore_after = 2 * blocks.num_blocks, blocks.num_blocks // _RESCORE
 
@@ -138,6 +146,7 @@ class GroupedPolicy(EvictionPolicy):
             group.score = score
         self._heap = [(group.score, group.order, group) for group in groups]
         heapq.heapify(self._heap)
+        self._rescore_after = max(self.blocks.num_blocks // _RESCORE, len(groups) // _BLOCKS_A_SCORE)
 
     # Callbacks
 
@@ -184,10 +193,12 @@ class GroupedPolicy(EvictionPolicy):
             before[run] = before.get(run, 0) + length
             deepest = deepest or run
         self._num_candidates += len(blocks)
+        self.continued = deepest
         gap = self._clock - deepest.start if deepest is not None else None
         for group, used in before.items():
             self.returned(group, self._clock - group.start, used)
             group.count -= used
+        self.num_fresh = next((at for at, block in enumerate(blocks) if group_of[block] is not None), len(blocks))
         self.group(blocks, facts, gap)
         if len(self._heap) > 64 + 4 * self._num_candidates:
             self._stale = True
@@ -212,20 +223,23 @@ class GroupedPolicy(EvictionPolicy):
     def victims(self, count: int, now: float) -> list[BlockId]:
         chosen: list[BlockId] = []
         group_of, candidate, key = self._group_of, self._candidate, self.blocks.key
+        ghosts, most = self._ghosts, self._most_ghosts
         while len(chosen) < count:
-            first = self.victim(now)
-            group = group_of[first]
+            group = group_of[self.victim(now)]
             assert group is not None, "a victim lies in a group"
-            blocks, wanted = group.blocks, count - len(chosen)
-            while blocks and wanted and not self._stale:
+            blocks, before = group.blocks, len(chosen)
+            while blocks and len(chosen) < count and not self._stale:
                 block = blocks.pop()
                 if group_of[block] is group and candidate[block]:
                     group_of[block], candidate[block] = None, 0
-                    group.size -= 1
-                    self._num_candidates -= 1
-                    self._remember(key[block], group)
+                    ghosts[key[block]] = group
                     chosen.append(BlockId(block))
-                    wanted -= 1
+                    self._evicted += 1
+                    self._stale = self._evicted > self._rescore_after
+            group.size -= len(chosen) - before
+            self._num_candidates -= len(chosen) - before
+            if len(ghosts) > most:
+                self._forget()
         return chosen
 
     def evicted(self, block: BlockId, now: float) -> None:
@@ -241,9 +255,16 @@ class GroupedPolicy(EvictionPolicy):
 
     def _remember(self, key: BlockHash | None, group: Group) -> None:
         """Of an evicted block, by its name."""
+        self._ghosts[key] = group
+        self._forget()
+        self._evicted += 1
+        if self._evicted > self._rescore_after:
+            self._stale = True
+
+    def _forget(self) -> None:
+        """The oldest names above the limit; of each group one stays for longer."""
         ghosts = self._ghosts
-        ghosts[key] = group
-        if len(ghosts) > self._most_ghosts:
+        for _ in range(len(ghosts) - self._most_ghosts):
             name, forgotten = ghosts.popitem(last=False)
             if name != forgotten.name:
                 forgotten.count -= 1
@@ -251,9 +272,6 @@ class GroupedPolicy(EvictionPolicy):
                 self._names[name] = forgotten
                 if len(self._names) > _MOST_NAMES:
                     self._names.popitem(last=False)
-        self._evicted += 1
-        if self._evicted > self._rescore_after:
-            self._stale = True
 
 
 class Shadow:

@@ -20,6 +20,7 @@ _SHAPE_GROUPS = 20.0  # of the parent's shape, for the shape of one first featur
 _FACTOR_EVENTS = 10.0  # of "no effect", for the factor of one value of a further feature
 _KIND_EVENTS = 20.0  # of the product of factors, for one combination
 _TRUSTED_RETURNS = 50.0  # at an age and after it, before what features say of the young is believed of the old
+_WORD = 5.0  # to one: the odds that a hint is taken at before its clients have shown what it is worth
 _MOST_KINDS = 1024
 
 
@@ -38,8 +39,12 @@ class Returns:
         self._window, self._num_sorts = window, num_sorts
         self._kinds: dict[Hashable, int] = {}
         self._features: list[tuple[int, ...]] = []
+        self._foretold: list[int] = []
+        self._sort_of = np.arange(num_sorts)
         self._kind, self._start, self._end = array("i"), array("d"), array("d")
         self._num = self._learnt = 0
+        self.num_returned = 0
+        """Returns seen so far."""
         self.unit = 1.0
         self._edges = self._edges_of(1.0)
         self.index = np.zeros((num_sorts, _BINS))
@@ -51,15 +56,20 @@ class Returns:
         """Combinations of features seen, the sorts themselves not counted."""
         return len(self._features)
 
-    def kind_of(self, sort: int, features: tuple[int, ...]) -> int:
-        """The number of this combination; the sort's own when there are too many. Features: all of one length."""
-        key = (sort, *features)
+    def kind_of(self, sort: int, features: tuple[int, ...], foretold: int = -1) -> int:
+        """The number of this combination; the sort's own when there are too many. Features: all of one length.
+
+        Args:
+            foretold: what a client said of a return, from 0, never, to 4, certainly; -1 for nothing.
+        """
+        key = (sort, *features, foretold)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._features) >= _MOST_KINDS:
                 return sort
             kind = self._kinds[key] = self._num_sorts + len(self._features)
-            self._features.append(key)
+            self._features.append(key[:-1])
+            self._foretold.append(foretold)
         return kind
 
     def begin(self, kind: int, now: float) -> int:
@@ -79,11 +89,12 @@ class Returns:
         """That group was used again. Records that are no longer kept are ignored."""
         if record >= self._num - self._window:
             self._end[record % self._window] = now
+            self.num_returned += 1
 
     @property
     def due(self) -> bool:
-        """Whether there is enough news to learn from: at least 64 records, and a 64th of those kept."""
-        return self._num - self._learnt >= max(64, min(self._num, self._window) // 64)
+        """Whether there is enough news to learn from: at least 32 records, and a 32nd of those kept."""
+        return self._num - self._learnt >= max(32, min(self._num, self._window) // 32)
 
     def bins(self, ages: Floats) -> Ints:
         """(G,) age bin of each."""
@@ -117,14 +128,18 @@ class Returns:
             members = mine[mine >= self._num_sorts]
             if len(members):
                 features = np.array([self._features[kind - self._num_sorts][1:] for kind in members])
-                hazard[members] = _fit(features, events[members], exposure[members], shape, width)
+                foretold = np.array([self._foretold[kind - self._num_sorts] for kind in members])
+                hazard[members] = _fit_all(features, foretold, events[members], exposure[members], shape, width)
         found = _best_ratio(hazard, width)
         self.index = np.concatenate([found, np.repeat(found[:, -1:], _BINS - oldest, axis=1)], axis=1)
         self._fresh = self.index[:, 0].tolist()
 
     def _sorts(self) -> Ints:
-        own = list(range(self._num_sorts))
-        return np.array(own + [features[0] for features in self._features])
+        """(C,) of all kinds."""
+        new = self._features[len(self._sort_of) - self._num_sorts :]
+        if new:
+            self._sort_of = np.append(self._sort_of, [features[0] for features in new])
+        return self._sort_of
 
     @staticmethod
     def _edges_of(unit: float) -> Floats:
@@ -149,6 +164,43 @@ class Returns:
         prior = _PRIOR_RATE / (middle + _PRIOR_AGE * self.unit)
         weight = exposure + _PRIOR_GROUPS * width
         return _falling((events + _PRIOR_GROUPS * prior * width) / weight, weight)
+
+
+def _fit_all(features: Ints, foretold: Ints, events: Floats, exposure: Floats, shape: Floats, width: Floats) -> Floats:
+    """(C, A) hazards of kinds that differ in features (C, F) and in what was foretold of them (C,)."""
+    if (foretold == -1).all():
+        return _fit(features, events, exposure, shape, width)
+    rows, row = np.unique(features, axis=0, return_inverse=True)
+    seen, waited = np.zeros((len(rows), len(width))), np.zeros((len(rows), len(width)))
+    np.add.at(seen, row, events)
+    np.add.at(waited, row, exposure)
+    hazard = _fit(rows, seen, waited, shape, width)[row]
+    return _given_foretold(hazard, foretold, events, exposure, width)
+
+
+def _given_foretold(
+    hazard: Floats, foretold: Ints, events: Floats, exposure: Floats, width: Floats, rounds: int = 4
+) -> Floats:
+    """(C, A) the same hazards given what was foretold: a level multiplies the odds of a return, now or later.
+
+    By Bayes' rule: with a chance of a return q left at an age and a level of worth w, the hazard is w / (1 + (w - 1) q)
+    times that without it. Worths are fitted so that each level's returns are as many as expected.
+    """
+    chance = -np.expm1(-(hazard * width)[:, ::-1].cumsum(1)[:, ::-1])
+    values, level = np.unique(foretold, return_inverse=True)
+    worth = word = np.where(values < 0, 1.0, _WORD ** ((values - 2) / 2))
+    counts = np.bincount(level, events.sum(1))
+    for _ in range(rounds):
+        expected = np.bincount(level, (_times_odds(hazard, chance, worth[level]) * exposure).sum(1))
+        worth = worth * (counts + _FACTOR_EVENTS) / (expected + _FACTOR_EVENTS * worth / word)
+    return _times_odds(hazard, chance, worth[level])
+
+
+def _times_odds(hazard: Floats, chance: Floats, odds: Floats) -> Floats:
+    """(C, A) hazards when the odds of the chance (C, A) of a return at all are so many times (C,) as high."""
+    times = odds[:, None]
+    found: Floats = hazard * times / (1 + (times - 1) * chance)
+    return found
 
 
 def _fit(features: Ints, events: Floats, exposure: Floats, shape: Floats, width: Floats) -> Floats:

@@ -16,7 +16,7 @@ from framework_builtin.eviction._returns import Returns
 
 BODY, TAIL, LEFT, SHARED = range(4)
 _TURNS = (0, 1, 2, 3, 4, 5, 5, 5, 5, 5)  # bins of the turn; from 10 on 6
-_SLACK = 250  # blocks that it may be behind at any time: what it keeps for later costs hits first
+_MOST_CATEGORIES = 16
 _RESUME = 0.75  # of what is allowed: it follows LRU until it is behind by no more than this
 
 
@@ -26,17 +26,21 @@ class Hazard(GroupedPolicy):
     Blocks released together are a group, by what they are: *shared* by more requests than the conversation has turns;
     *body*, the full blocks of a prompt; *tail*, a partial last block; *left*, the rest of a prompt whose conversation
     went on without it. For each the hazard of a return is estimated by age and, for bodies, by the last gap, the turn,
-    the prompt's size and its new blocks (`Returns`). The group with the lowest Gittins index (the best ratio, over how
-    long to hold it, of the chance of a return to the time held) goes first, its deepest block first.
+    the prompt's size, its blocks never seen before and its category (`Returns`). The group with the lowest Gittins
+    index (the best ratio, over how long to hold it, of the chance of a return to the time held) goes first, its
+    deepest block first.
 
-    NOTE 1. While its hits so far are behind LRU's by more than `tolerance` of all block references, it evicts as LRU
-    does: what LRU would have hit is counted beside it. That bounds the harm of a trace that the model does not fit.
-    NOTE 2. Facts that are unknown, such as the turn behind an allocator that keeps none, are a value of their own.
+    NOTE 1. While its hits so far are behind LRU's by more than `tolerance` of all block references and the blocks of
+    one mean request, it evicts as LRU does: what LRU would have hit is counted beside it. That bounds the harm of a
+    trace that the model does not fit; a fixed number of blocks would be points of the hit rate on a short trace.
+    NOTE 2. Turn and new blocks are counted from what was ever seen, where that says more than the facts: what the cache
+    happens to have lost says nothing of a conversation (3 points of the gap on the conversation trace).
+    NOTE 3. Facts that are unknown, such as the turn behind an allocator that keeps none, are a value of their own.
 
     Args:
-        tolerance: share of block references; 250 blocks more are always allowed.
+        tolerance: share of block references.
         window: groups remembered for learning.
-        warm_up: groups released before anything learnt is believed; LRU until then. A request releases one to three.
+        warm_up: returns seen before anything learnt is believed; LRU until then.
 
     Raises:
         InvalidArgument: a tolerance below 0, a window below 64, a warm-up below 0.
@@ -46,7 +50,7 @@ class Hazard(GroupedPolicy):
     turn and age as predictors: arXiv:2506.02634.
     """
 
-    def __init__(self, tolerance: float = 0.003, window: int = 65_536, warm_up: int = 1000) -> None:
+    def __init__(self, tolerance: float = 0.003, window: int = 65_536, warm_up: int = 100) -> None:
         if not tolerance >= 0:
             raise InvalidArgument(f"tolerance must be at least 0, found {tolerance}")
         if window < 64:
@@ -58,8 +62,9 @@ class Hazard(GroupedPolicy):
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
         self._returns = Returns(4, self._window)
+        self._categories: dict[str, int] = {}
         self._shadow = Shadow(blocks.num_blocks)
-        self._lru_hits = self._own_hits = self._references = 0
+        self._lru_hits = self._own_hits = self._references = self._releases = 0
         self._as_lru = True
 
     def hit(self, blocks: Sequence[BlockId], now: float) -> None:
@@ -73,9 +78,10 @@ class Hazard(GroupedPolicy):
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
         super().release(blocks, now)
         self._references += len(blocks)
-        allowed = self._tolerance * self._references + _SLACK
+        self._releases += 1
+        allowed = (self._tolerance + 1 / self._releases) * self._references
         behind = self._lru_hits - self._own_hits > allowed * (_RESUME if self._as_lru else 1.0)
-        as_lru = behind or self._order < self._warm_up
+        as_lru = behind or self._returns.num_returned < self._warm_up
         if as_lru != self._as_lru:
             self._as_lru = as_lru
             self.rescore()
@@ -84,14 +90,36 @@ class Hazard(GroupedPolicy):
 
     def features(self, facts: RequestFacts, num_blocks: int, gap: float | None) -> tuple[int, ...]:
         """What a body's hazard depends on, the first by shape; every value an integer, -1 for unknown."""
-        turn = -1 if facts.turn is None else _TURNS[facts.turn] if facts.turn < len(_TURNS) else 6
-        new = -1 if facts.new_blocks is None else (facts.new_blocks + 1).bit_length()
-        size = num_blocks.bit_length()
-        return (self._gap(gap), turn, new, size)
+        known = self.num_fresh if facts.new_blocks is None else min(facts.new_blocks, self.num_fresh)
+        turn = self._turn(facts)
+        size = (facts.prompt_tokens or num_blocks).bit_length()
+        category = -1 if facts.category is None else self._category(facts.category)
+        return (
+            self._gap(gap),
+            _TURNS[turn] if turn < len(_TURNS) else 6,
+            (known + 1).bit_length(),
+            size,
+            category,
+        )
+
+    def foretold(self, facts: RequestFacts) -> int:
+        """What a client says of a return, as a level from 0, never, to 4, certainly; -1 for nothing."""
+        return -1
 
     def shared_features(self, gap: float | None) -> tuple[int, ...]:
         """The same for shared blocks: only the gap says something of them."""
-        return (self._gap(gap), 0, 0, 0)
+        return (self._gap(gap), 0, 0, 0, 0)
+
+    def _turn(self, facts: RequestFacts) -> int:
+        """How many turns came before, of those that the facts tell and of those seen."""
+        before = self.continued
+        return max(facts.turn or 0, before.turn + 1 if before is not None and before.turn >= 0 else 0)
+
+    def _category(self, name: str) -> int:
+        """Categories by number; those that come late share one."""
+        if len(self._categories) < _MOST_CATEGORIES:
+            return self._categories.setdefault(name, len(self._categories))
+        return self._categories.get(name, _MOST_CATEGORIES)
 
     def _gap(self, gap: float | None) -> int:
         if gap is None:
@@ -104,19 +132,22 @@ class Hazard(GroupedPolicy):
         while num_tails < len(blocks) and view.partial[blocks[num_tails]]:
             num_tails += 1
         others = blocks[num_tails:]
-        most = 1 + (facts.turn or 0)  # a conversation's own turns hit its blocks so often
+        turn = self._turn(facts)
+        most = 1 + turn  # a conversation's own turns hit its blocks so often
         first_shared = bisect_left(others, True, key=lambda block: view.hits[block] > most)
         if num_tails:
             self._begin(blocks[:num_tails], TAIL)
         if first_shared:
-            kind = self._returns.kind_of(BODY, self.features(facts, depth[blocks[0]] + 1, gap))
-            self._begin(others[:first_shared], kind)
+            features = self.features(facts, depth[blocks[0]] + 1, gap)
+            kind = self._returns.kind_of(BODY, features, self.foretold(facts))
+            self._begin(others[:first_shared], kind, turn)
         if first_shared < len(others):
             kind = self._returns.kind_of(SHARED, self.shared_features(gap))
             self._begin(others[first_shared:], kind)
 
-    def _begin(self, blocks: Sequence[BlockId], kind: int) -> None:
+    def _begin(self, blocks: Sequence[BlockId], kind: int, turn: int = -1) -> None:
         group = self.add(blocks, kind)
+        group.turn = turn
         group.record = self._returns.begin(kind, self._clock)
         self._shadow.add(group)
 

@@ -51,7 +51,7 @@ def events(folder: Path) -> list[str]:
 @pytest.mark.parametrize("name", ["hazard"])
 def test_a_learning_policy_beats_lru_in_serve_and_its_events_replay(tmp_path: Path, name: str) -> None:
     prompts = prompts_file(tmp_path / "prompts.jsonl")
-    policy = {"name": name, "warm_up": 40, "tolerance": 1.0}
+    policy = {"name": name}
     lru = serve(tmp_path / "lru", prompts, {"name": "lru"})
     ours = serve(tmp_path / "ours", prompts, policy)
     assert ours["hit_rate"] > lru["hit_rate"], (ours["hit_rate"], lru["hit_rate"])
