@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from framework.errors import InvariantViolation
 from framework.tiers.tier import tier_facts
 
 if TYPE_CHECKING:
@@ -11,15 +12,25 @@ if TYPE_CHECKING:
 
 
 def check_tiers(tiers: EngineTiers, *, settle: bool = False) -> None:
-    """Raise AssertionError where the tiers' blocks do not add up, or something is pinned for no copy.
+    """The tiers' blocks add up, and nothing is pinned for no copy.
 
     Args:
         settle: wait first until all copies under way have ended.
+
+    Raises:
+        InvariantViolation: they do not.
     """
     if settle:
         tiers.settle()
     if tiers.off:
         return
+    try:
+        _check(tiers)
+    except AssertionError as error:
+        raise InvariantViolation(f"EngineTiers: T1: {error}") from error
+
+
+def _check(tiers: EngineTiers) -> None:
     tiers.lower.check()
     stale = [block for key, block in tiers.pool.items() if tiers.names.get(block) != key]
     assert not stale, f"blocks {stale} count as holding what they are not published with"

@@ -1,0 +1,96 @@
+"""The same words put tiers below the pool in every mode, and the same keys come out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TIERS = ("+tiering=on_eviction", "tiers=[{store: host, num_blocks: 20000, eviction: lru}]")
+KEYS = {"tier0_hit_blocks", "tier1_hit_blocks", "tier1_bytes_in", "tier1_bytes_out"}
+TRACE = ("mode=replay", "workload=trace", "workload.path=trace.jsonl", "cache.num_blocks=3", "cache.block_size=512")
+MODES = {
+    "serve": ("workload=chat", "workload.num_requests=12", "cache.num_blocks=40"),
+    "none": (*TRACE, "executor=none"),
+    "roofline": (*TRACE, "executor=roofline"),
+    "cache_only": (*TRACE, "executor=cache_only"),
+}
+
+
+def trace(folder: Path) -> None:
+    rows = [
+        {"timestamp": 60_000 * i, "input_length": 1200, "output_length": 1, "hash_ids": ids}
+        for i, ids in enumerate([[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 10], [4, 5, 11], [7, 8, 12]])
+    ]
+    (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def result(elsewhere: Path, command: Callable[..., tuple[int, str, str]]) -> Callable[..., dict[str, Any]]:
+    trace(elsewhere)
+
+    def run(*words: str) -> dict[str, Any]:
+        status, out, err = command(*words, "run.dir=run", "run.progress=false")
+        assert status == 0, out + err
+        return json.loads((elsewhere / "run" / "result.json").read_text())
+
+    return run
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_words_work_in_every_mode(mode: str, result: Callable[..., dict[str, Any]], elsewhere: Path) -> None:
+    found = result(*MODES[mode], *TIERS)
+    assert found.keys() >= KEYS
+    assert found["tiering"] == "on_eviction"
+    assert found["tier1_hit_blocks"] > 0
+    assert found["tier1_bytes_in"] >= found["tier1_bytes_out"] > 0
+    assert found["tier0_hit_blocks"] + found["tier1_hit_blocks"] >= found["hit_blocks"] > 0
+    if mode != "serve":
+        block = 512 * 2 * 32 * 8 * 128 * 2  # K and V of llama-3.1-8b in bfloat16
+        assert found["tier1_bytes_out"] == found["tier1_hit_blocks"] * block == 6 * block
+    rows = [json.loads(line) for line in (elsewhere / "run" / "requests.jsonl").read_text().splitlines()]
+    if mode == "cache_only":
+        assert [row["tier1_blocks"] for row in rows] == [0, 0, 0, 2, 2, 2]
+    elif mode != "serve":
+        assert [row["tier1_tokens"] for row in rows] == [0, 0, 0, 1024, 1024, 1024]
+        assert all(row["load_s"] > 0 for row in rows[3:])
+
+
+@pytest.mark.parametrize("mode", ["serve", "roofline"])
+def test_without_tiers_nothing_of_them_is_written(
+    mode: str, result: Callable[..., dict[str, Any]], elsewhere: Path
+) -> None:
+    found = result(*MODES[mode])
+    assert not [key for key in found if key.startswith("tier") or key in ("num_loads", "loaded_blocks", "load_wait_s")]
+    for name in ("requests.jsonl", "metrics.jsonl"):
+        text = (elsewhere / "run" / name).read_text()
+        assert "tier" not in text
+        assert "load" not in text
+
+
+def test_a_recording_is_replayed_over_tiers_in_steps(result: Callable[..., dict[str, Any]], elsewhere: Path) -> None:
+    served = result(*MODES["serve"], "run.record=true")
+    (elsewhere / "run" / "recording.jsonl").rename(elsewhere / "recording.jsonl")
+    found = result("mode=replay", "workload=recording", "workload.path=recording.jsonl", "cache.num_blocks=40", *TIERS)
+    assert found["tier1_hit_blocks"] > 0
+    assert found["hit_blocks"] > served["hit_blocks"]
+    assert "load_wait_s" not in found
+
+
+def test_a_slow_link_makes_first_tokens_late_and_a_rule_may_recompute_instead(
+    result: Callable[..., dict[str, Any]], elsewhere: Path
+) -> None:
+    def ttft(rule: str, rate: str) -> float:
+        tiers = f"tiers=[{{store: host, num_blocks: 20000, read_bytes_per_s: {rate}}}]"
+        result(*MODES["roofline"], f"+tiering={rule}", tiers)
+        last = json.loads((elsewhere / "run" / "requests.jsonl").read_text().splitlines()[-1])
+        return float(last["first_token_s"] - last["arrival_s"])
+
+    alone = ttft("never", "1e9")
+    assert ttft("on_eviction", "1e12") < alone
+    assert ttft("on_eviction", "1e8") > 2 * alone
+    assert ttft("load_or_recompute", "1e8") == pytest.approx(alone, rel=0.05)
+    assert ttft("load_or_recompute", "1e12") < alone
