@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.shared import (
     AGENTIC,
     CONVERSATION,
+    digest,
+    kept,
     parse,
     publish,
     save,
@@ -64,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells = [("conversation", rule, 1_000, 2_000) for rule in rules] if options.quick else _cells()
     traces = sorted({cell[0] for cell in cells}, reverse=True)
     with ProcessPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(_row, cells))
-        timed = list(pool.map(timed_row, timed_cells(quick=options.quick)))
+        rows = list(pool.map(functools.partial(_kept, options.out, _row), cells))
+        timed = list(pool.map(functools.partial(_kept, options.out, timed_row), timed_cells(quick=options.quick)))
         sizes = [row for rows_ in pool.map(_sizes, traces) for row in rows_]
     loads = _load_or_recompute()
     found = {"rules": rows, "sizes": sizes, "timed": timed, "load_or_recompute": loads}
@@ -91,6 +94,17 @@ def _paths(trace: str) -> RequestPaths:
     """A trace in blocks of 512 tokens, once a process."""
     requests = iter(TraceFile(path=trace_path(TRACES[trace])).open(512))
     return build_paths(itertools.islice(requests, AGENTIC_REQUESTS) if trace == "agentic" else requests)
+
+
+def _kept(out: Path, make: Callable[[Any], dict[str, Any]], cell: tuple[Any, ...]) -> dict[str, Any]:
+    """The row of a cell, kept from an earlier run where cell, code and trace are the same."""
+    here = Path(__file__).parent
+    key = digest(
+        cell, POOL, AGENTIC_REQUESTS, files=[*here.glob("*.py"), trace_path(TRACES.get(cell[0], CONVERSATION))]
+    )
+    name = "-".join(str(part) for part in cell).replace(" ", "_").replace(",", "")
+    row = kept(out / "cells" / f"{name}.json", key, lambda: make(cell))
+    return {column: value for column, value in row.items() if column != "key"}
 
 
 def _sizes(trace: str) -> Rows:
