@@ -98,10 +98,8 @@ def _paths(trace: str) -> RequestPaths:
 
 def _kept(out: Path, make: Callable[[Any], dict[str, Any]], cell: tuple[Any, ...]) -> dict[str, Any]:
     """The row of a cell, kept from an earlier run where cell, code and trace are the same."""
-    here = Path(__file__).parent
-    key = digest(
-        cell, POOL, AGENTIC_REQUESTS, files=[*here.glob("*.py"), trace_path(TRACES.get(cell[0], CONVERSATION))]
-    )
+    code, trace = Path(__file__).parent.glob("*.py"), trace_path(TRACES.get(cell[0], CONVERSATION))
+    key = digest(cell, POOL, AGENTIC_REQUESTS, files=[*code, trace])
     name = "-".join(str(part) for part in cell).replace(" ", "_").replace(",", "")
     row = kept(out / "cells" / f"{name}.json", key, lambda: make(cell))
     return {column: value for column, value in row.items() if column != "key"}
