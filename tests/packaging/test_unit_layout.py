@@ -11,7 +11,9 @@ from pathlib import Path
 OVER_MODULES = {
     "backend/test_rotation.py": "every backend that rotates, against one that does not",
     "backend/test_triton_mutants.py": "faulty variants of every kernel, which the tests of the kernels must catch",
+    "backend/test_triton_warm_up.py": "what the Triton backend compiles before serving, over its kernels",
     "engine/test_kv_dtype.py": "the dtype of K and V from the configuration to the pool",
+    "engine/test_pretended_device.py": "a serve step on a device that is not there, over all modules of the step",
     "engine/test_promises_over_a_model.py": "promises of the engine over a real model, in every backend",
     "eviction/test_in_bulk.py": "`victims` of every policy against `victim` by turns",
     "eviction/test_learning.py": "policies that learn, on streams made for what each claims",
@@ -22,6 +24,7 @@ OVER_MODULES = {
     "paged/test_admission.py": "policies that decline content, in allocators, replay and the native core",
     "paged/test_adversaries.py": "policies and hash schemes that misbehave, in every allocator",
     "paged/test_faults.py": "faults that real block managers shipped, in every allocator",
+    "paged/test_parts.py": "blocks for a part of a prompt at a time, in every allocator",
     "paged/test_sharing_rules.py": "rules of sharing, for every installed allocator",
     "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
     "report/test_damaged_runs.py": "damaged runs, in every part of a report",
