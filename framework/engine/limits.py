@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from framework.engine.pool import num_blocks_for
 from framework.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,6 +69,8 @@ def pool_blocks(
     Raises:
         ConfigError: both, or less than one block. InvalidArgument, OutOfMemory: see `num_blocks_for`.
     """
+    from framework.engine.pool import num_blocks_for  # replays need the rest of this file, and no torch
+
     if asked is not None and fraction is not None:
         raise ConfigError("cache.num_blocks and cache.memory_fraction are both set; give one, set the other to null")
     if asked is not None:
