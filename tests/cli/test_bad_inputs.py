@@ -139,7 +139,7 @@ OTHERS: list[tuple[str, tuple[str, ...]]] = [
     ("report.__main__", ("good.jsonl",)), ("report.__main__", (".", "--metric", "nothing")),
     ("report.__main__", (".", "--to", "/dev/null/x")),
     ("search", ()), ("search", ("nothing",)), ("search", ("s", "eviction=lru")),
-    ("search", ("s", "seed=interval(0,1)")),
+    ("search", ("s", "--trials", "2", "seed=interval(0,1)")),
     ("search", ("s", "--trials", "0", "eviction=lru,fifo")), ("search", ("s", "--metric", "", "eviction=lru,fifo")),
     ("search", ("/dev/null/x", "eviction=lru,fifo")), ("search", ("s", "eviction=lru,nothing")),
     ("wandb", ()), ("wandb", ("eviction=lru",)), ("wandb", ("eviction=lru,nothing",)),
