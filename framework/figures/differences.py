@@ -46,7 +46,7 @@ def draw(rows: Sequence[Row], *, x_label: str) -> Figure:
             markersize=6, color=COLOURS[1], capsize=3, label="pooled" if first else None,
         )  # fmt: skip
     axes.set_yticks(range(len(rows)), [clipped(row.label) for row in rows])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # half a row above the first and below the last, for their markers
     axes.set_xlabel(x_label)
     legend(axes, 2)
     return figure

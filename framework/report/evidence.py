@@ -52,7 +52,7 @@ class Comparison:
         by_setting: context -> mean difference there.
         p_adjusted: None where there is no test.
         better: whether the difference is to the better; None where neither direction is.
-        best_at: contexts in which no other online policy is better.
+        best_at: of the contexts in `by_setting`, those in which no other online policy is better.
         identical: every result of every pair is equal.
         num_traces: traces that the pair was compared on.
     """
@@ -147,13 +147,16 @@ class Evidence:
             for context, seeds in self.table[value].items()
         }
 
-    def best_at(self) -> dict[Key, int]:
-        """Value -> number of contexts in which no other online policy is better."""
+    def best_at(self) -> dict[Key, frozenset[Context]]:
+        """Value -> the contexts in which no other online policy is better."""
         sign = 1 if self._study.higher_is_better else -1
         means = {value: self.means(value) for value in self.table if not self._study.is_offline(value)}
         contexts = {context for found in means.values() for context in found}
         best = {c: max(sign * found[c] for found in means.values() if c in found) for c in contexts}
-        return {v: sum(sign * number == best[c] for c, number in found.items()) for v, found in means.items()}
+        return {
+            value: frozenset(c for c, number in found.items() if sign * number == best[c])
+            for value, found in means.items()
+        }
 
     def _in_order(self) -> list[Key]:
         reference = self._reference()
@@ -177,7 +180,7 @@ class Evidence:
             by_setting=by_setting,
             p_adjusted=None,
             better=None if higher is None or mean == 0 else (mean > 0) == higher,
-            best_at=self._study.best_at.get(value, 0),
+            best_at=len(self._study.best_at.get(value, frozenset()) & by_setting.keys()),
             identical=identical,
             num_traces=len({context.trace for context in differences}),
         )

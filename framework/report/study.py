@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing
-from framework.report.evidence import Comparison, Evidence
+from framework.report.evidence import Comparison, Context, Evidence
 from framework.report.statistics import Mean, mean_of
 from framework.results.catalogue import canonical, higher_is_better
 from framework.results.metric import is_number
@@ -154,8 +154,8 @@ class Study:
         return [] if self.baseline_key is None or not self.metric else self.evidence.comparisons()
 
     @cached_property
-    def best_at(self) -> dict[Key, int]:
-        """Value of the compared keys -> number of contexts in which no other online policy is better."""
+    def best_at(self) -> dict[Key, frozenset[Context]]:
+        """Value of the compared keys -> the contexts in which no other online policy is better."""
         return self.evidence.best_at()
 
     @cached_property

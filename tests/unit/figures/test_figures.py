@@ -112,3 +112,9 @@ def test_equal_data_gives_equal_bytes_and_a_saved_figure_is_on_white() -> None:
 
 def test_numbers_on_an_axis_are_short() -> None:
     assert [short(value) for value in (0.5, 64, 3000, 1.5e6)] == ["0.5", "64", "3k", "1.5M"]
+
+
+def test_the_first_and_last_row_of_differences_are_not_cut_by_the_frame() -> None:
+    rows = [Row(label=label, pooled=1.0, interval=None, settings=[1.0]) for label in "abc"]
+    low, high = figures.load("differences").draw(rows, x_label="x").axes[0].get_ylim()
+    assert (high, low) == (-0.5, 2.5), "the first on top, half a row beyond both"

@@ -51,6 +51,18 @@ def test_a_random_policy_in_the_sweep_makes_no_evidence_of_the_copies_of_others(
     assert found["random"].p_adjusted == pytest.approx(2 / 2**8)
 
 
+def test_best_at_counts_the_settings_that_were_compared(tmp_path: Path) -> None:
+    for num_blocks in (8, 16, 32):
+        for eviction, rate in (("lru", 0.5), ("arc", 0.51)):
+            if (eviction, num_blocks) != ("lru", 32):  # the baseline's run was lost
+                make_run(
+                    tmp_path / f"{eviction}{num_blocks}", result={"hit_rate": rate}, eviction=eviction,
+                    num_blocks=num_blocks,
+                )  # fmt: skip
+    made = compare(tmp_path)["arc"]
+    assert (made.best_at, len(made.by_setting)) == (2, 2)
+
+
 def test_capacities_of_one_trace_are_not_independent(tmp_path: Path) -> None:
     for num_blocks in (8, 16, 32, 64, 128, 256, 512, 1024):
         for eviction, rate in (("lru", 0.5), ("arc", 0.51)):
