@@ -21,6 +21,7 @@ class Core:
         share_tails: bool,
         collision_resistant: bool,
         native_sha256: bool,
+        native_xxh3: bool,
         native_lru: bool,
     ) -> None: ...
     def bind(self, scheme: Any, guard: Any, candidates: Any) -> None: ...

@@ -25,8 +25,8 @@ from framework_native.replay import replay_references
 class NativeAllocator(Allocator):
     """`prefix` in C++: the same blocks, the same policy calls in the same order, the same event log.
 
-    Any hash scheme and any eviction policy works; `sha256` and `lru` as the framework ships them run in C++ too, with
-    the same block hashes and the same victims. A policy passed in is then never called, not even `attach`.
+    Any hash scheme and any eviction policy works; `sha256`, `xxh3_128` and `lru` as the framework ships them run in C++
+    too, with the same block hashes and the same victims. A policy passed in is then never called, not even `attach`.
 
     Costs: about 0.2 microseconds a prompt block from lookup to commit, a third of it SHA-256; under 200 bytes a block
     of capacity, and 37 a block of a live table. Args and errors: framework.paged.allocator.PagedAllocator.
@@ -60,6 +60,7 @@ class NativeAllocator(Allocator):
             share_tails=self.share_tails,
             collision_resistant=hash.collision_resistant,
             native_sha256=_is_builtin(hash, "framework_builtin.hash.sha256", "Sha256"),
+            native_xxh3=_is_builtin(hash, "framework_builtin.hash.xxh3_128", "Xxh3_128"),
             native_lru=lru,
         )
         self._columns: dict[str, Any] = self._core.columns()  # writable NumPy views, for `check` and its tests

@@ -1,5 +1,7 @@
 #include "allocator.hpp"
 
+#include "xxh3.hpp"
+
 namespace native {
 namespace {
 
@@ -103,6 +105,10 @@ void Core::hash_more(const BlockHash &parent, const Tokens &tokens, int64_t firs
         for (size_t at = before; at < out.size(); ++at) out[at].digest();
         hasher_.chain(above, tokens.data() + first * size, static_cast<size_t>(last - first), out[before].digest(),
                       sizeof(BlockHash));
+        return;
+    }
+    if (options_.native_xxh3 && parent.size() == kXxh3Bytes) {
+        chain_xxh3(parent, tokens.data() + first * size, 4 * static_cast<size_t>(size), static_cast<size_t>(last - first), out);
         return;
     }
     nb::object made = scheme.attr("blocks")(bytes_of(parent), tokens.slice(first * size, last * size));

@@ -36,7 +36,7 @@ struct Table {
 struct Options {
     int32_t num_blocks, block_size;
     int64_t reserve;
-    bool leaf_only, share_tails, collision_resistant, native_sha256, native_lru;
+    bool leaf_only, share_tails, collision_resistant, native_sha256, native_xxh3, native_lru;
 };
 
 class Core {

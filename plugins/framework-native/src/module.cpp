@@ -110,12 +110,13 @@ void bind_core(nb::module_ &module) {
     nb::class_<Core>(module, "Core", nb::type_slots(core_slots), "The block manager; see framework_native.allocator.")
         .def("__init__",
              [](Core *self, int32_t num_blocks, int32_t block_size, int64_t reserve, bool leaf_only, bool share_tails,
-                bool collision_resistant, bool native_sha256, bool native_lru) {
+                bool collision_resistant, bool native_sha256, bool native_xxh3, bool native_lru) {
                  new (self) Core(Options{num_blocks, block_size, reserve, leaf_only, share_tails, collision_resistant,
-                                         native_sha256, native_lru});
+                                         native_sha256, native_xxh3, native_lru});
              },
              nb::kw_only(), nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("reserve"), nb::arg("leaf_only"),
-             nb::arg("share_tails"), nb::arg("collision_resistant"), nb::arg("native_sha256"), nb::arg("native_lru"))
+             nb::arg("share_tails"), nb::arg("collision_resistant"), nb::arg("native_sha256"), nb::arg("native_xxh3"),
+             nb::arg("native_lru"))
         .def("bind", &Core::bind, nb::arg("scheme"), nb::arg("guard").none(), nb::arg("candidates").none())
         .def("columns", &columns)
         .def("listen", &Core::listen, nb::arg("listener").none())

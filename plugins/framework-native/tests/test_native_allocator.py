@@ -52,7 +52,7 @@ SCHEMES = {
     "sha256": Sha256,
     "long": LongNames,
     "weak": partial(load("hash", "truncated"), 3),
-    **{name: load("hash", name) for name in ("xxh64", "constant", "polynomial")},
+    **{name: load("hash", name) for name in ("xxh3_128", "xxh64", "constant", "polynomial")},
 }
 
 
@@ -226,8 +226,9 @@ def test_a_replay_that_knows_the_future_gives_the_same_events(tmp_path, name, po
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 31, 64, 100, 512])
-def test_a_chain_of_hashes_is_that_of_the_sha256_scheme(size):
-    draw, scheme = np.random.default_rng(size), Sha256()
+@pytest.mark.parametrize("name", ["sha256", "xxh3_128"])
+def test_a_chain_of_hashes_made_in_cpp_is_that_of_the_scheme(name, size):
+    draw, scheme = np.random.default_rng(size), SCHEMES[name]()
     allocator = NativeAllocator(num_blocks=9, block_size=size, hash=scheme, eviction=Lru())
     for count in (1, 2, 3, 7):
         tokens = draw.integers(0, 2**31 - 1, count * size, dtype=np.int32)
