@@ -27,7 +27,7 @@ from experiments.leaderboard.entry import Entry, read_entries, with_installed
 from experiments.shared import ROOT, table
 from framework import registry
 from framework.errors import FrameworkError
-from framework.interfaces import CONTRACT
+from framework.interfaces import CONTRACT, CONTRACT_MINOR
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths, build_paths
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     revision = _revision()
     reasons = _reasons(options, revision)
     for row in rows:
-        row |= {"revision": revision, "contract": CONTRACT}
+        row |= {"revision": revision, "contract": f"{CONTRACT}.{CONTRACT_MINOR}"}
         row["against"] = [*row.pop("against"), *reasons]
         row["valid"] = not row["against"]
     ranked = sorted(rows, key=lambda row: -row["score"])

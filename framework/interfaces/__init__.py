@@ -2,3 +2,6 @@
 
 CONTRACT = 1
 """The version of these four interfaces as plugins see them: see `framework.registry.contract` and docs/stability.md."""
+
+CONTRACT_MINOR = 1
+"""Counts what was added that plugins made before need not know; docs/stability.md says what."""

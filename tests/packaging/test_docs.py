@@ -15,7 +15,7 @@ import pytest
 
 from framework import registry
 from framework.check.__main__ import _parser as check_parser
-from framework.interfaces import CONTRACT
+from framework.interfaces import CONTRACT, CONTRACT_MINOR
 from framework.registry import contract
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +131,9 @@ def test_every_kind_has_a_page_that_names_its_group_and_its_kit() -> None:
 def test_the_contract_page_has_every_contract() -> None:
     text = (ROOT / "docs" / "stability.md").read_text()
     assert f"now {CONTRACT}." in text
+    assert f"`framework.interfaces.CONTRACT_MINOR`, now {CONTRACT_MINOR}," in text
+    for minor in range(1, CONTRACT_MINOR + 1):
+        assert f"| {CONTRACT}.{minor} |" in text, "what it added is not said"
     for number, version in contract.SINCE.items():
         assert f"| {number} | {version} |" in text
 
