@@ -1,4 +1,4 @@
-"""Is the replay the engine? The same streams through vLLM's own scheduler and cache, SGLang's tree, and mode=replay.
+"""Fidelity of replay to engines: the same streams through vLLM's scheduler and cache, SGLang's tree, and mode=replay.
 
 Needs the engines' packages: `make engines`, then `.engines/bin/python -m experiments.fidelity`.
 """

@@ -1,4 +1,4 @@
-"""Faults of a disk, told apart from paths that were given wrongly."""
+"""Faults of a disk, as opposed to paths that were given wrongly."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ OVER_MODULES = {
     "eviction/test_policies.py": "all published policies in one table of short histories",
     "export/test_real_engines.py": "the real engines, where they are installed",
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
+    "guard/test_wrapped_faults.py": "faults of a policy or hash scheme inside an allocator, hook by hook",
     "paged/test_admission.py": "policies that decline content, in allocators, replay and the native core",
     "paged/test_adversaries.py": "policies and hash schemes that misbehave, in every allocator",
     "paged/test_faults.py": "faults that real block managers shipped, in every allocator",

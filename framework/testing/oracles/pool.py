@@ -47,7 +47,7 @@ class Row:
 
 
 class SlowPool:
-    """Blocks, their contents and hashes, and the policy told of every move. Every step O(n)."""
+    """Blocks, their contents and hashes; the policy is called at every move. Every step O(n)."""
 
     def __init__(self, num_blocks: int, block_size: int, hash: HashScheme, eviction: EvictionPolicy) -> None:
         if num_blocks < 1 or block_size < 1:

@@ -57,7 +57,7 @@ public:
     nb::tuple withdraw(nb::handle request);
     nb::object fork(nb::handle parent, nb::handle child, nb::handle num_tokens);
     void foresee(nb::handle request, nb::handle next_use);
-    /// `used`: called with the blocks before the policy hears of them; None.
+    /// `used`: called with the blocks before the policy is; None.
     int64_t unref_leading(nb::handle request, nb::handle num_tokens, nb::handle used);
     void truncate(nb::handle request, nb::handle num_tokens);
     void free(nb::handle request);

@@ -1,7 +1,7 @@
 """Serving on a device that does not exist: shapes and devices are real, values are not. Prints one JSON line.
 
 Tensors are torch's fake ones on a device "pretended": an operator over tensors of two devices raises, and so does
-whatever needs a value on the host. Only `Staging.fetch` may bring one, and gives zeros. Torch is told of the device
+whatever needs a value on the host. Only `Staging.fetch` may bring one, and gives zeros. Torch learns of the device
 once a process, so this runs in a process of its own.
 """
 

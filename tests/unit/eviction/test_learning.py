@@ -161,7 +161,7 @@ def test_blocks_that_the_cache_lost_are_not_taken_for_new_ones() -> None:
 
 
 def test_a_category_tells_who_goes_on() -> None:
-    """Prompts of one size and turn, told apart by what clients call them alone."""
+    """Prompts of one size and turn, distinguished by what clients call them alone."""
 
     class Blind(Hazard):
         def _category(self, name):
