@@ -1,0 +1,128 @@
+"""hazard: never far below LRU on streams nobody tuned it for, and what its guard is for."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from learning_streams import hits, requests_of
+
+from framework.interfaces.eviction import EvictionPolicy
+from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.reference import replay
+from framework.workload.traces import TraceRequest
+from framework_builtin.eviction.hazard import Hazard
+from framework_builtin.eviction.hinted import Hinted
+from framework_builtin.eviction.lru import Lru
+
+
+def one_hot_set_after_another(draw: random.Random) -> RequestPaths:
+    """What is popular moves on every 500 requests: frequency and gaps of the past mislead."""
+    paths = []
+    for at in range(4000):
+        name = at // 500 * 50 + int(abs(draw.gauss(0, 15)))
+        paths.append((float(at), [name * 100 + depth for depth in range(1 + name % 9)]))
+    return requests_of(paths)
+
+
+def sessions_with_a_shared_opening(draw: random.Random, pause: float, steps: tuple[int, int]) -> RequestPaths:
+    """Agents: contexts that grow step by step behind one of four openings."""
+    paths = []
+    for session in range(120):
+        at, ids = draw.uniform(0, 3000), [session % 4 * 10**7 + depth for depth in range(12)]
+        for _ in range(draw.randint(*steps)):
+            start = 10**8 + session * 1000 + len(ids)
+            ids = ids + list(range(start, start + draw.randint(1, 6)))
+            paths.append((at, ids))
+            at += draw.lognormvariate(np.log(pause), 1)
+    return requests_of(paths)
+
+
+def signs_that_swap_their_meaning(draw: random.Random) -> RequestPaths:
+    """Long first prompts go on and short ones do not, then the other way round, by turns."""
+    paths = []
+    for number in range(1500):
+        long = number % 2 == 0
+        at, ids = 3.0 * number, [number * 1000 + depth for depth in range(10 if long else 5)]
+        for _ in range(4 if long == (number // 300 % 2 == 0) else 1):
+            paths.append((at, ids))
+            ids = [*ids, ids[-1] + 1]
+            at += draw.uniform(30, 90)
+    return requests_of(paths)
+
+
+def the_latest_come_back(draw: random.Random) -> RequestPaths:
+    """A stack: who was here last returns most likely, so LRU is nearly optimal."""
+    paths, recent = [], []
+    for at in range(3000):
+        name = at
+        if recent and draw.random() < 0.6:
+            name = recent.pop(-1 - min(int(draw.expovariate(1 / 3)), len(recent) - 1))
+        recent.append(name)
+        paths.append((float(at), [name * 100 + depth for depth in range(6)]))
+    return requests_of(paths)
+
+
+UNSEEN = {
+    "hot sets": one_hot_set_after_another,
+    "chats": lambda draw: sessions_with_a_shared_opening(draw, 20.0, (1, 6)),
+    "agents": lambda draw: sessions_with_a_shared_opening(draw, 12.0, (5, 30)),
+    "swapped signs": signs_that_swap_their_meaning,
+    "stack": the_latest_come_back,
+}
+
+
+@pytest.mark.parametrize("kind", [Hazard, Hinted])
+@pytest.mark.parametrize("name", UNSEEN)
+def test_on_no_stream_is_it_half_a_point_below_lru(name: str, kind: type[EvictionPolicy]) -> None:
+    paths = UNSEEN[name](random.Random(1))
+    for part in (0.01, 0.035, 0.1, 0.2, 0.5):
+        capacity = max(1, round(part * paths.num_nodes))
+        lost = hits(Lru(), paths, capacity) - hits(kind(), paths, capacity)
+        assert 100 * lost / paths.num_references < 0.5, (part, lost, paths.num_references)
+
+
+def test_without_its_guard_it_may_be_half_a_point_below_lru() -> None:
+    paths, worst = one_hot_set_after_another(random.Random(1)), 0.0
+    for part in (0.01, 0.035, 0.1, 0.2, 0.5):
+        capacity = round(part * paths.num_nodes)
+        lost = hits(Lru(), paths, capacity) - hits(Hazard(tolerance=1.0), paths, capacity)
+        worst = max(worst, 100 * lost / paths.num_references)
+    assert worst > 0.5, "else the streams above prove nothing"
+
+
+def test_blocks_that_the_cache_lost_are_not_taken_for_new_ones() -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watched(Hazard):
+        def group(self, blocks, facts, gap):
+            seen.append((self.num_fresh, self._turn(facts)))
+            super().group(blocks, facts, gap)
+
+    others = [(float(at), [at * 100 + depth for depth in range(6)]) for at in range(1, 4)]
+    paths = requests_of([(0.0, [1, 2, 3]), *others, (5.0, [1, 2, 3, 4])])
+    assert replay(paths, Watched(), 8).request_hits.tolist() == [0, 0, 0, 0, 0], "all of it was evicted"
+    assert seen == [(3, 0), (6, 0), (6, 0), (6, 0), (1, 1)]
+
+
+def test_a_category_tells_who_goes_on() -> None:
+    """Prompts of one size and turn, distinguished by what clients call them alone."""
+
+    class Blind(Hazard):
+        def _category(self, name):
+            return 0
+
+    draw, due = random.Random(0), []
+    for number in range(900):
+        chat = draw.random() < 0.5
+        start = [number * 100 + depth for depth in range(6)]
+        due.append((float(number), start, chat))
+        if chat:
+            due.append((number + draw.uniform(30, 60), [*start, number * 100 + 50], chat))
+    paths = build_paths(
+        TraceRequest(arrival_s=at, input_tokens=2 * len(ids), output_tokens=1, block_tokens=2, block_ids=np.array(ids),
+                     category="chat" if chat else "once")
+        for at, ids, chat in sorted(due, key=lambda row: row[0])
+    )  # fmt: skip
+    assert hits(Hazard(), paths) > 1.1 * hits(Blind(), paths) > 0

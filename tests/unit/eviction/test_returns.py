@@ -1,0 +1,45 @@
+"""The online estimate of returns: isotonic, its index, and which kind comes back."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from framework_builtin.eviction._returns import Returns, _best_ratio, _falling, _times_odds
+
+
+def test_isotonic_regression_falls_and_keeps_the_weighted_sum() -> None:
+    values, weights = np.array([3.0, 1.0, 2.0, 5.0, 0.5]), np.array([1.0, 2.0, 1.0, 1.0, 4.0])
+    fitted = _falling(values, weights)
+    assert (np.diff(fitted) <= 1e-12).all()
+    assert fitted @ weights == pytest.approx(values @ weights)
+
+
+def test_the_best_ratio_of_a_constant_hazard_is_the_hazard() -> None:
+    width = np.array([1.0, 1.0, 2.0, 4.0])
+    assert _best_ratio(np.full((1, 4), 0.3), width) == pytest.approx(np.full((1, 4), 0.3))
+
+
+def test_returns_learn_which_kind_comes_back() -> None:
+    returns, draw = Returns(1, 4096), random.Random(0)
+    often, never = returns.kind_of(0, (1, 0)), returns.kind_of(0, (2, 0))
+    for at in range(0, 2000, 2):
+        record = returns.begin(often, float(at))
+        returns.begin(never, float(at))
+        returns.end(record, at + draw.uniform(1.0, 30.0))
+    returns.learn(2000.0)
+    scores = returns.scores(np.array([often, never]), np.zeros(2))
+    assert scores[0] > 5 * scores[1]
+
+
+def test_a_foretold_return_multiplies_the_odds_at_every_age() -> None:
+    hazard, width = np.array([[0.02, 0.01, 0.005]]), np.array([10.0, 20.0, 40.0])
+    ahead = np.cumsum((hazard * width)[:, ::-1], axis=1)[:, ::-1]
+    chance = -np.expm1(-ahead)
+    times = _times_odds(hazard, chance, np.array([4.0])) / hazard
+    assert (times < 4).all(), "odds of four to one are less than four times the chance"
+    assert (times > 1).all()
+    assert (np.diff(times) > 0).all(), "the smaller the chance left, the more the odds count in full"
+    assert _times_odds(hazard, chance, np.array([1.0])) == pytest.approx(hazard)
