@@ -20,7 +20,7 @@ from framework.interfaces.store import BlockFormat, Store
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework.testing.engines import describe, expected, tokens_of
+from framework.testing.engines import describe, expected, slow_beams, tokens_of
 from framework.testing.fake_executor import FakeExecutor, FakeModel
 from framework.tiers.transfers import Copy
 from framework.tiers.worker import WorkerTransfers
@@ -200,7 +200,13 @@ def test_tokens_are_those_of_the_model_alone(rule: Callable[[], Tiering], alloca
     loaded = dropped = 0
     for seed in range(6):
         draw = random.Random(seed)
-        options: dict[str, Any] = {"preempt_every": draw.choice([0, 5]), "threads": seed == 0}
+        options: dict[str, Any] = {
+            "preempt_every": draw.choice([0, 0, 1, 2, 5]),
+            "chunk_size": draw.choice([None, 1, 3]),
+            "max_batch_tokens": draw.choice([8, 24, 2048]),
+            "share_within_step": draw.random() < 0.7,
+            "threads": seed == 0,
+        }
         engine = tiered_engine(draw, rule(), allocator=allocator, share=share, **options)
         tiers = engine.state.tiers
         assert tiers is not None
@@ -213,12 +219,18 @@ def test_tokens_are_those_of_the_model_alone(rule: Callable[[], Tiering], alloca
     assert dropped > 0, "no load was dropped under way"
 
 
+def prompt_of(request: Any) -> list[int]:
+    return [int(token) for token in request.prompt]
+
+
 def run(engine: Engine, tiers: EngineTiers, draw: random.Random, count: int) -> int:
     """Serve `count` prompts, cancelling some; returns how many had blocks on their way then."""
     model, requests, dropped = FakeModel(), [], 0
     for number, prompt in enumerate(prompts(draw, count)):
         width = draw.choice([1, 1, 1, min(2, engine.state.rows.max_rows)])
-        requests.append(engine.submit(prompt, Sampling(max_tokens=draw.randint(1, 6), n=width), arrival_s=number / 2))
+        kind = draw.choice(["n", "n", "beam_width"]) if width > 1 else "n"
+        facts = {"arrival_s": number / 2, "priority": draw.choice([0, 0, 1])}
+        requests.append(engine.submit(prompt, Sampling(max_tokens=draw.randint(1, 6), **{kind: width}), **facts))
     steps = 0
     while engine.num_unfinished:
         engine.step()
@@ -234,7 +246,9 @@ def run(engine: Engine, tiers: EngineTiers, draw: random.Random, count: int) -> 
     engine.check()
     for request in requests:
         if request.status.value == "finished":
-            assert tokens_of(request) == expected(model, request), request.number
+            beams = request.sampling.beam_width > 1
+            right = slow_beams(model, prompt_of(request), request.sampling) if beams else expected(model, request)
+            assert tokens_of(request) == right, request.number
     statuses = {request.status.value for request in requests}
     injected = all(
         request.reason.endswith("injected into a step") for request in requests if request.status.value == "failed"
