@@ -43,7 +43,8 @@ class Chat(Workload):
         output_tokens: generated per request, at most.
         temperature: of plain requests; 0 is greedy.
         parallel_share: share of requests that ask for 2 to `parallel_n` samples, at `parallel_temperature`.
-        num_beam: further requests, evenly spread, that use beam search of `beam_width`.
+        num_beam: further requests, evenly spread, that use beam search of `beam_width`; null: 2, or as many
+            as there are.
         rate_per_s: Poisson arrivals; 0 means all at once.
 
     Raises:
@@ -61,7 +62,7 @@ class Chat(Workload):
     parallel_share: float = 0.2
     parallel_n: int = 4
     parallel_temperature: float = 0.8
-    num_beam: int = 2
+    num_beam: int | None = None
     beam_width: int = 4
     rate_per_s: float = 0.0
 
@@ -72,7 +73,8 @@ class Chat(Workload):
         at_least("chat", 2, suffix_tokens=self.suffix_tokens, parallel_n=self.parallel_n, beam_width=self.beam_width)
         at_least("chat", 1, output_tokens=self.output_tokens)
         need("chat", "parallel_share", self.parallel_share, 0, 1)
-        need("chat", "num_beam", self.num_beam, 0, self.num_requests)
+        if self.num_beam is not None:
+            need("chat", "num_beam", self.num_beam, 0, self.num_requests)
 
     def requests(self) -> Iterator[WorkloadRequest]:
         """See Workload."""
@@ -81,7 +83,8 @@ class Chat(Workload):
         arrivals = _arrivals(rng, self.rate_per_s)
         num_sessions = -(-self.num_requests // self.turns)
         histories = [prefixes[session % self.num_prefixes] for session in range(num_sessions)]
-        beams = {(2 * index + 1) * self.num_requests // (2 * self.num_beam) for index in range(self.num_beam)}
+        num_beam = min(2, self.num_requests) if self.num_beam is None else self.num_beam
+        beams = {(2 * index + 1) * self.num_requests // (2 * num_beam) for index in range(num_beam)}
         for number in range(self.num_requests):
             session = number % num_sessions
             message = _text(rng, rng.randint(self.suffix_tokens // 2, self.suffix_tokens + self.suffix_tokens // 2))

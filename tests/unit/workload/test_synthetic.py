@@ -99,3 +99,10 @@ def test_no_yaml_repeats_what_a_constructor_says(repository: Path) -> None:
         options = yaml.safe_load(file.read_text())
         parameters = registry.own_options(registry.load("workload", options.pop("name"))).parameters
         assert options == {p.name: "???" if p.required else p.default for p in parameters}, file
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 3])
+def test_a_chat_of_few_requests_needs_no_other_option(num_requests: int) -> None:
+    requests = list(build("chat", {"num_requests": num_requests}, seed=0))
+    beams = [request.sampling.beam_width for request in requests if request.sampling.beam_width > 1]
+    assert (len(requests), len(beams)) == (num_requests, min(2, num_requests))
