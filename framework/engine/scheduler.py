@@ -122,6 +122,8 @@ class Scheduler:
             if plan is not None:
                 tiers.begin(seq, plan)
         except Exception:
+            if plan is not None:
+                tiers.abandon(plan)
             self.life.free_table(seq)
             raise
         return plan is not None

@@ -185,7 +185,7 @@ class EngineTiers:
         """`seq` has its table: count what it uses; then offer what was evicted for it."""
         if not self.off:
             with self._sound():
-                if not seq.was_admitted:
+                if not seq.was_admitted and seq.id not in self._hits:  # once, however often it returns to wait
                     self._count(seq, hit, plan)
                 if plan is not None:
                     for tier, keys in self._by_tier(plan):
@@ -240,6 +240,11 @@ class EngineTiers:
         self._state.note("load", seq, blocks=len(wanted))
         self.transfers.submit(wanted)
 
+    def abandon(self, plan: Plan) -> None:
+        """The load that was planned cannot begin: nothing of it is pinned any more."""
+        for tier, keys in self._by_tier(plan):
+            tier.unpin([key for key in keys if tier.is_pinned(key)], self._now)
+
     def drop(self, seq: Row, *, returning: bool = False) -> bool:
         """Free what `seq`, which has no row, holds: at once, or when its loads have ended. False if it holds nothing.
 
@@ -259,10 +264,11 @@ class EngineTiers:
         return True
 
     def _free(self, seq: Row, *, returning: bool) -> None:
-        self._hits.pop(seq.id, None)
         self._life.free_table(seq)
         if returning and not seq.done:
             self._state.waiting.push(seq)
+        else:
+            self._hits.pop(seq.id, None)
 
     def yield_room(self) -> bool:
         """Let one sequence without a row give its blocks up, the latest first; False if none could."""
@@ -387,7 +393,7 @@ class EngineTiers:
             self._life.fail(seq, error)
             return
         if not seq.was_admitted:
-            seq.request.num_loaded_tokens += tokens - start
+            seq.request.num_loaded_tokens = tokens - start
             sources = [0 if copy is None else copy.source for copy in load.copies[:good]]
             seq.request.tier_tokens = {tier: self._size * sources.count(tier) for tier in {*sources} - {0}}
         self._state.note("loaded", seq, blocks=good)

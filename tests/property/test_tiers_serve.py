@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Step
 from framework.engine.tier_records import TierSetup
@@ -190,11 +191,12 @@ def prompts(draw: random.Random, count: int) -> list[list[int]]:
     return [draw.choice(stems)[: draw.randint(4, 24)] + [draw.randrange(32)] * draw.randint(1, 6) for _ in range(count)]
 
 
+ALLOCATORS = ["prefix_cow", "prefix", "radix", *(name for name in registry.names("allocator") if "native" in name)]
 RULES = [OnEviction, lambda: OnEviction(exclusive=False), WriteThrough, OnSecondHit, lambda: Erratic(random.Random(3))]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3], ids=["sound", "failing"])
-@pytest.mark.parametrize("allocator", ["prefix_cow", "prefix", "radix"])
+@pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.parametrize("rule", RULES, ids=["exclusive", "inclusive", "write_through", "second_hit", "erratic"])
 def test_tokens_are_those_of_the_model_alone(rule: Callable[[], Tiering], allocator: str, share: float) -> None:
     loaded = dropped = 0

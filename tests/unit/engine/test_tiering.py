@@ -15,6 +15,7 @@ from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.tier_records import TierSetup
 from framework.engine.tier_report import tier_summary
 from framework.engine.tiering import EngineTiers
+from framework.errors import PluginError
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework.kv_events.index import BlockIndex
 from framework.kv_events.stream import EventStream
@@ -342,3 +343,34 @@ def test_a_request_that_waits_for_room_has_its_blocks_brought_up_meanwhile(prefe
     assert waiting.num_loaded_tokens == 12
     assert waiting.tier_tokens == ({1: 12} if prefetch else {2: 12})
     assert running.status.value == "finished"
+
+
+def test_hits_are_counted_once_though_a_loaded_request_yields_its_room() -> None:
+    engine = replayed(OnEviction(exclusive=False), num_blocks=8, max_batch_requests=1)
+    serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
+    engine.submit([7], Sampling(max_tokens=27, ignore_eos=True))
+    engine.step()
+    waiting = engine.submit(prompt(0), ONE)
+    engine.step()
+    engine.step()
+    assert below(engine).yield_room()
+    engine.run()
+    assert below(engine).lower.tiers[0].counts.hits == 3
+    assert waiting.num_loaded_tokens == 12
+    assert waiting.num_cached_tokens == 12
+
+
+def test_a_load_that_cannot_begin_leaves_nothing_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replayed(OnEviction(exclusive=False))
+    serve(engine, prompt(0), prompt(100))
+
+    def fails(*_: Any) -> None:
+        raise PluginError("injected")
+
+    monkeypatch.setattr(engine.executor, "fresh", fails)
+    request = engine.submit(prompt(0), ONE)
+    engine.run()
+    assert request.status.value == "failed"
+    monkeypatch.undo()
+    engine.check()
+    assert serve(engine, prompt(0))[0].num_loaded_tokens == 12
