@@ -176,12 +176,14 @@ class RequestFinder:
         return next(reversed(same or ending), None)
 
     def _path(self, name: Hash | None) -> list[Hash]:
-        """The blocks from the root to this one, as far as they were seen."""
-        path: list[Hash] = []
-        while name is not None:
-            path.append(name)
+        """The blocks from the root to this one, as far as they were seen; of a damaged stream that leads in circles,
+        once around.
+        """
+        path: dict[Hash, None] = {}
+        while name is not None and name not in path:
+            path[name] = None
             name = self._above.get(name)
-        return path[::-1]
+        return [*reversed(path)]
 
     def _begin(self, request: SeenRequest, started: set[int]) -> None:
         started.add(id(request))

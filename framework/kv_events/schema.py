@@ -6,6 +6,7 @@ streams of later versions can be read; a field that is missing or of another typ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeAlias
@@ -76,7 +77,9 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 _KINDS: Mapping[str, Callable[..., Event]] = {
     kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)
 }
-_HASHES, _TEXTS, _COUNTS = ("block_hashes",), ("medium", "lora_name", "session_id", "cache_salt"), ("group_idx",)
+_TEXTS = frozenset({"medium", "lora_name", "session_id", "cache_salt"})
+_MOST_TOKENS = 2**20
+"""A block of more is taken for damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +128,23 @@ def from_map(record: Any) -> Event:
 
 def _check(found: Mapping[str, Any]) -> None:
     """The fields that anything here relies on."""
-    for name in found.keys() & {*_HASHES}:
-        if not isinstance(found[name], (list, tuple)) or not all(map(is_hash, found[name])):
-            raise FieldError(name, "expected a list of hashes: bytes, integers or text")
+    hashes = found.get("block_hashes", ())
+    if not isinstance(hashes, (list, tuple)) or not all(map(is_hash, hashes)):
+        raise FieldError("block_hashes", "expected a list of hashes: bytes, integers or text")
     if "parent_block_hash" in found and not (found["parent_block_hash"] is None or is_hash(found["parent_block_hash"])):
         raise FieldError("parent_block_hash", "expected a hash or null")
     if "token_ids" in found and not isinstance(found["token_ids"], (list, tuple)):
         raise FieldError("token_ids", "expected a list")
-    if "block_size" in found and (type(found["block_size"]) is not int or found["block_size"] < 1):
-        raise FieldError("block_size", f"expected tokens a block, at least 1, found {str(found['block_size'])[:40]}")
-    for name in found.keys() & {*_TEXTS}:
+    if "block_size" in found:
+        size = found["block_size"]
+        if type(size) is not int or not 1 <= size <= _MOST_TOKENS:
+            raise FieldError("block_size", f"expected 1 to {_MOST_TOKENS} tokens, found {str(size)[:40]}")
+    for name in found.keys() & _TEXTS:
         if not isinstance(found[name], (str, type(None))):
             raise FieldError(name, f"expected text or null, found {type(found[name]).__name__}")
-    for name in found.keys() & {*_COUNTS}:
-        if found[name] is not None and type(found[name]) is not int:
-            raise FieldError(name, f"expected an integer or null, found {type(found[name]).__name__}")
+    group = found.get("group_idx")
+    if group is not None and type(group) is not int:
+        raise FieldError("group_idx", f"expected an integer or null, found {type(group).__name__}")
 
 
 def is_hash(value: object) -> bool:
@@ -167,10 +172,10 @@ def time_of(value: Any) -> float:
     """A batch's time.
 
     Raises:
-        FieldError: no number.
+        FieldError: no finite number, or below 0.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise FieldError("ts", f"expected a number, found {type(value).__name__}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise FieldError("ts", f"expected a finite number, at least 0, found {str(value)[:40]}")
     return float(value)
 
 

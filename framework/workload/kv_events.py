@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import WorkloadError
+from framework.interfaces.records import FieldError
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.kv_events.reading import Header, header_of, is_stream, read_batches
 from framework.kv_events.requests import facts_of
@@ -46,10 +47,13 @@ class KVEventStream(Workload):
         report = header.report_hits if self.report_hits is None else self.report_hits
         found = Requests(Header(clock=header.clock, block_size=header.block_size, report_hits=report), self.medium)
         self._found, epoch = None, None
-        for number, batch in read_batches(path):
-            epoch = batch.ts if epoch is None else epoch
-            yield from _since(epoch, found.take(number, batch))
-        yield from _since(epoch or 0.0, found.finish())
+        try:
+            for number, batch in read_batches(path):
+                epoch = batch.ts if epoch is None else epoch
+                yield from _since(epoch, found.take(number, batch))
+            yield from _since(epoch or 0.0, found.finish())
+        except FieldError as error:
+            raise WorkloadError(f"{path}: {error}") from error
         self._found = found
 
     def facts(self) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ METRICS: tuple[Metric, ...] = (
     event("kv_event_failed_batches", "batches", "lower", "batches failed", "Batches or replies that could not be sent.",
           hide_zero=True),
     event("recorded_hit_rate", "share", "higher", "recorded hit rate",
-          "`recorded_hit_blocks` / `recorded_prompt_blocks`.", note="of the engine that sent them"),
+          "`recorded_hit_blocks` / `recorded_prompt_blocks`.", note="in the engine"),
     event("recorded_hit_blocks", "blocks", "higher", "recorded blocks hit",
           "Full blocks of prompts, as far as the events show them, that were there when their request began.",
           of="recorded_prompt_blocks"),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import orjson
 
-from framework.interfaces.trace import FieldError, Line, Record, TraceReader, WorkloadRequest
+from framework.interfaces.trace import MAX_TOKENS, FieldError, Line, Record, TraceReader, WorkloadRequest
 from framework.kv_events.follower import Numbered
 from framework.kv_events.reading import (
     MAGIC,
@@ -143,6 +143,9 @@ class Requests:
         return self._numbers.setdefault(name, len(self._numbers))
 
     def _request(self, seen: SeenRequest) -> WorkloadRequest:
+        total = seen.block_size * (len(seen.prompt) + len(seen.output))
+        if total > MAX_TOKENS:
+            raise FieldError("block_hashes", f"a request of {total} tokens; at most {MAX_TOKENS} can be")
         size, ids = seen.block_size, np.array([self._number(name) for name in seen.prompt], dtype=np.int64)
         prompt = np.repeat(ids, size)
         output = np.repeat(self._numbers_of(seen.output), size)

@@ -72,7 +72,9 @@ def test_messages_are_read_as_they_came(tmp_path: Path) -> None:
         ({"seq": 0, "ts": 1, "events": [{"type": "BlockRemoved"}]}, "block_hashes: missing"),
         ({"seq": 0, "ts": 1, "events": [{"type": "BlockRemoved", "block_hashes": [1.5]}]}, "block_hashes: expected"),
         ({"seq": -1, "ts": 1, "events": []}, "seq: expected a whole number"),
-        ({"seq": 0, "ts": "now", "events": []}, "ts: expected a number"),
+        ({"seq": 0, "ts": "now", "events": []}, "ts: expected a finite number"),
+        ({"seq": 0, "ts": -1, "events": []}, "ts: expected a finite number"),
+        ({"seq": 0, "ts": 1, "events": [{**as_map(STORED), "block_size": 10**9}]}, "block_size: expected 1 to"),
         ({"seq": 0, "ts": 1, "events": [7]}, "event: expected a map"),
         ({"seq": 0, "ts": 1, "events": [{**as_map(STORED), "block_size": 0}]}, "block_size: expected"),
         ({"seq": 0, "ts": 1, "events": [{**as_map(STORED), "parent_block_hash": 0.5}]}, "parent_block_hash: expected"),
@@ -148,3 +150,12 @@ def test_the_block_size_is_the_headers_or_the_first_stores_or_must_be_given(tmp_
     assert sum(1 for _ in open_trace(late, block_tokens=2)) == 1
     with pytest.raises(WorkloadError, match="0 requests"):
         [*open_trace(written(tmp_path / "e", bare))]
+
+
+def test_a_request_of_more_tokens_than_can_be_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    huge = BlockStored(block_hashes=[*map(str, range(200))], parent_block_hash=None, token_ids=[], block_size=2**20)
+    path = written(tmp_path / "huge", line(0, 0, huge))
+    with pytest.raises(WorkloadError, match="a request of 209715200 tokens"):
+        [*KVEventStream(path=path).requests()]
+    with pytest.raises(WorkloadError, match="a request of 209715200 tokens"):
+        [*open_trace(path)]

@@ -100,3 +100,10 @@ def test_a_stream_that_begins_in_the_middle_starts_paths_where_it_knows_them() -
 def test_requests_come_in_the_order_in_which_they_began() -> None:
     requests, _ = found((0, [stored("a")]), (1, [stored("b")]), (1.5, [stored("c", "a")]), (30, [stored("z")]))
     assert shape(requests) == [("a", "c", 0), ("b", "", 0), ("z", "", 0)]
+
+
+def test_a_stream_whose_parents_lead_in_circles_comes_to_an_end() -> None:
+    requests, _ = found(
+        (0, [stored("a", "b")]), (50, [stored("b", "a")]), (99, [stored("x", "a")]), (200, [stored("y", "y")])
+    )
+    assert shape(requests)[2:] == [("bax", "", 2), ("yy", "", 1)]
