@@ -43,7 +43,8 @@ logarithm of the capacity, from 1 to 50 % of a trace's distinct blocks. 100 is t
 than LRU. The score is the mean over the traces. Brackets: 95 % interval by resampling. Worst: the lowest difference to
 LRU at any capacity, in points of the hit rate. Time is that of the whole replay in Python, LRU's in its row. A row is
 valid when the kit passes, the policy knows no future and exceeds no capacity, and whole traces were replayed from a
-committed revision at all capacities.
+committed revision at all capacities. Entries that fail the kit, know the future or exceed the capacity have no place
+and stand below the others.
 """
 _HOW_TO_ENTER = """To enter, install a package with an eviction policy and add a file to
 `experiments/leaderboard/entries/`; see `experiments/leaderboard/README.md`.
@@ -82,9 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reasons = _reasons(options, revision)
     for row in rows:
         row |= {"revision": revision, "contract": f"{CONTRACT}.{CONTRACT_MINOR}"}
+        row["ranked"] = not row["against"]
         row["against"] = [*row.pop("against"), *reasons]
         row["valid"] = not row["against"]
-    ranked = sorted(rows, key=lambda row: -row["score"])
+    ranked = sorted(rows, key=lambda row: (not row["ranked"], -row["score"]))
     options.out.mkdir(parents=True, exist_ok=True)
     record = {"command": _command(options), "date": time.strftime("%Y-%m-%d"), "machine": _machine(), "rows": ranked}
     (options.out / "leaderboard.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -268,7 +270,7 @@ def _page(rows: Sequence[dict[str, Any]], record: dict[str, Any]) -> str:
     header = ["", "entry", "score, %", *(f"{name.split('.')[0]}, %" for name in names), "worst, points", "us a block",
               "kit", "valid"]  # fmt: skip
     body = [
-        [place, row["name"], f"{100 * row['score']:.1f}",
+        [place if row["ranked"] else "-", row["name"], f"{100 * row['score']:.1f}",
          *(f"{100 * f['closed']:.1f} [{100 * f['low']:.1f}, {100 * f['high']:.1f}]" for f in row["traces"]),
          f"{row['worst_points']:+.2f}", f"{row['us_per_block']:.1f}", "pass" if row["kit"] else "FAIL",
          "yes" if row["valid"] else "no: " + "; ".join(row["against"])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import random
 from pathlib import Path
 from types import ModuleType
@@ -83,3 +84,30 @@ def test_who_knows_the_future_or_fails_the_kit_is_not_valid(experiments) -> None
     assert board.judge(entry.Entry(name="lru", policy="lru")) == []
     assert board.judge(entry.Entry(name="b", policy="belady"))[0] == "it knows the future"
     assert "it may exceed the capacity" in board.judge(entry.Entry(name="o", policy="optimum"))
+
+
+def test_the_board_ranks_who_plays_by_the_rules_and_puts_the_others_below(experiments, tmp_path: Path) -> None:
+    board, folder = experiments["leaderboard.__main__"], tmp_path / "traces"
+    folder.mkdir()
+    rows = [
+        {
+            "timestamp": 1000 * at,
+            "input_length": 4 * 512,
+            "output_length": 1,
+            "hash_ids": [0] + [at % 30 * 10 + d for d in (1, 2, 3)],
+        }
+        for at in range(200)
+    ]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--traces", str(folder), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    assert board.main([*given, "--block-tokens", "512", "--policies", "belady", "lru", "fifo"]) == 0
+    found = json.loads((tmp_path / "out" / "leaderboard.json").read_text())["rows"]
+    assert found[-1]["name"] == "belady", [row["name"] for row in found]
+    assert [row["ranked"] for row in found] == [True, True, False]
+    page = (tmp_path / "out" / "leaderboard.md").read_text()
+    assert "| - | belady |" in page
+    assert "| 1 | lru |" in page
+    assert board.main([*given, "--limit", "150", "--policies", "lru"]) == 0
+    (row,) = json.loads((tmp_path / "out" / "leaderboard.json").read_text())["rows"]
+    assert not row["valid"]
+    assert any("--limit 150" in reason for reason in row["against"])
