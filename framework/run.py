@@ -219,6 +219,7 @@ def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Pa
     from hydra.core.global_hydra import GlobalHydra
 
     from framework.config.hydra import compose
+    from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
 
     path = compose.search_path(conf, args.config_dir)
     if args.cfg:
@@ -231,6 +232,8 @@ def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Pa
             hydra.show_info(args.info, name, args.overrides)
         else:
             hydra.hydra_help(name, parser, args)
+    except HYDRA_ERRORS as error:
+        raise as_config_error(error, args.overrides, path) from error
     finally:
         GlobalHydra.instance().clear()
 

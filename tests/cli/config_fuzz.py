@@ -81,7 +81,7 @@ class Fuzz:
             words = [word for word in words if not word.startswith("run.dir=")]
             words += ["-m", "run.sweep=s", f"seed={draw.choice(('0,1', '1,x', 'range(2)', '0'))}"]
         if draw.random() < 0.03:
-            words.append(draw.choice(("--cfg", "--info", "-cn", "--version", "--nothing", "=", "'", "a", "~seed", "+")))
+            words.append(draw.choice(("--cfg", "-cn", "--version", "--nothing", "=", "'", "a", "~seed", "+")))
         return words
 
     def _change(self) -> str:

@@ -86,6 +86,7 @@ SERVE: list[tuple[str, ...]] = [
     ("workload.think_s=1",), ("executor=cache_only",), ("hydra.run.dir=/dev/null/x",), ("-cn", "nothing"),
     ("-m", "seed=range(0)"), ("-m", "seed=choice()"), ("-m", "run.sweep=/dev/null", "seed=1,2"),
     ("hydra/launcher=nothing", "-m", "seed=1,2"), ("-m", f"seed=range({HUGE})"),
+    ("workload.num_requests=x", "--cfg", "job"),
     ("-m", "seed=interval(0,1)"), ("-m", "seed=range(0,9,0)"),
 ]  # fmt: skip
 REPLAYS: list[tuple[str, ...]] = [

@@ -121,3 +121,12 @@ assert "torch" not in sys.modules, "torch was imported to show a configuration"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=elsewhere, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_hydra_refuses_while_it_shows_its_own_is_a_sentence(elsewhere: Path) -> None:
+    # A process of its own: Hydra's --info turns its debug log on.
+    command = [sys.executable, "-m", "framework.run", "--info", "config", "workload=trace", "workload.limit=1e308"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, last.partition(":")[0]) == (2, "ConfigError"), done.stderr
+    assert "workload.limit=1e308" in last, last
