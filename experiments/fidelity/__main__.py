@@ -1,4 +1,4 @@
-"""Fidelity of replay to engines: the same streams through vLLM's scheduler and cache, SGLang's tree, and mode=replay.
+"""Equality of the replay with engines: one stream through vLLM's own scheduler and cache, and through mode=replay.
 
 Needs the engines' packages: `make engines`, then `.engines/bin/python -m experiments.fidelity`.
 """
@@ -13,17 +13,32 @@ from typing import Any
 
 from experiments.fidelity.compare import DEFAULTS, OF_VLLM, differences, in_replay, in_vllm
 from experiments.fidelity.streams import Talk, grown, of_trace, sampled
-from experiments.shared import AGENTIC, CONVERSATION, parse, publish, table, trace_path, write_provenance, write_rows
+from experiments.shared import (
+    AGENTIC,
+    CONVERSATION,
+    digest,
+    kept,
+    parse,
+    publish,
+    table,
+    trace_path,
+    write_provenance,
+    write_rows,
+)
 
 POLICIES = ("lru", "s3fifo", "sieve", "arc", "hazard", "workload_aware")
 LIMITS: dict[str, dict[str, Any]] = {
     "conversation": {"num_blocks": 2_000, "block_size": 512, "max_batch_tokens": 8_192, "max_batch_requests": 32},
-    "agentic": {"num_blocks": 6_000, "block_size": 64, "max_batch_tokens": 8_192, "max_batch_requests": 16},
+    "agentic": {"num_blocks": 4_500, "block_size": 64, "max_batch_tokens": 8_192, "max_batch_requests": 16},
     "synthetic": {"num_blocks": 200, "block_size": 16, "max_batch_tokens": 256, "max_batch_requests": 6},
     "synthetic, preempting": {
         "num_blocks": 60, "block_size": 16, "max_batch_tokens": 8_192, "max_batch_requests": 40, "watermark": 0.05,
     },
 }  # fmt: skip
+
+EITHER = ({**OF_VLLM, "duplicates": "merge"}, {**OF_VLLM, "scheduling": "admit_first"})
+ONE_BY_ONE = ("synthetic", "synthetic, preempting")
+"""Streams on which each of the two choices is also made alone."""
 
 Rows = list[dict[str, Any]]
 
@@ -38,10 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paths = [trace_path(CONVERSATION), trace_path(AGENTIC)]
     streams = _streams(options.quick)
     policies = POLICIES[:2] if options.quick else POLICIES
-    rows = [row for name, talks in streams.items() for policy in policies for row in _rows(name, talks, policy)]
-    stock = [_stock(name, talks) for name, talks in streams.items()]
+    cells = options.out / "cells"
+
+    def cell(name: str, policy: str | None) -> Rows:
+        """The rows of one stream and policy; those of a run that was ended early are not made again."""
+        key = digest(name, policy, LIMITS[name], options.quick, version("vllm"))
+        file = cells / f"{name.replace(', ', '_')}-{policy or 'stock'}.json"
+        return list(kept(file, key, lambda: {"rows": _rows(name, streams[name], policy)})["rows"])
+
+    rows = [row for name in streams for policy in policies for row in cell(name, policy)]
+    stock = [row for name in streams for row in cell(name, None)]
     costs = cost.rows_of(
-        of_trace(paths[0], 20 if options.quick else 120, longest=32), policies, 3 if options.quick else 7
+        of_trace(paths[0], 20 if options.quick else 60, longest=32), policies, 3 if options.quick else 7
     )
     write_rows(options.out / "vllm.csv", rows)
     write_rows(options.out / "stock.csv", stock)
@@ -52,33 +75,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _streams(quick: bool) -> dict[str, list[Talk]]:
-    size = 60 if quick else 1_500
+    size, longest = (60, 16) if quick else (400, 48)
+    made_up = [*grown(size // 3), *sampled(size // 30, width=4)]
     return {
-        "conversation": of_trace(trace_path(CONVERSATION), size, longest=10**9 if not quick else 16),
-        "agentic": of_trace(trace_path(AGENTIC), size // 4, longest=256 if not quick else 16),
-        "synthetic": [*grown(size // 5), *sampled(size // 30, width=4)],
-        "synthetic, preempting": [*grown(size // 5), *sampled(size // 30, width=4)],
+        "conversation": of_trace(trace_path(CONVERSATION), size, longest=longest),
+        "agentic": of_trace(trace_path(AGENTIC), size // 5, longest=longest),
+        "synthetic": made_up,
+        "synthetic, preempting": made_up,
     }
 
 
-def _rows(name: str, talks: Sequence[Talk], policy: str) -> Rows:
-    """The stream in vLLM, and here with vLLM's choices, with ours, and with one of each."""
+def _rows(name: str, talks: Sequence[Talk], policy: str | None) -> Rows:
+    """The stream in vLLM, and here with vLLM's choices, with ours, and with one of each.
+
+    Without a policy: vLLM without us, and with `lru` through the connector.
+    """
     from experiments.fidelity.vllm_side import hash_scheme
 
     print(f"{name}, {policy}", file=sys.stderr, flush=True)
     limits = LIMITS[name]
+    if policy is None:
+        found = differences(in_vllm(talks, None, **limits), in_vllm(talks, "lru", **limits))
+        return [{"stream": name, "requests": len(talks), **found}]
     theirs = in_vllm(talks, policy, **limits)
     rows = []
-    for choices in (OF_VLLM, {**OF_VLLM, "duplicates": "merge"}, {**OF_VLLM, "scheduling": "admit_first"}, DEFAULTS):
+    for choices in (OF_VLLM, *(EITHER if name in ONE_BY_ONE else ()), DEFAULTS):
         ours = in_replay(talks, policy, hash_scheme(), choices=choices, **limits)
         rows.append({"stream": name, "requests": len(talks), "policy": policy, **choices, **differences(theirs, ours)})
     return rows
-
-
-def _stock(name: str, talks: Sequence[Talk]) -> dict[str, Any]:
-    """vLLM without us, and with `lru` through the connector."""
-    stock, ours = in_vllm(talks, None, **LIMITS[name]), in_vllm(talks, "lru", **LIMITS[name])
-    return {"stream": name, "requests": len(talks), **differences(stock, ours)}
 
 
 _DIFFER = ("steps_that_differ", "requests_that_hit_differently", "preemptions_that_differ", "evictions_that_differ")

@@ -13,7 +13,7 @@ from experiments.fidelity import vllm_side
 from experiments.fidelity.compare import transfer
 from experiments.fidelity.streams import Talk
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 20_000
+BLOCK_SIZE, NUM_BLOCKS = 16, 10_000
 
 
 def rows_of(talks: Sequence[Talk], policies: Sequence[str], rounds: int) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
+from typing import Any
 
 
 class Node:
@@ -58,3 +59,45 @@ class StandIn(ABC):
 
     def mark_non_evictable(self, key):
         return
+
+
+class PoolBlock:
+    """The attributes of vLLM's KVCacheBlock that are read here."""
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id, self.ref_cnt, self.block_hash, self.block_hash_num_tokens = block_id, 0, None, None
+        self.prev_free_block = self.next_free_block = None
+        self.is_null = False
+
+
+class FreeQueue:
+    """vLLM's FreeKVCacheBlockQueue, as a list."""
+
+    def __init__(self, blocks: list[PoolBlock]) -> None:
+        self.free = list(blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self.free)
+
+    @property
+    def fake_free_list_head(self) -> Any:
+        head = PoolBlock(-1)
+        head.next_free_block = self.free[0]
+        return head
+
+    def popleft(self) -> PoolBlock:
+        return self.free.pop(0)
+
+    def popleft_n(self, n: int) -> list[PoolBlock]:
+        taken, self.free = self.free[:n], self.free[n:]
+        return taken
+
+    def remove(self, block: PoolBlock) -> None:
+        self.free.remove(block)
+
+    def append_n(self, blocks: list[PoolBlock]) -> None:
+        self.free += blocks
+
+    def prepend_n(self, blocks: list[PoolBlock]) -> None:
+        self.free = blocks + self.free

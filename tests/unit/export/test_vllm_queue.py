@@ -6,6 +6,7 @@ import importlib.util
 from typing import Any
 
 import pytest
+from engine_stand_ins import FreeQueue, PoolBlock
 
 from framework.errors import ConfigError, Unsupported
 from framework.export.host_blocks import build_policy
@@ -13,48 +14,6 @@ from framework.export.pool_facts import PoolFacts
 from framework.export.vllm_connector import options_of, require_version
 from framework.export.vllm_queue import PolicyQueue
 from framework.interfaces.eviction import EvictionPolicy, ScoredPolicy
-
-
-class Block:
-    """The attributes of vLLM's KVCacheBlock that are read here."""
-
-    def __init__(self, block_id: int) -> None:
-        self.block_id, self.ref_cnt, self.block_hash, self.block_hash_num_tokens = block_id, 0, None, None
-        self.prev_free_block = self.next_free_block = None
-        self.is_null = False
-
-
-class Order:
-    """vLLM's FreeKVCacheBlockQueue, as a list."""
-
-    def __init__(self, blocks: list[Block]) -> None:
-        self.free = list(blocks)
-
-    @property
-    def num_free_blocks(self) -> int:
-        return len(self.free)
-
-    @property
-    def fake_free_list_head(self) -> Any:
-        head = Block(-1)
-        head.next_free_block = self.free[0]
-        return head
-
-    def popleft(self) -> Block:
-        return self.free.pop(0)
-
-    def popleft_n(self, n: int) -> list[Block]:
-        taken, self.free = self.free[:n], self.free[n:]
-        return taken
-
-    def remove(self, block: Block) -> None:
-        self.free.remove(block)
-
-    def append_n(self, blocks: list[Block]) -> None:
-        self.free += blocks
-
-    def prepend_n(self, blocks: list[Block]) -> None:
-        self.free = blocks + self.free
 
 
 class Mru(ScoredPolicy):
@@ -75,14 +34,18 @@ class Declines(ScoredPolicy):
         return False
 
 
-def queue_of(policy: EvictionPolicy, num_blocks: int = 6) -> tuple[PolicyQueue, list[Block], list[list[Block]]]:
-    blocks = [Block(i) for i in range(num_blocks + 1)]
+def queue_of(policy: EvictionPolicy, num_blocks: int = 6) -> tuple[PolicyQueue, list[PoolBlock], list[list[PoolBlock]]]:
+    blocks = [PoolBlock(i) for i in range(num_blocks + 1)]
     facts = PoolFacts(policy, num_blocks, 16, lambda: 0.0)
-    declined: list[list[Block]] = []
-    return PolicyQueue(Order(blocks[1:]), blocks, facts, on_declined=declined.append, hash_of=bytes), blocks, declined
+    declined: list[list[PoolBlock]] = []
+    return (
+        PolicyQueue(FreeQueue(blocks[1:]), blocks, facts, on_declined=declined.append, hash_of=bytes),
+        blocks,
+        declined,
+    )
 
 
-def cache(queue: PolicyQueue, names: list[bytes]) -> list[Block]:
+def cache(queue: PolicyQueue, names: list[bytes]) -> list[PoolBlock]:
     """Take, publish and release a chain of blocks."""
     taken = queue.popleft_n(len(names))
     for depth, (block, name) in enumerate(zip(taken, names, strict=True)):
