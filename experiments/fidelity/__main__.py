@@ -134,14 +134,14 @@ def _stocks(rows: Rows) -> str:
 
 
 def _choices(rows: Rows) -> str:
-    """Hit tokens here by choice, where any choice makes a difference."""
-    cells: dict[tuple[str, str], list[str]] = {}
+    """Hit tokens here by choice; "-" where it was not made."""
+    cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     for row in rows:
-        cells.setdefault((row["stream"], row["policy"]), [f"{row['hit_tokens']:,}"]).append(
-            f"{row['hit_tokens_here']:,}"
-        )
-    header = ("stream", "policy", "vLLM", "its choices", "merge", "admit_first", "both, our defaults")
-    return table(header, [(*key, *values) for key, values in cells.items()])
+        made = row["duplicates"], row["scheduling"]
+        cells.setdefault((row["stream"], row["policy"]), {})[made] = f"{row['hit_tokens_here']:,}"
+    columns = [("keep", "running_first"), ("merge", "running_first"), ("keep", "admit_first"), ("merge", "admit_first")]
+    header = ("stream", "policy", "vLLM's choices", "but merge", "but admit_first", "both, our defaults")
+    return table(header, [(*key, *(found.get(column, "-") for column in columns)) for key, found in cells.items()])
 
 
 def _costs(rows: Rows) -> str:
