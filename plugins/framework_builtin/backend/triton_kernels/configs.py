@@ -44,8 +44,8 @@ class ArchConfig:
         min_split_tokens: a split is at least this long.
         tma: prefill by tensor descriptors, by head dim, for half-precision pools whose pages hold whole tiles: of these
             the first whose tile divides the page. Larger tiles than `prefill`'s fit, as no register holds an address.
-        halve_when_biased: prefill takes half as many context tokens a tile under a soft cap or ALiBi, whose arithmetic
-            would spill.
+        halve_when_biased: prefill takes half as many context tokens a tile, at least 16, under a soft cap or ALiBi,
+            whose arithmetic would spill.
     """
 
     target: tuple[str, int | str, int]
@@ -115,15 +115,36 @@ ARCHS: dict[str, ArchConfig] = {
         halve_when_biased=True,
     ),
     "sm_90": ArchConfig(
-        target=("cuda", 90, 32), shared_bytes=227 * _KIB, native_fp8=True, decode=_DECODE, prefill=_PREFILL, tma=_TMA
+        target=("cuda", 90, 32),
+        shared_bytes=227 * _KIB,
+        native_fp8=True,
+        decode=_DECODE,
+        prefill=_PREFILL
+        | {
+            ("fp8", 256): PrefillConfig(block_m=64, block_n=16, num_warps=8, num_stages=3),
+            ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
+            ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
+        },
+        tma=_TMA,
     ),
     "sm_100": ArchConfig(
         target=("cuda", 100, 32),
         shared_bytes=227 * _KIB,
         native_fp8=True,
-        decode=_DECODE | {("fp8", 128): DecodeConfig(block_n=64, num_warps=8, num_stages=3)},
-        prefill=_PREFILL | {("fp8", 64): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3)},
+        decode=_DECODE
+        | {
+            ("fp8", 64): DecodeConfig(block_n=128, num_warps=8, num_stages=3),
+            ("fp8", 128): DecodeConfig(block_n=64, num_warps=8, num_stages=3),
+        },
+        prefill=_PREFILL
+        | {
+            ("half", 256): PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=3),
+            ("fp8", 64): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
+            ("float", 64): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
+            ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
+        },
         tma=_TMA,
+        halve_when_biased=True,
     ),
     "gfx942": ArchConfig(
         target=("hip", "gfx942", 64), shared_bytes=64 * _KIB, native_fp8=False, decode=_DECODE, prefill=_AMD_PREFILL

@@ -97,7 +97,7 @@ def prefill_shape(
         dim = padded_dim(spec.head_dim)
         config = arch.prefill[(kind_of(spec.dtype, spec.kv_dtype), dim)]
         biased = arch.halve_when_biased and (spec.soft_cap is not None or spec.alibi)
-        tokens = config.block_n // 2 if biased else config.block_n
+        tokens = max(config.block_n // 2, 16) if biased else config.block_n
         return Shape(
             m=config.block_m,
             n=tokens,
