@@ -122,7 +122,7 @@ ARCHS: dict[str, ArchConfig] = {
         prefill=_PREFILL
         | {
             ("fp8", 256): PrefillConfig(block_m=64, block_n=16, num_warps=8, num_stages=3),
-            ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
+            ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
             ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
         },
         tma=_TMA,
