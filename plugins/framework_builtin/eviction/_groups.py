@@ -38,18 +38,32 @@ class Group:
         order: counts groups: larger was released later.
         size: candidates left. `count`: blocks that no later request has used, those evicted and remembered included.
         name: of its deepest block.
-        shadow: blocks that LRU would still hold.
+        shadow: blocks that LRU would still hold. `shadow_hits`: those it would have hit since the last release.
         record: number of its record in the policy's history; -1 without.
         turn: of its conversation, from 0, where the policy counts turns; -1 where that says nothing.
         score: as it stands in the heap; entries of other scores are stale.
     """
 
-    __slots__ = ("blocks", "count", "kind", "name", "order", "record", "score", "shadow", "size", "start", "turn")
+    __slots__ = (
+        "blocks",
+        "count",
+        "kind",
+        "name",
+        "order",
+        "record",
+        "score",
+        "shadow",
+        "shadow_hits",
+        "size",
+        "start",
+        "turn",
+    )
 
     def __init__(self, blocks: array[int], kind: int, start: float, order: int) -> None:
         self.blocks, self.kind, self.start, self.order = blocks, kind, start, order
         self.size = self.count = self.shadow = len(blocks)
         self.record = self.turn = -1
+        self.shadow_hits = 0
         self.name: BlockHash | None = None
         self.score: float = 0.0
 
@@ -275,30 +289,29 @@ class GroupedPolicy(EvictionPolicy):
 
 
 class Shadow:
-    """How many blocks LRU would have hit, counted by groups: what a policy compares itself with.
+    """How many blocks LRU would have hit, counted by groups: what a policy compares itself with."""
 
-    Args:
-        num_blocks: of the cache.
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        self._most, self._held = num_blocks, 0
+    def __init__(self) -> None:
+        self._held = 0
         self._queue: deque[Group] = deque()
 
-    def use(self, group: Group, used: int) -> int:
-        """A request uses blocks of a group; how many of them LRU would have held."""
+    def use(self, group: Group, used: int) -> None:
+        """A request takes blocks of a group into use. Those that LRU would have held are its hits and stay."""
         held = min(used, group.shadow)
         group.shadow -= held
+        group.shadow_hits += held
         self._held -= held
-        return held
 
     def add(self, group: Group) -> None:
         """The group is the most recent now."""
         self._queue.append(group)
         self._held += group.shadow
-        while self._held > self._most:
+
+    def shrink(self, most: int) -> None:
+        """LRU would hold no more than `most` blocks that are not in use."""
+        while self._held > most:
             oldest = self._queue[0]
-            gone = min(oldest.shadow, self._held - self._most)
+            gone = min(oldest.shadow, self._held - most)
             oldest.shadow -= gone
             self._held -= gone
             if not oldest.shadow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,8 +32,9 @@ class Hazard(GroupedPolicy):
     deepest block first.
 
     NOTE 1. While its hits so far are behind LRU's by more than `tolerance` of all block references and the blocks of
-    one mean request, it evicts as LRU does: what LRU would have hit is counted beside it. That bounds the harm of a
-    trace that the model does not fit; a fixed number of blocks would be points of the hit rate on a short trace.
+    one mean request (at most a third of that share), it evicts as LRU does: what LRU would have hit is counted beside
+    it, a block once each time it comes into use. That bounds the harm of a trace that the model does not fit; a fixed
+    number of blocks would be points of the hit rate on a short trace.
     NOTE 2. Turn and new blocks are counted from what was ever seen, where that says more than the facts: what the cache
     happens to have lost says nothing of a conversation (3 points of the gap on the conversation trace).
     NOTE 3. Facts that are unknown, such as the turn behind an allocator that keeps none, are a value of their own.
@@ -63,23 +65,51 @@ class Hazard(GroupedPolicy):
         super().attach(blocks)
         self._returns = Returns(4, self._window)
         self._categories: dict[str, int] = {}
-        self._shadow = Shadow(blocks.num_blocks)
+        self._shadow = Shadow()
         self._lru_hits = self._own_hits = self._references = self._releases = 0
+        self._found = bytearray(len(blocks.depth))  # of blocks in use: 1 was resident before, 2 and a hit, 0 neither
+        self._room: int | None = None  # candidates that the last eviction left, until the shadow is shrunk to them
         self._as_lru = True
 
+    def admit(self, blocks: Sequence[BlockId], now: float) -> None:
+        super().admit(blocks, now)
+        self._use_shadow(blocks)
+
+    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+        if self._room is not None:  # others have taken room since the last release
+            self._shadow.shrink(self._room)
+            self._room = None
+        super().pin(blocks, now)
+        for block in blocks:
+            self._found[block] = 1
+        self._use_shadow(blocks)
+
     def hit(self, blocks: Sequence[BlockId], now: float) -> None:
-        depth = self.blocks.depth
-        if depth[blocks[0]] == len(blocks) - 1:
-            self._own_hits += len(blocks)
-        else:  # blocks whose ancestors are gone are used again, and are no hits
+        depth, found = self.blocks.depth, self._found
+        if depth[blocks[0]] != len(blocks) - 1:  # blocks whose ancestors are gone are used again, and are no hits
             placed = enumerate((*reversed(blocks), 0))
-            self._own_hits += next(at for at, block in placed if not block or depth[block] != at)
+            num_hits = next(at for at, block in placed if not block or depth[block] != at)
+            blocks = blocks[len(blocks) - num_hits :]
+        for block in blocks:
+            if found[block]:
+                found[block] = 2
+
+    def _use_shadow(self, blocks: Sequence[BlockId]) -> None:
+        for group, used in Counter(map(self._group_of.__getitem__, blocks)).items():
+            if group is not None:
+                self._shadow.use(group, used)
 
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
+        found = self._found
+        for block in blocks:
+            if found[block]:  # once for each time in use, as LRU's hits are counted
+                self._own_hits += found[block] == 2
+                found[block] = 0
+        self._room = None
         super().release(blocks, now)
         self._references += len(blocks)
         self._releases += 1
-        allowed = (self._tolerance + 1 / self._releases) * self._references
+        allowed = (self._tolerance + min(1 / self._releases, self._tolerance / 3)) * self._references
         behind = self._lru_hits - self._own_hits > allowed * (_RESUME if self._as_lru else 1.0)
         as_lru = behind or self._returns.num_returned < self._warm_up
         if as_lru != self._as_lru:
@@ -87,6 +117,16 @@ class Hazard(GroupedPolicy):
             self.rescore()
         elif self._returns.due and not as_lru:
             self.rescore()
+
+    def victims(self, count: int, now: float) -> list[BlockId]:
+        chosen = super().victims(count, now)
+        self._room = self._num_candidates
+        return chosen
+
+    def evicted(self, block: BlockId, now: float) -> None:
+        self._found[block] = 0
+        super().evicted(block, now)
+        self._room = self._num_candidates
 
     def features(self, facts: RequestFacts, num_blocks: int, gap: float | None) -> tuple[int, ...]:
         """What a body's hazard depends on, the first by shape; every value an integer, -1 for unknown."""
@@ -150,9 +190,11 @@ class Hazard(GroupedPolicy):
         group.turn = turn
         group.record = self._returns.begin(kind, self._clock)
         self._shadow.add(group)
+        self._shadow.shrink(self._num_candidates)
 
     def returned(self, group: Group, age: float, used: int) -> None:
-        self._lru_hits += self._shadow.use(group, used)
+        self._lru_hits += group.shadow_hits
+        group.shadow_hits = 0
         if 2 * used < group.count or group.record < 0:
             return
         self._returns.end(group.record, self._clock)

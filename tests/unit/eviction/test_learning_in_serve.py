@@ -66,3 +66,16 @@ def test_a_learning_policy_beats_lru_in_serve_and_its_events_replay(tmp_path: Pa
         }
     )
     assert events(tmp_path / "replay") == events(tmp_path / "ours")
+
+
+@pytest.mark.parametrize("num_blocks", [160, 256, 400])
+def test_requests_that_overlap_cost_the_guard_no_more_than_it_allows(tmp_path: Path, num_blocks: int) -> None:
+    """In an engine blocks are hit while in use, adopted at commit and held by others; both sides are counted alike."""
+
+    def hit_rate(eviction: str) -> float:
+        sessions = {"name": "conversations", "num_sessions": 80, "rate_per_s": 20.0, "think_s": 1.0}
+        config = {"mode": "replay", "workload": sessions, "eviction": eviction, "cache": {"num_blocks": num_blocks}}
+        run = {"dir": str(tmp_path / eviction), "progress": False}
+        return float(api.run({**config, "run": run})["hit_rate"])
+
+    assert hit_rate("hazard") > hit_rate("lru") - 0.005
