@@ -21,8 +21,8 @@ from framework.engine.prompts import is_one_prompt, one_each
 from framework.engine.request import Request
 from framework.engine.streaming import RequestStream, abandon
 from framework.engine.text import StopTexts, StopWatch, add_texts
-from framework.engine.tier_records import MakeTiers
-from framework.engine.tier_setup import require_tiers, served_tiers
+from framework.engine.tiers.records import MakeTiers
+from framework.engine.tiers.setup import require_tiers, served_tiers
 from framework.engine.warm_up import Limits, warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
 from framework.interfaces.allocator import Allocator

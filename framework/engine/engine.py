@@ -22,9 +22,9 @@ from framework.engine.scheduler import Scheduler
 from framework.engine.state import EngineState, Log, listen, write_log_header
 from framework.engine.submission import require_batch, require_facts, why_never
 from framework.engine.text import MakeStopWatch
-from framework.engine.tier_records import MakeTiers
-from framework.engine.tier_report import check_tiers
-from framework.engine.tiering import EngineTiers
+from framework.engine.tiers.engine_tiers import EngineTiers
+from framework.engine.tiers.records import MakeTiers
+from framework.engine.tiers.report import check_tiers
 from framework.engine.window import Window
 from framework.errors import (
     EngineInterrupted,

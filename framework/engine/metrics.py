@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from framework.engine.executors.base import Step
 from framework.engine.request import Request, Status
-from framework.engine.tier_report import tier_step_row, tier_summary
+from framework.engine.tiers.report import tier_step_row, tier_summary
 from framework.errors import PluginError
 from framework.interfaces.allocator import AllocatorStats
 

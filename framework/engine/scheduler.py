@@ -14,8 +14,8 @@ from framework.engine.state import EngineState
 from framework.errors import FrameworkError, OutOfBlocks
 
 if TYPE_CHECKING:
-    from framework.engine.tier_records import Plan
-    from framework.engine.tiering import EngineTiers
+    from framework.engine.tiers.engine_tiers import EngineTiers
+    from framework.engine.tiers.records import Plan
     from framework.interfaces.allocator import Hit
 
 _sum = np.add.reduce  # what ndarray.sum() calls, at a third of its cost for the few rows of a step

@@ -18,7 +18,7 @@ from framework.types import RequestId
 if TYPE_CHECKING:
     from framework.engine.beam import BeamGroup
     from framework.engine.promises import Promises
-    from framework.engine.tiering import EngineTiers
+    from framework.engine.tiers.engine_tiers import EngineTiers
 
 Log = Callable[..., Any]
 """(event, **facts): receives scheduling and cache events."""
@@ -95,7 +95,7 @@ def listen(state: EngineState) -> None:
     if state.log is not None:
         listeners.append(lambda event: _log_cache_event(state, event))
     if state.tiers is not None:
-        listeners.append(state.tiers.heard)
+        listeners.append(state.tiers.placement.heard)
 
     def everyone(event: CacheEvent) -> None:
         for listener in listeners:

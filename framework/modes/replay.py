@@ -12,8 +12,8 @@ from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.text import RecordedEnd
-from framework.engine.tier_records import MakeTiers
-from framework.engine.tier_setup import replayed_tiers, require_tiers
+from framework.engine.tiers.records import MakeTiers
+from framework.engine.tiers.setup import replayed_tiers, require_tiers
 from framework.errors import ConfigError
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy

@@ -12,9 +12,10 @@ import pytest
 from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Step
-from framework.engine.tier_records import TierSetup
-from framework.engine.tier_report import check_tiers
-from framework.engine.tiering import EngineTiers
+from framework.engine.tiers.engine_tiers import EngineTiers
+from framework.engine.tiers.placement import Placement
+from framework.engine.tiers.records import TierSetup
+from framework.engine.tiers.report import check_tiers
 from framework.errors import FrameworkError, PluginError, StoreFailed
 from framework.guard.store import GuardedStore
 from framework.interfaces.store import BlockFormat, Store
@@ -215,7 +216,7 @@ def test_tokens_are_those_of_the_model_alone(rule: Callable[[], Tiering], alloca
         dropped += run(engine, tiers, draw, 40)
         loaded += int(tiers.num_loaded)
         if not share:
-            assert not sum(tiers.failed_loads + tiers.failed_stores), tiers.first_failure
+            assert not sum(tiers.failed_loads + tiers.placement.failed_stores), tiers.placement.first_failure
         tiers.close(drain=True)
     assert loaded > 0, "nothing was ever loaded"
     assert dropped > 0, "no load was dropped under way"
@@ -257,7 +258,7 @@ def run(engine: Engine, tiers: EngineTiers, draw: random.Random, count: int) -> 
     )
     assert statuses <= {"finished", "cancelled", "failed"}
     assert injected, [request.reason for request in requests]
-    assert not tiers.off
+    assert not tiers.placement.off
     return dropped
 
 
@@ -279,7 +280,7 @@ def test_blocks_and_bytes_are_conserved_while_stores_fail(operations: int) -> No
         assert isinstance(tiers.transfers, Late)
         tiers.transfers.carry_out_all()
         contents: dict[bytes, bytes] = {}
-        for tier, store in zip(tiers.lower.tiers, stores, strict=True):
+        for tier, store in zip(tiers.placement.lower.tiers, stores, strict=True):
             assert store.held.keys() == tier.block_of.keys(), f"seed {seed}, tier {tier.number}"
             assert len(store.held) <= tier.num_blocks
             for key, data in store.held.items():
@@ -313,7 +314,7 @@ def frees_under_a_copy(self: EngineTiers, seq: Any, *, returning: bool = False) 
     return _drop(self, seq, returning=returning)
 
 
-def never_unpins(self: EngineTiers, tier: Any, copy: Copy) -> None:
+def never_unpins(self: Placement, tier: Any, copy: Copy) -> None:
     pass
 
 
@@ -322,7 +323,7 @@ def takes_failed_loads(self: EngineTiers, copy: Copy) -> None:
     _loaded(self, copy)
 
 
-def forgets_to_note_evictions(self: EngineTiers, event: Any) -> None:
+def forgets_to_note_evictions(self: Placement, event: Any) -> None:
     if event.kind == "admit":
         _heard(self, event)
 
@@ -335,12 +336,12 @@ def commits_a_block_more(self: EngineTiers, load: Any) -> None:
     _arrived(self, load)
 
 
-_drop, _loaded, _heard, _arrived = EngineTiers.drop, EngineTiers._loaded, EngineTiers.heard, EngineTiers._arrived
+_drop, _loaded, _heard, _arrived = EngineTiers.drop, EngineTiers._loaded, Placement.heard, EngineTiers._arrived
 FAULTS: dict[str, tuple[type | None, str, Any]] = {
     "an evicted block is not read in time": (LeavesEvictedBlocks, "", None),
     "a load overtakes the store of its block": (IgnoresWhatIsBeingStored, "", None),
     "blocks are freed while a copy writes them": (None, "drop", frees_under_a_copy),
-    "a copy leaves its block pinned": (None, "_end_at", never_unpins),
+    "a copy leaves its block pinned": (None, "end_at", never_unpins),
     "a failed load counts as loaded": (None, "_loaded", takes_failed_loads),
     "one failed block of a load counts as loaded": (None, "_arrived", commits_a_block_more),
     "evictions are not heard of": (None, "heard", forgets_to_note_evictions),
@@ -353,7 +354,8 @@ def test_each_fault_of_a_tier_is_caught(fault: str, monkeypatch: pytest.MonkeyPa
     if transfers is not None:
         monkeypatch.setitem(globals(), "Late", transfers)
     if place:
-        monkeypatch.setattr(EngineTiers, place, method)
+        owner = Placement if place in vars(Placement) else EngineTiers
+        monkeypatch.setattr(owner, place, method)
     caught = 0
     for seed in range(8):
         draw, share = random.Random(seed), 0.3 * (seed % 2)
@@ -362,7 +364,7 @@ def test_each_fault_of_a_tier_is_caught(fault: str, monkeypatch: pytest.MonkeyPa
         assert tiers is not None
         try:
             run(engine, tiers, draw, 40)
-            assert share or not sum(tiers.failed_loads + tiers.failed_stores)
+            assert share or not sum(tiers.failed_loads + tiers.placement.failed_stores)
         except (AssertionError, FrameworkError, KeyError):
             caught += 1
     assert caught, fault

@@ -12,9 +12,9 @@ import pytest
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.engine.tier_records import TierSetup
-from framework.engine.tier_report import tier_summary
-from framework.engine.tiering import EngineTiers
+from framework.engine.tiers.engine_tiers import EngineTiers
+from framework.engine.tiers.records import TierSetup
+from framework.engine.tiers.report import tier_summary
 from framework.errors import PluginError
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework.kv_events.index import BlockIndex
@@ -92,8 +92,8 @@ def test_an_exclusive_tier_gives_up_what_was_loaded_and_an_inclusive_one_keeps_i
     for exclusive in (True, False):
         engine = replayed(OnEviction(exclusive=exclusive))
         serve(engine, prompt(0), prompt(100), prompt(0))
-        tier = below(engine).lower.tiers[0]
-        names = {key for key in below(engine).pool if key in tier}
+        tier = below(engine).placement.lower.tiers[0]
+        names = {key for key in below(engine).placement.pool if key in tier}
         assert len(names) == (0 if exclusive else 3)
 
 
@@ -136,7 +136,7 @@ def test_loads_are_promoted_through_the_tiers_where_the_rule_says_so() -> None:
     engine = replayed(WriteThrough(), counts=(3, 64))
     serve(engine, prompt(0), prompt(100), prompt(200))
     tiers = below(engine)
-    first = tiers.lower.tiers[0]
+    first = tiers.placement.lower.tiers[0]
     before = set(first.block_of)
     serve(engine, prompt(0))
     assert tier_summary(tiers)["tier2_hit_blocks"] == 3
@@ -165,7 +165,7 @@ def test_a_rule_that_breaks_its_contract_turns_the_tiers_off_and_harms_no_reques
     engine = replayed(rule())
     done = serve(engine, *(prompt(100 * (number % 3)) for number in range(9)))
     assert {request.status.value for request in done} == {"finished"}
-    assert rule.__name__ in below(engine).off
+    assert rule.__name__ in below(engine).placement.off
     assert rule.__name__ in engine.metrics.summary(engine.state)["tiers_off"]
 
 
@@ -191,7 +191,7 @@ def test_a_reset_leaves_nothing_pinned_and_nothing_known() -> None:
     assert request.status.value == "failed"
     engine.check()
     assert not below(engine).busy
-    assert len(below(engine).lower.tiers[0]) == 0
+    assert len(below(engine).placement.lower.tiers[0]) == 0
     assert serve(engine, prompt(0))[0].num_cached_tokens == 0
 
 
@@ -216,7 +216,7 @@ def test_an_interrupt_under_a_load_is_mended_by_a_reset(monkeypatch: pytest.Monk
 def test_what_an_earlier_process_left_is_found_by_its_key_alone() -> None:
     engine = replayed(OnEviction(exclusive=False))
     serve(engine, prompt(0), prompt(100))
-    left = list(below(engine).lower.tiers[0].block_of)
+    left = list(below(engine).placement.lower.tiers[0].block_of)
     executor = ReplayExecutor(constant_step(1.0))
     found: list[Sequence[BlockHash]] = [left]
     second = Engine(
@@ -259,7 +259,7 @@ def test_a_run_without_tiers_calls_nothing_of_theirs() -> None:
     def count(frame: Any, event: str, argument: Any) -> None:
         if event == "call":
             name = frame.f_code.co_filename.replace("\\", "/")
-            if "/framework/tiers/" in name or "/engine/tier" in name:
+            if "/framework/tiers/" in name or "/framework/engine/tiers/" in name:
                 calls[f"{name}:{frame.f_code.co_name}"] = calls.get(f"{name}:{frame.f_code.co_name}", 0) + 1
 
     sys.setprofile(count)
@@ -277,8 +277,8 @@ def test_a_run_without_tiers_calls_nothing_of_theirs() -> None:
 @pytest.mark.parametrize(("load_s", "loaded"), [(0.01, 3), (1.5, 0)], ids=["fast link", "slow link"])
 def test_a_prompt_is_loaded_where_that_is_faster_and_computed_where_it_is_not(load_s: float, loaded: int) -> None:
     engine = replayed(LoadOrRecompute(), link=Link(read_bytes_per_s=8 / load_s))
-    setup = below(engine).setup
-    below(engine).setup = replace(setup, recompute_s=lambda cached, tokens: 0.2 * (tokens - cached))
+    setup = below(engine).placement.setup
+    below(engine).placement.setup = replace(setup, recompute_s=lambda cached, tokens: 0.2 * (tokens - cached))
     serve(engine, prompt(0), prompt(100))
     start, request = engine.executor.now(), engine.submit(prompt(0), ONE)
     engine.run()
@@ -317,7 +317,7 @@ def test_kv_events_say_what_each_tier_holds_at_every_step() -> None:
         while engine.num_unfinished:
             engine.step()
             stream.flush(0.0)  # what happened after the step's own batch
-            for medium, tier in zip(("CPU", "STORAGE"), tiers.lower.tiers, strict=True):
+            for medium, tier in zip(("CPU", "STORAGE"), tiers.placement.lower.tiers, strict=True):
                 on_its_way = {copy.key for _, _, copy in tiers.transfers._ends if copy.target == tier.number}
                 assert index.blocks(medium) == tier.block_of.keys() - on_its_way
                 seen += len(index.blocks(medium))
@@ -355,7 +355,7 @@ def test_hits_are_counted_once_though_a_loaded_request_yields_its_room() -> None
     engine.step()
     assert below(engine).yield_room()
     engine.run()
-    assert below(engine).lower.tiers[0].counts.hits == 3
+    assert below(engine).placement.lower.tiers[0].counts.hits == 3
     assert waiting.num_cached_tokens == 12
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.engine.tier_records import TierSetup
+from framework.engine.tiers.records import TierSetup
 from framework.errors import ConfigError, FrameworkError
 from framework.guard.store import GuardedStore
 from framework.interfaces.allocator import Allocator

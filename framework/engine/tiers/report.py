@@ -8,7 +8,7 @@ from framework.errors import InvariantViolation
 from framework.tiers.tier import tier_facts
 
 if TYPE_CHECKING:
-    from framework.engine.tiering import EngineTiers
+    from framework.engine.tiers.engine_tiers import EngineTiers
 
 
 def check_tiers(tiers: EngineTiers, *, settle: bool = False) -> None:
@@ -22,7 +22,7 @@ def check_tiers(tiers: EngineTiers, *, settle: bool = False) -> None:
     """
     if settle:
         tiers.settle()
-    if tiers.off:
+    if tiers.placement.off:
         return
     try:
         _check(tiers)
@@ -31,20 +31,22 @@ def check_tiers(tiers: EngineTiers, *, settle: bool = False) -> None:
 
 
 def _check(tiers: EngineTiers) -> None:
-    tiers.lower.check()
-    stale = [block for key, block in tiers.pool.items() if tiers.names.get(block) != key]
+    at = tiers.placement
+    at.lower.check()
+    stale = [block for key, block in at.pool.items() if at.names.get(block) != key]
     assert not stale, f"blocks {stale} count as holding what they are not published with"
     if not (tiers.transfers.num_pending or tiers.loading or tiers.dropped):
         assert not tiers.arriving, tiers.arriving
-        assert not tiers.reading, tiers.reading
-        for tier in tiers.lower.tiers:
+        assert not at.reading, at.reading
+        for tier in at.lower.tiers:
             pinned = [key for key in tier.block_of if tier.is_pinned(key)]
             assert not pinned, f"tier {tier.number}: {len(pinned)} blocks are pinned for no copy"
 
 
 def tier_summary(tiers: EngineTiers) -> dict[str, Any]:
     """What `result.json` says of the tiers."""
-    size = tiers.setup.block_bytes
+    at = tiers.placement
+    size = at.setup.block_bytes
     measured: dict[str, Any] = {
         "tier0_hit_blocks": tiers.pool_hits,
         "tier0_hit_tokens": tiers.pool_hit_tokens,
@@ -52,15 +54,15 @@ def tier_summary(tiers: EngineTiers) -> dict[str, Any]:
         "loaded_blocks": int(tiers.num_loaded),
         "load_wait_s": tiers.load_wait_s,
     }
-    for tier, loads, stores in zip(tiers.lower.tiers, tiers.failed_loads, tiers.failed_stores, strict=True):
+    for tier, loads, stores in zip(at.lower.tiers, tiers.failed_loads, at.failed_stores, strict=True):
         facts = {**tier_facts(tier, size), "failed_loads": loads, "failed_stores": stores}
         measured |= {f"tier{tier.number}_{key}": value for key, value in facts.items()}
-    measured |= {"tier_failure": tiers.first_failure} if tiers.first_failure else {}
-    measured |= {"tiers_off": tiers.off} if tiers.off else {}
+    measured |= {"tier_failure": at.first_failure} if at.first_failure else {}
+    measured |= {"tiers_off": at.off} if at.off else {}
     return measured
 
 
 def tier_step_row(tiers: EngineTiers) -> dict[str, Any]:
     """Of each tier, for a run's metrics file: what it holds, and the sequences that wait for blocks."""
-    held = {f"tier{tier.number}_blocks": len(tier) for tier in tiers.lower.tiers}
+    held = {f"tier{tier.number}_blocks": len(tier) for tier in tiers.placement.lower.tiers}
     return {**held, "loading": len(tiers.loading)}

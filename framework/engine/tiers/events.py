@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from framework.engine.tier_contents import KnownContents
+from framework.engine.tiers.contents import KnownContents
 from framework.kv_events.schema import BlockRemoved, BlockStored
 from framework.kv_events.stream import EventStream
 from framework.types import BlockHash

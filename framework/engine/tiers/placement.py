@@ -1,0 +1,211 @@
+"""Contents of the pool and of the tiers below it in an engine, and the stores that keep them there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from framework.engine.request import Sequence as Row
+from framework.engine.tiers.contents import KnownContents
+from framework.engine.tiers.events import TierEvents
+from framework.engine.tiers.records import TierSetup, measured_prefill
+from framework.errors import PluginError
+from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.tiering import Event
+from framework.tiers.movement import LowerTiers
+from framework.tiers.tier import Tier
+from framework.tiers.transfers import Copy
+from framework.types import BlockHash
+
+if TYPE_CHECKING:
+    from framework.engine.state import EngineState
+    from framework.kv_events.stream import EventStream
+
+
+class Placement:
+    """Which content lies where: it follows the allocator's events, asks the rule about stores and begins them.
+
+    NOTE. A rule or a policy that breaks its contract turns all tiers off, because they are half changed; the requests
+    go on without them.
+
+    Attributes:
+        names: contents of the pool's published blocks, promised ones included.
+        pool: contents whose KV the pool holds, and the block of each.
+        reading: blocks of the pool with stores under way.
+        off: why the tiers were turned off; empty while they work.
+    """
+
+    def __init__(self, state: EngineState, setup: TierSetup, stream: EventStream | None) -> None:
+        self._state, self.setup = state, setup
+        self.transfers, self.block_size = setup.transfers, state.guarded.block_size
+        held = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
+        requests = any(policy.needs_requests for _, policy in setup.tiers)
+        self.contents = KnownContents(self.block_size, 4 * held, with_requests=requests)
+        tiers = [Tier(n, count, policy, self.contents) for n, (count, policy) in enumerate(setup.tiers, start=1)]
+        self.lower = LowerTiers(tiers, setup.rule, self.contents, self, self._costs)
+        self.rule = self.lower.rule
+        self.events = None if stream is None else TierEvents(stream, setup.media, self.block_size, self.contents)
+        self.names: dict[int, BlockHash] = {}
+        self.pool: dict[BlockHash, int] = {}
+        self._evicted: list[tuple[int, BlockHash]] = []
+        self.reading: dict[int, list[Copy]] = {}
+        self.failed_stores = [0] * len(tiers)
+        self.first_failure = self.off = ""
+        for number, keys in enumerate(setup.found, start=1):
+            self.adopt(number, list(keys)[-tiers[number - 1].num_blocks :])
+
+    @property
+    def now(self) -> float:
+        """The run's logical time."""
+        return float(self._state.step_number)
+
+    def sound(self) -> _Sound:
+        """A context for all that changes tiers."""
+        return _Sound(self)
+
+    def holds(self, key: BlockHash) -> bool:
+        """Whether the pool or a tier has this content."""
+        return key in self.pool or self.lower.where(key) > 0
+
+    def adopt(self, number: int, keys: Sequence[BlockHash]) -> None:
+        """Hold what another process stored in a tier, as far as there is room."""
+        tier = self.lower.tiers[number - 1]
+        with self.sound():
+            for key in keys:
+                if key not in tier and len(tier) < tier.num_blocks:
+                    self.contents.found(key)
+                    tier.adopt(key, self.now)
+                    if self.events is not None:
+                        self.events.stored(key, number)
+
+    # What the allocator says
+
+    def heard(self, event: CacheEvent) -> None:
+        """A block was published or evicted."""
+        if event.kind == "admit":
+            self.names[event.block] = event.key
+        else:
+            self.names.pop(event.block, None)
+            self._evicted.append((event.block, event.key))
+
+    def flush(self) -> None:
+        """Offer what was evicted to the tier below. Before any of it is overwritten."""
+        if not self._evicted:
+            return
+        evicted, self._evicted = self._evicted, []
+        for block, key in evicted:
+            if self.pool.get(key) == block:  # else it was promised and never computed
+                with self.sound():
+                    if not self.off:
+                        self.lower.evicted(key, self.now)
+                del self.pool[key]
+            for copy in self.reading.pop(block, ()):
+                self.transfers.release(copy)
+
+    # Moves, for LowerTiers
+
+    def copy(self, key: BlockHash, source: int, target: int) -> None:
+        """See Moves."""
+        block = 0 if source else self.pool[key]
+        copy = Copy(key, source, target, block, begun_s=self._state.executor.now())
+        if block:
+            self.reading.setdefault(block, []).append(copy)
+        self.transfers.submit((copy,))
+
+    def remove(self, key: BlockHash, tier: int) -> None:
+        """See Moves."""
+        self.transfers.remove(key, tier)
+        if self.events is not None:
+            self.events.removed(key, tier)
+
+    # As blocks come to lie in the pool, and are used there
+
+    def committed(self, seq: Row, before: int, after: int, event: Event = "written") -> None:
+        """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool."""
+        first, last = before // self.block_size, after // self.block_size
+        if last <= first or self.off:
+            return
+        blocks = self._state.guarded.table(seq.id, start=max(0, first - 1))
+        above = self.names.get(int(blocks[first - 1])) if first else None
+        with self.sound():
+            for depth, block in enumerate(blocks[first:last].tolist(), start=first):
+                key = self.names.get(block)
+                if key is None:  # not published: a collision, or a fork's that shares nothing
+                    break
+                self.pool[key] = block
+                self.contents.computed(key, depth, above)
+                self._lies_in_pool(key, event)
+                above = key
+
+    def _lies_in_pool(self, key: BlockHash, event: Event) -> None:
+        if self.rule.exclusive:
+            for tier in self.lower.tiers:
+                if key in tier and not tier.is_pinned(key):
+                    self.lower.drop(tier, [key], self.now)
+        self.lower.ask(key, event, self.now, pinned=False)
+
+    def used(self, keys: Sequence[BlockHash]) -> None:
+        """A request that is about to end used these contents."""
+        if self.off:
+            return
+        with self.sound():
+            for key in keys:
+                if key in self.pool:
+                    self.lower.ask(key, "used", self.now, pinned=False)
+
+    def _costs(
+        self, tiers: Sequence[int], num_tokens: Sequence[int], cached: int
+    ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        """See `movement.Costs`."""
+        estimate = self.setup.recompute_s or measured_prefill(self._state.metrics)
+        recompute = None if estimate is None else tuple(estimate(cached, tokens) for tokens in num_tokens)
+        return self.transfers.load_times(tiers), recompute
+
+    # As copies end
+
+    def stored(self, copy: Copy) -> None:
+        """A copy to a tier has ended, well or not."""
+        reading = self.reading.get(copy.block)
+        if reading is not None and copy in reading:
+            reading.remove(copy)
+            if not reading:
+                del self.reading[copy.block]
+        tier = self.lower.tiers[copy.target - 1]
+        if copy.failed:
+            self.failed_stores[copy.target - 1] += 1
+        elif self.events is not None:
+            self.events.stored(copy.key, copy.target)
+        self.end_at(tier, copy)
+        if copy.source > copy.target and self.rule.exclusive and not copy.failed and not self.off:
+            lower = self.lower.tiers[copy.source - 1]  # it was lifted: one copy stays
+            if copy.key in lower and not lower.is_pinned(copy.key):
+                self.lower.drop(lower, [copy.key], self.now)
+
+    def end_at(self, tier: Tier, copy: Copy) -> None:
+        """Unpin what was copied to or from `tier`; where that failed, the content is lost there."""
+        lost = bool(copy.failed) and self.setup.holds_kv[tier.number - 1]
+        if lost:
+            self.first_failure = self.first_failure or copy.failed
+        if self.off:
+            return
+        with self.sound():
+            tier.unpin((copy.key,), self.now)
+            if lost and not tier.is_pinned(copy.key):
+                tier.lose(copy.key, self.now)
+                self.remove(copy.key, tier.number)
+
+
+class _Sound:
+    """A context in which tiers change: a plugin that breaks its contract in it turns them off, and the run goes on."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, PluginError):
+            return False
+        self._placement.off = self._placement.off or str(error)
+        return True
