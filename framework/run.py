@@ -77,7 +77,7 @@ def job(config: DictConfig) -> Outcome:
     from framework.api import run
     from framework.config.hydra.multirun import job_directory
     from framework.results.reading import what_went_wrong
-    from framework.sweep.job import Outcome, fail
+    from framework.sweep.job import JobDone, Outcome, fail
 
     hydra = HydraConfig.get()
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
@@ -102,7 +102,9 @@ def job(config: DictConfig) -> Outcome:
             state = "unavailable"
         elif isinstance(error, RunDirectoryInUse) and sweep is not None:
             status, state = DONE, "elsewhere"
-        if state != "elsewhere":
+        elif isinstance(error, JobDone):
+            status, state, reason = DONE, "skipped", ""
+        if state not in ("elsewhere", "skipped"):
             complain(_job_name(hydra) + reason)
     if sweep is None:
         status = _print_table(result, directory) or status

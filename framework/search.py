@@ -23,12 +23,14 @@ from framework.registry.signatures import did_you_mean
 from framework.report.trials import Trial, Trials, write_trials
 from framework.results.catalogue import CATALOGUE, find
 from framework.results.reading import read_result, what_went_wrong
-from framework.sweep.job import begin, config_hash, fail, folder_name, is_done
+from framework.sweep.job import JobDone, begin, config_hash, fail, folder_name, is_done
 from framework.tracking import lock
 
 JOURNAL = "search.journal"
 _CHECKED = ("allocator", "eviction", "hash", "backend")
 _LOST = "lost"  # a trial that a killed process had begun
+_MAX_ALIKE = 5
+"""A call ends when so many trials of its own, one after another, failed for the same reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,9 @@ def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Best
 
     The sampler is seeded by the number of finished trials, so a resumed search asks what an unbroken one would.
 
+    Five trials in a row that failed for one reason end the call: the fault is not in what varies. A later call
+    goes on from there.
+
     Raises:
         ConfigError: optuna is not installed, or the plan cannot be composed.
         RunDirectoryError: another process searches here.
@@ -106,9 +111,12 @@ def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Best
     try:
         study = _study(optuna, plan)
         _give_up_lost(optuna, study)
-        while len(_finished(study)) < plan.trials:
-            _one(optuna, study, plan, say)
+        reasons: list[str] = []
+        while len(_finished(study)) < plan.trials and not _fail_alike(reasons):
+            reasons.append(_one(optuna, study, plan, say))
             write_trials(plan.folder, _trials(study, plan))
+        if _fail_alike(reasons) and len(_finished(study)) < plan.trials:
+            say(f"stopped after {len(_finished(study))} of {plan.trials} trials: the last {_MAX_ALIKE} failed alike")
         write_trials(plan.folder, _trials(study, plan))
         return _best(optuna, study, plan)
     finally:
@@ -187,7 +195,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _one(optuna: Any, study: Any, plan: Search, say: Callable[[str], None]) -> None:
+def _fail_alike(reasons: Sequence[str]) -> bool:
+    """Whether the last trials all failed for one reason; a good trial's is empty."""
+    last = reasons[-_MAX_ALIKE:]
+    return len(last) == _MAX_ALIKE and last[0] != "" and len(set(last)) == 1
+
+
+def _one(optuna: Any, study: Any, plan: Search, say: Callable[[str], None]) -> str:
+    """Run one more trial. Why it failed, empty where it did not."""
     done = len(_finished(study))
     study.sampler = optuna.samplers.TPESampler(seed=plan.seed * 1_000_003 + done)
     trial = study.ask()
@@ -201,6 +216,7 @@ def _one(optuna: Any, study: Any, plan: Search, say: Callable[[str], None]) -> N
     else:
         study.tell(trial, value)
     say(f"trial {done + 1} of {plan.trials}: {' '.join(varied)}: {reason or f'{plan.metric} {value:g}'}")
+    return reason
 
 
 def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
@@ -217,7 +233,10 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
         else:
             where = replace(settings.run, dir=str(directory), group=plan.folder.name, progress=False)
             on_begin = partial(begin, overrides=words, digest=digest)
-            result = run(replace(settings, run=where), on_begin=on_begin)
+            try:
+                result = run(replace(settings, run=where), on_begin=on_begin)
+            except JobDone:  # a sweep in the same folder was faster
+                result = read_result(directory)
         reason = what_went_wrong(result)
         if not reason and not isinstance(result.get(plan.metric), (int, float)):
             reason = f"its result has no number {plan.metric!r}"

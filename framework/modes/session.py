@@ -114,8 +114,7 @@ class Session:
         Raises:
             RunDirectoryError: nothing can be written here.
         """
-        self.run.begin()
-        self._on_begin(self.run.path)
+        self.run.begin(self._on_begin)
         origin = self._provenance(device)
         self.facts |= headline(origin)
         self.run.write_provenance(origin)

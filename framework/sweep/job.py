@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from framework.errors import RunDirectoryError
+from framework.errors import FrameworkError, RunDirectoryError
 from framework.files.atomic import write_json
 from framework.files.faults import is_disk_failure as is_disk_failure
 from framework.files.jsonl import to_plain
@@ -36,6 +36,10 @@ _NOT_IN_HASH = frozenset(
 """Keys of `run` that say where a job writes or how it is watched, not what it computes."""
 _NOT_A_JOB = re.compile(r"^[+~]*(hydra|tracker|run\.(" + "|".join(sorted(_NOT_IN_HASH)) + r"))\b")
 _FIRST = ("mode", "allocator", "eviction", "hash", "backend", "model", "cache", "seed")
+
+
+class JobDone(FrameworkError):
+    """Another process has done this very job since it was looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +101,14 @@ def is_done(directory: Path, digest: str) -> bool:
 
 
 def begin(directory: Path, overrides: Sequence[str], digest: str) -> None:
-    """Mark `directory` as this job's, with no result yet.
+    """Mark `directory`, which this process holds, as this job's, with no result yet.
 
     Raises:
+        JobDone: the good result of this job is there; nothing is changed.
         RunDirectoryError: it cannot be written.
     """
+    if is_done(directory, digest):
+        raise JobDone(f"{directory} holds the result of this job already")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in (RESULT, FAILURE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -167,8 +167,11 @@ class RunDirectory:
         """Whether there is a `result.json`, an earlier run's until `begin`."""
         return (self.path / RESULT).exists()
 
-    def begin(self) -> None:
+    def begin(self, on_begin: Callable[[Path], None] = lambda path: None) -> None:
         """Make the directory this run's: mark it, and remove what an earlier run left. Idempotent.
+
+        Args:
+            on_begin: called before anything is removed; if it raises, nothing is.
 
         Raises:
             RunDirectoryError: nothing can be written here; nothing was removed.
@@ -177,6 +180,7 @@ class RunDirectory:
             return
         with _as_run_directory_error(self.path):
             write_json(self.path / MARK, {"format": "kvcache-framework run directory", "version": 1})
+            on_begin(self.path)
             for name in _OF_A_RUN:
                 (self.path / name).unlink(missing_ok=True)
         self.begun = True

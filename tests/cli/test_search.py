@@ -104,6 +104,22 @@ def test_a_trial_that_fails_is_reported_and_counted(place: Path, monkeypatch: py
     assert "lost" in failures[0].read_text()
 
 
+def test_a_search_whose_trials_all_fail_alike_stops_and_a_mended_one_goes_on(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = place / "trace.jsonl"
+    trace.rename(place / "away.jsonl")
+    words = ["x", *FIXED, *VARIED, "--metric", "hit_rate", "--trials", "12"]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "stopped after 5 of 12 trials: the last 5 failed alike" in said
+    assert "none of 5 trials was good" in said
+    (place / "away.jsonl").rename(trace)
+    assert main(words) == 0
+    assert "stopped" not in capsys.readouterr().err
+    assert search(plan(12)).num_failed == 5
+
+
 def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_history(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from framework.errors import RunDirectoryError
 from framework.results.reading import read_json
-from framework.sweep.job import begin, config_hash, fail, folder_name, is_disk_failure, is_done
+from framework.sweep.job import JobDone, begin, config_hash, fail, folder_name, is_disk_failure, is_done
 from framework.tracking import RunDirectory
 
 CONFIG: dict[str, Any] = {"mode": "replay", "cache": {"num_blocks": 64}, "run": {"dir": "a", "events": False}}
@@ -27,6 +27,19 @@ def test_a_job_killed_after_it_began_anew_is_not_done(tmp_path: Path) -> None:
     begin(tmp_path, ["seed=0"], "new")  # and killed here
     assert not is_done(tmp_path, "new"), "a result of another configuration counts for this one"
     assert not is_done(tmp_path, "old")
+
+
+def test_a_job_that_another_process_did_since_it_was_looked_at_is_not_done_again(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.begin(lambda path: begin(path, ["seed=0"], "d"))
+        run.write_result({"status": "ok", "hit_blocks": 7})
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with RunDirectory(tmp_path, overwrite=True) as run, pytest.raises(JobDone, match="result of this job already"):
+        run.begin(lambda path: begin(path, ["seed=0"], "d"))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
+    with RunDirectory(tmp_path, overwrite=True) as run:
+        run.begin(lambda path: begin(path, ["seed=0"], "another"))
+    assert not (tmp_path / "result.json").exists()
 
 
 def test_a_good_result_ends_an_earlier_failure(tmp_path: Path) -> None:
