@@ -30,7 +30,7 @@ class EventAllocator(GuardedAllocator):
         self._stream = stream
         self._other: Callable[[CacheEvent], Any] | None = None
         self._came: list[CacheEvent] = []
-        self._keys: dict[int, BlockHash] = {}
+        self._hashes: dict[int, BlockHash] = {}
         self._requests: dict[RequestId, RequestInfo] = {}
         self._tokens: dict[RequestId, bytearray] = {}  # int32, as far as they are known
         super().listen(self._take)
@@ -140,7 +140,7 @@ class EventAllocator(GuardedAllocator):
             super().reset()
         finally:
             self._came.clear()
-            self._keys.clear()
+            self._hashes.clear()
             self._stream.cleared()
 
     def _blocks(self, request: RequestId) -> list[int]:
@@ -167,13 +167,13 @@ class EventAllocator(GuardedAllocator):
 
     def _removed(self, events: Sequence[CacheEvent]) -> None:
         for event in events:
-            self._keys.pop(event.block, None)
+            self._hashes.pop(event.block, None)
         self._stream.add(BlockRemoved(block_hashes=[event.key for event in events], medium=GPU, group_idx=0))
 
     def _stored(self, request: RequestId, table: list[int], events: Sequence[CacheEvent]) -> None:
         """The blocks that were published for `request`, a BlockStored for each run of neighbours in its table."""
         for event in events:
-            self._keys[event.block] = event.key
+            self._hashes[event.block] = event.key
         run: list[BlockHash] = []
         first = expected = 0
         for event in events:
@@ -188,7 +188,7 @@ class EventAllocator(GuardedAllocator):
         self._store(request, run, self._above(table, first), first)
 
     def _above(self, table: list[int], place: int) -> BlockHash | None:
-        return self._keys.get(table[place - 1]) if place > 0 else None
+        return self._hashes.get(table[place - 1]) if place > 0 else None
 
     def _store(self, request: RequestId, keys: Sequence[BlockHash], parent: BlockHash | None, first: int) -> None:
         info, step = self._requests.get(request), 4 * self.block_size

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from recorded_tiers import Moves, RecordedTiers
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
@@ -18,13 +19,10 @@ from framework.interfaces.tiering import Event, TierBlock, Tiering
 from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
-from framework.replay.tiers import ReplayTiers, TierSpec
+from framework.replay.tiers import TierSpec
 from framework.workload.traces import open_trace
 
 pytestmark = pytest.mark.timeout(600)
-
-Move = tuple[str, int]
-"""("promote" | "evict" | "store", node)."""
 
 
 @pytest.fixture(scope="module")
@@ -36,47 +34,18 @@ def conversation() -> RequestPaths:
     return build_paths(itertools.islice(trace, 3000), full_blocks_only=True)
 
 
-class Recorded(ReplayTiers):
-    """A replay's tiers; each request's moves in order: promotions, then evictions, then stores."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.requests: list[tuple[Sequence[int], int, list[Move]]] = []
-        tier = self.lower.tiers[0]
-        victim, insert, hit = tier.victim, tier.insert, tier.hit
-
-        def evict(now: float) -> Any:
-            found = victim(now)
-            self.requests[-1][2].append(("evict", found))
-            return found
-
-        def store(key: Any, now: float, *, pinned: bool) -> None:
-            self.requests[-1][2].append(("store", key))
-            insert(key, now, pinned=pinned)
-
-        def promote(key: Any, tokens: int) -> None:
-            self.requests[-1][2].append(("promote", key))
-            hit(key, tokens)
-
-        tier.victim, tier.insert, tier.hit = evict, store, promote  # type: ignore[method-assign]
-
-    def begin(self, request: int, path: Sequence[int], blocks: Sequence[Any]) -> int:
-        in_pool = next((at for at, block in enumerate(blocks) if not block), len(blocks))
-        self.requests.append((list(path), in_pool, []))
-        return super().begin(request, path, blocks)
-
-
-def ours(paths: RequestPaths, rule: Tiering, pool: int, host: int, eviction: str) -> Recorded:
+def ours(paths: RequestPaths, rule: Tiering, pool: int, host: int, eviction: str) -> RecordedTiers:
     policy = build_component("eviction", eviction, {"num_blocks": host, "block_size": 512, "seed": 0})
-    below = Recorded(paths, [TierSpec(host, policy)], rule)
+    below = RecordedTiers(paths, [TierSpec(host, policy)], rule)
     replay(paths, build_component("eviction", "lru", {}), pool, below=below)
     return below
 
 
-def vllms(requests: Sequence[tuple[Sequence[int], int, list[Move]]], manager: CPUOffloadingManager) -> list[list[Move]]:
+def vllms(requests: Sequence[Moves], manager: CPUOffloadingManager) -> list[Moves]:
     """vLLM's manager asked as its scheduler asks: look up what follows the pool's hit, load it, offer all blocks."""
     result = []
-    for number, (path, in_pool, _) in enumerate(requests):
+    for number, request in enumerate(requests):
+        path, in_pool = request.path, request.in_pool
         context = ReqContext(req_id=str(number))
         keys = [make_offload_key(node.to_bytes(8, "little"), 0) for node in path]
         for at, key in enumerate(keys):
@@ -96,16 +65,15 @@ def vllms(requests: Sequence[tuple[Sequence[int], int, list[Move]]], manager: CP
         manager.complete_store(stored.keys_to_store, context)
         manager.on_request_finished(context)
         result.append(
-            [("promote", node_of[key]) for key in found]
-            + [("evict", int.from_bytes(key[:8], "little")) for key in stored.evicted_keys]
-            + [("store", node_of[key]) for key in stored.keys_to_store]
+            Moves(
+                path,
+                in_pool,
+                [node_of[key] for key in found],
+                [int.from_bytes(key[:8], "little") for key in stored.evicted_keys],
+                [node_of[key] for key in stored.keys_to_store],
+            )
         )
     return result
-
-
-def in_order(moves: list[Move]) -> list[Move]:
-    """We evict one block for each store, vLLM all first: the same blocks in the same order either way."""
-    return [move for kind in ("promote", "evict", "store") for move in moves if move[0] == kind]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +89,10 @@ def test_the_same_blocks_are_stored_evicted_and_promoted_in_the_same_order(
     mine = ours(conversation, build_component("tiering", rule, {}), pool, host, "lru")
     manager = CPUOffloadingManager(num_chunks=host, store_threshold=threshold, max_tracker_size=10**9)
     theirs = vllms(mine.requests, manager)
-    for number, ((_, _, moves), expected) in enumerate(zip(mine.requests, theirs, strict=True)):
-        assert in_order(moves) == expected, f"request {number}"
-    assert sum(kind == "promote" for moves in theirs for kind, _ in moves) > 0 or sizes[1] < sizes[0]
-    assert sum(kind == "evict" for moves in theirs for kind, _ in moves) > 1000
+    for number, (found, expected) in enumerate(zip(mine.requests, theirs, strict=True)):
+        assert found == expected, f"request {number}"
+    assert sum(len(moves.promoted) for moves in theirs) > 0 or sizes[1] < sizes[0]
+    assert sum(len(moves.evicted) for moves in theirs) > 1000
 
 
 class Shallow(Tiering):
@@ -142,8 +110,8 @@ def test_a_rule_by_module_path_stores_in_vllm_what_it_stores_here(
     mine = ours(conversation, build_component("tiering", rule, {}), 500, 1_500, eviction)
     manager = vllm_tiering.with_rule(CPUOffloadingManager(num_chunks=1_500), rule)
     theirs = vllms(mine.requests, manager)
-    for number, ((_, _, moves), expected) in enumerate(zip(mine.requests, theirs, strict=True)):
-        assert in_order(moves) == expected, f"request {number}"
+    for number, (found, expected) in enumerate(zip(mine.requests, theirs, strict=True)):
+        assert found == expected, f"request {number}"
 
 
 def test_vllm_finds_the_spec_of_a_rule_by_its_name() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded_tiers import RecordedTiers
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
@@ -26,16 +27,13 @@ from framework.interfaces.store import BlockFormat, Store
 from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
-from framework.replay.tiers import ReplayTiers, TierSpec
+from framework.replay.tiers import TierSpec
 from framework.types import BlockHash
 from framework.workload.traces import open_trace
 
 pytestmark = pytest.mark.timeout(600)
 
 BLOCK, ROW = 512, 4096  # tokens, bytes
-
-Moves = tuple[list[int], list[int], list[int]]
-"""Nodes that a request was given by the tier, that the tier evicted for it, and that it stored."""
 
 
 class Memory(Store):
@@ -211,35 +209,6 @@ def conversation() -> RequestPaths:
     return build_paths(itertools.islice(trace, 1500), full_blocks_only=True)
 
 
-class Recorded(ReplayTiers):
-    """A replay's tiers, and each request's moves in them."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.requests: list[tuple[list[int], Moves]] = []
-        tier = self.lower.tiers[0]
-        victim, insert, hit = tier.victim, tier.insert, tier.hit
-
-        def evict(now: float) -> Any:
-            found = victim(now)
-            self.requests[-1][1][1].append(found)  # type: ignore[arg-type]
-            return found
-
-        def store(key: Any, now: float, *, pinned: bool) -> None:
-            self.requests[-1][1][2].append(key)
-            insert(key, now, pinned=pinned)
-
-        def load(key: Any, tokens: int) -> None:
-            self.requests[-1][1][0].append(key)
-            hit(key, tokens)
-
-        tier.victim, tier.insert, tier.hit = evict, store, load  # type: ignore[method-assign]
-
-    def begin(self, request: int, path: Sequence[int], blocks: Sequence[Any]) -> int:
-        self.requests.append((list(path), ([], [], [])))
-        return super().begin(request, path, blocks)
-
-
 EQUAL = (
     "2q",
     "arc",
@@ -272,7 +241,7 @@ def test_the_tier_loads_evicts_and_stores_in_the_order_of_our_replay(
 ) -> None:
     pool, below = sizes
     shared = {"num_blocks": below, "block_size": BLOCK, "seed": 0}
-    mine = Recorded(
+    mine = RecordedTiers(
         conversation,
         [TierSpec(below, build_component("eviction", eviction, shared))],
         build_component("tiering", "write_through", {}),
@@ -280,11 +249,11 @@ def test_the_tier_loads_evicts_and_stores_in_the_order_of_our_replay(
     replay(conversation, build_component("eviction", "lru", {}), pool, below=mine)
     store = Memory()
     vllm = started(pool, store=store, num_blocks=below, eviction=eviction)
-    for number, (path, expected) in enumerate(mine.requests):
-        loaded = vllm.run(path)
+    for number, expected in enumerate(mine.requests):
+        loaded = vllm.run(expected.path)
         found = (loaded, [node_of(key) for key in store.removed], [node_of(key) for key in store.written])
-        assert found == expected, f"request {number}"
+        assert found == (expected.promoted, expected.evicted, expected.stored), f"request {number}"
         store.removed.clear()
         store.written.clear()
-    assert sum(len(moves[0]) for _, moves in mine.requests) > 0
-    assert sum(len(moves[1]) for _, moves in mine.requests) > 1000
+    assert sum(len(request.promoted) for request in mine.requests) > 0
+    assert sum(len(request.evicted) for request in mine.requests) > 1000

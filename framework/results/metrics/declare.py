@@ -24,10 +24,12 @@ def text(section: str, key: str, title: str, definition: str, **more: Any) -> Me
 
 
 def on_cuda(result: Mapping[str, Any]) -> bool:
+    """Whether the run used a CUDA device."""
     return str(result.get("device", "")).startswith("cuda")
 
 
 def with_graphs(result: Mapping[str, Any]) -> bool:
+    """Whether decode steps were replayed as CUDA graphs."""
     return bool(result.get("cuda_graphs"))
 
 
@@ -37,12 +39,15 @@ def never(result: Mapping[str, Any]) -> bool:
 
 
 def several_ranks(result: Mapping[str, Any]) -> bool:
+    """Whether the model was spread over more than one process."""
     return result.get("tensor_parallel_size") not in (None, 1)
 
 
 def dense_checked(result: Mapping[str, Any]) -> bool:
+    """Whether tokens were compared with a dense model."""
     return bool(result.get("dense_checked"))
 
 
 def lossy(result: Mapping[str, Any]) -> bool:
+    """Whether K and V were kept in a precision below the model's, so that fidelity is measured."""
     return result.get("attention_error") is not None

@@ -11,6 +11,7 @@ speed = section("speed", wall=True)
 
 
 def percentiles(name: str, title: str, definition: str, note: str) -> Iterator[Metric]:
+    """The 50th, 95th and 99th percentile of one latency in seconds, as `<name>_s_p50` and so on."""
     for percent in (50, 95, 99):
         yield Metric(
             key=f"{name}_s_p{percent}",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from planted_faults import raising
 
 from framework import registry
 from framework.errors import BackendUnavailable, PluginError
@@ -25,15 +26,6 @@ class Unreadable(Exception):
         raise ValueError("no text")
 
     __repr__ = __str__
-
-
-def raising(error: Callable[[], BaseException], *, late: bool = False) -> Callable[..., Any]:
-    def fault(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        if late:
-            real(*args, **options)
-        raise error()
-
-    return fault
 
 
 FAULTS = {

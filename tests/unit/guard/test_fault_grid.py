@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from planted_faults import raising
 
 from framework import registry
 from framework.engine.engine import Engine
@@ -36,15 +37,6 @@ class Worst:
         raise SystemExit(0)
 
     __str__ = __repr__
-
-
-def raising(error: Callable[[], BaseException], *, late: bool = False) -> Callable[..., Any]:
-    def fault(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        if late:
-            real(*args, **options)
-        raise error()
-
-    return fault
 
 
 SILENT = ("None", "text", "NaN", "worst")
