@@ -167,7 +167,7 @@ class RunDirectory:
         """Whether there is a `result.json`, an earlier run's until `begin`."""
         return (self.path / RESULT).exists()
 
-    def begin(self, on_begin: Callable[[Path], None] = lambda path: None) -> None:
+    def begin(self, on_begin: Callable[[Path], object] = lambda path: None) -> None:
         """Make the directory this run's: mark it, and remove what an earlier run left. Idempotent.
 
         Args:
