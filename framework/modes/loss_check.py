@@ -1,26 +1,28 @@
 """Measured loss of a lossy backend or a narrow KV pool: served requests against the dense model."""
 
-# Shapes: T tokens of a call  O output tokens  H query heads  K kv heads  D head dim  V vocabulary
+# Shapes: O output tokens  V vocabulary
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from framework.engine.kv_scales import SCALED
 from framework.engine.pool import KVPool
 from framework.engine.request import Request
-from framework.guard.backend import GuardedBackend
-from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
+from framework.engine.served_pass import Gaps, served_pass
+from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.decoder import Decoder
-from framework.model.dense import dense_logits, layer_attention
+from framework.model.dense import dense_logits
 from framework.modes.dense_check import greedy_requests
+
+if TYPE_CHECKING:
+    from framework.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +55,36 @@ def measure_loss(
     pool: KVPool,
     requests: Sequence[Request],
     limit: int,
+    ranks: Ranks | None = None,
 ) -> list[LossVerdict]:
     """Up to `limit` finished greedy requests again: through `backend` over a pool of its own, and the dense model.
 
-    The prompt is one call, each output token another, as it was served. O(output tokens) passes a request.
+    See `served_pass`. O(output tokens) passes a request.
 
     Args:
         backend: set up; one a layer, where layers differ in their sliding window.
-        pool: of the run; a pool of its kind with one sequence's blocks is allocated beside it.
+        spec: of the heads that `decoder` holds.
+        pool: of the run.
+        ranks: that hold the model's other heads, which they compare; `decoder`, `spec` and `pool` are then rank 0's.
 
     Raises:
         PluginError: the backend failed.
+        RankError: another rank failed.
     """
     backends = [backend] * len(pool.layers) if isinstance(backend, AttentionBackend) else backend
-    return [_measure(decoder, backends, spec, pool, request) for request in greedy_requests(requests)[:limit]]
+    verdicts = []
+    for request in greedy_requests(requests)[:limit]:
+        asked: dict[str, Any] = {"tokens": _tokens_of(request), "num_prompt": len(request.prompt)}
+        if ranks is None:
+            got, gaps = served_pass(decoder, backends, spec, pool, **asked)
+            verdicts.append(_verdict(decoder, request, got, [gaps]))
+            continue
+        ranks.post("served_pass", **asked)
+        with ranks.in_step():
+            got, gaps = served_pass(decoder, backends, spec, pool, **asked)
+            others = ranks.answers()
+        verdicts.append(_verdict(decoder, request, got, [gaps, *others]))
+    return verdicts
 
 
 def summarise(verdicts: Sequence[LossVerdict], max_error: float | None) -> dict[str, Any]:
@@ -90,17 +108,11 @@ def summarise(verdicts: Sequence[LossVerdict], max_error: float | None) -> dict[
 
 
 @torch.inference_mode()
-def _measure(
-    decoder: Decoder, backends: Sequence[AttentionBackend], spec: AttentionSpec, pool: KVPool, request: Request
-) -> LossVerdict:
-    output = request.completions[0].tokens
-    tokens = torch.tensor([*request.prompt.tolist(), *output], device=decoder.device)
-    prompt = len(request.prompt)
-    served = _Pass(decoder, backends, spec, pool, len(tokens))
-    rows = [served.logits(tokens[:prompt])[-1:]]
-    rows += [served.logits(tokens[at : at + 1]) for at in range(prompt, len(tokens) - 1)]
-    got = torch.cat(rows).double()
-    want = dense_logits(decoder, tokens[:-1])[prompt - 1 :].double()
+def _verdict(decoder: Decoder, request: Request, got: Tensor, ranks_gaps: Sequence[Gaps]) -> LossVerdict:
+    """The verdict on `request`, whose tokens were chosen from logits `got` (O, V). Gaps are of each rank's heads."""
+    output, prompt = request.completions[0].tokens, len(request.prompt)
+    tokens = torch.tensor(_tokens_of(request), device=decoder.device)
+    got, want = got.double(), dense_logits(decoder, tokens[:-1])[prompt - 1 :].double()
     wrong = (want.argmax(-1) != tokens[prompt:]).nonzero().flatten()
     log_p, log_q = want.log_softmax(-1), got.log_softmax(-1)
     return LossVerdict(
@@ -110,77 +122,19 @@ def _measure(
         differs_at=int(wrong[0]) if len(wrong) else None,
         logit_error=float((got - want).abs().max()),
         kl_divergence=float((log_p.exp() * (log_p - log_q)).sum(-1).mean()),
-        attention_error=served.error,
+        attention_error=attention_error(ranks_gaps),
     )
 
 
-class _Pass:
-    """One sequence, call by call, with attention by the backend; each output beside the exact one in fp64.
+def attention_error(ranks_gaps: Sequence[Gaps]) -> float:
+    """The largest gap as a share of the largest |V| of its call and layer, over the heads of all ranks.
 
-    Attributes:
-        error: the largest so far, as a share of the largest |V|.
+    NaN where an output is none.
     """
+    gaps = np.array(ranks_gaps, dtype=np.float64).max(0)  # NaN stays NaN
+    error, scale = gaps[:, 0], gaps[:, 1]
+    return float((error / np.where(scale > 0, scale, 1.0)).max())
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        backends: Sequence[AttentionBackend],
-        spec: AttentionSpec,
-        pool: KVPool,
-        num_tokens: int,
-    ) -> None:
-        self._decoder = decoder
-        guarded = {id(own): GuardedBackend(own) for own in backends}
-        self._backends, self._planners = [guarded[id(own)] for own in backends], list(guarded.values())
-        num_blocks = -(-num_tokens // spec.block_size)
-        self._pool = KVPool(
-            num_blocks, spec.block_size, len(pool.layers), spec.num_kv_heads, spec.head_dim, pool.dtype, pool.device,
-            pool.layout,
-        )  # fmt: skip
-        for own, served in zip(self._pool.layers, pool.layers, strict=True):
-            own.sinks, own.alibi_slopes = served.sinks, served.alibi_slopes
-            if pool.dtype == SCALED:
-                own.k_scale, own.v_scale = served.k_scale, served.v_scale
-        self._keys: list[list[Tensor]] = [[] for _ in pool.layers]
-        self._values: list[list[Tensor]] = [[] for _ in pool.layers]
-        self._table = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=pool.device)[None]
-        self._length, self.error = 0, 0.0
-        self._batch: Batch | None = None
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """(T, V) after each of the next `tokens` (T,)."""
-        start, end = self._length, self._length + len(tokens)
-        self._batch, self._length = self._batch_of(start, end), end
-        for backend in self._planners:
-            backend.plan(self._batch)
-        hidden = self._decoder(tokens, torch.arange(start, end, device=tokens.device), self._attend)
-        return self._decoder.logits(hidden)
-
-    def _batch_of(self, start: int, end: int) -> Batch:
-        device, count = self._table.device, end - start
-        contexts, starts = np.array([end], np.int32), np.array([0, count], np.int32)
-        size = self._pool.block_size
-        return Batch(
-            block_tables=self._table,
-            context_lens=torch.from_numpy(contexts.copy()).to(device),
-            query_starts=torch.from_numpy(starts.copy()).to(device),
-            slot_mapping=torch.arange(start + size, end + size, dtype=torch.int64, device=device),  # blocks from 1 on
-            max_query_len=count,
-            max_context_len=end,
-            num_decodes=int(count == 1),
-            host_context_lens=contexts,
-            host_query_starts=starts,
-        )
-
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        assert self._batch is not None
-        kv, out = self._pool.layers[layer], torch.empty_like(q)
-        self._backends[layer].write(kv, k, v, self._batch.slot_mapping)
-        self._backends[layer].attend(q, kv, self._batch, out)
-        self._keys[layer].append(k.double())
-        self._values[layer].append(v.double())
-        keys, values = torch.cat(self._keys[layer]), torch.cat(self._values[layer])
-        exact = layer_attention(self._decoder, layer, q.double(), keys, values)
-        gap, scale = float((out.double() - exact).abs().max()), float(values.abs().max())
-        self.error = max(self.error, gap / scale if scale else gap) if gap == gap else float("nan")
-        return out
+def _tokens_of(request: Request) -> list[int]:
+    return [*request.prompt.tolist(), *request.completions[0].tokens]

@@ -205,7 +205,7 @@ def compare(
     others must give the dense model's tokens in fp32.
 
     Raises:
-        PluginError: the backend failed in a measuring pass; the run is then a failure.
+        PluginError, RankError: the backend or a rank failed in a measuring pass; the run is then a failure.
     """
     ranks = llm.model.ranks
     if limit == 0 or (ranks is not None and ranks.broken):
@@ -215,9 +215,7 @@ def compare(
     if loss is None and own_dtype:
         verdicts = dense_check.compare_dense(llm.model, requests, limit, device=llm.device)
         return verdicts or (), dense_check.summarise(verdicts)
-    if ranks is not None:  # one rank's backend sees its heads only
-        return (), dense_check.summarise(None)
-    measured = loss_check.measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, limit)
+    measured = loss_check.measure_loss(llm.model.decoder, llm.backends, llm.spec, llm.pool, requests, limit, ranks)
     # What rounded K and V lose is for the reader to judge: no backend has declared it.
     return measured, loss_check.summarise(measured, loss.max_error if loss is not None and own_dtype else None)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from framework.engine.executors.base import Executor
 from framework.engine.rows import IntArray, Rows
 from framework.errors import FrameworkError, RankError
 from framework.model.dense import dense_logits
@@ -28,6 +27,8 @@ from framework.parallel.messages import Op, Order, orders, packed
 
 if TYPE_CHECKING:
     from framework.config.sections import EngineOptions
+    from framework.engine.executors.model import ModelExecutor
+    from framework.engine.served_pass import Gaps
     from framework.interfaces.backend import AttentionSpec
     from framework.registry.components import Component
 
@@ -96,7 +97,8 @@ class Worker:
             torch.set_num_threads(plan.num_threads)
         else:
             torch.cuda.set_device(plan.device)
-        self._executor: Executor | None = None
+        self._executor: ModelExecutor | None = None
+        self._spec: AttentionSpec | None = None
         self._rows: Rows | None = None
 
     def run(self) -> None:
@@ -189,7 +191,16 @@ class Worker:
             poison=poison,
             kv_scales=kv_scales,
         )
-        self._rows = Rows(options.max_batch_requests, max_len)
+        self._spec, self._rows = spec, Rows(options.max_batch_requests, max_len)
+
+    def served_pass(self, *, tokens: list[int], num_prompt: int) -> Gaps:
+        """What attention over this rank's heads lost: see `framework.engine.served_pass.served_pass`."""
+        from framework.engine.served_pass import served_pass
+
+        executor, spec = self._executor, self._spec
+        assert executor is not None, "served_pass before `serve`"
+        assert spec is not None
+        return served_pass(self._decoder, executor.by_layer, spec, executor.pool, tokens, num_prompt)[1]
 
     def blocks_for(self, *, fraction: float, **sizes: Any) -> int:
         """See `framework.engine.pool.num_blocks_for`, of this rank's device."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,15 @@ import pytest
 import torch
 
 from framework import api
-from framework.errors import InvalidArgument, PluginError
+from framework.errors import InvalidArgument, PluginError, RankError
 from framework.interfaces.backend import Capabilities, DenseBackend, Loss
 from framework.llm import LLM
 from framework.modes import loss_check
 from framework.modes.loss_check import measure_loss
+from framework.modes.serve import compare
 from framework.sampling import Sampling
 from framework.tracking import read_jsonl, read_result
+from framework_builtin.backend.torch import TorchBackend
 
 PROMPTS = [[1, 2, 3, 4, 5], [9, 8, 7], [5] * 20]
 
@@ -101,3 +105,61 @@ def test_a_measuring_pass_that_fails_makes_the_run_a_failure(tmp_path: Path, mon
     assert (result["status"], result["num_requests"]) == ("failed", 2)
     assert "wrote nothing" in result["reasons"][0]
     assert len(read_jsonl(tmp_path / "requests.jsonl")) == 2
+
+
+def test_the_error_is_the_largest_share_of_a_call_and_layer_over_the_heads_of_all_ranks() -> None:
+    first, second = [(0.1, 1.0), (0.2, 8.0)], [(0.3, 0.5), (0.1, 2.0)]
+    assert loss_check.attention_error([first]) == 0.1
+    assert loss_check.attention_error([first, second]) == 0.3, "0.3 of 1.0: the largest |V| is the first rank's"
+    assert loss_check.attention_error([[(0.25, 0.0)]]) == 0.25, "all V are 0"
+    assert math.isnan(loss_check.attention_error([first, [(math.nan, 1.0), (0.0, 1.0)]]))
+
+
+class FailsOnRank1(TorchBackend):
+    """Serves, and raises in the measuring pass of rank 1, the only pass there over a pool of fewer blocks than 256."""
+
+    def attend(self, q: Any, kv: Any, batch: Any, out: Any) -> None:
+        if multiprocessing.parent_process() is not None and len(kv.k) < 257:
+            raise ValueError("no such head")
+        super().attend(q, kv, batch, out)
+
+
+def config_of(folder: Path, size: int, kv_dtype: str, **more: Any) -> dict[str, Any]:
+    return {
+        "workload": {"name": "shared_prefix", "num_requests": 4, "new_tokens": 12},
+        "cache": {"kv_dtype": kv_dtype},
+        "engine": {"tensor_parallel_size": size, "collective_timeout_s": 60},
+        "device": "cpu",
+        "run": {"dir": str(folder / f"{kv_dtype}{size}"), "progress": False},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "float8_e4m3fn"])
+def test_two_ranks_report_the_fidelity_of_one(tmp_path: Path, kv_dtype: str) -> None:
+    """Sums over ranks are rounded otherwise, and a number at the edge of two steps of int8 may fall to either side."""
+    one, two = (api.run(config_of(tmp_path, size, kv_dtype)) for size in (1, 2))
+    assert (two["dense_checked"], two["tensor_parallel_size"]) == (4, 2)
+    assert two["dense_agreement"] == one["dense_agreement"], (one, two)
+    for key in ("dense_logit_error", "dense_kl_divergence", "attention_error"):
+        assert two[key] == pytest.approx(one[key], rel=0.02), (key, one[key], two[key])
+        assert two[key] > 0.0, key
+    rows = [read_jsonl(tmp_path / f"{kv_dtype}{size}" / "requests.jsonl") for size in (1, 2)]
+    assert [row["dense_differs_at"] for row in rows[0]] == [row["dense_differs_at"] for row in rows[1]]
+
+
+def test_a_rank_that_fails_in_the_measuring_pass_makes_the_run_a_failure(tmp_path: Path) -> None:
+    own = {"name": f"{__file__}:FailsOnRank1"}
+    with pytest.raises(RankError, match=r"rank 1 of 2 failed: PluginError: .*no such head"):
+        api.run(config_of(tmp_path, 2, "bfloat16", backend=own))
+    result = read_result(tmp_path / "bfloat162")
+    assert result["status"] == "failed", result
+    assert "no such head" in result["reasons"][0]
+
+
+def test_layers_with_and_without_a_window_are_each_measured_by_their_own_backend(monkeypatch: Any) -> None:
+    llm = LLM("tiny", num_blocks=64, kv_dtype="bfloat16")
+    requests, seen = llm.generate(PROMPTS, Sampling(max_tokens=2)), []
+    monkeypatch.setattr(loss_check, "measure_loss", lambda decoder, backend, *rest: seen.append(backend) or [])
+    compare(llm, requests, 1)
+    assert seen == [llm.backends], "one backend a layer, not the first layer's for all"

@@ -1,0 +1,126 @@
+"""One sequence computed again as it was served, attention by the backend over a pool beside the exact one."""
+
+# Shapes: T tokens of a call  H query heads  K kv heads  D head dim  V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from framework.engine.kv_scales import SCALED
+from framework.engine.pool import KVPool
+from framework.guard.backend import GuardedBackend
+from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
+from framework.model.decoder import Decoder
+from framework.model.dense import layer_attention
+
+Gaps: TypeAlias = list[tuple[float, float]]
+"""Of each call and layer, in order: largest difference of an attention output from the exact one, and largest |V|."""
+
+
+@torch.inference_mode()
+def served_pass(
+    decoder: Decoder,
+    backends: Sequence[AttentionBackend],
+    spec: AttentionSpec,
+    pool: KVPool,
+    tokens: Sequence[int],
+    num_prompt: int,
+) -> tuple[Tensor, Gaps]:
+    """The logits that chose each token after the prompt, and what attention lost on the way.
+
+    The first `num_prompt` tokens are one call, each further token but the last another, as they were served. Of a model
+    over several ranks all must make the pass at once; each returns the gaps of its own heads, rank 0 the logits.
+
+    Args:
+        backends: one a layer, set up.
+        spec: of the heads that `decoder` holds.
+        pool: of the run; a pool of its kind with one sequence's blocks is allocated beside it.
+
+    Returns:
+        (len(tokens) - num_prompt, V) logits on rank 0, in the model's dtype; and the gaps.
+
+    Raises:
+        PluginError: the backend failed.
+    """
+    ids = torch.tensor(tokens, dtype=torch.int64, device=decoder.device)
+    served = _Pass(decoder, backends, spec, pool, len(ids))
+    rows = [served.logits(ids[:num_prompt])[-1:]]
+    rows += [served.logits(ids[at : at + 1]) for at in range(num_prompt, len(ids) - 1)]
+    return torch.cat(rows), served.gaps
+
+
+class _Pass:
+    """One sequence, call by call, over a pool of its own.
+
+    Attributes:
+        gaps: so far.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        backends: Sequence[AttentionBackend],
+        spec: AttentionSpec,
+        pool: KVPool,
+        num_tokens: int,
+    ) -> None:
+        self._decoder = decoder
+        guarded = {id(own): GuardedBackend(own) for own in backends}
+        self._backends, self._planners = [guarded[id(own)] for own in backends], list(guarded.values())
+        num_blocks = -(-num_tokens // spec.block_size)
+        self._pool = KVPool(
+            num_blocks, spec.block_size, len(pool.layers), spec.num_kv_heads, spec.head_dim, pool.dtype, pool.device,
+            pool.layout,
+        )  # fmt: skip
+        for own, served in zip(self._pool.layers, pool.layers, strict=True):
+            own.sinks, own.alibi_slopes = served.sinks, served.alibi_slopes
+            if pool.dtype == SCALED:
+                own.k_scale, own.v_scale = served.k_scale, served.v_scale
+        self._keys: list[list[Tensor]] = [[] for _ in pool.layers]
+        self._values: list[list[Tensor]] = [[] for _ in pool.layers]
+        self._table = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=pool.device)[None]
+        self._length = 0
+        self.gaps: Gaps = []
+        self._batch: Batch | None = None
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """(T, V) after each of the next `tokens` (T,)."""
+        start, end = self._length, self._length + len(tokens)
+        self._batch, self._length = self._batch_of(start, end), end
+        for backend in self._planners:
+            backend.plan(self._batch)
+        hidden = self._decoder(tokens, torch.arange(start, end, device=tokens.device), self._attend)
+        return self._decoder.logits(hidden)
+
+    def _batch_of(self, start: int, end: int) -> Batch:
+        device, count = self._table.device, end - start
+        contexts, starts = np.array([end], np.int32), np.array([0, count], np.int32)
+        size = self._pool.block_size
+        return Batch(
+            block_tables=self._table,
+            context_lens=torch.from_numpy(contexts.copy()).to(device),
+            query_starts=torch.from_numpy(starts.copy()).to(device),
+            slot_mapping=torch.arange(start + size, end + size, dtype=torch.int64, device=device),  # blocks from 1 on
+            max_query_len=count,
+            max_context_len=end,
+            num_decodes=int(count == 1),
+            host_context_lens=contexts,
+            host_query_starts=starts,
+        )
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert self._batch is not None
+        kv, out = self._pool.layers[layer], torch.empty_like(q)
+        self._backends[layer].write(kv, k, v, self._batch.slot_mapping)
+        self._backends[layer].attend(q, kv, self._batch, out)
+        self._keys[layer].append(k.double())
+        self._values[layer].append(v.double())
+        keys, values = torch.cat(self._keys[layer]), torch.cat(self._values[layer])
+        exact = layer_attention(self._decoder, layer, q.double(), keys, values)
+        self.gaps.append((float((out.double() - exact).abs().max()), float(values.abs().max())))
+        return out
