@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from framework.config.setting import Section, setting
+from framework.errors import ConfigError
 
 Lengths = Literal["uniform", "ragged"]
 
@@ -35,6 +36,19 @@ class CacheOptions(Section):
     dtype: KVDtype | None = setting(None, "older spelling of kv_dtype; null")
     layout: Literal["NHD", "HND"] = setting("NHD", "order of a block's dimensions in memory: NHD | HND")
     poison: bool = setting(False, "fault injection: NaN in every block as it is handed out")
+
+    def stored_dtype(self) -> KVDtype | None:
+        """What `kv_dtype` asks for, or `dtype`, its older spelling; None: the model's.
+
+        Raises:
+            ConfigError: two different ones.
+        """
+        if self.kv_dtype is not None and self.dtype is not None and self.kv_dtype != self.dtype:
+            raise ConfigError(
+                f"cache.kv_dtype={self.kv_dtype} and cache.dtype={self.dtype}, its older spelling, differ; set "
+                "cache.kv_dtype alone"
+            )
+        return self.kv_dtype or self.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

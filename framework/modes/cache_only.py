@@ -14,7 +14,7 @@ from framework.files.memo import remembered
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import EvictionPolicy
-from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, workload_of
+from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
 from framework.replay.cores import PYTHON, count
@@ -67,9 +67,11 @@ def cache_only(session: Session) -> dict[str, Any]:
             core, counts = count(config.allocator.plain(), paths, policy, num_blocks, leaf_first=options.leaf_first)
         else:
             core, counts = PYTHON, replay(paths, policy, num_blocks, leaf_first=options.leaf_first, below=below)
-            measured.update(below.summary(block_bytes(options, block_size)))
+            measured.update(below.summary(block_bytes(options, config.cache)))
         measured.update(reported({"eviction": GuardedPolicy(policy)}))
         measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
+        if below is None:
+            measured.update(what_fewer_bits_buy(config, num_blocks, lambda blocks: _hit_rate(config, paths, blocks)))
         if session.settings.requests:
             _log_requests(session, paths, counts, below)
         if options.optimum:
@@ -83,6 +85,14 @@ def cache_only(session: Session) -> dict[str, Any]:
             measured["gap_to_pinned_optimum"] = _gap(counts, best["pinned_optimum_hit_blocks"])
 
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
+
+
+def _hit_rate(config: Config, paths: RequestPaths, num_blocks: int) -> float:
+    """Of a pool of `num_blocks`."""
+    shared = {"num_blocks": num_blocks, "block_size": config.cache.block_size, "seed": config.seed}
+    policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)
+    allocator = config.allocator.plain()
+    return count(allocator, paths, policy, num_blocks, leaf_first=config.replay.leaf_first)[1].hit_rate
 
 
 def tiers_of(config: Config, paths: RequestPaths, shared: Mapping[str, Any]) -> ReplayTiers | None:

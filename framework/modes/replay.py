@@ -21,7 +21,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.kv_events.stream import EventStream
 from framework.modes.cache_only import cache_only
-from framework.modes.replay_input import block_bytes, pool_blocks, workload_of
+from framework.modes.replay_input import block_bytes, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.rows import request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_with_policy
@@ -70,7 +70,8 @@ def full_replay(session: Session) -> dict[str, Any]:
         engine.state.on_end = lambda request: session.run.log_request(request_row(request, unit=unit, tiers=tiers))
     log_every, start = session.settings.log_every, time.perf_counter()
 
-    reference: dict[str, float] = {}
+    reference: dict[str, float | None] = {}
+    bought: dict[str, Any] = {}
 
     def work() -> None:
         for number, _ in enumerate(feed(engine, source.items, progress=session.progress), start=1):
@@ -80,6 +81,10 @@ def full_replay(session: Session) -> dict[str, Any]:
         engine.check()
         if options.offline_reference:
             reference.update(offline_reference(session.config))
+        num_blocks = engine.allocator.num_blocks
+        bought.update(
+            what_fewer_bits_buy(session.config, num_blocks, lambda blocks: replayed_hit_rate(session.config, blocks))
+        )
 
     def outcome(complete: bool) -> dict[str, Any]:
         summary = engine.metrics.summary(engine.state)
@@ -89,11 +94,11 @@ def full_replay(session: Session) -> dict[str, Any]:
             summary.pop(measured_by_the_wall, None)
         if reference:
             summary |= reference
-            missed = 1 - reference["offline_next_use_hit_rate"]
-            summary["gap_to_offline_next_use"] = (1 - summary["hit_rate"] - missed) / missed if missed else None
+            summary["gap_to_offline_next_use"] = _gap(summary["hit_rate"], reference["offline_next_use_hit_rate"])
         return {
             **reported({"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}),
             **summary,
+            **bought,
             "clock": source.clock,
             "num_blocks": engine.allocator.num_blocks,
             "block_size": engine.allocator.block_size,
@@ -105,17 +110,35 @@ def full_replay(session: Session) -> dict[str, Any]:
     return session.record(work, outcome)
 
 
-def offline_reference(config: Config) -> dict[str, float]:
+def replayed_hit_rate(config: Config, num_blocks: int) -> float | None:
+    """The hit rate of `config`'s replay over a pool of `num_blocks`, with K and V of the model's dtype."""
+    cache = replace(config.cache, num_blocks=num_blocks, memory_fraction=None, kv_dtype=None, dtype=None)
+    return _replay_again(replace(config, cache=cache, replay=replace(config.replay, capacity=None)))
+
+
+def offline_reference(config: Config) -> dict[str, float | None]:
     """The hit rate of the same engine on the same trace by offline next use: `eviction=belady`.
 
     Raises:
         ConfigError: over a recording, which does not say when blocks are requested next.
     """
-    source = open_source(replace(config, eviction=Choice("belady")), None)
+    return {"offline_next_use_hit_rate": _replay_again(replace(config, eviction=Choice("belady")))}
+
+
+def _replay_again(config: Config) -> float | None:
+    """The hit rate of this replay, which logs nothing; None where no request fits."""
+    source = open_source(config, None)
     for _ in feed(source.engine, source.items):
         pass
-    summary = source.engine.metrics.summary(source.engine.state)
-    return {"offline_next_use_hit_rate": float(summary["hit_rate"])}
+    hit_rate: float | None = source.engine.metrics.summary(source.engine.state)["hit_rate"]
+    return hit_rate
+
+
+def _gap(hit_rate: float | None, of_reference: float | None) -> float | None:
+    """How many times the reference's misses were missed beyond it; None where there are none, or no request."""
+    if hit_rate is None or of_reference is None or of_reference == 1:
+        return None
+    return (of_reference - hit_rate) / (1 - of_reference)
 
 
 def in_steps(measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,6 +270,7 @@ def _tier_maker(
         device=options.device,
         shape=options.shape,
         dtype=options.dtype,
+        kv_dtype=config.cache.stored_dtype(),
         efficiency=options.efficiency,
         overhead_s=0.0,
         num_devices=options.num_devices,
@@ -262,7 +286,7 @@ def _tier_maker(
         config.tiers,
         config.tiering.plain(),
         shared,
-        block_bytes=block_bytes(options, config.cache.block_size),
+        block_bytes=block_bytes(options, config.cache),
         now=executor.now,
         wait_until=executor.wait_until,
         timed=recording is None,
@@ -302,6 +326,7 @@ def _executor(
                 device=options.device,
                 shape=options.shape,
                 dtype=options.dtype,
+                kv_dtype=config.cache.stored_dtype(),
                 efficiency=options.efficiency,
                 overhead_s=options.overhead_s,
                 num_devices=options.num_devices,

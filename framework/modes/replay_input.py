@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 from framework import workload
 from framework.config.config import Config
 from framework.config.sections import CacheOptions, ReplayOptions
 from framework.errors import ConfigError
 from framework.interfaces.workload import Workload
+from framework.modes.equal_bytes import equal_bytes
 from framework.replay.curves import capacity_blocks
 from framework.replay.path_cache import trace_paths
 from framework.replay.paths import RequestPaths, build_paths
@@ -53,10 +58,23 @@ def pool_blocks(cache: CacheOptions, options: ReplayOptions, working_set: int | 
         return cache.num_blocks
     if working_set is None and "%" in options.capacity:
         raise ConfigError("replay.capacity as a share of the trace is for executor=cache_only; give bytes")
-    size = block_bytes(options, cache.block_size)
+    size = block_bytes(options, cache)
     return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size, name="replay.capacity")
 
 
-def block_bytes(options: ReplayOptions, block_size: int) -> int:
-    """Bytes of K and V a block, of the model shape and dtype that a replay assumes."""
-    return int(Roofline(shape=options.shape, dtype=options.dtype).kv_bytes_per_token) * block_size
+def what_fewer_bits_buy(config: Config, num_blocks: int, hit_rate: Callable[[int], float | None]) -> dict[str, Any]:
+    """The dtype of K and V where `cache.kv_dtype` names one; and where it is not replay.dtype, see `equal_bytes`."""
+    options, cache = config.replay, config.cache
+    stored = cache.stored_dtype()
+    if stored is None:
+        return {}
+    if stored == options.dtype:
+        return {"kv_dtype": stored}
+    size, own = (block_bytes(options, one) for one in (cache, replace(cache, kv_dtype=None, dtype=None)))
+    return {"kv_dtype": stored, **equal_bytes(num_blocks, size, own, hit_rate)}
+
+
+def block_bytes(options: ReplayOptions, cache: CacheOptions) -> int:
+    """Bytes of K and V a block, of the model shape that a replay assumes and the dtype that K and V are to have."""
+    roofline = Roofline(shape=options.shape, dtype=options.dtype, kv_dtype=cache.stored_dtype())
+    return roofline.kv_bytes_per_token * cache.block_size

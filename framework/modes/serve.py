@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from framework import workload
-from framework.config.config import Config
-from framework.config.sections import CacheOptions
+from framework.config.config import Choice, Config
 from framework.engine.engine import Engine
 from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
 from framework.engine.limits import LengthWarning
+from framework.engine.pool import block_bytes
 from framework.engine.request import Request
 from framework.errors import ConfigError
 from framework.guard.backend import GuardedBackend
@@ -29,7 +31,9 @@ from framework.model.shard import Shard
 from framework.model.tokenizer import encode
 from framework.modes import dense_check, loss_check
 from framework.modes.dense_check import DenseVerdict
+from framework.modes.equal_bytes import equal_bytes
 from framework.modes.loss_check import LossVerdict
+from framework.modes.replay import replayed_hit_rate
 from framework.modes.rows import completion_rows, request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.parallel.spread import spread_over
@@ -79,16 +83,10 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
         verdicts, judged = compare(llm, requests, session.settings.check_requests if complete else 0)
         for request in requests:
             session.run.log_request(served_row(request, verdicts, tiers=len(session.config.tiers)))
-        if llm.recorder is not None:
-            write_recording(
-                session.run.path / RECORDING,
-                requests,
-                llm.recorder,
-                eos_token_ids=llm.model.tokenizer.eos_token_ids,
-                max_model_len=llm.engine.max_model_len,
-                window=llm.engine.window,
-            )
-        return {**summarise(llm, session.config), **judged}
+        if session.settings.record:
+            record(llm, requests, session.run.path / RECORDING)
+        bought = what_fewer_bits_buy(session.config, llm, requests) if complete else {}
+        return {**summarise(llm, session.config), **judged, **bought}
 
     return session.record(work, outcome)
 
@@ -105,28 +103,14 @@ def check_backend(config: Config) -> None:
     shape = model_config(config.model.name, config.model.options)
     if shape is None:
         return
-    require_scales(cache.kv_scales, kv_dtype_of(cache), shape)
+    require_scales(cache.kv_scales, cache.stored_dtype(), shape)
     shape = Shard(0, config.engine.tensor_parallel_size).config(shape)
     dtype = asked if asked not in (None, "auto") else shape.dtype
-    spec = attention_spec(shape, str(dtype), cache.block_size, cache.layout, kv_dtype_of(cache))
+    spec = attention_spec(shape, str(dtype), cache.block_size, cache.layout, cache.stored_dtype())
     backend = build_component("backend", config.backend.plain(), {"seed": config.seed})
     device = default_device(config.device)
     require_backend(backend, spec, device)
     require_graphs(config.engine, backend, device)
-
-
-def kv_dtype_of(cache: CacheOptions) -> str | None:
-    """What `cache.kv_dtype` asks for, or `cache.dtype`, its older spelling; None: the model's.
-
-    Raises:
-        ConfigError: two different ones.
-    """
-    asked, older = cache.kv_dtype, cache.dtype
-    if asked is not None and older is not None and asked != older:
-        raise ConfigError(
-            f"cache.kv_dtype={asked} and cache.dtype={older}, its older spelling, differ; set cache.kv_dtype alone"
-        )
-    return asked or older
 
 
 def load_model(config: Config) -> LoadedModel:
@@ -148,7 +132,8 @@ def build_llm(
 
     Where `engine.max_model_len` is null it is `longest`, the workload's longest request: what `contiguous` reserves.
     """
-    cache = {**config.cache.plain(), "kv_dtype": kv_dtype_of(config.cache)}
+    stored, own = config.cache.stored_dtype(), str(model.decoder.dtype).removeprefix("torch.")
+    cache = {**config.cache.plain(), "kv_dtype": stored}
     cache.pop("dtype")
     parts: dict[str, Any] = {kind: choice.plain() for kind, choice in config.choices().items() if kind in KINDS}
     engine = config.engine
@@ -160,7 +145,7 @@ def build_llm(
             **cache,
             device=default_device(config.device),
             seed=config.seed,
-            record=config.run.record,
+            record=config.run.record or stored not in (None, own),  # `what_fewer_bits_buy` replays it
             log=log,
             kv_events=kv_events,
             tiering=config.tiering.plain(),
@@ -218,6 +203,32 @@ def compare(
     measured = loss_check.measure_loss(llm.model.decoder, llm.backends, llm.spec, llm.pool, requests, limit, ranks)
     # What rounded K and V lose is for the reader to judge: no backend has declared it.
     return measured, loss_check.summarise(measured, loss.max_error if loss is not None and own_dtype else None)
+
+
+def record(llm: LLM, requests: Sequence[Request], path: Path) -> None:
+    """Write what `llm`, which has a recorder, has served."""
+    assert llm.recorder is not None
+    write_recording(
+        path,
+        requests,
+        llm.recorder,
+        eos_token_ids=llm.model.tokenizer.eos_token_ids,
+        max_model_len=llm.engine.max_model_len,
+        window=llm.engine.window,
+    )
+
+
+def what_fewer_bits_buy(config: Config, llm: LLM, requests: Sequence[Request]) -> dict[str, Any]:
+    """See `equal_bytes`: the run is replayed over a pool of the model's dtype. Empty where that is the pool's."""
+    if llm.kv_dtype == llm.spec.dtype:
+        return {}
+    shape = (llm.spec.block_size, len(llm.pool.layers), llm.spec.num_kv_heads, llm.spec.head_dim)
+    stored, own = (block_bytes(*shape, dtype) for dtype in (llm.kv_dtype, llm.spec.dtype))
+    with tempfile.TemporaryDirectory(prefix="kvlab-") as folder:
+        path = Path(folder) / RECORDING
+        record(llm, requests, path)
+        recorded = replace(config, executor="none", workload=Choice("recording", {"path": str(path)}))
+        return equal_bytes(llm.num_blocks, stored, own, lambda blocks: replayed_hit_rate(recorded, blocks))
 
 
 def summarise(llm: LLM, config: Config) -> dict[str, Any]:

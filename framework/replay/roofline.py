@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,8 @@ DEVICES = {
 }
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+_KV_BYTES = {**_BYTES, "float64": 8, "int8": 1}
+_INT8_SCALE_BYTES = 4
 
 
 class Roofline:
@@ -42,7 +45,8 @@ class Roofline:
     Args:
         device: a name in DEVICES.
         shape: a name in framework.replay.shapes.ROOFLINE_SHAPES.
-        dtype: of weights and KV.
+        dtype: of weights, and of K and V without `kv_dtype`.
+        kv_dtype: of K and V; int8 has a scale of 4 bytes for each token's vector. None: `dtype`.
         efficiency: reached share of the ceilings, 0 to 1. Calibrate it with a kernel run.
         overhead_s: fixed seconds a step.
         num_devices: devices that share the model, each with these ceilings.
@@ -55,15 +59,21 @@ class Roofline:
         device: str = "h200",
         shape: str = "llama-3.1-8b",
         dtype: str = "bfloat16",
+        kv_dtype: str | None = None,
         efficiency: float = 0.8,
         overhead_s: float = 0.0005,
         num_devices: int = 1,
         window: int | None = None,
     ) -> None:
-        named = (("device", device, DEVICES), ("shape", shape, ROOFLINE_SHAPES), ("dtype", dtype, _BYTES))
+        named: tuple[tuple[str, str, Collection[str]], ...] = (
+            ("replay.device", device, DEVICES),
+            ("replay.shape", shape, ROOFLINE_SHAPES),
+            ("replay.dtype", dtype, _BYTES),
+            ("cache.kv_dtype", kv_dtype or dtype, _KV_BYTES),
+        )
         for what, name, known in named:
             if name not in known:
-                raise ConfigError(f"replay.{what} {name!r} is unknown; known: {', '.join(known)}")
+                raise ConfigError(f"{what} {name!r} is unknown; known: {', '.join(known)}")
         if not 0 < efficiency <= 1:
             raise ConfigError(f"replay.efficiency must be above 0 and at most 1, found {efficiency}")
         if overhead_s < 0:
@@ -77,7 +87,9 @@ class Roofline:
         self._overhead_s = overhead_s
         self._weight_size = _BYTES[dtype]
         self._flops_per_token = 2.0 * model.active_parameters
-        self._kv_bytes = self._weight_size * model.num_layers * model.kv_numbers_per_token
+        stored = kv_dtype or dtype
+        scales = _INT8_SCALE_BYTES * model.kv_vectors_per_token if stored == "int8" else 0
+        self._kv_bytes = model.num_layers * (_KV_BYTES[stored] * model.kv_numbers_per_token + scales)
         self._pair_flops = float(model.pair_flops_per_head * model.num_heads * model.num_layers)
 
     @property

@@ -18,6 +18,7 @@ class RooflineShape:
         num_experts, experts_per_token: routed experts a layer, and how many of them a token takes; 1 and 1 without.
         num_layers, num_heads: of the decoder; query heads.
         kv_numbers_per_token: numbers of K and V one token leaves in a layer's pool.
+        kv_vectors_per_token: vectors that they are, each of which has a scale in an int8 pool.
         pair_flops_per_head: operations of one query head for one (query, key) pair: scores and weighted sum.
         source: where the numbers are from.
     """
@@ -27,6 +28,7 @@ class RooflineShape:
     num_layers: int
     num_heads: int
     kv_numbers_per_token: int
+    kv_vectors_per_token: int
     pair_flops_per_head: int
     num_experts: int = 1
     experts_per_token: int = 1
@@ -41,6 +43,7 @@ class RooflineShape:
             num_layers=config.num_layers,
             num_heads=config.num_heads,
             kv_numbers_per_token=2 * config.num_kv_heads * config.head_dim,
+            kv_vectors_per_token=2 * config.num_kv_heads,
             pair_flops_per_head=4 * config.head_dim,
             source=source,
         )
@@ -69,6 +72,7 @@ def _attention(num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int
         "num_layers": num_layers,
         "num_heads": num_heads,
         "kv_numbers_per_token": 2 * num_kv_heads * head_dim,
+        "kv_vectors_per_token": 2 * num_kv_heads,
         "pair_flops_per_head": 4 * head_dim,
     }
 
@@ -100,6 +104,7 @@ _LATENT = {
     "num_layers": 61,
     "num_heads": 128,
     "kv_numbers_per_token": 576,
+    "kv_vectors_per_token": 1,
     "pair_flops_per_head": 2 * 576 + 2 * 512,
 }
 

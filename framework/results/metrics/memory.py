@@ -48,9 +48,17 @@ METRICS: tuple[Metric, ...] = (
     ),
     memory("peak_used_blocks", "blocks", "lower", "peak blocks in use", "Most blocks in use after any step.",
            of="num_blocks"),
-    text("memory", "kv_dtype", "KV dtype", "Data type of K and V in the pool."),
+    text("memory", "kv_dtype", "KV dtype", "Data type of K and V in the pool; of a replay, what "
+         "cache.kv_dtype names."),
     memory("kv_bytes", "bytes", "", "K and V", "The pool's tensors, the null block included, over all ranks; with "
            "fewer kv heads than ranks the sum holds copies.", note="the pool's tensors"),
+    memory("equal_bytes_num_blocks", "blocks", "", "blocks in the model's dtype",
+           "Blocks that the bytes of this pool's blocks would hold with K and V of the model's dtype (of a replay, of "
+           "replay.dtype); where cache.kv_dtype is another.", note="in as many bytes"),
+    memory("equal_bytes_hit_rate", "share", "", "hit rate of those",
+           "Hit rate of the same requests, replayed over those blocks: what the narrower pool buys is the difference "
+           "to `hit_rate`. Requests that no longer fit are left out; null where there is no block.",
+           note="of prompt tokens"),
     memory("kv_bytes_per_rank", "bytes", "", "K and V on each rank", "The pool's tensors on one rank.",
            when=several_ranks),
     scheduling("output_tokens", "tokens", "", "output tokens", "Generated tokens."),
