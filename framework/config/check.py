@@ -109,8 +109,16 @@ def check_tiering(config: Config) -> None:
         raise ConfigError(
             f"tiering={rule} has no tier to move blocks to; set tiers=[{{store: host, num_blocks: 20000}}]"
         )
-    if config.tiers and config.mode == "kernel":
-        raise ConfigError("tiers cannot be in mode=kernel, which has no cache; leave tiers out")
+    links = config.mode == "kernel" and config.kernel.measure == "links"
+    if links and not config.tiers:
+        raise ConfigError(
+            "kernel.measure=links has no tier whose link to measure; set tiers=[{store: host, num_blocks: 64}]"
+        )
+    if config.tiers and config.mode == "kernel" and not links:
+        raise ConfigError(
+            "tiers cannot be in mode=kernel, which has no cache; leave tiers out, or set kernel.measure=links to "
+            "measure their links"
+        )
     if config.tiers and config.engine.scheduling == "running_first" and config.executor != "cache_only":
         raise ConfigError(
             "engine.scheduling=running_first does not wait for loads from tiers; leave tiers out, or set "

@@ -137,6 +137,16 @@ class TierOptions(Section):
     )
     write_bytes_per_s: float | None = setting(25e9, "replay: of its link, into it; null: any", above=0, at_most=1e18)
     operation_s: float = setting(100e-6, "replay: fixed seconds of a load or a store", at_least=0, at_most=10**9)
+    read_operation_s: float | None = setting(
+        None, "replay: of a load, where it differs; null: operation_s", at_least=0, at_most=10**9
+    )
+    write_operation_s: float | None = setting(
+        None, "replay: of a store, where it differs; null: operation_s", at_least=0, at_most=10**9
+    )
+    duplex: bool = setting(True, "replay: loads and stores go on beside each other; false: one operation at a time")
+    link: str | None = setting(
+        None, "replay: links.json of kernel.measure=links, or FILE#NAME; gives what is not set of the above"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +155,9 @@ class KernelOptions(Section):
 
     section: ClassVar[str] = "kernel"
 
+    measure: Literal["attention", "links"] = setting(
+        "attention", "attention: the backend over the grid | links: copies between the pool and tiers=[...]"
+    )
     batch: tuple[int, ...] | None = setting(None, "decode rows, as [1,32]", at_least=1, at_most=2**20)
     context: tuple[int, ...] | None = setting(
         None, "of the longest decode row, as [1024,8192]", at_least=1, at_most=2**31 - 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from framework.errors import StoreFailed
 from framework.guard.boundary import Boundary
-from framework.interfaces.store import BlockFormat, Store
+from framework.interfaces.store import Allocate, BlockFormat, Store
 from framework.types import BlockHash
 
 
@@ -26,7 +26,14 @@ class GuardedStore:
         self.medium = str(store.medium)
         self.lists = getattr(store.keys, "__func__", None) is not Store.keys
 
+    def use_memory(self, allocate: Allocate) -> None:
+        try:
+            self._store.use_memory(allocate)
+        except BaseException as error:
+            self._boundary.contain("use_memory", error)
+
     def open(self, format: BlockFormat, num_blocks: int) -> None:
+        self._block_bytes = format.block_bytes
         try:
             self._store.open(format, num_blocks)
         except BaseException as error:
@@ -47,6 +54,29 @@ class GuardedStore:
         if type(answer) is not bool:
             self._boundary.wrong("read", "must return a bool", answer)
         return bool(answer)
+
+    def reserve(self, key: BlockHash) -> memoryview | None:
+        """The place to write a block, checked; None: by `write`."""
+        try:
+            place: Any = self._store.reserve(key)
+        except BaseException as error:
+            self._boundary.contain("reserve", error)
+        return self._checked("reserve", place)
+
+    def view(self, key: BlockHash) -> memoryview | None:
+        """The place of a block, checked; None: by `read`."""
+        try:
+            place: Any = self._store.view(key)
+        except BaseException as error:
+            self._boundary.contain("view", error)
+        return self._checked("view", place)
+
+    def _checked(self, hook: str, place: Any) -> memoryview | None:
+        if place is None:
+            return None
+        if type(place) is not memoryview or place.nbytes != self._block_bytes or not place.contiguous:
+            self._boundary.wrong(hook, f"must return None or a memoryview of {self._block_bytes} bytes", place)
+        return place
 
     def remove(self, key: BlockHash) -> None:
         try:

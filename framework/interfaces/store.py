@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from framework.types import BlockHash
+
+Allocate = Callable[[int], memoryview]
+"""(bytes) -> so many bytes of uint8, contiguous and writable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,15 @@ class Store(ABC):
     medium: ClassVar[str] = "CPU"
     """What KV events call the place: "CPU" for memory of the host, "STORAGE" for what lies further away."""
 
+    def use_memory(self, allocate: Allocate) -> None:  # noqa: B027
+        """Called once before `open` by an engine, for stores that keep blocks in the host's memory.
+
+        Args:
+            allocate: gives so many bytes of memory that the pool's device copies to and from fastest: pinned on CUDA,
+                plain on a CPU. Take it once, in `open`: to pin memory takes a second for some gigabytes. It lives as
+                long as it is referenced. Raises MemoryError where there is not so much.
+        """
+
     @abstractmethod
     def open(self, format: BlockFormat, num_blocks: int) -> None:
         """Get ready for blocks of this format, at most `num_blocks` of them at a time.
@@ -77,6 +89,29 @@ class Store(ABC):
         Raises:
             StoreFailed: it could not be read.
         """
+
+    def reserve(self, key: BlockHash) -> memoryview | None:
+        """Where the bytes of a block are to be written, for a copy that goes there without a buffer between.
+
+        From here on the block counts as held under this key; who cannot fill it removes it. Nobody reads it before.
+
+        Returns:
+            (block_bytes,) uint8, contiguous, in memory from `use_memory`, valid until the key is removed. None, unless
+            overridden: the block is written by `write`.
+
+        Raises:
+            StoreFailed: there is no room.
+        """
+        return None
+
+    def view(self, key: BlockHash) -> memoryview | None:
+        """Where the bytes of a block lie, for a copy from there without a buffer between.
+
+        Returns:
+            (block_bytes,) uint8, contiguous, valid until the key is removed or written. None, unless overridden, and
+            where there is no such block: it is read by `read`.
+        """
+        return None
 
     @abstractmethod
     def remove(self, key: BlockHash) -> None:

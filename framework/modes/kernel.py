@@ -1,4 +1,4 @@
-"""mode=kernel: the gate, then the grid. A backend that fails the gate is never timed."""
+"""mode=kernel: the gate, then the grid; or the links of tiers. A backend that fails the gate is never timed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from framework.results.layout import KERNEL, ROOFLINE, ROOFLINE_SVG
 
 
 def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
-    """Judge and measure `config`'s backend over the grid of its `kernel` section. See api.run.
+    """Judge and measure `config`'s backend over the grid of its `kernel` section, or its tiers' links. See api.run.
 
     The rows, one a cell, are in kernel.jsonl and, not in result.json, under "rows" of what is returned. `status` is
     "ok", or "failed" when the gate or a timed batch was wrong, with `reasons`; what is wrong is not timed.
@@ -28,6 +28,10 @@ def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
     Raises:
         BackendUnavailable: no cell of the grid can run here; result.json says so as well.
     """
+    if config.kernel.measure == "links":
+        from framework.modes.links import links
+
+        return links(config, on_begin)
     device, cache, name = default_device(config.device), config.cache, config.backend.name
     options = for_device(config.kernel, device, cache.block_size)
     # A backend's first call compiles and tunes, which may take any time.
@@ -35,7 +39,7 @@ def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
         session.facts |= {"backend": name, "device": device}
         grid = Grid(_maker(config), name, device, options, cache.layout)
         grid.first_spec  # noqa: B018  an empty grid raises here, before anything is written
-        grid.origin = _origin(session.begin(device, session.label(f"kernel-{name}")))
+        grid.origin = origin_of(session.begin(device, session.label(f"kernel-{name}")))
         result = session.record(lambda: _measure(grid, session), lambda complete: _summary(grid))
     if result["status"] == "unavailable":
         require_backend(_maker(config)(), grid.first_spec, device)
@@ -60,7 +64,7 @@ def _maker(config: Config) -> Callable[[], AttentionBackend]:
     return make
 
 
-def _origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
+def origin_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What every row carries, so that a row means something on its own."""
     device, libraries = provenance["device"], provenance["libraries"]
     return {

@@ -30,8 +30,10 @@ def _need(store: Store, holds: bool, rule: str, seen: object = "") -> None:
 
 
 @contextmanager
-def _opened(make: Make, format: BlockFormat = FORMAT) -> Iterator[Store]:
+def _opened(make: Make, format: BlockFormat = FORMAT, *, memory: bool = False) -> Iterator[Store]:
     store = make()
+    if memory:
+        store.use_memory(lambda num_bytes: memoryview(bytearray(b"\x5a" * num_bytes)))
     store.open(format, _BLOCKS)
     try:
         yield store
@@ -171,6 +173,28 @@ def check_only_store_failures_leave_it(make: Make) -> None:
             store.remove(key)
 
 
+def check_places_are_blocks(make: Make) -> None:
+    """What is written where `reserve` says is what `read` and `view` find, and `view` finds what `write` wrote."""
+    with _opened(make, memory=True) as store:
+        held = dict[BlockHash, bytearray]()
+        for seed in range(_BLOCKS):
+            key, data = _key(), _bytes(seed)
+            place = store.reserve(key) if seed % 2 else None
+            if place is None:
+                _write(store, key, data)
+            else:
+                _need(store, place.nbytes == len(data), "reserve gave a place of another size than a block's", key)
+                place[:] = data
+            held[key] = data
+        for key, data in held.items():
+            _expect(store, key, data, "a block did not come back as it was written into its place")
+            place = store.view(key)
+            _need(store, place is None or bytes(place) == bytes(data), "view shows other bytes than were written", key)
+            store.remove(key)
+            _need(store, store.view(key) is None, "view shows a block that was removed", key)
+            _need(store, _read(store, key) is None, "found a block that was removed", key)
+
+
 store_checks = (
     check_what_was_written_comes_back,
     check_nothing_of_the_caller_is_kept,
@@ -179,4 +203,5 @@ store_checks = (
     check_all_blocks_fit,
     check_formats_do_not_mix,
     check_only_store_failures_leave_it,
+    check_places_are_blocks,
 )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from framework.tiers.transfers import Copy
 from framework.types import BlockHash
+
+Way = Literal["read", "write"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +20,29 @@ class Link:
     Attributes:
         read_bytes_per_s, write_bytes_per_s: out of the tier and into it; infinity: in no time.
         operation_s: fixed seconds an operation, which holds all blocks of one load or one store.
+        read_operation_s, write_operation_s: of one direction, where it differs.
+        duplex: whether the directions go on beside each other; else one operation at a time, in either direction.
     """
 
     read_bytes_per_s: float = float("inf")
     write_bytes_per_s: float = float("inf")
     operation_s: float = 0.0
+    read_operation_s: float | None = None
+    write_operation_s: float | None = None
+    duplex: bool = True
+
+    def fixed_s(self, way: Way) -> float:
+        """Seconds of an operation besides its bytes."""
+        own = self.read_operation_s if way == "read" else self.write_operation_s
+        return self.operation_s if own is None else own
+
+    def block_s(self, way: Way, num_bytes: int) -> float:
+        """Seconds that so many bytes add to an operation."""
+        return num_bytes / (self.read_bytes_per_s if way == "read" else self.write_bytes_per_s)
+
+    def seconds(self, way: Way, num_bytes: int) -> float:
+        """Of one operation of so many bytes, nothing else under way."""
+        return self.fixed_s(way) + self.block_s(way, num_bytes)
 
 
 class LinkTransfers:
@@ -39,28 +60,37 @@ class LinkTransfers:
         self, links: Sequence[Link], block_bytes: int, now: Callable[[], float], wait_until: Callable[[float], None]
     ) -> None:
         self._links, self._bytes, self._now, self._wait_until = tuple(links), block_bytes, now, wait_until
-        self._free_s = {(way, tier): 0.0 for way in ("read", "write") for tier in range(1, len(links) + 1)}
+        ways: tuple[Way, ...] = ("read", "write")
+        self._free_s: dict[tuple[Way, int], float] = {
+            (way, tier): 0.0 for tier in range(1, len(links) + 1) for way in ways
+        }
         self._stored_s: dict[tuple[int, BlockHash], float] = {}
         self._ends: list[tuple[float, int, Copy]] = []
         self._count = 0
         self.busy_s = dict.fromkeys(self._free_s, 0.0)
 
-    def _block_s(self, way: str, tier: int) -> float:
-        link = self._links[tier - 1]
-        return self._bytes / (link.read_bytes_per_s if way == "read" else link.write_bytes_per_s)
+    def _block_s(self, way: Way, tier: int) -> float:
+        return self._links[tier - 1].block_s(way, self._bytes)
+
+    def _lane(self, way: Way, tier: int) -> tuple[Way, int]:
+        """What an operation occupies: its direction, or the whole link."""
+        return (way if self._links[tier - 1].duplex else "read", tier)
 
     def submit(self, copies: Sequence[Copy]) -> None:
         """See Transfers: one operation of each link that they use."""
-        begun = set[tuple[str, int]]()
+        begun = set[tuple[Way, int]]()
         for copy in copies:
-            ways = [(way, tier) for way, tier in (("read", copy.source), ("write", copy.target)) if tier]
-            start = max(self._now(), self._stored_s.get((copy.source, copy.key), 0.0), *(self._free_s[w] for w in ways))
+            ends: tuple[tuple[Way, int], ...] = (("read", copy.source), ("write", copy.target))
+            ways = [way for way in ends if way[1]]
+            lanes = [self._lane(*way) for way in ways]
+            free = [self._free_s[lane] for lane in lanes]
+            start = max(self._now(), self._stored_s.get((copy.source, copy.key), 0.0), *free)
             each = max(self._block_s(*way) for way in ways)
             if not begun.issuperset(ways):
-                each += max(self._links[tier - 1].operation_s for _, tier in ways)
+                each += max(self._links[tier - 1].fixed_s(way) for way, tier in ways)
                 begun.update(ways)
-            for way in ways:
-                self._free_s[way] = start + each
+            for way, lane in zip(ways, lanes, strict=True):
+                self._free_s[lane] = start + each
                 self.busy_s[way] += each
             if copy.target:
                 self._stored_s[copy.target, copy.key] = start + each
@@ -105,7 +135,7 @@ class LinkTransfers:
         for tier in tiers:
             if tier:
                 if tier not in free:
-                    free[tier] = max(now, self._free_s["read", tier]) + self._links[tier - 1].operation_s
+                    free[tier] = max(now, self._free_s["read", tier]) + self._links[tier - 1].fixed_s("read")
                 free[tier] += self._block_s("read", tier)
                 done = max(done, free[tier])
             times.append(done - now)

@@ -34,15 +34,18 @@ class PoolBytes(Protocol):
 
     block_bytes: int
 
-    def read(self, block: int) -> Callable[[], Bytes]:
+    def read(self, block: int, into: Bytes | None = None) -> Callable[[], Bytes]:
         """Begin to copy a block out, ahead of anything the pool's device is asked for later.
+
+        Args:
+            into: (block_bytes,) memory to copy it to; None: memory of its own.
 
         Returns:
             waits for the end of the copy and returns the block's (block_bytes,) bytes.
         """
 
-    def buffer(self) -> Bytes:
-        """(block_bytes,) memory from which `write` is fast."""
+    def allocate(self, num_bytes: int) -> memoryview:
+        """Memory from which `write` and to which `read` are fast."""
 
     def write(self, block: int, data: Bytes) -> None:
         """Copy `data` into a block, after all that the pool's device was asked for before; returns when it is there."""
@@ -50,12 +53,17 @@ class PoolBytes(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A copy, or the removal of a key from a tier (`copy` None)."""
+    """A copy, or the removal of a key from a tier (`copy` None).
+
+    Attributes:
+        staged: waits for the pool's bytes. placed: they go to the place that the store reserved.
+    """
 
     copy: Copy | None
     key: BlockHash
     tier: int
     staged: Callable[[], Bytes] | None = None
+    placed: bool = False
 
 
 class WorkerTransfers:
@@ -85,7 +93,7 @@ class WorkerTransfers:
         self._listing = [store.lists for store in self._stores]
         self._seen: list[set[BlockHash]] = [set() for _ in stores]
         self._found: list[tuple[int, list[BlockHash]]] = []
-        self._buffer = pool.buffer()
+        self._buffer = np.frombuffer(pool.allocate(pool.block_bytes), dtype=np.uint8)
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._start()
 
@@ -250,8 +258,22 @@ class WorkerTransfers:
         if not self._of_key[at]:
             del self._of_key[at]
         if job.copy is not None and self._unread.pop(job.copy, None) is not None:
-            self._stage(job)
+            self._begin(job)
         return job
+
+    def _begin(self, job: _Job) -> None:
+        """Read the pool's block, straight into the store's memory where it has some."""
+        try:
+            place = self._stores[job.tier - 1].reserve(job.key)
+        except FrameworkError:
+            place = None  # `write` says why
+        if place is None:
+            self._stage(job)
+            return
+        assert job.copy is not None
+        job.placed = True
+        self._num_staged += 1
+        job.staged = self._pool.read(job.copy.block, np.frombuffer(place, dtype=np.uint8))
 
     def _must_wait(self, load: _Job) -> bool:
         return (load.tier, load.key) in self._of_key or self._loads_in_a_row >= _MOST_LOADS
@@ -275,7 +297,14 @@ class WorkerTransfers:
     def _store(self, copy: Copy, job: _Job) -> str:
         target = self._stores[copy.target - 1]
         if job.staged is not None:
-            data = job.staged()
+            try:
+                data = job.staged()
+            except BaseException:
+                if job.placed:
+                    target.remove(copy.key)
+                raise
+            if job.placed:
+                return ""
         else:
             if not self._stores[copy.source - 1].read(copy.key, self._buffer.data):
                 return f"tier {copy.source}: a block was not there, or damaged, as it was to be stored below"
@@ -285,10 +314,11 @@ class WorkerTransfers:
         return ""
 
     def _load(self, copy: Copy) -> str:
-        start = time.perf_counter()
-        if not self._stores[copy.source - 1].read(copy.key, self._buffer.data):
+        start, source = time.perf_counter(), self._stores[copy.source - 1]
+        place = source.view(copy.key)
+        if place is None and not source.read(copy.key, self._buffer.data):
             return f"tier {copy.source}: a block was not there, or damaged"
-        self._pool.write(copy.block, self._buffer)
+        self._pool.write(copy.block, self._buffer if place is None else np.frombuffer(place, dtype=np.uint8))
         seconds, mean = time.perf_counter() - start, self._read_s[copy.source - 1]
         self._read_s[copy.source - 1] = seconds if mean is None else mean + _SMOOTHING * (seconds - mean)
         return ""

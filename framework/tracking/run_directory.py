@@ -21,6 +21,8 @@ from framework.results.layout import (
     JOB,
     KERNEL,
     KV_EVENTS,
+    LINK_ROWS,
+    LINKS,
     LOCK,
     MARK,
     METRICS,
@@ -39,7 +41,7 @@ _FLUSH_BYTES = 1 << 16
 _FLUSH_AFTER_S = 1.0
 _OF_A_RUN = (
     RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE, ROOFLINE_SVG, RECORDING,
-    KV_EVENTS,
+    KV_EVENTS, LINKS, LINK_ROWS,
 )  # fmt: skip
 """What a run writes, and what the next one in the same directory removes; the result first."""
 _NOT_FOREIGN = re.compile(rf"{LOCK}(\.\d+)?|{re.escape(JOB)}|{re.escape(FAILURE)}|\.hydra|.*\.log|\..*\.tmp")

@@ -239,7 +239,36 @@ class KeysOnlyButFinds(Plain):
     holds_kv = False
 
 
+class Sloppy(Host):
+    """Keeps what was removed to be seen."""
+
+    def remove(self, key):
+        self.last = self._rows.get(key)
+        super().remove(key)
+
+    def view(self, key):
+        row = self._rows.get(key, getattr(self, "last", None))
+        return None if row is None else self._memory[row].data
+
+
+class ShowsAnother(Host):
+    def view(self, key):
+        return None if super().view(key) is None else self._memory[0].data
+
+
+class ReservesElsewhere(Host):
+    def reserve(self, key):
+        super().reserve(key)
+        return memoryview(bytearray(self._memory.shape[1]))
+
+    def write(self, key, data):
+        super().reserve(key)[:] = data
+
+
 STORES = {
+    Sloppy: "check_places_are_blocks",
+    ShowsAnother: "check_places_are_blocks",
+    ReservesElsewhere: "check_places_are_blocks",
     KeepsTheBuffer: "check_nothing_of_the_caller_is_kept",
     KeepsTheFirstWrite: "check_the_last_write_counts",
     MixesFormats: "check_formats_do_not_mix",

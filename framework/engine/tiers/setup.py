@@ -64,7 +64,19 @@ def tier_policies(tiers: Sequence[TierEntry], shared: Mapping[str, Any]) -> list
     return found
 
 
-def open_stores(tiers: Sequence[TierEntry], format: BlockFormat) -> list[GuardedStore]:
+def open_store(entry: TierEntry, format: BlockFormat, pool: PoolBytes) -> GuardedStore:
+    """The store of one tier, ready, in memory from which the pool's device copies fast if it keeps blocks in memory.
+
+    Raises:
+        StoreFailed, PluginError: it could not be opened.
+    """
+    store = GuardedStore(build_component("store", entry["store"], {}))
+    store.use_memory(pool.allocate)
+    store.open(format, int(entry["num_blocks"]))
+    return store
+
+
+def open_stores(tiers: Sequence[TierEntry], format: BlockFormat, pool: PoolBytes) -> list[GuardedStore]:
     """The stores of the tiers, ready.
 
     Raises:
@@ -73,9 +85,7 @@ def open_stores(tiers: Sequence[TierEntry], format: BlockFormat) -> list[Guarded
     opened: list[GuardedStore] = []
     try:
         for entry in tiers:
-            store = GuardedStore(build_component("store", entry["store"], {}))
-            store.open(format, int(entry["num_blocks"]))
-            opened.append(store)
+            opened.append(open_store(entry, format, pool))
     except BaseException:
         for store in opened:
             store.close()
@@ -97,7 +107,7 @@ def served_tiers(
         StoreFailed: a store cannot be opened.
     """
     policies, rule = tier_policies(tiers, shared), build_component("tiering", tiering, shared)
-    stores = open_stores(tiers, format)
+    stores = open_stores(tiers, format, pool)
     found: list[list[BlockHash]] = []
     for number, store in enumerate(stores, start=1):
         try:
@@ -149,4 +159,7 @@ def link_of(entry: TierEntry) -> Link:
         read_bytes_per_s=float("inf") if read is None else float(read),
         write_bytes_per_s=float("inf") if write is None else float(write),
         operation_s=float(entry.get("operation_s", 0.0)),
+        read_operation_s=entry.get("read_operation_s"),
+        write_operation_s=entry.get("write_operation_s"),
+        duplex=bool(entry.get("duplex", True)),
     )

@@ -27,12 +27,13 @@ class Bytes:
     def __init__(self) -> None:
         self.blocks = np.arange(400, dtype=np.uint8).reshape(100, 4)
 
-    def read(self, block: int) -> Callable[[], Any]:
-        data = self.blocks[block].copy()
+    def read(self, block: int, into: Any = None) -> Callable[[], Any]:
+        data = np.empty(4, dtype=np.uint8) if into is None else into
+        data[:] = self.blocks[block]
         return lambda: data
 
-    def buffer(self) -> Any:
-        return np.empty(4, dtype=np.uint8)
+    def allocate(self, num_bytes: int) -> memoryview:
+        return np.empty(num_bytes, dtype=np.uint8).data
 
     def write(self, block: int, data: Any) -> None:
         self.blocks[block] = data
@@ -123,6 +124,8 @@ def test_a_key_that_is_removed_and_stored_again_is_there() -> None:
 
 
 class Broken(Host):
+    reserve = Store.reserve  # type: ignore[assignment]
+
     def write(self, key: Any, data: memoryview) -> None:
         raise StoreFailed("the disk is full")
 

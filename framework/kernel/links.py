@@ -1,0 +1,222 @@
+"""Times of copies between a pool and the stores of tiers, as a serve run makes them, and the link models they fit."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from framework.interfaces.store import BlockFormat
+from framework.kernel.copies import DeviceCopies, Direction, Memory
+from framework.kernel.link_fit import TOLERANCE, Fit, Point, fit
+from framework.tiers.link_files import VERSION, MeasuredLink
+from framework.tiers.transfers import Copy
+from framework.tiers.worker import PoolBytes, WorkerTransfers
+from framework.types import BlockHash
+
+COUNTS = (1, 2, 4, 8, 16, 32)
+"""Blocks of one load; stores are of one block each, so many of them at once."""
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 200
+_WAYS: tuple[tuple[Direction, ...], ...] = (("read",), ("write",), ("read", "write"))
+Row = dict[str, Any]
+Timer = Callable[[Sequence[Direction], int], float]
+"""(directions, blocks each way) -> seconds from the asking to the end of the last copy."""
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    """The lower quartile: what else the machine does only adds to a time."""
+    return float(np.quantile(seconds, 0.25))
+
+
+@dataclass(slots=True)
+class Samples:
+    """Seconds by directions, blocks and bytes a block, of one link."""
+
+    name: str
+    block_bytes: int
+    taken: dict[tuple[tuple[Direction, ...], int, int], list[float]] = field(default_factory=dict)
+
+    def measure(self, timer: Timer, block_bytes: int, counts: Sequence[int], budget_s: float) -> None:
+        """Rounds of all cells in turn until the budget is spent, at least three; the first warms up."""
+        ways = _WAYS if block_bytes == self.block_bytes else (("write",),)
+        end = time.perf_counter() + budget_s
+        for turn in range(_MAX_ROUNDS):
+            for count in counts:
+                for way in ways:
+                    seconds = timer(way, count)
+                    if turn:
+                        self.taken.setdefault((way, count, block_bytes), []).append(seconds)
+            if turn >= _MIN_ROUNDS and time.perf_counter() > end:
+                return
+
+    def points(self, way: Direction, *, one_operation: bool) -> list[Point]:
+        """Of one direction alone."""
+        return [
+            Point(1 if one_operation else count, count * size, _typical(seconds))
+            for (ways, count, size), seconds in self.taken.items()
+            if ways == (way,)
+        ]
+
+
+class StoreTimer:
+    """Loads and stores of a tier's store through `WorkerTransfers`, and a pool's blocks."""
+
+    def __init__(self, transfers: WorkerTransfers, before_read: Callable[[], None] = lambda: None) -> None:
+        self._transfers, self._before_read, self._turn = transfers, before_read, 0
+
+    def __call__(self, directions: Sequence[Direction], count: int) -> float:
+        """Blocks from 1 on are read, those behind them written; keys of a turn are removed at its end."""
+        self._turn += 1
+        loads = [Copy(self._key("read", n), 1, 0, 1 + n) for n in range(count)] if "read" in directions else []
+        stores = [Copy(self._key("write", n), 0, 1, 1 + count + n) for n in range(count)]
+        if loads:
+            self._carry_out([[Copy(copy.key, 0, 1, copy.block)] for copy in loads])
+            self._before_read()
+        asked = [loads] if loads else []
+        written = [[copy] for copy in stores] if "write" in directions else []
+        start = time.perf_counter()
+        self._carry_out(asked + written)
+        seconds = time.perf_counter() - start
+        for copy in [*loads, *(copies[0] for copies in written)]:
+            self._transfers.remove(copy.key, 1)
+        return seconds
+
+    def _key(self, way: Direction, number: int) -> BlockHash:
+        return BlockHash(f"{way} {self._turn} {number}".encode())
+
+    def _carry_out(self, operations: Sequence[Sequence[Copy]]) -> None:
+        for copies in operations:
+            self._transfers.submit(copies)
+        while self._transfers.num_pending:
+            self._transfers.wait(None)
+            for copy in self._transfers.finished():
+                if copy.failed:
+                    raise RuntimeError(copy.failed)
+
+
+def drop_page_cache(folder: Path) -> None:
+    """Write the files below `folder` to their disk and forget them in memory, so that a read comes from the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure_copies(device: str, block_bytes: int, budget_s: float) -> Iterator[Samples]:
+    """Plain copies between a CUDA device and pinned, then pageable memory."""
+    kinds: tuple[Memory, ...] = ("pinned", "pageable")
+    for memory in kinds:
+        copies, samples = DeviceCopies(device, max(COUNTS) * block_bytes, memory), Samples(memory, block_bytes)
+
+        def timer(ways: Sequence[Direction], count: int, copies: DeviceCopies = copies) -> float:
+            return copies.seconds(ways, count * block_bytes)
+
+        samples.measure(timer, block_bytes, COUNTS, budget_s)
+        yield samples
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """A link's model, and what was measured beside what it says.
+
+    Attributes:
+        rows: one for each number of blocks and direction; `off` is model / measured - 1.
+    """
+
+    name: str
+    model: MeasuredLink
+    read: Fit
+    write: Fit
+    rows: tuple[Row, ...]
+
+    @property
+    def off(self) -> list[Row]:
+        """The rows that model and measurement differ in by more than the tolerance."""
+        return [row for row in self.rows if abs(row["off"]) > TOLERANCE]
+
+    def facts(self) -> Row:
+        """Of this link, as links.json holds it."""
+        fits = {way: asdict(found) for way, found in (("read", self.read), ("write", self.write))}
+        return {
+            **asdict(self.model),
+            "fits": fits,
+            "num_points": len(self.rows),
+            "off_by_15_percent": self.off,
+        }
+
+
+def judge(samples: Samples, *, copies_at_once: bool) -> LinkReport:
+    """Fit both directions, say whether they go on beside each other, and compare.
+
+    Args:
+        copies_at_once: the blocks of a measured store were one operation, not one each.
+    """
+    read = fit(samples.points("read", one_operation=True))
+    write = fit(samples.points("write", one_operation=copies_at_once))
+
+    def alone(way: Direction, count: int, size: int) -> float:
+        if way == "read":
+            return read.seconds(1, count * size)
+        return write.seconds(1 if copies_at_once else count, count * size)
+
+    def together(count: int, size: int, *, duplex: bool) -> float:
+        both = [alone(way, count, size) for way in ("read", "write")]
+        return max(both) if duplex else sum(both)
+
+    typical = {cell: _typical(seconds) for cell, seconds in samples.taken.items()}
+    both = {cell: seconds for cell, seconds in typical.items() if len(cell[0]) == 2}
+    errors = {
+        duplex: sum(abs(np.log(together(n, size, duplex=duplex) / s)) for (_, n, size), s in both.items())
+        for duplex in (True, False)
+    }
+    duplex = bool(errors[True] <= errors[False])
+    rows = []
+    for (ways, count, size), seconds in typical.items():
+        model = alone(ways[0], count, size) if len(ways) == 1 else together(count, size, duplex=duplex)
+        rows.append(
+            {
+                "link": samples.name,
+                "direction": "both" if len(ways) == 2 else ways[0],
+                "blocks": count,
+                "block_bytes": size,
+                "time_s": seconds,
+                "num_samples": len(samples.taken[ways, count, size]),
+                "model_s": model,
+                "off": model / seconds - 1,
+            }
+        )
+    link = MeasuredLink(
+        read_bytes_per_s=read.bytes_per_s,
+        write_bytes_per_s=write.bytes_per_s,
+        read_operation_s=read.operation_s,
+        write_operation_s=write.operation_s,
+        duplex=duplex,
+    )
+    return LinkReport(samples.name, link, read, write, tuple(rows))
+
+
+def link_file(reports: Sequence[LinkReport], origin: Mapping[str, Any]) -> Row:
+    """What links.json holds: a configuration names it as `link` of a tier."""
+    return {"version": VERSION, "links": {report.name: report.facts() for report in reports}, **origin}
+
+
+def format_for(block_bytes: int, dtype: str, block_size: int) -> BlockFormat:
+    """Of blocks that mean nothing: a store never mixes them with others."""
+    return BlockFormat("measurement of links", dtype, "NHD", block_size, "counted", block_bytes)
+
+
+def pool_blocks() -> int:
+    """Blocks that a pool needs for the measurement: both directions of the largest count."""
+    return 2 * max(COUNTS)
+
+
+__all__ = [
+    "COUNTS", "LinkReport", "PoolBytes", "Samples", "StoreTimer", "drop_page_cache", "format_for", "judge", "link_file",
+    "measure_copies", "pool_blocks",
+]  # fmt: skip

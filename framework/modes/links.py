@@ -1,0 +1,128 @@
+"""mode=kernel kernel.measure=links: copies between a pool and the tiers' stores, and the link models they fit."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from framework.cli.progress import cell_progress
+from framework.config.config import Config
+from framework.config.sections import ReplayOptions
+from framework.engine.block_bytes import pool_bytes
+from framework.engine.executors.checks import default_device
+from framework.engine.pool import KVPool
+from framework.engine.tiers.setup import open_store
+from framework.errors import ConfigError
+from framework.files.atomic import write_json
+from framework.kernel import links as measuring
+from framework.kernel.links import LinkReport, Samples, StoreTimer
+from framework.modes.kernel import origin_of
+from framework.modes.session import OnBegin, Session
+from framework.replay.shapes import ROOFLINE_SHAPES
+from framework.results.layout import LINK_ROWS, LINKS
+from framework.tiers.worker import WorkerTransfers
+
+_WIDER = 4
+"""Stores are measured at blocks of a quarter and of four times the tokens as well: see `kernel.links`."""
+
+
+def links(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
+    """Measure the links of `config.tiers`: rows in links.jsonl, the models in links.json. See api.run.
+
+    Raises:
+        ConfigError: a tier that holds no K and V.
+        StoreFailed: a store that cannot be opened.
+    """
+    device = default_device(config.device)
+    with Session(config, on_begin=on_begin, stalls=False) as session:
+        session.facts |= {"device": device}
+        named = _names(config)
+        origin = origin_of(session.begin(device, session.label("kernel-links")))
+        reports: list[LinkReport] = []
+
+        def work() -> None:
+            with cell_progress(enabled=session.progress) as tick:
+                for report in _reports(config, device, named):
+                    reports.append(report)
+                    for step, row in enumerate(report.rows):
+                        session.run.writer(LINK_ROWS).write({**row, **origin})
+                        session.log(step, {key: value for key, value in row.items() if not isinstance(value, str)})
+                        tick({"cell": _cell(row), "status": "ok", **row})
+            facts = {"device": device, "block_size": config.cache.block_size, **_shape(config.replay), **origin}
+            write_json(session.run.path / LINKS, measuring.link_file(reports, facts))
+
+        return session.record(work, lambda complete: {"links": {r.name: r.facts() for r in reports}, **origin})
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    return f"{row['link']} {row['direction']} {row['blocks']} x {row['block_bytes']:,} bytes"
+
+
+def _names(config: Config) -> list[str]:
+    """What each tier's link is called: by its store, numbered from the second of one name on."""
+    names: list[str] = []
+    for entry in config.tiers:
+        store = str(entry["store"]["name"])
+        count = sum(name.split("-")[0] == store for name in names)
+        names.append(f"{store}-{count + 1}" if count else store)
+    return names
+
+
+def _shape(options: ReplayOptions) -> dict[str, Any]:
+    return {"shape": options.shape, "kv_dtype": options.dtype}
+
+
+def _pool(config: Config, device: str, block_size: int) -> KVPool:
+    """Of blocks as large as those of replay.shape."""
+    shape = ROOFLINE_SHAPES[config.replay.shape]
+    numbers = shape.kv_numbers_per_token
+    return KVPool(
+        measuring.pool_blocks(), block_size, shape.num_layers, 1, numbers // 2, config.replay.dtype, device,
+        config.cache.layout,
+    )  # fmt: skip
+
+
+def _reports(config: Config, device: str, named: list[str]) -> Iterator[LinkReport]:
+    """Each tier's link, and on a CUDA device those of plain copies."""
+    size, budget_s = config.cache.block_size, config.kernel.budget_s
+    for entry, name in zip(config.tiers, named, strict=True):
+        samples: Samples | None = None
+        for tokens in dict.fromkeys((size, max(1, size // _WIDER), size * _WIDER)):
+            pool = pool_bytes(_pool(config, device, tokens))
+            samples = samples or Samples(name, pool.block_bytes)
+            format = measuring.format_for(pool.block_bytes, config.replay.dtype, tokens)
+            with _emptied(entry) as (store_entry, before_read):
+                store = open_store({**store_entry, "num_blocks": measuring.pool_blocks()}, format, pool)
+                if not store.holds_kv:
+                    raise ConfigError(f"store {store.name} holds no K and V: it has no link to measure; leave it out")
+                transfers = WorkerTransfers(pool, [store], lambda: 0.0)
+                try:
+                    samples.measure(StoreTimer(transfers, before_read), pool.block_bytes, measuring.COUNTS, budget_s)
+                finally:
+                    transfers.close(drain=True)
+        assert samples is not None
+        yield measuring.judge(samples, copies_at_once=False)
+    if device.startswith("cuda"):
+        block_bytes = pool_bytes(_pool(config, device, size)).block_bytes
+        for samples in measuring.measure_copies(device, block_bytes, budget_s):
+            yield measuring.judge(samples, copies_at_once=True)
+
+
+@contextmanager
+def _emptied(entry: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """The tier in a folder of its own below its `path`, if its store has one, whose files are read from their disk."""
+    path = entry["store"].get("path")
+    if path is None:
+        yield entry, lambda: None
+        return
+    parent = Path(str(path)).expanduser()
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix="measured-", dir=parent)
+    except OSError as error:
+        raise ConfigError(f"{parent} cannot be used: {error.strerror}; choose another path") from error
+    with folder as name:
+        yield {**entry, "store": {**entry["store"], "path": name}}, lambda: measuring.drop_page_cache(Path(name))
