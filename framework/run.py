@@ -242,22 +242,20 @@ def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Pa
 
 def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator[Outcome]:
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.types import RunMode
 
+    from framework.config.hydra.launch import single_run, single_run_config
     from framework.config.hydra.multirun import multirun
     from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
 
+    words = list(args.overrides)
+    if not any("hydra.output_subdir" in word for word in words):
+        words.append("hydra.output_subdir=null")  # Hydra would write before we know whose folder it is
     try:
-        mode = RunMode.MULTIRUN if args.multirun else hydra.get_mode(name, args.overrides) or RunMode.RUN
-        words = [*args.overrides, f"hydra.mode={mode.name}"]
-        if not any(
-            "hydra.output_subdir" in word for word in words
-        ):  # Hydra would write before we know whose folder it is
-            words.append("hydra.output_subdir=null")
-        if mode == RunMode.RUN:
-            yield hydra.run(config_name=name, task_function=job, overrides=words).return_value
+        config = None if args.multirun else single_run_config(hydra, name, words)
+        if config is None:
+            yield from multirun(hydra, name, [*words, "hydra.mode=MULTIRUN"], job)
         else:
-            yield from multirun(hydra, name, words, job)
+            yield single_run(hydra, name, config, job)
     except HYDRA_ERRORS as error:
         raise as_config_error(error, args.overrides, path) from error
     except OSError as error:  # Hydra makes the run directory before the job begins

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import field, make_dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Optional
 
@@ -26,7 +27,12 @@ def options_schema(kind: str, name: str) -> Any:
     Raises:
         UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: see `registry.load`.
     """
-    own = registry.own_options(registry.load(kind, name)).parameters
+    return copy.deepcopy(_options_schema(kind, name, registry.load(kind, name)))
+
+
+@lru_cache(maxsize=256)  # making the classes takes ten times as long as a copy, and a sweep composes again for each job
+def _options_schema(kind: str, name: str, plugin: type) -> Any:
+    own = registry.own_options(plugin).parameters
     if any(parameter.name == "name" for parameter in own):
         raise InvalidPlugin(f"{kind} {name!r}: an option may not be called 'name', which says which plugin is meant")
     return _schema(name, own)
@@ -34,6 +40,11 @@ def options_schema(kind: str, name: str) -> Any:
 
 def model_schema(name: str) -> Any:
     """The same for a choice of model."""
+    return copy.deepcopy(_model_schema(name))
+
+
+@lru_cache
+def _model_schema(name: str) -> Any:
     return _schema(name, signature(MODELS[name]).parameters)
 
 
