@@ -276,6 +276,12 @@ def serve(session: Session) -> Iterator[tuple[str, list[str]]]:
         yield f"{ours}-eager", _script(session, "serve", ours, "--eager")
 
 
+def tiers(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """Copies between pool and host memory with their link models; decode steps with and without copies in flight."""
+    yield "links", _script(session, "links")
+    yield "overlap", _script(session, "overlap", "torch" if session.dry else "triton")
+
+
 def kit(session: Session) -> Iterator[tuple[str, list[str]]]:
     """The GPU tests, 12 at a time; every one is skipped in a dry run."""
     options = [
@@ -302,8 +308,9 @@ PARTS = {
     "machine": Part(machine, 30),
     "replay": Part(replay, 60),
     "precompile": Part(precompile, 90),
-    "grid": Part(grid, 260),
+    "grid": Part(grid, 250),
     "serve": Part(serve, 60),
+    "tiers": Part(tiers, 45),
     "kit": Part(kit, 300, ("pytest", "xdist", "hypothesis", "hydra", "omegaconf", "antlr4")),
     "sanitizer": Part(sanitizer, 500, usual=False),
 }

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from framework.engine.block_bytes import pool_bytes
+from framework.engine.pool import KVPool
+from framework.engine.tiers.setup import open_store
+from framework.errors import ConfigError, StoreFailed
 from framework.interfaces.store import BlockFormat
 from framework.kernel.copies import DeviceCopies, Direction, Memory
 from framework.kernel.link_fit import TOLERANCE, Fit, Point, fit
 from framework.tiers.link_files import VERSION, MeasuredLink
 from framework.tiers.transfers import Copy
-from framework.tiers.worker import PoolBytes, WorkerTransfers
+from framework.tiers.worker import WorkerTransfers
 from framework.types import BlockHash
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 """Blocks of one load; stores are of one block each, so many of them at once."""
+POOL_BLOCKS = 2 * max(COUNTS)
+"""Of a pool to measure with: both directions of the largest count."""
+_WIDER = 4
+"""Stores are measured at blocks of a quarter and of four times the tokens as well."""
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 200
 _WAYS: tuple[tuple[Direction, ...], ...] = (("read",), ("write",), ("read", "write"))
 Row = dict[str, Any]
@@ -96,7 +106,57 @@ class StoreTimer:
             self._transfers.wait(None)
             for copy in self._transfers.finished():
                 if copy.failed:
-                    raise RuntimeError(copy.failed)
+                    raise StoreFailed(copy.failed)
+
+
+def measure_store(
+    entry: Mapping[str, Any], name: str, make_pool: Callable[[int], KVPool], block_size: int, budget_s: float
+) -> Samples:
+    """The store of a tier, as a serve run uses it: see the module.
+
+    Args:
+        entry: of the tier, as a configuration has it; its number of blocks does not matter.
+        make_pool: (tokens a block) -> a pool of `POOL_BLOCKS`.
+        budget_s: seconds a block size, about; three are measured.
+
+    Raises:
+        ConfigError: a store of keys alone, or a `path` that cannot be used.
+        StoreFailed: the store cannot be opened, or a copy failed.
+    """
+    samples: Samples | None = None
+    for tokens in dict.fromkeys((block_size, max(1, block_size // _WIDER), block_size * _WIDER)):
+        pool = make_pool(tokens)
+        bytes_of = pool_bytes(pool)
+        samples = samples or Samples(name, bytes_of.block_bytes)
+        format = BlockFormat("measurement of links", pool.dtype, pool.layout, tokens, "counted", bytes_of.block_bytes)
+        with _empty_place(entry) as (placed, before_read):
+            store = open_store({**placed, "num_blocks": POOL_BLOCKS}, format, bytes_of)
+            if not store.holds_kv:
+                raise ConfigError(f"store {store.name} holds no K and V: it has no link to measure; leave it out")
+            transfers = WorkerTransfers(bytes_of, [store], lambda: 0.0)
+            try:
+                samples.measure(StoreTimer(transfers, before_read), bytes_of.block_bytes, COUNTS, budget_s)
+            finally:
+                transfers.close(drain=True)
+    assert samples is not None
+    return samples
+
+
+@contextmanager
+def _empty_place(entry: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Callable[[], None]]]:
+    """The tier in a folder of its own below its `path`, if its store has one, whose files are read from their disk."""
+    path = entry["store"].get("path")
+    if path is None:
+        yield entry, lambda: None
+        return
+    parent = Path(str(path)).expanduser()
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix="measured-", dir=parent)
+    except OSError as error:
+        raise ConfigError(f"{parent} cannot be used: {error.strerror}; choose another path") from error
+    with folder as name:
+        yield {**entry, "store": {**entry["store"], "path": name}}, lambda: drop_page_cache(Path(name))
 
 
 def drop_page_cache(folder: Path) -> None:
@@ -204,19 +264,3 @@ def judge(samples: Samples, *, copies_at_once: bool) -> LinkReport:
 def link_file(reports: Sequence[LinkReport], origin: Mapping[str, Any]) -> Row:
     """What links.json holds: a configuration names it as `link` of a tier."""
     return {"version": VERSION, "links": {report.name: report.facts() for report in reports}, **origin}
-
-
-def format_for(block_bytes: int, dtype: str, block_size: int) -> BlockFormat:
-    """Of blocks that mean nothing: a store never mixes them with others."""
-    return BlockFormat("measurement of links", dtype, "NHD", block_size, "counted", block_bytes)
-
-
-def pool_blocks() -> int:
-    """Blocks that a pool needs for the measurement: both directions of the largest count."""
-    return 2 * max(COUNTS)
-
-
-__all__ = [
-    "COUNTS", "LinkReport", "PoolBytes", "Samples", "StoreTimer", "drop_page_cache", "format_for", "judge", "link_file",
-    "measure_copies", "pool_blocks",
-]  # fmt: skip

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from framework.cli.progress import cell_progress
@@ -14,19 +11,13 @@ from framework.config.sections import ReplayOptions
 from framework.engine.block_bytes import pool_bytes
 from framework.engine.executors.checks import default_device
 from framework.engine.pool import KVPool
-from framework.engine.tiers.setup import open_store
-from framework.errors import ConfigError
 from framework.files.atomic import write_json
 from framework.kernel import links as measuring
-from framework.kernel.links import LinkReport, Samples, StoreTimer
+from framework.kernel.links import LinkReport
 from framework.modes.kernel import origin_of
 from framework.modes.session import OnBegin, Session
 from framework.replay.shapes import ROOFLINE_SHAPES
 from framework.results.layout import LINK_ROWS, LINKS
-from framework.tiers.worker import WorkerTransfers
-
-_WIDER = 4
-"""Stores are measured at blocks of a quarter and of four times the tokens as well: see `kernel.links`."""
 
 
 def links(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
@@ -75,54 +66,18 @@ def _shape(options: ReplayOptions) -> dict[str, Any]:
     return {"shape": options.shape, "kv_dtype": options.dtype}
 
 
-def _pool(config: Config, device: str, block_size: int) -> KVPool:
-    """Of blocks as large as those of replay.shape."""
-    shape = ROOFLINE_SHAPES[config.replay.shape]
-    numbers = shape.kv_numbers_per_token
-    return KVPool(
-        measuring.pool_blocks(), block_size, shape.num_layers, 1, numbers // 2, config.replay.dtype, device,
-        config.cache.layout,
-    )  # fmt: skip
-
-
 def _reports(config: Config, device: str, named: list[str]) -> Iterator[LinkReport]:
     """Each tier's link, and on a CUDA device those of plain copies."""
-    size, budget_s = config.cache.block_size, config.kernel.budget_s
+    size, budget_s, dtype = config.cache.block_size, config.kernel.budget_s, config.replay.dtype
+    shape = ROOFLINE_SHAPES[config.replay.shape]
+    facts = (shape.num_layers, 1, shape.kv_numbers_per_token // 2, dtype, device, config.cache.layout)
+
+    def make_pool(tokens: int) -> KVPool:
+        return KVPool(measuring.POOL_BLOCKS, tokens, *facts)
+
     for entry, name in zip(config.tiers, named, strict=True):
-        samples: Samples | None = None
-        for tokens in dict.fromkeys((size, max(1, size // _WIDER), size * _WIDER)):
-            pool = pool_bytes(_pool(config, device, tokens))
-            samples = samples or Samples(name, pool.block_bytes)
-            format = measuring.format_for(pool.block_bytes, config.replay.dtype, tokens)
-            with _emptied(entry) as (store_entry, before_read):
-                store = open_store({**store_entry, "num_blocks": measuring.pool_blocks()}, format, pool)
-                if not store.holds_kv:
-                    raise ConfigError(f"store {store.name} holds no K and V: it has no link to measure; leave it out")
-                transfers = WorkerTransfers(pool, [store], lambda: 0.0)
-                try:
-                    samples.measure(StoreTimer(transfers, before_read), pool.block_bytes, measuring.COUNTS, budget_s)
-                finally:
-                    transfers.close(drain=True)
-        assert samples is not None
-        yield measuring.judge(samples, copies_at_once=False)
+        yield measuring.judge(measuring.measure_store(entry, name, make_pool, size, budget_s), copies_at_once=False)
     if device.startswith("cuda"):
-        block_bytes = pool_bytes(_pool(config, device, size)).block_bytes
+        block_bytes = pool_bytes(make_pool(size)).block_bytes
         for samples in measuring.measure_copies(device, block_bytes, budget_s):
             yield measuring.judge(samples, copies_at_once=True)
-
-
-@contextmanager
-def _emptied(entry: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Any]]:
-    """The tier in a folder of its own below its `path`, if its store has one, whose files are read from their disk."""
-    path = entry["store"].get("path")
-    if path is None:
-        yield entry, lambda: None
-        return
-    parent = Path(str(path)).expanduser()
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix="measured-", dir=parent)
-    except OSError as error:
-        raise ConfigError(f"{parent} cannot be used: {error.strerror}; choose another path") from error
-    with folder as name:
-        yield {**entry, "store": {**entry["store"], "path": name}}, lambda: measuring.drop_page_cache(Path(name))

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 from types import ModuleType
@@ -113,7 +114,7 @@ def test_the_dry_run_goes_through_with_torch_triton_and_numpy_alone(
     statuses = {part: [step["status"] for step in steps] for part, steps in found["parts"].items()}
     assert statuses == {
         "machine": ["ok"], "replay": ["ok", "ok"], "precompile": ["ok"], "grid": ["ok"], "serve": ["ok"],
-        "kit": ["skipped"],
+        "tiers": ["ok", "ok"], "kit": ["skipped"],
     }  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def test_no_step_begins_when_no_time_is_left(script: Any, session: Any) -> None:
 
 def test_the_parts_leave_the_grid_its_time_within_nine_minutes(script: Any) -> None:
     limits = {name: part.limit_s for name, part in script.PARTS.items() if part.usual}
-    assert list(limits) == ["machine", "replay", "precompile", "grid", "serve", "kit"]
+    assert list(limits) == ["machine", "replay", "precompile", "grid", "serve", "tiers", "kit"]
     assert limits["grid"] >= 250
     assert sum(seconds for name, seconds in limits.items() if name != "kit") <= 540 - script._LAST_S
 
@@ -193,6 +194,41 @@ def test_two_results_are_compared_cell_by_cell(repository: Path, monkeypatch: An
     assert compare.regressions(result(0.4), result(0.8, "failed")) == ["grid triton: ok | failed"]
     (line,) = compare.lines(result(0.4), {"parts": {}})
     assert line.endswith("only in A")
+
+
+def test_a_dry_run_fits_links_and_compares_steps_with_and_without_copies(
+    bare_python: Path, repository: Path, tmp_path: Path
+) -> None:
+    found = dry_run(bare_python, repository, tmp_path, "--wheels", str(tmp_path / "none"), "--only", "tiers")
+    links, overlap = found["parts"]["tiers"]
+    assert (links["step"], links["status"], overlap["step"], overlap["status"]) == ("links", "ok", "overlap", "ok")
+    model, *points = links["rows"]
+    assert model["link"] == "host"
+    assert model["fits"]["read"]["num_points"] == 6
+    assert {point["direction"] for point in points} == {"read", "write", "both"}
+    assert [row["copies"] for row in overlap["rows"]] == ["out", "in", "out+in"]
+    for row in overlap["rows"]:
+        assert row["copied_bytes_per_s"] > 0, "no copy was in flight"
+        assert row["rows"] == 2, "all rows decode in every phase"
+        assert row["slowdown"] > -1
+
+
+def test_steps_that_wait_for_their_copies_are_not_within_the_aim(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    module = load(repository, "overlap", monkeypatch)
+    top_up = module.Copies.top_up
+
+    def waits(self: Any, ways: Any) -> None:
+        top_up(self, ways)
+        self.drain()
+        time.sleep(0.05)
+
+    monkeypatch.setattr(module.Copies, "top_up", waits)
+    monkeypatch.setattr(sys, "argv", ["overlap.py", "torch", "--dry-run"])
+    assert module.main() == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [row["within_aim"] for row in rows] == [False] * 3
 
 
 @pytest.mark.parametrize(("backend", "status"), [("torch", 0), ("gather", 0), ("varlen", 4)])
