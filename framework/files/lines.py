@@ -80,6 +80,41 @@ def first_lines(path: str | Path, count: int) -> list[tuple[int, bytes]]:
         return list(islice(lines, count))
 
 
+def whole_file(path: str | Path, most: int) -> bytes | None:
+    """The file's content, decompressed; None where that is more than `most` bytes, has a line above MAX_LINE_BYTES or
+    is damaged: `read_lines` says where.
+
+    Raises:
+        WorkloadError: unreadable.
+    """
+    with open_bytes(path) as file:
+        try:
+            content = _inflated(path, most) if _is_gzip(path) else file.read(most + 1)
+        except Exception as error:
+            if not _is_damage(error):
+                raise
+            return None
+    if len(content) > most:
+        return None
+    if len(content) > MAX_LINE_BYTES and max(map(len, content.split(b"\n"))) > MAX_LINE_BYTES:
+        return None
+    return content
+
+
+def _is_gzip(path: str | Path) -> bool:
+    with Path(path).open("rb") as file:
+        return file.read(2) == _GZIP
+
+
+def _inflated(path: str | Path, most: int) -> bytes:
+    """At most `most` + 1 bytes of a gzip file; EOFError where it has several members or no end."""
+    inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    content = inflate.decompress(Path(path).read_bytes(), most + 1)
+    if len(content) <= most and (not inflate.eof or inflate.unused_data):
+        raise EOFError
+    return content
+
+
 def read_lines(path: str | Path) -> Generator[tuple[int, bytes], None, None]:
     """(line number from 1, line without its end) of every line that is not blank. A byte-order mark is dropped.
 

@@ -22,12 +22,14 @@ import numpy as np
 import orjson
 
 from framework.files.atomic import beside
+from framework.replay import column_paths as columns_module
 from framework.replay import paths as paths_module
+from framework.replay.column_paths import column_paths
 from framework.replay.paths import KnownRequests, RequestPaths, build_paths
 from framework.types import Hint
 from framework.workload.traces.reader import Trace
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 2 * 2**30
 _ARRAYS = ("nodes", "starts", "parents", "depths", "input_tokens", "tenants")
 _BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
@@ -43,7 +45,7 @@ def trace_paths(trace: Trace, *, limit: int | None = None, full_blocks_only: boo
     """
 
     def build() -> RequestPaths:
-        return build_paths(islice(trace, limit), full_blocks_only=full_blocks_only)
+        return read_paths(trace, limit, full_blocks_only)
 
     place = _place(trace, limit, full_blocks_only)
     if place is None:
@@ -54,6 +56,21 @@ def trace_paths(trace: Trace, *, limit: int | None = None, full_blocks_only: boo
     with suppress(*_BROKEN):
         _save(place, found, trace)
     return found
+
+
+def read_paths(trace: Trace, limit: int | None, full_blocks_only: bool) -> RequestPaths:
+    """`build_paths` of an open trace, at once where its reader and numbering can."""
+    columns = trace.read_columns() if limit is None else None
+    if columns is not None:
+        found = column_paths(
+            columns,
+            line_tokens=trace.line_tokens,
+            block_tokens=trace.block_tokens,
+            full_blocks_only=full_blocks_only,
+        )
+        if found is not None:
+            return found
+    return build_paths(islice(trace, limit), full_blocks_only=full_blocks_only)
 
 
 def cache_folder() -> Path | None:
@@ -72,7 +89,7 @@ def _place(trace: Trace, limit: int | None, full_blocks_only: bool) -> Path | No
     choices = [VERSION, trace.format, trace.line_tokens, trace.block_tokens, trace.on_error, limit, full_blocks_only]
     digest = hashlib.sha256(repr(choices).encode())
     try:
-        for module in (inspect.getfile(trace.reader), paths_module.__file__, __file__):
+        for module in (inspect.getfile(trace.reader), paths_module.__file__, columns_module.__file__, __file__):
             digest.update(Path(module).read_bytes())  # another reader reads otherwise
         with trace.path.open("rb") as file:
             while chunk := file.read(2**20):
@@ -99,7 +116,7 @@ def _columns(known: KnownRequests) -> Iterator[tuple[str, Any]]:
     """Each fact's list; None for one of which nothing is known."""
     for field in fields(known):
         column = getattr(known, field.name)
-        yield field.name, column if any(value is not None for value in column) else None
+        yield field.name, column if column.count(None) < len(column) else None
 
 
 def _load(place: Path, trace: Trace) -> RequestPaths:

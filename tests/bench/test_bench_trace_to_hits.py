@@ -1,25 +1,37 @@
-"""Block references a second of CPU time from a trace file to LRU's hits, the first time and once its paths are cached.
+"""Block references a second of CPU time from a trace file to LRU's hits, the first time and once its paths are cached;
+and the offline optima beside it.
 
 pytest tests/bench/test_bench_trace_to_hits.py --benchmark-only -s
 
-`read` is opening, parsing and numbering blocks; `count` is the replay by the fastest installed core, else in Python.
+`read` is opening, parsing and numbering blocks, the first time also writing the cache; `line by line` is how a file is
+read that is not plainly of its format; `parse alone` is msgspec over its lines, `inflate alone` zlib. `count` is the
+replay by the fastest installed core, else in Python.
 The counts are exact and asserted; time is only printed. KVLAB_BENCH_ROUNDS=3 by default.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from framework import registry
 from framework.interfaces.allocator import Allocator
 from framework.replay.cores import count
-from framework.replay.path_cache import trace_paths
+from framework.replay.optimum import optimum_hits
+from framework.replay.path_cache import read_paths, trace_paths
+from framework.replay.paths import build_paths
 from framework.workload.traces import open_trace
+from framework.workload.traces.block_columns import MooncakeLine, RunsLine
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.eviction.optimum import Optimum
 
 ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
 CAPACITY = 10_000
@@ -71,3 +83,66 @@ def test_trace_file_to_hits(
         print(
             f"\n{kind:7} {rate:6.2f} M references/s of CPU (read {read:.4f} s, count {counted:.4f} s, {name})", end=""
         )
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("file", "block_tokens", "references", "hits"), TRACES, ids=["conversation", "agentic"])
+def test_what_the_first_read_is_made_of(
+    benchmark, traces: Path, monkeypatch: pytest.MonkeyPatch,
+    file: str, block_tokens: int | None, references: int, hits: int,
+) -> None:  # fmt: skip
+    if not (traces / file).exists():
+        pytest.skip(f"no {file} among the traces")
+    monkeypatch.setenv("KVLAB_CACHE", "0")
+    spent: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        start = time.process_time()
+        found = work()
+        spent.setdefault(name, []).append(time.process_time() - start)
+        return found
+
+    def one_round() -> None:
+        content = timed("inflate alone", lambda: gzip.decompress((traces / file).read_bytes()))
+        kind = MooncakeLine if block_tokens is None else RunsLine
+        timed("parse alone", lambda: msgspec.json.Decoder(kind).decode_lines(content.rstrip(b"\n")))
+        trace = open_trace(traces / file, block_tokens=block_tokens)
+        fast = timed("at once", lambda: read_paths(trace, None, False))
+        slow = timed("line by line", lambda: build_paths(iter(trace)))
+        assert fast.num_references == slow.num_references == references
+        assert all(np.array_equal(getattr(fast, name), getattr(slow, name)) for name in ("nodes", "parents", "depths"))
+        kept = sum(getattr(fast, name).nbytes for name in ("nodes", "starts", "parents", "depths", "input_tokens"))
+        assert kept <= 16 * references, f"{kept / references:.1f} bytes a reference"
+
+    benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
+    for name, times in spent.items():
+        benchmark.extra_info[f"{name} ms"] = round(1e3 * min(times), 1)
+        print(f"\n{name:14} {1e3 * min(times):7.1f} ms of CPU", end="")
+
+
+OPTIMA = [(TRACES[0], 105_710, 105_710), (TRACES[1], 1_272_370, 1_272_334)]
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("trace", "published", "pinned"), OPTIMA, ids=["conversation", "agentic"])
+def test_the_offline_optima(
+    benchmark, traces: Path, trace: tuple[str, int | None, int, int], published: int, pinned: int
+) -> None:  # fmt: skip
+    file, block_tokens, references, _ = trace
+    if not (traces / file).exists():
+        pytest.skip(f"no {file} among the traces")
+    name, spent = core(), []
+
+    def one_round() -> None:
+        paths = read_paths(open_trace(traces / file, block_tokens=block_tokens), None, False)
+        start = time.process_time()
+        found = [int(optimum_hits(paths, CAPACITY, pinned=bound).sum()) for bound in (False, True)]
+        both = time.process_time()
+        assert (paths.num_references, found) == (references, [published, pinned])
+        assert count(name, paths, Optimum(), CAPACITY)[1].hit_blocks == published, "replayed block by block"
+        spent.append((both - start, time.process_time() - both))
+
+    benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
+    both, replayed = (min(column) for column in zip(*spent, strict=True))
+    benchmark.extra_info.update(both_optima_s=round(both, 4), replayed_s=round(replayed, 4), core=str(name))
+    print(f"\nboth optima {both:.4f} s of CPU; eviction=optimum block by block {replayed:.4f} s ({name})", end="")

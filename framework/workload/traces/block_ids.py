@@ -18,6 +18,7 @@ from framework.interfaces.trace import (
     Line,
     Namespace,
     Record,
+    TraceColumns,
     WorkloadRequest,
     check_block_count,
     integer,
@@ -50,6 +51,12 @@ class Mooncake(JsonLinesReader):
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
         """One line; `session_id`, `turn`, `type`, `tenant` and `priority` are read where a line has them."""
         return _hash_ids(record, self.block_tokens, per_second=1000, session=text(record, "session_id"))
+
+    def read_columns(self, content: bytes) -> TraceColumns | None:
+        """See TraceReader."""
+        from framework.workload.traces.block_columns import mooncake_columns
+
+        return mooncake_columns(content, self.block_tokens)
 
 
 class HashIds(Mooncake):
@@ -180,6 +187,12 @@ class Runs(JsonLinesReader):
         if scope is not None:
             self._turns[scope] += 1
         return request
+
+    def read_columns(self, content: bytes) -> TraceColumns | None:
+        """See TraceReader."""
+        from framework.workload.traces.block_columns import runs_columns
+
+        return runs_columns(content, self.block_tokens)
 
 
 def _pair(run: Any) -> tuple[int, int]:
