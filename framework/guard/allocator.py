@@ -9,16 +9,17 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import DuplicateRequest, InvalidArgument, InvariantViolation, OutOfBlocks, PluginError
+from framework.errors import DuplicateRequest, InvariantViolation, OutOfBlocks, PluginError
 from framework.guard.boundary import Boundary
 from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.replay_counts import TieredReplayCounts
+from framework.interfaces.tiering import Tiering
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 _CONTRACT = (OutOfBlocks, InvariantViolation, PluginError)
 """What an engine that keeps its own part can meet. Any other error of the contract is a fault of one of the two."""
-_CORE_CONTRACT = (InvalidArgument, PluginError)
 _INT = {int}
 _INT32 = np.dtype(np.int32)
 _counts_of: Callable[[AllocatorStats], tuple[Any, ...]] = attrgetter(*AllocatorStats.__dataclass_fields__)
@@ -287,42 +288,21 @@ class GuardedAllocator(Allocator):
         leaf_first: bool = False,
         bypass: bool = False,
     ) -> ReplayCounts | None:
-        """Nobody's: a replay core belongs to a class, and `count_references` guards it."""
+        """Nobody's: a replay core belongs to a class, and `replay_cores.count_references` guards it."""
         return None
 
-
-def count_references(
-    cls: type[Allocator],
-    paths: ReferencePaths,
-    policy: EvictionPolicy,
-    num_blocks: int,
-    *,
-    leaf_first: bool = False,
-    bypass: bool = False,
-) -> ReplayCounts | None:
-    """`cls.replay_references` with these arguments: one count a request, none above its blocks.
-
-    Raises:
-        PluginError: the core failed, or counted what cannot be.
-    """
-    boundary, hook = Boundary("allocator", cls, _CORE_CONTRACT), "replay_references"
-    try:
-        found: Any = cls.replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
-    except BaseException as error:
-        boundary.contain(hook, error)
-    if found is None:
+    @classmethod
+    def replay_tiers(
+        cls,
+        paths: ReferencePaths,
+        policies: Sequence[EvictionPolicy],
+        num_blocks: Sequence[int],
+        rule: Tiering,
+        *,
+        leaf_first: bool = False,
+    ) -> TieredReplayCounts | None:
+        """Nobody's, as `replay_references`: `replay_cores.count_tiers` guards it."""
         return None
-    if not isinstance(found, ReplayCounts) or not (_is_count(found.admitted) and _is_count(found.evictions)):
-        boundary.wrong(hook, "must return ReplayCounts of ints, or None", found)
-    hits, lengths = found.request_hits, np.diff(paths.starts)
-    if not isinstance(hits, np.ndarray) or hits.dtype.kind not in "iu" or hits.shape != lengths.shape:
-        shape = getattr(hits, "shape", type(hits).__name__)
-        raise boundary.fault(hook, f"must count {len(lengths)} requests in an array of ints, counted {shape}")
-    wrong = ((hits < 0) | (hits > lengths)).nonzero()[0]
-    if len(wrong):
-        at = int(wrong[0])
-        raise boundary.fault(hook, f"counted {hits[at]} hits of request {at}, which references {lengths[at]} blocks")
-    return found
 
 
 def _is_count(value: object) -> bool:

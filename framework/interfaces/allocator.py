@@ -5,12 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.replay_counts import ReferencePaths as ReferencePaths
+from framework.interfaces.replay_counts import ReplayCounts as ReplayCounts
+from framework.interfaces.replay_counts import TieredReplayCounts
+from framework.interfaces.tiering import Tiering
 from framework.types import BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 
@@ -62,43 +66,6 @@ class CacheEvent:
     block: BlockId
     key: BlockHash
     now: float
-
-
-class ReferencePaths(Protocol):
-    """A trace as paths through a prefix tree: R requests, E block references, N nodes (distinct prefixes).
-
-    Attributes:
-        nodes: (E,) int32, the references of all requests, in order. A request names a node once.
-        starts: (R + 1,) int64, request i references `nodes[starts[i]:starts[i + 1]]`, root side first.
-        parents: (N,) int32, the node above, -1 at the root.
-        next_requests: (E,) int32, the next request that references the same node; R when there is none.
-        tenants: (R,) int32.
-    """
-
-    @property
-    def nodes(self) -> npt.NDArray[np.int32]: ...
-    @property
-    def starts(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def parents(self) -> npt.NDArray[np.int32]: ...
-    @property
-    def tenants(self) -> npt.NDArray[np.int32]: ...
-    @property
-    def next_requests(self) -> npt.NDArray[np.int32]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayCounts:
-    """What a cache-only replay counted.
-
-    Attributes:
-        request_hits: (R,) int32, leading resident blocks of each request.
-        admitted, evictions: blocks inserted and removed.
-    """
-
-    request_hits: npt.NDArray[np.int32]
-    admitted: int
-    evictions: int
 
 
 class Allocator(ABC):
@@ -333,5 +300,28 @@ class Allocator(ABC):
 
         Raises:
             InvalidArgument: `num_blocks` below 1.
+        """
+        return None
+
+    @classmethod
+    def replay_tiers(
+        cls,
+        paths: ReferencePaths,
+        policies: Sequence[EvictionPolicy],
+        num_blocks: Sequence[int],
+        rule: Tiering,
+        *,
+        leaf_first: bool = False,
+    ) -> TieredReplayCounts | None:
+        """As `replay_references`, over a pool and the tiers below it: `executor=cache_only` with tiers asks here first.
+
+        Optional. Counts are those of `framework.replay.reference.replay` over `framework.replay.tiers.ReplayTiers`.
+
+        Args:
+            policies, num_blocks: of each tier, the pool first. No policy of the pool has `bypass`.
+            rule: fresh, as the policies are.
+
+        Raises:
+            InvalidArgument: any of `num_blocks` below 1.
         """
         return None

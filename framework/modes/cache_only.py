@@ -14,14 +14,15 @@ from framework.files.memo import remembered
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.replay_counts import TieredReplayCounts
 from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
-from framework.replay.cores import PYTHON, count
+from framework.replay.cores import count, count_over_tiers
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
-from framework.replay.reference import CacheOnlyResult, replay
-from framework.replay.tiers import ReplayTiers, TierSpec
+from framework.replay.reference import CacheOnlyResult
+from framework.replay.tiers import TierSpec, tier_results
 
 OPTIMUM_RULES = (
     "exact: one atomic access a request, only prompts cached, content may be declined; pinned: the request at hand "
@@ -39,16 +40,17 @@ def cache_only(session: Session) -> dict[str, Any]:
     num_blocks = pool_blocks(config.cache, options, working_set=paths.num_nodes)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": config.seed}
     policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)
-    below = tiers_of(config, paths, shared)
-    if below is not None and policy.bypass:
+    below = tiers_of(config, shared)
+    rule = build_component("tiering", config.tiering.plain(), shared) if below else None
+    if below and policy.bypass:
         raise ConfigError(
             f"eviction={config.eviction.name} may decline the request at hand's blocks, which "
             "no pool above other tiers can; leave tiers out or choose another policy"
         )
-    total_blocks = num_blocks + sum(tier.num_blocks for tier in (below.lower.tiers if below else ()))
+    total_blocks = num_blocks + sum(spec.num_blocks for spec in below)
     session.facts |= {
         **names_of(config, ("eviction", "workload")),
-        **(names_of(config, ("tiering",)) if below is not None else {}),
+        **(names_of(config, ("tiering",)) if below else {}),
         "num_blocks": num_blocks,
         "block_size": block_size,
         "unique_blocks": paths.num_nodes,
@@ -63,21 +65,24 @@ def cache_only(session: Session) -> dict[str, Any]:
 
     def work() -> None:
         began = time.perf_counter()
-        if below is None:
-            core, counts = count(config.allocator.plain(), paths, policy, num_blocks, leaf_first=options.leaf_first)
+        chosen, leaf_first, tiers = config.allocator.plain(), options.leaf_first, None
+        if rule is not None:
+            core, counts, tiers = count_over_tiers(
+                chosen, paths, policy, num_blocks, below, rule, leaf_first=leaf_first
+            )
+            measured.update(tier_results(below, tiers, block_bytes(options, config.cache)))
         else:
-            core, counts = PYTHON, replay(paths, policy, num_blocks, leaf_first=options.leaf_first, below=below)
-            measured.update(below.summary(block_bytes(options, config.cache)))
+            core, counts = count(chosen, paths, policy, num_blocks, leaf_first=leaf_first)
         measured.update(reported({"eviction": GuardedPolicy(policy)}))
         measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
-        if below is None:
+        if not below:
             measured.update(what_fewer_bits_buy(config, num_blocks, lambda blocks: _hit_rate(config, paths, blocks)))
         if session.settings.requests:
-            _log_requests(session, paths, counts, below)
+            _log_requests(session, paths, counts, tiers)
         if options.optimum:
             facts = {"sha256": session.facts.get("trace_sha256"), "num_blocks": total_blocks}
             facts |= {"workload": config.workload.plain(), "seed": config.seed}
-            rules = OPTIMUM_RULES + (OVER_ALL_TIERS if below is not None else "")
+            rules = OPTIMUM_RULES + (OVER_ALL_TIERS if below else "")
             facts |= {"block_size": block_size, "full_blocks_only": options.full_blocks_only, "rules": rules}
             facts["num_requests"] = paths.num_requests
             best = remembered(session.shared_folder, facts, lambda: _optima(paths, total_blocks))
@@ -95,17 +100,15 @@ def _hit_rate(config: Config, paths: RequestPaths, num_blocks: int) -> float:
     return count(allocator, paths, policy, num_blocks, leaf_first=config.replay.leaf_first)[1].hit_rate
 
 
-def tiers_of(config: Config, paths: RequestPaths, shared: Mapping[str, Any]) -> ReplayTiers | None:
-    """The tiers that the configuration puts below the pool; None where it names none."""
-    if not config.tiers:
-        return None
+def tiers_of(config: Config, shared: Mapping[str, Any]) -> list[TierSpec]:
+    """The tiers that the configuration puts below the pool, from the top down."""
     specs = []
-    for entry in config.tiers:
+    for entry in config.tiers or ():
         num_blocks = int(entry["num_blocks"])
         own = {**shared, "num_blocks": num_blocks}
         specs.append(TierSpec(num_blocks, build_component("eviction", entry.get("eviction") or "lru", own)))
         build_component("store", entry["store"], {})  # its options are checked; a replay moves no bytes
-    return ReplayTiers(paths, specs, build_component("tiering", config.tiering.plain(), shared))
+    return specs
 
 
 def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
@@ -123,7 +126,7 @@ def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
 
 
 def _log_requests(
-    session: Session, paths: RequestPaths, counts: CacheOnlyResult, below: ReplayTiers | None = None
+    session: Session, paths: RequestPaths, counts: CacheOnlyResult, tiers: TieredReplayCounts | None = None
 ) -> None:
     """`requests.jsonl`: what each request asked for and hit."""
     assert paths.known is not None
@@ -139,9 +142,9 @@ def _log_requests(
         "prompt_blocks": np.diff(paths.starts).tolist(),
         "hit_blocks": counts.request_hits.tolist(),
     }
-    if below is not None:
-        for tier in below.lower.tiers:
-            columns[f"tier{tier.number}_blocks"] = [hits[tier.number] for hits in below.request_hits]
+    if tiers is not None:
+        for number in range(1, tiers.tier_hits.shape[1]):
+            columns[f"tier{number}_blocks"] = tiers.tier_hits[:, number].tolist()
     for row in zip(*columns.values(), strict=True):
         session.run.log_request(dict(zip(columns, row, strict=True)))
 

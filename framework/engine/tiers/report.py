@@ -55,7 +55,7 @@ def tier_summary(tiers: EngineTiers) -> dict[str, Any]:
         "load_wait_s": tiers.load_wait_s,
     }
     for tier, loads, stores in zip(at.lower.tiers, tiers.failed_loads, at.failed_stores, strict=True):
-        facts = {**tier_facts(tier, size), "failed_loads": loads, "failed_stores": stores}
+        facts = {**tier_facts(tier.num_blocks, tier.counted(), size), "failed_loads": loads, "failed_stores": stores}
         measured |= {f"tier{tier.number}_{key}": value for key, value in facts.items()}
     measured |= {"tier_failure": at.first_failure} if at.first_failure else {}
     measured |= {"tiers_off": at.off} if at.off else {}

@@ -79,3 +79,18 @@ def replay(
     leaf_first: bool,
     bypass: bool,
 ) -> tuple[npt.NDArray[np.int32], int, int]: ...
+def replay_tiers(
+    policies: Sequence[str],
+    parameters: Sequence[Sequence[float]],
+    num_blocks: Sequence[int],
+    *,
+    on_eviction: bool,
+    uses: int,
+    exclusive: bool,
+    nodes: npt.NDArray[np.int32],
+    starts: npt.NDArray[np.int64],
+    parents: npt.NDArray[np.int32],
+    node_tokens: npt.NDArray[np.int64],
+    next_requests: npt.NDArray[np.int32] | None,
+    leaf_first: bool,
+) -> tuple[npt.NDArray[np.int32], int, int, int, list[tuple[int, ...]]]: ...

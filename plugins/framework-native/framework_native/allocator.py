@@ -12,6 +12,8 @@ from framework.errors import InvalidArgument, InvariantViolation
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
 from framework.interfaces.hash import HashScheme
+from framework.interfaces.replay_counts import TieredReplayCounts
+from framework.interfaces.tiering import Tiering
 from framework.paged.guard import GuardedHash, GuardedPolicy
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import num_tokens_of
@@ -20,6 +22,7 @@ from framework.types import Namespace, RequestFacts, RequestId, RequestInfo, Tab
 from framework_native._core import Core
 from framework_native.audit import faults
 from framework_native.replay import replay_references
+from framework_native.tiers import replay_tiers
 
 
 class NativeAllocator(Allocator):
@@ -139,6 +142,18 @@ class NativeAllocator(Allocator):
         bypass: bool = False,
     ) -> ReplayCounts | None:
         return replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
+
+    @classmethod
+    def replay_tiers(
+        cls,
+        paths: ReferencePaths,
+        policies: Sequence[EvictionPolicy],
+        num_blocks: Sequence[int],
+        rule: Tiering,
+        *,
+        leaf_first: bool = False,
+    ) -> TieredReplayCounts | None:
+        return replay_tiers(paths, policies, num_blocks, rule, leaf_first=leaf_first)
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         requests, facts = self._requests, self._facts.get(request)

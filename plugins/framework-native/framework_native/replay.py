@@ -25,7 +25,7 @@ def _counted(limit: int) -> float:
     return min(limit, 2**53)
 
 
-_MOST_BLOCKS = 2**62
+MOST_BLOCKS = 2**62
 
 _TWINS: Mapping[str, tuple[str, _Parameters]] = MappingProxyType(
     {
@@ -48,6 +48,13 @@ _TWINS: Mapping[str, tuple[str, _Parameters]] = MappingProxyType(
 """Exactly these classes, no subclass of them: its name in C++, and its constructor's parameters in order."""
 
 
+def named(policy: EvictionPolicy) -> tuple[str, tuple[float, ...]] | None:
+    """The policy's name in C++ and its constructor's parameters; None where it has no twin."""
+    kind = type(policy)
+    twin = _TWINS.get(f"{kind.__module__}:{kind.__qualname__}")
+    return None if twin is None else (twin[0], twin[1](policy))
+
+
 def replay_references(
     paths: ReferencePaths, policy: EvictionPolicy, num_blocks: int, *, leaf_first: bool = False, bypass: bool = False
 ) -> ReplayCounts | None:
@@ -58,14 +65,13 @@ def replay_references(
     """
     if num_blocks < 1:
         raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
-    kind = type(policy)
-    twin = _TWINS.get(f"{kind.__module__}:{kind.__qualname__}")
-    if twin is None or num_blocks > _MOST_BLOCKS:
+    twin = named(policy)
+    if twin is None or num_blocks > MOST_BLOCKS:
         return None
     name, parameters = twin
     hits, admitted, evictions = replay(
         name,
-        parameters(policy),
+        parameters,
         nodes=np.ascontiguousarray(paths.nodes, dtype=np.int32),
         starts=np.ascontiguousarray(paths.starts, dtype=np.int64),
         parents=np.ascontiguousarray(paths.parents, dtype=np.int32),

@@ -147,6 +147,7 @@ void bind_core(nb::module_ &module) {
 
 void bind_attention(nb::module_ &module);
 void bind_replay(nb::module_ &module);
+void bind_tiered_replay(nb::module_ &module);
 
 } // namespace native
 
@@ -155,4 +156,5 @@ NB_MODULE(_core, module) {
     native::bind_core(module);
     native::bind_attention(module);
     native::bind_replay(module);
+    native::bind_tiered_replay(module);
 }

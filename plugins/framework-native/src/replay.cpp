@@ -19,12 +19,7 @@ nb::tuple replay(const std::string &name, nb::sequence given, const Array<int32_
     verify(nodes, starts, parents, next ? next->size() : 0);
     std::vector<double> parameters;
     for (nb::handle value : given) parameters.push_back(nb::cast<double>(value));
-    const size_t num_requests = starts.size() - 1;
-    int64_t longest = 0;
-    for (size_t at = 0; at < num_requests; ++at)
-        longest = std::max(longest, starts.data()[at + 1] - starts.data()[at]);
-    const Paths paths{nodes.data(),  starts.data(),  parents.data(), next ? next->data() : nullptr,
-                      num_requests, parents.size(), static_cast<size_t>(longest)};
+    const Paths paths = paths_of(nodes, starts, parents, next ? next->data() : nullptr);
     Counts counts;
     {
         nb::gil_scoped_release others;
@@ -37,7 +32,7 @@ nb::tuple replay(const std::string &name, nb::sequence given, const Array<int32_
     }
     auto *hits = new std::vector<int32_t>(std::move(counts.hits));
     nb::capsule owner(hits, [](void *held) noexcept { delete static_cast<std::vector<int32_t> *>(held); });
-    return nb::make_tuple(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(hits->data(), {num_requests}, owner),
+    return nb::make_tuple(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(hits->data(), {paths.num_requests}, owner),
                           counts.admitted, counts.evictions);
 }
 

@@ -229,4 +229,13 @@ inline void verify(const Array<int32_t> &nodes, const Array<int64_t> &starts, co
         throw nb::value_error("paths: nodes, starts and parents do not fit together");
 }
 
+/// Of arrays that were verified. `next`: (E,) or null.
+inline Paths paths_of(const Array<int32_t> &nodes, const Array<int64_t> &starts, const Array<int32_t> &parents, const int32_t *next) {
+    const size_t num_requests = starts.size() - 1;
+    int64_t longest = 0;
+    for (size_t at = 0; at < num_requests; ++at)
+        longest = std::max(longest, starts.data()[at + 1] - starts.data()[at]);
+    return {nodes.data(), starts.data(), parents.data(), next, num_requests, parents.size(), static_cast<size_t>(longest)};
+}
+
 } // namespace native

@@ -77,7 +77,17 @@ HOOKS = {
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
 NOT_CALLED = {
-    "allocator": {"truncate", "withdraw", "reset", "check", "listen", "foresee", "facts", "replay_references"},
+    "allocator": {
+        "truncate",
+        "withdraw",
+        "reset",
+        "check",
+        "listen",
+        "foresee",
+        "facts",
+        "replay_references",
+        "replay_tiers",
+    },
     "eviction": {"attach", "victims", "facts"},
     "hash": set(),
 }

@@ -1,0 +1,91 @@
+"""What an allocator that counts cache-only replays itself is given, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class ReferencePaths(Protocol):
+    """A trace as paths through a prefix tree: R requests, E block references, N nodes (distinct prefixes).
+
+    Attributes:
+        nodes: (E,) int32, the references of all requests, in order. A request names a node once.
+        starts: (R + 1,) int64, request i references `nodes[starts[i]:starts[i + 1]]`, root side first.
+        parents: (N,) int32, the node above, -1 at the root.
+        next_requests: (E,) int32, the next request that references the same node; R when there is none.
+        tenants: (R,) int32.
+        node_tokens: (N,) int64, tokens up to and including each node; a partial block counts what filled it first.
+    """
+
+    @property
+    def nodes(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def starts(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def parents(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def tenants(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def next_requests(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def node_tokens(self) -> npt.NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCounts:
+    """What a cache-only replay counted.
+
+    Attributes:
+        request_hits: (R,) int32, leading resident blocks of each request.
+        admitted, evictions: blocks inserted and removed.
+    """
+
+    request_hits: npt.NDArray[np.int32]
+    admitted: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """What happened in one tier below the pool during a cache-only replay, in blocks.
+
+    Attributes:
+        hits: of requests' cached prefixes that lay here; `hit_tokens` their tokens.
+        stored: written into this tier. read: read from it, for a hit or to be stored in the next tier.
+        evicted: given up to make room. dropped: left because the pool got the content back.
+        refused: stores for which no block could be evicted.
+        unread: stored and never a hit here, whether they are still held or were evicted.
+        peak: most held at once.
+    """
+
+    hits: int
+    hit_tokens: int
+    stored: int
+    read: int
+    evicted: int
+    dropped: int
+    refused: int
+    unread: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieredReplayCounts:
+    """What a cache-only replay over T tiers counted, the pool being tier 0.
+
+    Attributes:
+        tier_hits: (R, T) int32, blocks of each request's cached prefix by the uppermost tier that held them.
+        pool_hit_tokens: tokens of those that lay in the pool.
+        admitted, evictions: blocks that entered and left the pool.
+        tiers: of each tier below the pool, T - 1 of them.
+    """
+
+    tier_hits: npt.NDArray[np.int32]
+    pool_hit_tokens: int
+    admitted: int
+    evictions: int
+    tiers: tuple[TierCounts, ...]
