@@ -40,7 +40,7 @@ def check_a_replay_core_counts_as_the_reference(make: Make) -> None:
 
 
 def check_a_replay_core_counts_tiers_as_the_reference(make: Make) -> None:
-    """With `replay_tiers`: hits by request and tier, and all counts of each tier, for every rule and policy it takes."""
+    """With `replay_tiers`: hits by request and tier, and all counts of each tier, for all rules and policies taken."""
     kind = type(fresh(make, 4, 2))
     if not has_core(kind, "replay_tiers"):
         return

@@ -3,7 +3,7 @@
 pytest tests/bench/test_bench_tiered_replay.py --benchmark-only -s
 
 LRU in every tier. Rounds are interleaved, so that a machine whose speed drifts slows both alike; a ratio is the median
-over rounds, with the least and the greatest. CPU time of the replay alone, of paths built beforehand. `one cache` is the
+over rounds, with least and greatest. CPU time of the replay alone, of paths built beforehand. `one cache` is the
 pool's core without tiers: what tiers cost a core. Tests of the same name say that all counts are equal.
 """
 

@@ -15,7 +15,9 @@ class Fifo(EvictionPolicy):
     """Smallest (admitted, deepest first) goes first, however often it was used.
 
     The key never changes while content is resident, so a block is pushed once a residency: O(log n) an admission and
-    an eviction, O(1) for every other use. A block that is used when its turn comes is set aside until released.
+    an eviction, O(1) for every other use. A block that is used when its turn comes is set aside until released. In a
+    tier below the pool several contents may lie in a block one after the other with the same `admitted`, the last use
+    that they came with: no two of them are equally deep.
 
     Source: the classic; orphans of an evicted parent stay until their own turn (`leaf_only` avoids them).
     """
@@ -40,10 +42,10 @@ class Fifo(EvictionPolicy):
                 heapq.heappush(self._heap, (since, -self.blocks.depth[block], block))
 
     def victim(self, now: float) -> BlockId:
-        heap, queued = self._heap, self._queued
+        heap, queued, depth = self._heap, self._queued, self.blocks.depth
         while heap:
-            since, _, block = heap[0]
-            if queued[block] == since + 1:
+            since, above, block = heap[0]
+            if queued[block] == since + 1 and depth[block] == -above:
                 if self._candidate[block]:
                     return block
                 queued[block] = 0

@@ -183,6 +183,14 @@ def test_a_policy_of_a_lower_tier_sees_the_future() -> None:
     assert sum(found(Belady, seed) for seed in range(4)) > 1.1 * sum(found(Lru, seed) for seed in range(4))
 
 
+def test_first_in_first_out_holds_when_one_request_demotes_more_than_a_tier_has_room_for() -> None:
+    """Contents of one last use then lie in one block of the tier one after the other."""
+    paths = workload([[1, 2, 3, 4], [5, 6, 7, 8], [1, 2]])
+    below = ReplayTiers(paths, [TierSpec(2, Fifo())], OnEviction(exclusive=False))
+    replay(paths, Belady(), 4, below=below)
+    assert below.request_hits == [(0, 0), (0, 0), (0, 2)], "the deepest went first, the two shallowest stayed"
+
+
 class Half(OnEviction):
     """Loads the first half of what it is offered."""
 
