@@ -46,7 +46,7 @@ def fit(points: Sequence[Point]) -> Fit:
 
     Args:
         points: at least one, all with seconds above 0. Where all have one ratio of bytes to operations, the two terms
-            cannot be told apart, and all time counts as that of bytes.
+            cannot be separated, and all time counts as that of bytes.
     """
     table = np.array([[point.operations, point.num_bytes] for point in points], dtype=np.float64)
     seconds = np.array([point.seconds for point in points])

@@ -29,6 +29,7 @@ OVER_MODULES = {
     "paged/test_sharing_rules.py": "rules of sharing, for every installed allocator",
     "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
     "report/test_damaged_runs.py": "damaged runs, in every part of a report",
+    "tiers/test_shipped_faults.py": "faults that engines shipped in their tiers, from rules to the thread that copies",
     "workload/traces/test_malformed.py": "damaged files, for every reader",
 }
 """Test file -> what it tests that no single module does."""
