@@ -2,8 +2,9 @@
 
     python experiments/gpu/compare.py A/results.json B/results.json
 
-Ratios are B over A; above 1 B is faster. Rows that only one of them has are named. Exit status 1 where B fails a step
-that A passed, 2 where the files cannot be compared.
+Which is which comes first, then what differs of the machines, steps that B fails and A passed, what each step found,
+and cell by cell the times: above 1 B is faster. Rows that only one of them has are named. Exit status 1 where B fails a
+step that A passed, 2 where the files cannot be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_CELL = ("backend", "cell", "block_size", "heads", "dtype", "kv_dtype", "layout")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from headlines import headline
+
+_CELL = ("backend", "cell", "kv_dtype", "layout")
 _SAME = ("device", "driver_version", "torch", "cuda", "clocks.max.sm")
 
 
@@ -26,12 +30,35 @@ def main() -> int:
     parser.add_argument("b", type=Path)
     options = parser.parse_args()
     try:
-        a, b = (json.loads(path.read_text()) for path in (options.a, options.b))
-    except (OSError, json.JSONDecodeError) as error:
+        a, b = (_read(path) for path in (options.a, options.b))
+    except (OSError, ValueError) as error:
         print(f"cannot compare: {error}", file=sys.stderr)
         return 2
+    print(f"A: {_name(a)}: {options.a}\nB: {_name(b)}: {options.b}")
     print("\n".join(lines(a, b)) or "nothing to compare: the results have no rows")
     return 1 if regressions(a, b) else 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A result.
+
+    Raises:
+        OSError, ValueError: no file, or not of `run.py`.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("parts", {}), dict) or "versions" not in found:
+        raise ValueError(f"{path} is no results.json of run.py")
+    return found
+
+
+def _name(results: dict[str, Any]) -> str:
+    device = next((row.get("device") for row in _rows(results, "machine", ("device",)).values()), None)
+    commit = (results.get("commit") or "no commit")[:9]
+    dry = ", dry run" if results.get("dry_run") else ""
+    return f"{results.get('date')}, {commit}, {device or 'no device'}{dry}"
 
 
 def lines(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
@@ -40,9 +67,11 @@ def lines(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
         yield "one of these is a dry run: its numbers mean nothing"
     yield from (f"unlike machines: {name}: {old} | {new}" for name, old, new in _machines(a, b) if old != new)
     yield from regressions(a, b)
+    old_found, new_found = _headlines(a), _headlines(b)
+    yield from (f"{name}: {old_found[name]} | {new_found[name]}" for name in old_found if name in new_found)
     for part, key, rate in (
         ("grid", _CELL, "share_of_ceiling"),
-        ("serve", ("backend", "eager"), "output_tokens_per_s"),
+        ("serve", ("backend", "mode"), "output_tokens_per_s"),
     ):
         old, new = _rows(a, part, key), _rows(b, part, key)
         for name in sorted(set(old) | set(new)):
@@ -65,8 +94,20 @@ def _line(part: str, name: str, old: dict[str, Any] | None, new: dict[str, Any] 
 
 
 def _rows(results: dict[str, Any], part: str, key: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    steps = results.get("parts", {}).get(part, [])
-    return {" ".join(str(row.get(name)) for name in key): row for step in steps for row in step.get("rows", [])}
+    rows = [row for step in results.get("parts", {}).get(part, []) for row in step.get("rows", [])]
+    named = [{"mode": "eager" if row.get("eager") else "with graphs where it can", **row} for row in rows]
+    return {" ".join(str(row[name]) for name in key if row.get(name) is not None): row for row in named}
+
+
+def _headlines(results: dict[str, Any]) -> dict[str, str]:
+    """What each step found in a few words; of the grid and of serving every row is compared instead."""
+    return {
+        f"{part} {step['step']}": told
+        for part, steps in results.get("parts", {}).items()
+        if part not in ("grid", "serve")
+        for step in steps
+        if (told := headline(part, step))
+    }
 
 
 def _statuses(results: dict[str, Any]) -> dict[str, str]:

@@ -3,7 +3,8 @@
     python experiments/gpu/run.py [--wheels FOLDER] [--budget-s 540] [--only grid serve] [--out FOLDER] [--dry-run]
 
 Nothing is assumed but Python, torch, triton and numpy: the project need not be installed, and nothing is fetched. What
-is missing, and what is skipped for it, is said first. A step is a process with a time limit, so that a crash or a hang
+will run, where its results go, what is missing and what is skipped for it is said first. Each run has a folder of its
+own, named by its date. A step is a process with a time limit, so that a crash or a hang
 costs that step alone. After every step `results.json` and `logs.tar.gz` are rewritten: whatever stops this script, what
 was known by then is there. `--dry-run` takes tiny shapes on the CPU: it shows that the script works, and no number of
 it means anything. `sanitizer` runs only when asked for: --only sanitizer.
@@ -15,6 +16,7 @@ import argparse
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -22,7 +24,8 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +33,10 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import surroundings
+from headlines import headline
 
 HERE, ROOT = Path(__file__).resolve().parent, surroundings.ROOT
+_DATE = "%Y-%m-%dT%H-%M-%SZ"
 _LAST_S = 5
 """Kept for the end; no step begins in them."""
 Step = dict[str, Any]
@@ -84,8 +89,10 @@ class Session:
     def record(self, part: str, step: Step) -> None:
         """Add one step's findings and save."""
         self.results.setdefault("parts", {}).setdefault(part, []).append(step)
-        reason = f" ({step['reason'][-200:]})" if "reason" in step else ""
-        self.say(f"{part}: {step['step']}: {step['status']}{reason}")
+        told = f" ({step['reason'][-200:]})" if "reason" in step else ""
+        found = headline(part, step)
+        took = f" in {step['seconds']:.0f} s" if "seconds" in step else ""
+        self.say(f"{part}: {step['step']}: {step['status']}{took}{': ' if found else ''}{found}{told}")
         self.save()
 
     def say(self, text: str) -> None:
@@ -97,27 +104,41 @@ def main() -> int:
     """Run all parts, or those asked for; 0 when no step failed, 2 when nothing can run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget-s", type=float, default=540.0, help="seconds for everything (default 540)")
-    parser.add_argument("--out", type=Path, help="default: results, or dry-run, beside this script")
+    parser.add_argument("--out", type=Path, help="default: results/DATE, or dry-run, beside this script")
     parser.add_argument("--wheels", type=Path, default=HERE / "wheels", help="folder that carry.py has filled")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--only", nargs="+", choices=sorted(PARTS), help="these parts alone")
     options = parser.parse_args()
-    out = (options.out or HERE / ("dry-run" if options.dry_run else "results")).absolute()
-    out.mkdir(parents=True, exist_ok=True)
+    out = (
+        options.out or HERE / ("dry-run" if options.dry_run else f"results/{time.strftime(_DATE, time.gmtime())}")
+    ).absolute()
     chosen = [name for name in PARTS if (name in options.only if options.only else PARTS[name].usual)]
     with tempfile.TemporaryDirectory(prefix="gpu-run-") as folder:
         session = Session(out, options.budget_s, options.dry_run, Path(folder))
-        if not prepare(session, options.wheels):
+        if not prepare(session, options.wheels, chosen):
             return 2
         for name in chosen:
             for step in run_part(session, name):
                 session.record(name, step)
+        session.say(ending(session))
     steps = [step for found in session.results.get("parts", {}).values() for step in found]
     return 1 if any(step["status"] == "failed" for step in steps) else 0
 
 
-def prepare(session: Session, wheels: Path) -> bool:
-    """Make the site folder and say what is missing; False where nothing can run."""
+def ending(session: Session) -> str:
+    """How many steps ended how, where the results are, and what to do with them."""
+    steps = [step for found in session.results.get("parts", {}).values() for step in found]
+    counts = Counter(step["status"] for step in steps)
+    results = session.out / "results.json"
+    told = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no step"
+    return (
+        f"done: {told}; {results} and logs.tar.gz beside it; "
+        f"against another: python experiments/gpu/compare.py OTHER/results.json {results}"
+    )
+
+
+def prepare(session: Session, wheels: Path, chosen: Sequence[str]) -> bool:
+    """Make the site folder and say what will run and what is missing; False where nothing can: no file is left."""
     site = session.scratch / "site"
     carried = surroundings.make_site(site, wheels)
     session.environment = surroundings.environment(site, session.scratch)
@@ -127,11 +148,6 @@ def prepare(session: Session, wheels: Path) -> bool:
         "dry_run": session.dry, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit(),
         "versions": versions, "carried": carried, "skipped": skipped(),
     }  # fmt: skip
-    missing = [name for name, version in versions.items() if version is None]
-    session.say(f"missing: {', '.join(missing) or 'nothing'}; carried: {len(carried)} wheels from {wheels}")
-    for name, reason in session.results["skipped"].items():
-        session.say(f"{name} will be skipped: {reason}")
-    session.save()
     absent = [name for name in surroundings.ASSUMED if versions[name] is None]
     if absent:
         print(f"{', '.join(absent)} not found: nothing can run", file=sys.stderr)
@@ -139,7 +155,27 @@ def prepare(session: Session, wheels: Path) -> bool:
     if not session.dry and not has_cuda(session):
         print("no CUDA device: nothing to measure; --dry-run shows that the script works", file=sys.stderr)
         return False
+    for line in announced(session, wheels, chosen):
+        session.say(line)
+    session.out.mkdir(parents=True, exist_ok=True)
+    session.save()
     return True
+
+
+def announced(session: Session, wheels: Path, chosen: Sequence[str]) -> Iterator[str]:
+    """What is here, what will run and for how long, and what will not."""
+    versions, skipped = session.results["versions"], session.results["skipped"]
+    here = ", ".join(f"{name} {versions[name]}" for name in surroundings.ASSUMED)
+    yield f"Python {platform.python_version()}, {here}; {len(session.results['carried'])} carried wheels in {wheels}"
+    parts = [name for name in chosen if name not in skipped]
+    where = "tiny shapes on the CPU, whose numbers mean nothing" if session.dry else f"at most {session.budget_s:.0f} s"
+    yield f"runs {', '.join(parts) or 'nothing'}: {where}; results go to {session.out}"
+    for name in chosen:
+        if name in skipped:
+            yield f"skips {name}: {skipped[name]}"
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        yield f"not installed, and needed by nothing that runs: {', '.join(missing)}"
 
 
 def has_cuda(session: Session) -> bool:

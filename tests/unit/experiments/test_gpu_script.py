@@ -95,7 +95,12 @@ def test_with_torch_triton_and_numpy_alone_it_serves_and_says_what_is_missing(
     bare_python: Path, repository: Path, tmp_path: Path
 ) -> None:
     found = dry_run(bare_python, repository, tmp_path, "--wheels", str(tmp_path / "none"), "--only", "serve", "kit")
-    assert "missing: hydra-core, omegaconf" in found["printed"].splitlines()[0]
+    here, runs, skips, missing, *_, done = found["printed"].splitlines()
+    assert f"torch {torch.__version__}, triton" in here
+    assert f"runs serve: tiny shapes on the CPU, whose numbers mean nothing; results go to {tmp_path}" in runs
+    assert "skips kit: needs pytest" in skips
+    assert "needed by nothing that runs: hydra-core, omegaconf" in missing
+    assert f"done: 1 ok, 1 skipped; {tmp_path}/results.json" in done
     assert found["versions"]["torch"] == torch.__version__
     assert found["versions"]["hydra-core"] is None
     (served,), (kit,) = found["parts"]["serve"], found["parts"]["kit"]
@@ -123,10 +128,10 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(tmp_path / "new")])
     assert script.main() == 2
     assert "no CUDA device" in capsys.readouterr().err
-    assert "parts" not in json.loads((tmp_path / "results.json").read_text())
+    assert not (tmp_path / "new").exists(), "nothing stands where a result would"
 
 
 def test_results_are_rewritten_after_every_step(script: Any, session: Any, tmp_path: Path) -> None:
@@ -194,6 +199,60 @@ def test_two_results_are_compared_cell_by_cell(repository: Path, monkeypatch: An
     assert compare.regressions(result(0.4), result(0.8, "failed")) == ["grid triton: ok | failed"]
     (line,) = compare.lines(result(0.4), {"parts": {}})
     assert line.endswith("only in A")
+
+
+def test_each_step_says_what_it_found(repository: Path, monkeypatch: Any) -> None:
+    headline = load(repository, "headlines", monkeypatch).headline
+    steps: dict[str, tuple[list[dict[str, Any]], str]] = {
+        "machine": (
+            [{"ceilings": {"bfloat16": {"bytes_per_s": 4.3e12, "flops_per_s": 7.9e14}}}],
+            "bfloat16 4300 GB/s, 790 TFLOP/s",
+        ),
+        "replay": (
+            [{"ok": True, "replayed": True}, {"ok": False, "replayed": True}, {"backend": "triton"}],
+            "1 of 2 within the allowed error, 2 from a CUDA graph",
+        ),
+        "precompile": (
+            [{"status": "ok", "spills": 0}, {"status": "ok", "spills": 8}, {"status": "failed"}],
+            "2 kernels compiled, 1 spill, 1 failed",
+        ),
+        "grid": (
+            [{"share_of_ceiling": 0.5}, {"share_of_ceiling": 0.91}, {"status": "failed"}],
+            "2 cells, 50% to 91% of the ceiling, 1 without a time",
+        ),
+        "serve": (
+            [{"output_tokens_per_s": 1234.5, "timed_compiles": 0}],
+            "1234 tokens/s, 0 kernels compiled in the timed pass",
+        ),
+        "tiers": (
+            [{"link": "host", "fits": {"read": {"bytes_per_s": 5e10}}}, {"copies": "out", "slowdown": 0.031}],
+            "host: 50 GB/s read, copies out: steps +3.1%",
+        ),
+    }
+    for part, (rows, told) in steps.items():
+        assert headline(part, {"rows": rows}) == told, part
+        assert headline(part, {"rows": []}) == headline(part, {}) == "", part
+    counts = {"tests": 91, "failures": 1, "errors": 1, "skipped": 2}
+    assert headline("kit", {"rows": [], "counts": counts}) == "91 tests, 2 failed, 2 skipped"
+
+
+def test_a_comparison_says_which_is_which_and_refuses_what_is_no_result(
+    repository: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    compare = load(repository, "compare", monkeypatch)
+    for name, share in (("a", 0.4), ("b", 0.8)):
+        found = {"versions": {}, "date": f"of {name}", "commit": "c0ffee" * 4, "dry_run": name == "b", **result(share)}
+        (tmp_path / name).write_text(json.dumps(found))
+    monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert compare.main() == 0
+    first, second, dry, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"A: of a, c0ffeec0f, no device: {tmp_path / 'a'}"
+    assert second == f"B: of b, c0ffeec0f, no device, dry run: {tmp_path / 'b'}"
+    assert "mean nothing" in dry
+    for content in ("{", "[]", "{}"):
+        (tmp_path / "b").write_text(content)
+        assert compare.main() == 2
+        assert str(tmp_path / "b") in capsys.readouterr().err
 
 
 def test_a_dry_run_fits_links_and_compares_steps_with_and_without_copies(
