@@ -22,13 +22,17 @@ from framework.replay.cores import count, count_over_tiers
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import CacheOnlyResult
+from framework.replay.tier_optimum import shares_of_best, tier_optima
 from framework.replay.tiers import TierSpec, tier_results
 
 OPTIMUM_RULES = (
     "exact: one atomic access a request, only prompts cached, content may be declined; pinned: the request at hand "
     "holds its blocks and nothing exceeds the capacity, as in an engine"
 )
-OVER_ALL_TIERS = "; one cache of the capacity of all tiers together, which bounds what any tiering rule hits"
+OVER_TIERS = (
+    "; over tiers: one schedule that hits most in the pool and in all tiers down to each one at once, which bounds any "
+    "rule's hits; a request holds its blocks in the pool"
+)
 
 
 def cache_only(session: Session) -> dict[str, Any]:
@@ -47,7 +51,6 @@ def cache_only(session: Session) -> dict[str, Any]:
             f"eviction={config.eviction.name} may decline the request at hand's blocks, which "
             "no pool above other tiers can; leave tiers out or choose another policy"
         )
-    total_blocks = num_blocks + sum(spec.num_blocks for spec in below)
     session.facts |= {
         **names_of(config, ("eviction", "workload")),
         **(names_of(config, ("tiering",)) if below else {}),
@@ -80,14 +83,8 @@ def cache_only(session: Session) -> dict[str, Any]:
         if session.settings.requests:
             _log_requests(session, paths, counts, tiers)
         if options.optimum:
-            facts = {"sha256": session.facts.get("trace_sha256"), "num_blocks": total_blocks}
-            facts |= {"workload": config.workload.plain(), "seed": config.seed}
-            rules = OPTIMUM_RULES + (OVER_ALL_TIERS if below else "")
-            facts |= {"block_size": block_size, "full_blocks_only": options.full_blocks_only, "rules": rules}
-            facts["num_requests"] = paths.num_requests
-            best = remembered(session.shared_folder, facts, lambda: _optima(paths, total_blocks))
-            measured.update(best, optimum_rules=rules, gap_to_optimum=_gap(counts, best["optimum_hit_blocks"]))
-            measured["gap_to_pinned_optimum"] = _gap(counts, best["pinned_optimum_hit_blocks"])
+            sizes = [num_blocks, *(spec.num_blocks for spec in below)]
+            measured.update(_against_optima(session, paths, counts, sizes, tiers))
 
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
 
@@ -149,14 +146,47 @@ def _log_requests(
         session.run.log_request(dict(zip(columns, row, strict=True)))
 
 
-def _optima(paths: RequestPaths, num_blocks: int) -> dict[str, Any]:
-    best = optimum_hits(paths, num_blocks, pinned=False)
-    return {
+def _against_optima(
+    session: Session,
+    paths: RequestPaths,
+    counts: CacheOnlyResult,
+    sizes: Sequence[int],
+    tiers: TieredReplayCounts | None,
+) -> dict[str, Any]:
+    """The optima of these capacities, the pool's first, remembered beside the runs, and the gaps to them."""
+    config = session.config
+    rules = OPTIMUM_RULES + (OVER_TIERS if tiers is not None else "")
+    facts = {"sha256": session.facts.get("trace_sha256"), "sizes": list(sizes), "rules": rules}
+    facts |= {"workload": config.workload.plain(), "seed": config.seed, "num_requests": paths.num_requests}
+    facts |= {"block_size": config.cache.block_size, "full_blocks_only": config.replay.full_blocks_only}
+    best = remembered(session.shared_folder, facts, lambda: _optima(paths, sizes))
+    gaps = {
+        "optimum_rules": rules,
+        "gap_to_optimum": _gap(counts, best["optimum_hit_blocks"]),
+        "gap_to_pinned_optimum": _gap(counts, best["pinned_optimum_hit_blocks"]),
+    }
+    if tiers is None:
+        return {**best, **gaps}
+    pinned = [best[f"tier{number}_pinned_optimum_hit_blocks"] for number in range(len(sizes))]
+    shares = shares_of_best(tiers.tier_hits.sum(axis=0, dtype=np.int64).tolist(), pinned)
+    least, most = shares or (None, None)
+    return {**best, **gaps, "tier_value_share_min": least, "tier_value_share_max": most}
+
+
+def _optima(paths: RequestPaths, sizes: Sequence[int]) -> dict[str, Any]:
+    total = sum(sizes)
+    best = optimum_hits(paths, total, pinned=False)
+    found = {
         "optimum_hit_blocks": int(best.sum()),
         "optimum_hit_rate": int(paths.hit_tokens(best).sum()) / max(1, int(paths.input_tokens.sum())),
         "optimum_hit_rate_blocks": int(best.sum()) / max(1, paths.num_references),
-        "pinned_optimum_hit_blocks": int(optimum_hits(paths, num_blocks, pinned=True).sum()),
+        "pinned_optimum_hit_blocks": int(optimum_hits(paths, total, pinned=True, held=sizes[0]).sum()),
     }
+    if len(sizes) > 1:
+        for name, pinned in (("optimum", False), ("pinned_optimum", True)):
+            hits = tier_optima(paths, sizes, pinned=pinned)
+            found |= {f"tier{number}_{name}_hit_blocks": count for number, count in enumerate(hits)}
+    return found
 
 
 def _gap(counts: CacheOnlyResult, best_hit_blocks: int) -> float | None:

@@ -36,8 +36,12 @@ from framework.replay.reference import CacheOnlyResult, summarise
 _Entry = tuple[int, int, int]  # (-(next request, depth), -last request, node)
 
 
-def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool) -> Ints:
+def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool, held: int | None = None) -> Ints:
     """(R,) hit blocks of each request under the published optimum, or under the pinned one; see the module's text.
+
+    Args:
+        held: pinned: blocks of its own that a request holds at most while it runs, where these are fewer than the
+            capacity: the pool's, when `num_blocks` are those of all tiers. What it does not hold may stay too.
 
     Raises:
         InvalidArgument: `num_blocks` below 1.
@@ -50,13 +54,11 @@ def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool) -> Ints:
     hits = np.zeros(paths.num_requests, dtype=np.int64)
     for request, (ends, following) in enumerate(paths.next_runs):
         hits[request] = kept.take(request)
-        room = min(ends[-1] if ends else 0, num_blocks) if pinned else 0
+        room = min(ends[-1] if ends else 0, num_blocks, num_blocks if held is None else held) if pinned else 0
         kept.shrink(num_blocks - room)
         start = 0
         for end, coming in zip(ends, following, strict=True):
-            stop = min(end, room) if pinned else end
-            if stop > start:
-                kept.add(coming, stop - start)
+            kept.add(coming, end - start)
             start = end
         kept.shrink(num_blocks)
     return hits

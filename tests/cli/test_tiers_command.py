@@ -59,6 +59,24 @@ def test_the_same_words_work_in_every_mode(mode: str, result: Callable[..., dict
         assert all(row["load_s"] > 0 for row in rows[3:])
 
 
+def test_the_optimum_over_tiers_stands_beside_what_was_hit(result: Callable[..., dict[str, Any]]) -> None:
+    found = result(*MODES["cache_only"], *TIERS)
+    best = [found[f"tier{number}_optimum_hit_blocks"] for number in (0, 1)]
+    pinned = [found[f"tier{number}_pinned_optimum_hit_blocks"] for number in (0, 1)]
+    assert sum(best) == found["optimum_hit_blocks"] == 6
+    assert sum(pinned) == found["pinned_optimum_hit_blocks"] == 6
+    assert (best, pinned) == ([3, 3], [0, 6]), "a pool of three blocks is all the request at hand has"
+    assert (found["tier0_hit_blocks"], found["tier1_hit_blocks"]) == (0, 6)
+    assert (found["tier_value_share_min"], found["tier_value_share_max"]) == (1.0, 1.0)
+    assert "over tiers" in found["optimum_rules"]
+
+
+def test_without_tiers_the_optimum_is_of_one_cache(result: Callable[..., dict[str, Any]]) -> None:
+    found = result(*MODES["cache_only"])
+    assert not [key for key in found if key.startswith("tier")]
+    assert "over tiers" not in found["optimum_rules"]
+
+
 @pytest.mark.parametrize("mode", ["serve", "roofline"])
 def test_without_tiers_nothing_of_them_is_written(
     mode: str, result: Callable[..., dict[str, Any]], elsewhere: Path

@@ -41,6 +41,16 @@ def tier(number: int) -> Iterator[Metric]:
                      definition=definition.format(name=name), **more)  # fmt: skip
 
 
+def best_over_tiers(number: int) -> Iterator[Metric]:
+    """What a cache-only replay says of the optimum's hits in one tier."""
+    name = "the pool" if not number else f"tier {number}"
+    yield optimum(f"tier{number}_optimum_hit_blocks", "blocks", "", f"best hits in {name}",
+                  f"Blocks hit in {name} by the offline optimum over tiers, which hits most in the pool and in all "
+                  "tiers down to each one at once; it may decline content.", of="prompt_blocks")  # fmt: skip
+    yield optimum(f"tier{number}_pinned_optimum_hit_blocks", "blocks", "", f"best pinned hits in {name}",
+                  "The same when the request at hand holds its blocks in the pool.", of="prompt_blocks")  # fmt: skip
+
+
 METRICS: tuple[Metric, ...] = (
     cache("hit_rate", "share", "higher", "hit rate",
           "Prompt tokens served from the cache over prompt tokens, over the whole run; each request counted once, at "
@@ -83,6 +93,12 @@ METRICS: tuple[Metric, ...] = (
     optimum("pinned_optimum_hit_blocks", "blocks", "", "hits of the pinned optimum",
             "Prompt blocks that the offline optimum hits when the request at hand holds its blocks.",
             of="prompt_blocks"),
+    *(metric for number in range(MOST_TIERS + 1) for metric in best_over_tiers(number)),
+    optimum("tier_value_share_min", "share", "higher", "least share of the best value",
+            "Value of all hits over the most that any rule's are worth (pinned optimum over tiers), when a hit in a "
+            "lower tier is worth no more than one above it: at the weights for which that is least."),
+    optimum("tier_value_share_max", "share", "", "greatest share of the best value",
+            "The same at the weights for which it is greatest; at any others it lies between the two."),
     optimum("offline_next_use_hit_rate", "share", "", "offline next use hits",
             "Hit rate of the same engine and trace when what is requested again last goes first: a reference, "
             "neither optimum nor bound where requests overlap."),
