@@ -7,6 +7,7 @@ namespace {
 
 constexpr size_t kMaxNamespaces = 65'536;
 constexpr size_t kKeptChanges = 16'384; // longer tables pay for a new object each time
+constexpr size_t kKeptHits = 64, kLongestKeptHit = 4'096; // hits kept as tuples; blocks of one
 
 int64_t blocks_for(int64_t tokens, int64_t size) { return (tokens + size - 1) / size; }
 
@@ -17,10 +18,10 @@ const BlockHashes *Core::own(nb::handle hashes) const {
     return nb::isinstance<BlockHashes>(hashes) ? nb::inst_ptr<BlockHashes>(hashes) : nullptr; // a subclass
 }
 
-std::vector<BlockHash> Core::hashes_of(nb::handle sequence) const {
+HashList Core::hashes_of(nb::handle sequence) const {
     if (const BlockHashes *hashes = own(sequence)) return hashes->list;
-    std::vector<BlockHash> out;
-    for (nb::handle block_hash : sequence) out.push_back(hash_of(block_hash));
+    HashList out;
+    for (nb::handle block_hash : sequence) out.own().push_back(hash_of(block_hash));
     return out;
 }
 
@@ -29,10 +30,10 @@ Core::Core(const Options &options)
       hasher_(static_cast<size_t>(options.block_size)) {
     if (options.collision_resistant) {
         index_ = std::make_unique<HashIndex>(*pool_);
-        if (options.native_sha256) recall_ = std::make_unique<Recall>(*pool_);
     } else {
         index_ = std::make_unique<TrieIndex>(*pool_);
     }
+    if (options.native_sha256 || options.native_xxh3) recall_ = std::make_unique<Recall>(*pool_);
 }
 
 void Core::bind(nb::object scheme_, nb::object guard, nb::object candidates) {
@@ -67,8 +68,15 @@ void Core::advance(nb::object now) {
 
 // BlockHashes
 
+/// The root of this very object, if it was asked for of late; equality and hash of a namespace run Python.
+const Core::Root *Core::last_root(nb::handle space) const {
+    for (const Root &root : last_roots_)
+        if (root.space.is_valid() && root.space.is(space)) return &root;
+    return nullptr;
+}
+
 const Core::Root &Core::root(nb::handle space) {
-    if (last_root_.space.is_valid() && last_root_.space.is(space)) return last_root_;
+    if (const Root *known = last_root(space)) return *known;
     PyObject *found = PyDict_GetItemWithError(roots.ptr(), space.ptr());
     if (found == nullptr) {
         if (PyErr_Occurred()) throw nb::python_error();
@@ -82,15 +90,19 @@ const Core::Root &Core::root(nb::handle space) {
         found = PyDict_GetItemWithError(roots.ptr(), space.ptr());
     }
     const nb::handle entry(found);
-    last_root_ = {nb::borrow(space), hash_of(entry[0]), nb::cast<int32_t>(entry[1])};
-    return last_root_;
+    std::swap(last_roots_[0], last_roots_[1]);
+    last_roots_[0] = {nb::borrow(space), hash_of(entry[0]), nb::cast<int32_t>(entry[1])};
+    return last_roots_[0];
 }
 
 void Core::check_hashes(nb::handle hashes, nb::handle space) const {
     const BlockHashes *own_hashes = own(hashes);
     if (own_hashes == nullptr) return;
     const nb::object &made_for = own_hashes->space;
-    if (!made_for.is(space) && !made_for.equal(space))
+    if (made_for.is(space)) return;
+    const Root *one = last_root(made_for), *other = last_root(space);
+    if (one != nullptr && other != nullptr && one->anchor == other->anchor) return;
+    if (!made_for.equal(space))
         framework_.raise("InvalidArgument", "a hit looked up in " + text_of(made_for) + " was used in " +
                                                 text_of(space) + "; look it up again");
 }
@@ -101,8 +113,7 @@ void Core::hash_more(const BlockHash &parent, const Tokens &tokens, int64_t firs
     if (options_.native_sha256 && parent.size() == 32) {
         const auto *above = reinterpret_cast<const uint8_t *>(parent.data());
         const size_t before = out.size();
-        out.resize(before + static_cast<size_t>(last - first));
-        for (size_t at = before; at < out.size(); ++at) out[at].digest();
+        out.resize(before + static_cast<size_t>(last - first), BlockHash::zeros());
         hasher_.chain(above, tokens.data() + first * size, static_cast<size_t>(last - first), out[before].digest(),
                       sizeof(BlockHash));
         return;
@@ -118,20 +129,23 @@ void Core::hash_more(const BlockHash &parent, const Tokens &tokens, int64_t firs
 nb::object Core::hash_blocks(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous) {
     const int64_t count = tokens.size() / options_.block_size;
     auto made = std::make_unique<BlockHashes>();
-    made->list.reserve(static_cast<size_t>(count));
     if (!previous.is_none()) {
         nb::object known = previous.attr("hashes");
         if (nb::len(known) > 0) {
             check_hashes(known, space);
             if (own(known) != nullptr && static_cast<int64_t>(nb::len(known)) == count) return known;
             made->list = hashes_of(known);
-            if (static_cast<int64_t>(made->list.size()) > count) made->list.resize(static_cast<size_t>(count));
+            made->list.shorten(static_cast<size_t>(count));
         }
     }
     made->space = nb::borrow(space);
     const auto have = static_cast<int64_t>(made->list.size());
-    const BlockHash parent = have > 0 ? made->list.back() : root.block_hash; // a copy: the list may move
-    hash_more(parent, tokens, have, count, made->list);
+    if (have < count) {
+        std::vector<BlockHash> &list = made->list.own();
+        list.reserve(static_cast<size_t>(count));
+        const BlockHash parent = have > 0 ? list.back() : root.block_hash; // a copy: the list may move
+        hash_more(parent, tokens, have, count, list);
+    }
     return nb::cast(made.release(), nb::rv_policy::take_ownership);
 }
 
@@ -139,7 +153,8 @@ nb::object Core::hash_blocks(const Root &root, const Tokens &tokens, nb::handle 
 
 nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous) {
     const Tokens tokens(framework_, given, true);
-    const Root &top = root(space);
+    if (framework_.array_head(tokens.array()) != nullptr) checked_ = nb::borrow(tokens.array());
+    const Root top = root(space); // a copy: a scheme in Python may lead back here
     const int32_t anchor = top.anchor;
     const int64_t limit = tokens.size() > 0 ? (tokens.size() - 1) / options_.block_size : 0;
     nb::object found;
@@ -147,24 +162,34 @@ nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous)
     if (recall_ && previous.is_none()) {
         auto made = std::make_unique<BlockHashes>();
         made->space = nb::borrow(space);
-        hash_and_find(top, tokens, made->list, blocks);
+        hash_and_find(top, tokens, made->list.own(), blocks);
         found = nb::cast(made.release(), nb::rv_policy::take_ownership);
     } else {
         found = hash_blocks(top, tokens, space, previous);
         const auto &list = nb::inst_ptr<BlockHashes>(found)->list;
         if (limit > 0)
-            blocks = index_->find(anchor, list.data(), tokens.data(),
+            blocks = index_->find({anchor, 0}, list.data(), tokens.data(),
                                   std::min(list.size(), static_cast<size_t>(limit)));
     }
     const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
     BlockHashes &made = *nb::inst_ptr<BlockHashes>(found);
-    made.listed = tuple_of(blocks);
-    made.blocks = std::move(blocks);
-    return framework_.make_hit(covered, made.listed, found, version_);
+    made.found = listed(std::move(blocks));
+    return framework_.make_hit(covered, made.found->tuple, found, version_);
 }
 
-Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes,
-                       int64_t &covered) const {
+std::shared_ptr<const Listed> Core::listed(Blocks blocks) {
+    const bool keep = !blocks.empty() && blocks.size() <= kLongestKeptHit;
+    listed_.resize(kKeptHits);
+    auto &known = listed_[keep ? (static_cast<uint32_t>(blocks.back()) * 0x9E3779B1u >> 16) % kKeptHits : 0];
+    if (keep && known && known->blocks == blocks) return known;
+    nb::object tuple = tuple_of(blocks);
+    auto made = std::make_shared<const Listed>(Listed{std::move(blocks), std::move(tuple)});
+    if (keep) known = made;
+    return made;
+}
+
+std::shared_ptr<const Listed> Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes,
+                                              int64_t &covered) const {
     const Keys &keys = framework_.keys;
     const auto version = nb::cast<int64_t>(get(hit, keys.version));
     if (version != version_)
@@ -172,16 +197,19 @@ Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, n
                                          std::to_string(version) + ", the allocator is at " +
                                          std::to_string(version_) + "; look it up again");
     covered = nb::cast<int64_t>(get(hit, keys.num_tokens));
-    Blocks blocks;
-    nb::object listed = get(hit, keys.blocks);
+    nb::object tuple = get(hit, keys.blocks);
     hashes = get(hit, keys.hashes);
     const BlockHashes *ours = own(hashes);
-    if (ours != nullptr && ours->listed.is(listed)) {
-        blocks = ours->blocks; // as `lookup` found them
+    std::shared_ptr<const Listed> listed;
+    if (ours != nullptr && ours->found && ours->found->tuple.is(tuple)) {
+        listed = ours->found; // as `lookup` found them
     } else {
-        blocks.reserve(nb::len(listed));
-        for (nb::handle block : listed) blocks.push_back(nb::cast<int32_t>(block));
+        Blocks given;
+        given.reserve(nb::len(tuple));
+        for (nb::handle block : tuple) given.push_back(nb::cast<int32_t>(block));
+        listed = std::make_shared<const Listed>(Listed{std::move(given), tuple});
     }
+    const Blocks &blocks = listed->blocks;
     if (covered != static_cast<int64_t>(blocks.size()) * options_.block_size ||
         (!blocks.empty() && covered >= num_tokens))
         framework_.raise("InvalidArgument", "a hit of " + std::to_string(covered) + " tokens in " +
@@ -196,17 +224,18 @@ Blocks Core::check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, n
                                                 " full blocks is not of a prompt of " + std::to_string(num_tokens) +
                                                 " tokens");
     check_hashes(hashes, get(request, framework_.keys.space));
-    return blocks;
+    return listed;
 }
 
 bool Core::fits(nb::handle request, nb::handle tokens, nb::handle hit) {
     int64_t id = 0;
-    const auto num_tokens = static_cast<int64_t>(nb::len(tokens));
+    const int64_t num_tokens = framework_.length(tokens);
     nb::object given = get(request, framework_.keys.id);
     if (find_id(given, id) != nullptr || num_tokens == 0) return false;
     nb::object hashes;
     int64_t covered = 0;
-    const Blocks blocks = check_hit(request, num_tokens, hit, hashes, covered);
+    const std::shared_ptr<const Listed> found = check_hit(request, num_tokens, hit, hashes, covered);
+    const Blocks &blocks = found->blocks;
     const int64_t need = blocks_for(num_tokens, options_.block_size) - static_cast<int64_t>(blocks.size());
     return need + (pool_->used != 0 ? options_.reserve : 0) <= cache_->available(blocks);
 }
@@ -215,8 +244,9 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     check_new(request);
     nb::object hashes;
     int64_t covered = 0;
-    const Blocks hits = check_hit(request, static_cast<int64_t>(nb::len(given)), hit, hashes, covered);
-    const Tokens tokens(framework_, given, true);
+    const std::shared_ptr<const Listed> found = check_hit(request, framework_.length(given), hit, hashes, covered);
+    const Blocks &hits = found->blocks;
+    const Tokens tokens(framework_, given, !checked_.is(given));
     if (tokens.size() == 0)
         framework_.raise("InvalidArgument",
                          "request " + text_of(get(request, framework_.keys.id)) + " has an empty prompt; it needs at least one token");
@@ -229,7 +259,7 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     table.root = top.block_hash;
     table.anchor = top.anchor;
     table.hashes = hashes_of(hashes);
-    if (table.hashes.empty()) hash_more(table.root, tokens, 0, tokens.size() / options_.block_size, table.hashes);
+    if (table.hashes.empty()) hash_more(table.root, tokens, 0, tokens.size() / options_.block_size, table.hashes.own());
     table.request = nb::borrow(request);
     table.priority = nb::cast<int64_t>(get(request, framework_.keys.priority));
     table.tenant = tenant(nb::object(get(request, framework_.keys.tenant)));
@@ -294,7 +324,7 @@ nb::object Core::extend(nb::handle request, nb::handle given) {
 nb::object Core::commit(nb::handle request, nb::handle given) {
     int64_t id = 0;
     Table &row = find(request, &id);
-    const auto num_tokens = static_cast<int64_t>(nb::len(given));
+    const int64_t num_tokens = framework_.length(given);
     const int64_t size = options_.block_size, room = static_cast<int64_t>(row.blocks.size()) * size;
     if (num_tokens < row.committed || num_tokens > room)
         framework_.raise("InvalidArgument", "commit of " + std::to_string(num_tokens) + " tokens for request " +
@@ -329,10 +359,10 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
     try {
         if (known < full) {
             const BlockHash parent = known > 0 ? row.hashes.back() : row.root;
-            hash_more(parent, tokens, known, full, row.hashes);
+            hash_more(parent, tokens, known, full, row.hashes.own());
         }
         if (!promises_.owner.empty()) { // who computed what another promises keeps its own block until that is computed
-            const Blocks found = index_->find(row.anchor, row.hashes.data(), tokens.data(), static_cast<size_t>(full));
+            const Blocks found = index_->find({row.anchor, 0}, row.hashes.data(), tokens.data(), static_cast<size_t>(full));
             for (size_t at = 0; at < found.size(); ++at)
                 if (promises_.owner.count(found[at]) != 0 && found[at] != row.blocks[at]) {
                     full = static_cast<int64_t>(at);
@@ -357,7 +387,7 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
         ++version_;
         return done.start;
     } catch (nb::python_error &) {
-        if (static_cast<int64_t>(row.hashes.size()) > known) row.hashes.resize(static_cast<size_t>(known));
+        row.hashes.shorten(static_cast<size_t>(known));
         throw;
     }
 }
@@ -467,7 +497,8 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     }
     made.blocks.insert(made.blocks.end(), fresh.begin(), fresh.end());
     made.committed = num_tokens;
-    made.hashes.assign(row.hashes.begin(), row.hashes.begin() + std::min<int64_t>(full, static_cast<int64_t>(row.hashes.size())));
+    made.hashes = row.hashes;
+    made.hashes.shorten(static_cast<size_t>(full));
     made.held.assign(row.held.begin(), row.held.begin() + std::min<int64_t>(num_tokens, static_cast<int64_t>(row.held.size())));
     made.published = std::min({row.published, full, kept});
     made.num_null = row.num_null;
@@ -534,7 +565,7 @@ void Core::truncate(nb::handle request, nb::handle given) {
     const Blocks dropped(row.blocks.rbegin(), row.blocks.rend() - keep);
     row.blocks.resize(static_cast<size_t>(keep));
     if (static_cast<int64_t>(row.held.size()) > num_tokens) row.held.resize(static_cast<size_t>(num_tokens));
-    if (static_cast<int64_t>(row.hashes.size()) > num_tokens / size) row.hashes.resize(static_cast<size_t>(num_tokens / size));
+    row.hashes.shorten(static_cast<size_t>(num_tokens / size));
     row.committed = std::min(row.committed, num_tokens);
     row.shared = true;
     if (dropped.empty()) return;
@@ -692,7 +723,9 @@ nb::dict Core::state() const {
         for (const BlockHash &block_hash : hashes) list.append(block_hash.empty() ? nb::object(nb::none()) : nb::object(bytes_of(block_hash)));
         return list;
     };
-    out["block_hash"] = listed(pool_->block_hash);
+    nb::list names;
+    for (int32_t block = 0; block <= pool_->num_blocks; ++block) names.append(this->block_hash(block));
+    out["block_hash"] = names;
     if (const auto *hash = dynamic_cast<const HashIndex *>(index_.get())) {
         nb::list found;
         hash->ids().each([&](int32_t block) { found.append(block); });
@@ -705,12 +738,21 @@ nb::dict Core::state() const {
         nb::list found;
         trie->ids().each([&](int32_t node) { found.append(node); });
         out["found"] = found;
-        out["node"] = list_of(trie->node_of);
-        out["above"] = list_of(trie->above);
-        out["kids"] = list_of(trie->kids);
-        out["resident"] = list_of(trie->resident);
-        out["block"] = list_of(trie->block);
-        out["hash_of"] = listed(trie->hash_of);
+        Blocks node;
+        for (int32_t block = 0; block <= pool_->num_blocks; ++block) node.push_back(trie->node_of(block));
+        out["node"] = list_of(node);
+        const auto column = [&](int32_t TrieIndex::Node::*fact) {
+            Blocks values;
+            for (const auto &one : trie->nodes) values.push_back(one.*fact);
+            return list_of(values);
+        };
+        out["above"] = column(&TrieIndex::Node::above);
+        out["kids"] = column(&TrieIndex::Node::kids);
+        out["resident"] = column(&TrieIndex::Node::resident);
+        out["block"] = column(&TrieIndex::Node::block);
+        std::vector<BlockHash> hash_of;
+        for (const auto &one : trie->nodes) hash_of.push_back(one.hash);
+        out["hash_of"] = listed(hash_of);
     }
     return out;
 }

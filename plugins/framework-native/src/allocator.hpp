@@ -12,12 +12,17 @@
 
 namespace native {
 
+/// The blocks of a hit, and the same as the tuple that Python sees.
+struct Listed {
+    Blocks blocks;
+    nb::object tuple;
+};
+
 /// Chained hashes of a prompt's full blocks, made for one namespace; Python sees a sequence of bytes.
 struct BlockHashes {
     nb::object space;
-    std::vector<BlockHash> list;
-    nb::object listed; // the tuple of blocks that the last lookup made of these hashes
-    Blocks blocks;     // the same
+    HashList list;
+    std::shared_ptr<const Listed> found; // by the last lookup
 };
 
 /// One request's blocks, and how far they are written and published. See framework.paged.table.
@@ -29,7 +34,7 @@ struct Table {
     int64_t committed = 0, published = 0, num_null = 0;
     bool closed = false, shared = false;
     Blocks blocks;
-    std::vector<BlockHash> hashes;
+    HashList hashes;
     std::vector<int32_t> held;
 };
 
@@ -89,15 +94,22 @@ private:
     };
 
     const Root &root(nb::handle space);
+    const Root *last_root(nb::handle space) const;
     const BlockHashes *own(nb::handle hashes) const; // nullptr: hashes of another make
-    std::vector<BlockHash> hashes_of(nb::handle sequence) const;
+    HashList hashes_of(nb::handle sequence) const;
     void check_hashes(nb::handle hashes, nb::handle space) const;
     nb::object hash_blocks(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous);
     void hash_more(const BlockHash &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<BlockHash> &out);
     void hash_and_find(const Root &root, const Tokens &tokens, std::vector<BlockHash> &list, Blocks &blocks);
-    void recall(int32_t anchor, const Tokens &tokens, size_t limit, uint64_t &digest, std::vector<BlockHash> &list,
-                Blocks &blocks) const;
-    Blocks check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes, int64_t &covered) const;
+    struct Trail { // the content of a prompt that was recalled last: its digest, and where it is remembered
+        uint64_t digest;
+        size_t place;
+    };
+    void recall(int32_t anchor, const Tokens &tokens, size_t limit, Trail &trail, std::vector<BlockHash> &list,
+                Blocks &blocks);
+    std::shared_ptr<const Listed> check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes,
+                                            int64_t &covered) const;
+    std::shared_ptr<const Listed> listed(Blocks blocks);
     void check_new(nb::handle request) const;
     const int64_t *find_id(nb::handle request, int64_t &id) const;
     Table &find(nb::handle request, int64_t *id = nullptr);
@@ -117,12 +129,14 @@ private:
     Options options_;
     std::shared_ptr<Pool> pool_;
     std::unique_ptr<Index> index_;
-    std::unique_ptr<Recall> recall_; // for hashes made here, and an index by block_hash
+    std::unique_ptr<Recall> recall_; // for hashes made here
     std::unique_ptr<Policy> policy_;
     std::unique_ptr<Cache> cache_;
     Promises promises_;
     BlockHasher hasher_;
-    Root last_root_;
+    Root last_roots_[2]; // of two objects that are often equal: a lookup's namespace and its request's
+    nb::object checked_; // the tokens of the last lookup: `allocate` follows
+    std::vector<std::shared_ptr<const Listed>> listed_; // of late, by the last block: many requests share few prefixes
     nb::dict tenants_;
     nb::object last_tenant_;
     int32_t last_tenant_id_ = 0, last_anchor_ = 0;

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace native {
 
@@ -23,15 +25,20 @@ public:
             set_far(new Far{1, std::string(static_cast<const char *>(data), size)});
         }
     }
-    BlockHash(const BlockHash &other) noexcept { copy(other); }
+    BlockHash(const BlockHash &other) noexcept {
+        std::memcpy(bytes_, other.bytes_, kNear + 1);
+        if (size_ == kFar) ++far()->owners;
+    }
     BlockHash(BlockHash &&other) noexcept {
         clear_bytes();
         swap(other);
     }
     BlockHash &operator=(const BlockHash &other) noexcept {
-        if (this != &other) {
-            release();
-            copy(other);
+        if (size_ != kFar && other.size_ != kFar) {
+            std::memmove(bytes_, other.bytes_, kNear + 1);
+        } else if (this != &other) {
+            this->~BlockHash();
+            new (this) BlockHash(other);
         }
         return *this;
     }
@@ -39,7 +46,16 @@ public:
         swap(other);
         return *this;
     }
-    ~BlockHash() { release(); }
+    ~BlockHash() {
+        if (size_ == kFar && --far()->owners == 0) delete far();
+    }
+
+    /// 32 bytes to write a digest over.
+    static BlockHash zeros() noexcept {
+        BlockHash made;
+        made.size_ = kNear;
+        return made;
+    }
 
     bool empty() const noexcept { return size_ == 0; }
     size_t size() const noexcept { return size_ == kFar ? far()->text.size() : size_; }
@@ -49,7 +65,7 @@ public:
     void clear() noexcept { release(); }
     /// The 32 bytes in place, for a fixed-width digest to write to.
     uint8_t *digest() noexcept {
-        release();
+        if (size_ == kFar) release();
         size_ = kNear;
         return bytes_;
     }
@@ -93,11 +109,6 @@ private:
         std::memset(bytes_, 0, kNear);
         size_ = 0;
     }
-    void copy(const BlockHash &other) noexcept {
-        std::memcpy(bytes_, other.bytes_, kNear);
-        size_ = other.size_;
-        if (size_ == kFar) ++far()->owners;
-    }
     void release() noexcept {
         if (size_ == kFar && --far()->owners == 0) delete far();
         clear_bytes();
@@ -110,8 +121,32 @@ private:
         std::swap(size_, other.size_);
     }
 
-    uint8_t bytes_[kNear]; // unaligned on purpose: 33 bytes a hash, two hashes a block
+    uint8_t bytes_[kNear]; // unaligned on purpose: 33 bytes a hash, two hashes a block; the size follows them
     uint8_t size_;
+};
+
+/// The hashes of a prompt, shared by who found them and the table; copied when one of several owners adds to them.
+class HashList {
+public:
+    bool empty() const noexcept { return size() == 0; }
+    size_t size() const noexcept { return list_ ? list_->size() : 0; }
+    const BlockHash *data() const noexcept { return list_ ? list_->data() : nullptr; }
+    const BlockHash *begin() const noexcept { return data(); }
+    const BlockHash *end() const noexcept { return data() + size(); }
+    const BlockHash &operator[](size_t at) const noexcept { return (*list_)[at]; }
+    const BlockHash &back() const noexcept { return list_->back(); }
+    /// To be changed; nobody else sees it.
+    std::vector<BlockHash> &own() {
+        if (!list_ || list_.use_count() > 1)
+            list_ = list_ ? std::make_shared<std::vector<BlockHash>>(*list_) : std::make_shared<std::vector<BlockHash>>();
+        return *list_;
+    }
+    void shorten(size_t size) {
+        if (size < this->size()) own().resize(size);
+    }
+
+private:
+    std::shared_ptr<std::vector<BlockHash>> list_;
 };
 
 struct BlockHashMix {

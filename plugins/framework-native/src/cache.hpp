@@ -41,7 +41,7 @@ public:
         try {
             if (!hits.empty()) {
                 if (!shared.pinned.empty()) policy_.pin(shared.pinned, now);
-                policy_.hit(Blocks(hits.rbegin(), hits.rend()), now);
+                if (policy_.watches()) policy_.hit(Blocks(hits.rbegin(), hits.rend()), now);
             }
             if (count > spare) victims = gather(count - spare);
         } catch (nb::python_error &) {
@@ -131,7 +131,7 @@ public:
             if (pool_.candidate[holders[swaps[at]]]) pinned.push_back(holders[swaps[at]]);
         try {
             if (!pinned.empty()) policy_.pin(pinned, now);
-            if (!fresh.empty()) policy_.admit(Blocks(fresh.rbegin(), fresh.rend()), now);
+            if (!fresh.empty() && policy_.watches()) policy_.admit(Blocks(fresh.rbegin(), fresh.rend()), now);
         } catch (nb::python_error &) {
             undo(fresh, pinned);
             throw;
@@ -236,6 +236,12 @@ private:
     /// victim's parent is offered as soon as it has no other resident child.
     Blocks gather(int64_t count) {
         Blocks victims, late;
+        victims.reserve(static_cast<size_t>(count));
+        if (!leaf_only_) {
+            policy_.victims(static_cast<size_t>(count), victims);
+            for (int32_t block : victims) pool_.candidate[block] = 0;
+            count -= static_cast<int64_t>(victims.size());
+        }
         try {
             for (; count > 0; --count) {
                 const int32_t block = policy_.victim(now);
@@ -292,11 +298,15 @@ private:
 
     void conceal(const Blocks &blocks) {
         if (!std::exchange(fetched, false)) index_.prepare(blocks);
+        if (!listener && detached.empty()) {
+            index_.remove(blocks);
+            return;
+        }
         for (int32_t block : blocks) {
-            if (!detached.empty()) detached.erase(block);
+            detached.erase(block);
             index_.remove(block);
             if (listener) listener("evict", block, pool_.block_hash[block]);
-            pool_.block_hash[block].clear();
+            pool_.unpublish(block);
         }
     }
 
@@ -390,7 +400,7 @@ private:
     void undo(const Blocks &fresh, const Blocks &pinned) {
         for (size_t at = fresh.size(); at-- > 0;) {
             index_.remove(fresh[at]);
-            pool_.block_hash[fresh[at]] = BlockHash();
+            pool_.unpublish(fresh[at]);
         }
         if (!pinned.empty()) quietly([&] { policy_.release(pinned, now); });
     }

@@ -3,12 +3,27 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "pool.hpp"
 
 namespace native {
+
+/// Memory that starts on a cache line, so that 16 tokens lie on one.
+template <class T> struct OnLines {
+    using value_type = T;
+    static constexpr std::align_val_t kLine{64};
+    OnLines() = default;
+    template <class Other> OnLines(const OnLines<Other> &) noexcept {}
+    T *allocate(size_t count) { return static_cast<T *>(::operator new(count * sizeof(T), kLine)); }
+    void deallocate(T *at, size_t) noexcept { ::operator delete(at, kLine); }
+    template <class Other> bool operator==(const OnLines<Other> &) const noexcept { return true; }
+    template <class Other> bool operator!=(const OnLines<Other> &) const noexcept { return false; }
+};
+using AlignedInts = std::vector<int32_t, OnLines<int32_t>>;
 
 /// An open-addressing set of ids above 0, found by a hash and an equality the caller gives. Linear probing, removal
 /// by moving back what follows; 8 bytes a slot, at least two slots an id.
@@ -79,6 +94,11 @@ private:
     size_t mask_ = 0, count_ = 0;
 };
 
+/// Where a chain begins: below a published block, or, with 0, below a namespace's anchor.
+struct Below {
+    int32_t anchor, block;
+};
+
 /// Contents to publish: hashes in order below `parent`, and their tokens.
 struct Chain {
     int32_t anchor;
@@ -92,21 +112,26 @@ class Index {
 public:
     explicit Index(Pool &pool) : pool_(pool) {}
     virtual ~Index() = default;
-    /// Blocks of the leading contents, up to the first that is not published.
-    virtual Blocks find(int32_t anchor, const BlockHash *hashes, const int32_t *tokens, size_t limit) const = 0;
+    /// Blocks of the leading contents below a place, up to the first that is not published.
+    virtual Blocks find(const Below &below, const BlockHash *hashes, const int32_t *tokens, size_t limit) const = 0;
     /// Publish `blocks` below each other, up to the first collision; the holder of each, and the places newly published.
     virtual void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) = 0;
     /// How many leading contents of the chain no block holds and `insert` would take.
     virtual size_t count_new(const Chain &chain) const = 0;
     virtual int32_t parent(int32_t block) const = 0;
     virtual void remove(int32_t block) = 0;
+    /// Remove and unpublish each.
+    virtual void remove(const Blocks &blocks) = 0;
     /// These are removed next: fetch what that reads.
-    virtual void prepare(const Blocks &) const {}
-    /// This one may be removed soon: fetch what `remove` reads at once, then what it reads after that.
-    virtual void fetch(int32_t) const {}
-    virtual void fetch_more(int32_t) const {}
-    /// A content of this hash may be published soon.
-    virtual void fetch(const BlockHash &) const {}
+    void prepare(const Blocks &blocks) const {
+        fetch(blocks.data(), blocks.size());
+        fetch_more(blocks.data(), blocks.size());
+    }
+    /// These may be removed soon: fetch what `remove` reads at once, then what it reads after that.
+    virtual void fetch(const int32_t *blocks, size_t count) const = 0;
+    virtual void fetch_more(const int32_t *blocks, size_t count) const = 0;
+    /// Contents of these hashes may be published soon.
+    virtual void fetch(const BlockHash *, size_t) const {}
     virtual void clear() = 0;
 
     int64_t collisions = 0;
@@ -118,9 +143,9 @@ protected:
 /// For collision-resistant schemes: equal hashes, equal contents.
 class HashIndex final : public Index {
 public:
-    explicit HashIndex(Pool &pool) : Index(pool), blocks_(pool.size()), parents(pool.size()), above_(pool.size()) {}
+    explicit HashIndex(Pool &pool) : Index(pool), blocks_(pool.size()), parents(pool.size()) {}
 
-    Blocks find(int32_t, const BlockHash *hashes, const int32_t *, size_t limit) const override {
+    Blocks find(const Below &, const BlockHash *hashes, const int32_t *, size_t limit) const override {
         Blocks found;
         found.reserve(limit);
         for (size_t at = 0; at < limit; ++at) {
@@ -134,19 +159,19 @@ public:
     void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) override {
         int32_t parent = chain.parent;
         const BlockHash *above = parent != 0 ? &pool_.block_hash[parent] : nullptr;
-        std::vector<uint64_t> mixed(chain.count);
+        mixed_.resize(chain.count);
         for (size_t at = 0; at < chain.count; ++at) { // all misses at once, not one after the other
-            mixed[at] = chain.hashes[at].mixed();
-            blocks_.prefetch(mixed[at]);
-            fetch(blocks[at]);
+            mixed_[at] = chain.hashes[at].mixed();
+            blocks_.prefetch(mixed_[at]);
         }
+        fetch(blocks, chain.count);
         for (size_t at = 0; at < chain.count; ++at) {
             const BlockHash &block_hash = chain.hashes[at];
             const int32_t block = blocks[at];
-            int32_t found = blocks_.find(mixed[at], [&](int32_t held) { return pool_.block_hash[held] == block_hash; });
+            int32_t found = blocks_.find(mixed_[at], [&](int32_t held) { return pool_.block_hash[held] == block_hash; });
             if (found == 0) {
                 found = block;
-                publish(block, block_hash, mixed[at], above, parent);
+                publish(block, block_hash, mixed_[at], above, parent);
                 places.push_back(static_cast<int32_t>(at));
             }
             holders.push_back(found);
@@ -162,37 +187,46 @@ public:
     }
 
     int32_t parent(int32_t block) const override {
-        return parents[block].empty() ? 0 : holder_above(block);
+        return pool_.published(block) ? holder_above(block) : 0;
     }
 
     void remove(int32_t block) override {
-        const BlockHash &block_hash = pool_.block_hash[block];
-        blocks_.remove(block_hash.mixed(), block);
-        if (pool_.children[block] != 0) {
-            orphans[block_hash] = pool_.children[block];
-            pool_.children[block] = 0;
+        Facts &facts = pool_.facts(block);
+        blocks_.remove(facts.tag, block);
+        if (facts.children != 0) {
+            orphans[pool_.block_hash[block]] = facts.children;
+            facts.children = 0;
+            facts.torn = 1;
         }
-        const BlockHash &above = parents[block];
-        if (above.empty()) return;
+        if (facts.link == 0) return;
         if (const int32_t found = holder_above(block)) {
             --pool_.children[found];
-        } else if (auto entry = orphans.find(above); --entry->second == 0) {
+        } else if (auto entry = orphans.find(parents[block]); --entry->second == 0) {
             orphans.erase(entry);
         }
     }
 
-    void prepare(const Blocks &blocks) const override {
-        for (int32_t block : blocks) fetch(block);
-        for (int32_t block : blocks) fetch_more(block);
+    void remove(const Blocks &blocks) override {
+        for (int32_t block : blocks) {
+            HashIndex::remove(block);
+            pool_.unpublish(block);
+        }
     }
-    void fetch(int32_t block) const override {
-        __builtin_prefetch(&pool_.ref[block], 1);
-        __builtin_prefetch(&pool_.block_hash[block], 1);
-        __builtin_prefetch(&parents[block], 1);
-        __builtin_prefetch(&above_[block], 1);
+
+    /// `remove` reads the facts alone; the other two are written when a content is published next.
+    void fetch(const int32_t *blocks, size_t count) const override {
+        for (size_t at = 0; at < count; ++at) {
+            __builtin_prefetch(&pool_.facts(blocks[at]), 1);
+            __builtin_prefetch(&pool_.block_hash[blocks[at]], 1);
+            __builtin_prefetch(&parents[blocks[at]], 1);
+        }
     }
-    void fetch_more(int32_t block) const override { blocks_.prefetch(pool_.block_hash[block].mixed()); }
-    void fetch(const BlockHash &block_hash) const override { blocks_.prefetch(block_hash.mixed()); }
+    void fetch_more(const int32_t *blocks, size_t count) const override {
+        for (size_t at = 0; at < count; ++at) blocks_.prefetch(pool_.facts(blocks[at]).tag);
+    }
+    void fetch(const BlockHash *hashes, size_t count) const override {
+        for (size_t at = 0; at < count; ++at) blocks_.prefetch(hashes[at].mixed());
+    }
 
     void clear() override {
         blocks_.clear();
@@ -206,170 +240,221 @@ private:
         return blocks_.find(block_hash.mixed(), [&](int32_t block) { return pool_.block_hash[block] == block_hash; });
     }
     void publish(int32_t block, const BlockHash &block_hash, uint64_t hash, const BlockHash *above, int32_t parent) {
-        pool_.block_hash[block] = block_hash;
+        Facts &facts = pool_.facts(block);
+        pool_.publish(block, block_hash);
         blocks_.add(hash, block);
-        pool_.children[block] = 0;
+        facts.tag = static_cast<uint32_t>(hash);
+        facts.children = 0;
         if (!orphans.empty())
             if (auto entry = orphans.find(block_hash); entry != orphans.end()) {
-                pool_.children[block] = entry->second;
+                facts.children = entry->second;
                 orphans.erase(entry);
             }
-        parents[block] = above != nullptr ? *above : BlockHash();
-        above_[block] = parent;
+        facts.link = parent;
+        if (above != nullptr) {
+            parents[block] = *above;
+        } else {
+            parents[block].clear();
+        }
         if (parent != 0) ++pool_.children[parent];
     }
-    /// Mostly the block it was published below; that may hold other content by now.
+    /// The block it was published below, unless that was unpublished before this one: it may hold other content by now.
     int32_t holder_above(int32_t block) const {
-        const int32_t likely = above_[block];
-        return pool_.block_hash[likely] == parents[block] ? likely : holder(parents[block]);
+        const int32_t likely = pool_.facts(block).link;
+        if (likely == 0 || pool_.facts(likely).torn == 0) return likely;
+        const bool still = pool_.published(likely) && pool_.block_hash[likely] == parents[block];
+        return still ? likely : holder(parents[block]);
     }
 
     IdSet blocks_;
+    std::vector<uint64_t> mixed_; // of the hashes that are being published
 
 public:
     std::vector<BlockHash> parents;                         // of a published block, empty at the root
     std::unordered_map<BlockHash, int32_t, BlockHashMix> orphans; // absent contents that have resident children
-
-private:
-    Blocks above_; // the block that held the parent when this one was published
 };
 
 /// For any scheme: a trie over exact contents, so that equal hashes of unequal contents never share. Contents that are
 /// gone stay as ghosts while they have descendants.
 class TrieIndex final : public Index {
 public:
-    explicit TrieIndex(Pool &pool) : Index(pool), node_of(pool.size()) { reset(); }
+    /// One content on one cache line; its tokens lie on the next ones.
+    struct alignas(64) Node {
+        uint64_t path = 0; // of the hashes from the anchor down: where the node is found, without a look at those above
+        int32_t above = 0, kids = 0, resident = 0, block = 0; // parent node or anchor; children; those with a block; 0: ghost
+        BlockHash hash;
+    };
 
-    Blocks find(int32_t anchor, const BlockHash *hashes, const int32_t *tokens, size_t limit) const override {
+    explicit TrieIndex(Pool &pool) : Index(pool) { reset(); }
+
+    Blocks find(const Below &below, const BlockHash *hashes, const int32_t *tokens, size_t limit) const override {
         Blocks found;
-        int32_t node = anchor;
+        int32_t node = top(below.anchor, below.block);
+        uint64_t path = path_of(node);
         for (size_t at = 0; at < limit; ++at) {
-            node = child(node, hashes[at]);
-            if (node == 0 || block[node] == 0 || !same(node, tokens + at * width())) break;
-            found.push_back(block[node]);
+            path = down(path, hashes[at]);
+            node = child(node, path, hashes[at]);
+            if (node == 0 || nodes[node].block == 0 || !same(node, tokens + at * width())) break;
+            found.push_back(nodes[node].block);
         }
         return found;
     }
 
     void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) override {
-        int32_t parent = chain.parent;
+        int32_t up = top(chain.anchor, chain.parent), parent = chain.parent;
+        paths_.resize(chain.count);
+        uint64_t path = path_of(up);
+        for (size_t at = 0; at < chain.count; ++at) { // all misses at once, not one after the other
+            paths_[at] = path = down(path, chain.hashes[at]);
+            ids_.prefetch(path);
+        }
+        fetch(blocks, chain.count);
+        bool fresh = false; // nothing is below a node that is new
         for (size_t at = 0; at < chain.count; ++at) {
-            const bool published = pool_.published(blocks[at]);
-            parent = insert_one(chain.anchor, parent, chain.hashes[at], chain.tokens + at * width(), blocks[at]);
-            if (parent == 0) break;
-            holders.push_back(parent);
-            if (parent == blocks[at] && !published) {
-                pool_.block_hash[parent] = chain.hashes[at];
+            const BlockHash &wanted = chain.hashes[at];
+            const int32_t *tokens = chain.tokens + at * width();
+            int32_t node = fresh ? 0 : child(up, paths_[at], wanted);
+            fresh = node == 0;
+            if (fresh) {
+                node = new_node(up, paths_[at], wanted, tokens);
+            } else if (!same(node, tokens)) {
+                ++collisions;
+                return;
+            }
+            const int32_t held = nodes[node].block;
+            if (held == 0) {
+                settle(node, up, parent, blocks[at]);
                 places.push_back(static_cast<int32_t>(at));
             }
+            parent = held != 0 ? held : blocks[at];
+            holders.push_back(parent);
+            up = node;
         }
     }
 
     size_t count_new(const Chain &chain) const override {
-        int32_t node = chain.parent != 0 ? node_of[chain.parent] : chain.anchor;
+        int32_t node = top(chain.anchor, chain.parent);
+        uint64_t path = path_of(node);
         for (size_t at = 0; at < chain.count; ++at) {
-            node = child(node, chain.hashes[at]);
+            path = down(path, chain.hashes[at]);
+            node = child(node, path, chain.hashes[at]);
             if (node == 0) break;
-            if (block[node] != 0 || !same(node, chain.tokens + at * width())) return at;
+            if (nodes[node].block != 0 || !same(node, chain.tokens + at * width())) return at;
         }
         return chain.count;
     }
 
-    int32_t parent(int32_t id) const override {
-        const int32_t up = above[node_of[id]];
-        return up > 0 ? block[up] : 0;
+    int32_t parent(int32_t block) const override {
+        const int32_t up = nodes[node_of(block)].above;
+        return up > 0 ? nodes[up].block : 0;
     }
 
-    void remove(int32_t id) override {
-        int32_t node = node_of[id], up = above[node];
-        block[node] = node_of[id] = 0;
-        pool_.children[id] = 0;
+    void remove(int32_t block) override {
+        Facts &facts = pool_.facts(block);
+        int32_t node = std::exchange(facts.link, 0), up = nodes[node].above;
+        nodes[node].block = 0;
+        facts.children = 0;
         if (up > 0) {
-            --resident[up];
-            if (block[up] != 0) --pool_.children[block[up]];
+            --nodes[up].resident;
+            if (nodes[up].block != 0) --pool_.children[nodes[up].block];
         }
-        while (node > 0 && block[node] == 0 && kids[node] == 0) {
-            up = above[node];
-            nodes_.remove(hash(up, hash_of[node]), node);
+        while (node > 0 && nodes[node].block == 0 && nodes[node].kids == 0) {
+            up = nodes[node].above;
+            ids_.remove(nodes[node].path, node);
             unused_.push_back(node);
-            if (up > 0) --kids[up];
+            if (up > 0) --nodes[up].kids;
             node = up;
         }
     }
 
+    void remove(const Blocks &blocks) override {
+        for (int32_t block : blocks) {
+            TrieIndex::remove(block);
+            pool_.unpublish(block);
+        }
+    }
+
+    void fetch(const int32_t *blocks, size_t count) const override {
+        for (size_t at = 0; at < count; ++at) {
+            __builtin_prefetch(&pool_.facts(blocks[at]), 1);
+            __builtin_prefetch(&pool_.block_hash[blocks[at]], 1);
+        }
+    }
+    void fetch_more(const int32_t *blocks, size_t count) const override {
+        for (size_t at = 0; at < count; ++at) {
+            __builtin_prefetch(&nodes[node_of(blocks[at])], 1);
+            __builtin_prefetch(tokens_of(node_of(blocks[at])), 1);
+            ids_.prefetch(pool_.facts(blocks[at]).tag);
+        }
+    }
+
     void clear() override {
-        nodes_.clear();
+        ids_.clear();
         reset();
     }
 
-    const IdSet &ids() const { return nodes_; }
-    const int32_t *tokens_of(int32_t node) const { return data_.data() + node * width(); }
+    const IdSet &ids() const { return ids_; }
+    const int32_t *tokens_of(int32_t node) const { return data_.data() + static_cast<size_t>(node) * width(); }
+    int32_t node_of(int32_t block) const { return pool_.facts(block).link; }
+
+    std::vector<Node> nodes;
 
 private:
     size_t width() const { return static_cast<size_t>(pool_.block_size); }
-    static uint64_t hash(int32_t above, const BlockHash &block_hash) {
-        return block_hash.mixed() ^ static_cast<uint64_t>(static_cast<uint32_t>(above)) * 0x9E3779B97F4A7C15ull >> 16;
+    int32_t top(int32_t anchor, int32_t block) const { return block != 0 ? node_of(block) : anchor; }
+    uint64_t path_of(int32_t node) const { return node > 0 ? nodes[node].path : static_cast<uint64_t>(node); }
+    static uint64_t down(uint64_t path, const BlockHash &wanted) {
+        path = (path ^ wanted.mixed()) * 0x9E3779B97F4A7C15ull;
+        return path ^ path >> 32;
     }
-    int32_t child(int32_t up, const BlockHash &wanted) const {
-        return nodes_.find(hash(up, wanted), [&](int32_t node) { return above[node] == up && hash_of[node] == wanted; });
+    int32_t child(int32_t up, uint64_t path, const BlockHash &wanted) const {
+        return ids_.find(path, [&](int32_t node) { return nodes[node].above == up && nodes[node].hash == wanted; });
     }
     bool same(int32_t node, const int32_t *tokens) const {
         return std::memcmp(tokens_of(node), tokens, 4 * width()) == 0;
     }
-    int32_t insert_one(int32_t anchor, int32_t parent, const BlockHash &wanted, const int32_t *tokens, int32_t id) {
-        const int32_t up = parent != 0 ? node_of[parent] : anchor;
-        int32_t node = child(up, wanted);
-        if (node == 0) {
-            node = new_node(up, wanted, tokens);
-        } else if (!same(node, tokens)) {
-            ++collisions;
-            return 0;
-        } else if (block[node] != 0) {
-            return block[node];
-        }
-        block[node] = id;
-        node_of[id] = node;
-        pool_.children[id] = resident[node];
-        if (up > 0) {
-            ++resident[up];
-            ++pool_.children[parent];
-        }
-        return id;
+    void settle(int32_t node, int32_t up, int32_t parent, int32_t block) {
+        Facts &facts = pool_.facts(block);
+        nodes[node].block = block;
+        facts.link = node;
+        facts.tag = static_cast<uint32_t>(nodes[node].path);
+        facts.children = nodes[node].resident;
+        pool_.publish(block, nodes[node].hash);
+        if (up <= 0) return;
+        ++nodes[up].resident;
+        ++pool_.children[parent];
     }
-    int32_t new_node(int32_t up, const BlockHash &wanted, const int32_t *tokens) {
+    int32_t new_node(int32_t up, uint64_t path, const BlockHash &wanted, const int32_t *tokens) {
         int32_t node;
         if (!unused_.empty()) {
             node = unused_.back();
             unused_.pop_back();
         } else {
-            node = static_cast<int32_t>(above.size());
-            for (auto *column : {&above, &kids, &resident, &block}) column->push_back(0);
-            hash_of.emplace_back();
+            node = static_cast<int32_t>(nodes.size());
+            nodes.emplace_back();
             data_.resize(data_.size() + width());
         }
-        above[node] = up;
-        hash_of[node] = wanted;
-        kids[node] = resident[node] = block[node] = 0;
-        std::memcpy(data_.data() + node * width(), tokens, 4 * width());
-        nodes_.add(hash(up, wanted), node);
-        if (up > 0) ++kids[up];
+        Node &made = nodes[node];
+        made.path = path;
+        made.above = up;
+        made.hash = wanted;
+        made.kids = made.resident = made.block = 0;
+        std::memcpy(data_.data() + static_cast<size_t>(node) * width(), tokens, 4 * width());
+        ids_.add(path, node);
+        if (up > 0) ++nodes[up].kids;
         return node;
     }
     void reset() {
-        for (auto *column : {&above, &kids, &resident, &block}) column->assign(1, 0);
-        hash_of.assign(1, BlockHash());
+        nodes.assign(1, Node());
         data_.assign(width(), 0);
         unused_.clear();
-        std::fill(node_of.begin(), node_of.end(), 0);
+        for (size_t block = 0; block < pool_.size(); ++block) pool_.facts(static_cast<int32_t>(block)).link = 0;
     }
 
-    IdSet nodes_;
-    std::vector<int32_t> data_, unused_;
-
-public:
-    std::vector<int32_t> node_of;                      // of a published block
-    std::vector<int32_t> above, kids, resident, block; // parent node or anchor; children; those with a block; 0: ghost
-    std::vector<BlockHash> hash_of;
+    IdSet ids_;
+    AlignedInts data_;
+    std::vector<int32_t> unused_;
+    std::vector<uint64_t> paths_; // of the contents that are being published
 };
 
 } // namespace native

@@ -4,33 +4,43 @@
 namespace native {
 namespace {
 
-constexpr size_t kSlice = 4; // hashes made in one go
+constexpr size_t kSlice = 8; // hashes made in one go
 
 } // namespace
 
-/// The leading contents of `tokens` below `limit`, from `blocks.size()` on, that are remembered; `digest` is that of
-/// the last one found.
-void Core::recall(int32_t anchor, const Tokens &tokens, size_t limit, uint64_t &digest, std::vector<BlockHash> &list,
-                  Blocks &blocks) const {
-    uint64_t digests[64];
-    size_t width = 8;
+/// The leading contents of `tokens` below `limit`, from `blocks.size()` on, that are remembered; `trail` is the last one
+/// found.
+void Core::recall(int32_t anchor, const Tokens &tokens, size_t limit, Trail &trail, std::vector<BlockHash> &list,
+                  Blocks &blocks) {
+    constexpr size_t kAhead = 16;
+    const size_t size = pool_->block_size;
     while (blocks.size() < limit) {
-        const size_t start = blocks.size(), count = std::min(width, limit - start), size = pool_->block_size;
-        uint64_t last = digest;
-        for (size_t at = 0; at < count; ++at) { // all misses at once, not one after the other
-            digests[at] = last = recall_->digest(last, tokens.data() + (start + at) * size);
-            recall_->fetch_entries(last);
+        size_t places[kAhead], count = 0;
+        const size_t most = std::min(kAhead, limit - blocks.size());
+        size_t guess = recall_->next(trail.place);
+        if (guess != Recall::kNone) recall_->fetch_from(guess, 2 * kAhead);
+        for (; guess != Recall::kNone && count < most; guess = recall_->next(guess)) {
+            recall_->fetch(guess); // all misses at once, not one after the other
+            places[count++] = guess;
         }
-        for (size_t at = 0; at < count; ++at) recall_->fetch_content(digests[at]);
+        if (count == 0) places[count++] = Recall::kNone;
         for (size_t at = 0; at < count; ++at) {
+            const int32_t *content = tokens.data() + blocks.size() * size;
             const int32_t above = blocks.empty() ? anchor : blocks.back();
-            const int32_t block = recall_->find(digests[at], above, tokens.data() + (start + at) * size);
-            if (block == 0) return;
+            size_t place = places[at];
+            int32_t block = recall_->find(place, above, content);
+            if (block == 0) { // the guess was wrong
+                place = recall_->place(recall_->digest(trail.digest, content));
+                block = recall_->find(place, above, content);
+                if (block == 0) return;
+                recall_->follow(trail.place, place);
+                recall_->fetch_from(place, kAhead);
+                at = count;
+            }
             list.push_back(pool_->block_hash[block]);
             blocks.push_back(block);
-            digest = digests[at];
+            trail = {recall_->digest_at(place), place};
         }
-        width = std::min<size_t>(2 * width, 64);
     }
 }
 
@@ -41,22 +51,25 @@ void Core::hash_and_find(const Root &root, const Tokens &tokens, std::vector<Blo
     const size_t limit = tokens.size() > 0 ? static_cast<size_t>(tokens.size() - 1) / size : 0;
     list.reserve(full);
     blocks.reserve(limit);
-    auto digest = static_cast<uint64_t>(root.anchor);
+    Trail trail{static_cast<uint64_t>(root.anchor), Recall::kNone};
     bool open = true; // whether all contents so far were found
     Blocks victims;
     while (list.size() < full) {
         const size_t before = list.size();
-        if (open) recall(root.anchor, tokens, limit, digest, list, blocks);
+        if (open) recall(root.anchor, tokens, limit, trail, list, blocks);
         const size_t start = list.size(), stop = std::min(full, start + (start > before ? 1 : kSlice));
         if (start == stop) break;
         const BlockHash parent = start > 0 ? list.back() : root.block_hash; // a copy: the list may move
         hash_more(parent, tokens, static_cast<int64_t>(start), static_cast<int64_t>(stop), list);
         if (open) {
-            const Blocks more = index_->find(root.anchor, list.data() + start, nullptr, std::min(stop, limit) - start);
+            const Blocks more = index_->find({root.anchor, blocks.empty() ? 0 : blocks.back()}, list.data() + start,
+                                              tokens.data() + start * size, std::min(stop, limit) - start);
             for (size_t at = 0; at < more.size(); ++at) {
                 const int32_t *content = tokens.data() + (start + at) * size;
-                digest = recall_->digest(digest, content);
-                recall_->keep(digest, blocks.empty() ? root.anchor : blocks.back(), content, more[at]);
+                const uint64_t digest = recall_->digest(trail.digest, content);
+                const size_t place = recall_->keep(digest, blocks.empty() ? root.anchor : blocks.back(), content, more[at]);
+                recall_->follow(trail.place, place);
+                trail = {digest, place};
                 blocks.push_back(more[at]);
             }
             open = blocks.size() == stop;
@@ -68,10 +81,10 @@ void Core::hash_and_find(const Root &root, const Tokens &tokens, std::vector<Blo
         }
         if (open) continue;
         const size_t passed = start - std::min(start, blocks.size());
-        for (size_t at = passed; at < std::min(passed + kSlice, victims.size()); ++at) index_->fetch(victims[at]);
-        for (size_t at = passed - std::min(passed, kSlice); at < std::min(passed, victims.size()); ++at)
-            index_->fetch_more(victims[at]);
-        for (size_t at = start; at < stop; ++at) index_->fetch(list[at]);
+        const size_t before_that = passed - std::min(passed, kSlice), last = victims.size();
+        if (passed < last) index_->fetch(victims.data() + passed, std::min(kSlice, last - passed));
+        if (before_that < last) index_->fetch_more(victims.data() + before_that, std::min(passed, last) - before_that);
+        index_->fetch(list.data() + start, stop - start);
     }
 }
 

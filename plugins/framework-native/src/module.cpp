@@ -3,6 +3,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+
 #include "allocator.hpp"
 
 namespace native {
@@ -81,7 +83,10 @@ nb::object hashes_item(const BlockHashes &hashes, nb::handle index) {
 }
 
 bool hashes_equal(const BlockHashes &hashes, nb::handle other) {
-    if (nb::isinstance<BlockHashes>(other)) return hashes.list == nb::cast<BlockHashes &>(other).list;
+    if (nb::isinstance<BlockHashes>(other)) {
+        const HashList &theirs = nb::cast<BlockHashes &>(other).list;
+        return std::equal(hashes.list.begin(), hashes.list.end(), theirs.begin(), theirs.end());
+    }
     if (!PySequence_Check(other.ptr()) || nb::len(other) != hashes.list.size()) return false;
     for (size_t at = 0; at < hashes.list.size(); ++at)
         if (!bytes_of(hashes.list[at]).equal(other[at])) return false;

@@ -26,6 +26,10 @@ public:
     virtual void release(const Blocks &blocks, nb::handle now) = 0;
     virtual int32_t victim(nb::handle now) = 0;
     virtual void evicted(int32_t block, nb::handle now) = 0;
+    /// Whether `admit` and `hit` do anything.
+    virtual bool watches() const { return true; }
+    /// Append up to `count` victims and forget them, as `victim` and `evicted` would one by one.
+    virtual void victims(size_t, Blocks &) {}
     /// Up to `count` blocks that are likely to be the next victims, without asking a plugin.
     virtual Blocks likely(size_t) const { return {}; }
 };
@@ -92,8 +96,26 @@ public:
         }
     }
 
+    bool watches() const override { return false; }
+
+    void victims(size_t count, Blocks &out) override {
+        while (late_.empty() && count > 0 && !queue_.empty()) {
+            Release &first = queue_.front();
+            for (; first.next < first.blocks.size() && count > 0; ++first.next, --stored_) {
+                const int32_t block = first.blocks[first.next];
+                if (turn_[block] != first.turn) continue; // it was used again
+                turn_[block] = 0;
+                out.push_back(block);
+                --size_;
+                --count;
+            }
+            if (first.next == first.blocks.size()) queue_.pop_front();
+        }
+    }
+
     Blocks likely(size_t count) const override {
         Blocks out;
+        out.reserve(count);
         for (auto release = queue_.begin(); release != queue_.end() && out.size() < count; ++release)
             for (size_t at = release->next; at < release->blocks.size() && out.size() < count; ++at)
                 if (turn_[release->blocks[at]] == release->turn) out.push_back(release->blocks[at]);

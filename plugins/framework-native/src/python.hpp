@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <structmember.h>
 
 #include <string>
 
@@ -11,20 +12,51 @@ namespace native {
 
 namespace nb = nanobind;
 
-/// Attribute names made once: a C string would become a new one at every access.
-struct Keys {
-    nb::object id = of("id"), space = of("namespace"), priority = of("priority"), tenant = of("tenant"),
-               version = of("version"), num_tokens = of("num_tokens"), blocks = of("blocks"), hashes = of("hashes");
+/// An attribute of a class with slots. Of an instance of just that class it is read, or for the first time written,
+/// where the instance keeps it; of anything else it is asked for by name.
+class Key {
+public:
+    Key(nb::handle type, const char *name)
+        : name_(nb::steal(PyUnicode_InternFromString(name))), type_(nb::borrow(type)) {
+        const nb::object slot = type.attr(name);
+        if (Py_TYPE(slot.ptr()) != &PyMemberDescr_Type) return;
+        const PyMemberDef *member = reinterpret_cast<PyMemberDescrObject *>(slot.ptr())->d_member;
+        if (member->type == T_OBJECT_EX && member->flags == 0) offset_ = member->offset;
+    }
+
+    nb::object get(nb::handle from) const {
+        if (offset_ > 0 && reinterpret_cast<PyObject *>(Py_TYPE(from.ptr())) == type_.ptr())
+            if (PyObject *found = *place(from)) return nb::borrow(found);
+        PyObject *found = PyObject_GetAttr(from.ptr(), name_.ptr());
+        if (found == nullptr) throw nb::python_error();
+        return nb::steal(found);
+    }
+    /// Of an instance that was just made.
+    void set(nb::handle made, nb::object value) const {
+        if (offset_ > 0) {
+            *place(made) = value.release().ptr();
+        } else if (PyObject_GenericSetAttr(made.ptr(), name_.ptr(), value.ptr()) != 0) {
+            throw nb::python_error();
+        }
+    }
 
 private:
-    static nb::object of(const char *name) { return nb::steal(PyUnicode_InternFromString(name)); }
+    PyObject **place(nb::handle of) const {
+        return reinterpret_cast<PyObject **>(reinterpret_cast<char *>(of.ptr()) + offset_);
+    }
+    nb::object name_, type_;
+    Py_ssize_t offset_ = 0;
 };
 
-inline nb::object get(nb::handle from, const nb::object &name) {
-    PyObject *found = PyObject_GetAttr(from.ptr(), name.ptr());
-    if (found == nullptr) throw nb::python_error();
-    return nb::steal(found);
-}
+/// What the core reads of a RequestInfo and of a Hit.
+struct Keys {
+    Keys(nb::handle request, nb::handle hit)
+        : id(request, "id"), space(request, "namespace"), priority(request, "priority"), tenant(request, "tenant"),
+          version(hit, "version"), num_tokens(hit, "num_tokens"), blocks(hit, "blocks"), hashes(hit, "hashes") {}
+    Key id, space, priority, tenant, version, num_tokens, blocks, hashes;
+};
+
+inline nb::object get(nb::handle from, const Key &key) { return key.get(from); }
 
 /// The head of a NumPy array, as NumPy 1 and 2 lay it out (PyArrayObject_fields in ndarraytypes.h). An allocator trusts
 /// it only after comparing it with the buffer protocol, which costs about 0.2 microseconds a call.
@@ -56,7 +88,6 @@ struct Framework {
         PyBuffer_Release(&view);
     }
 
-    Keys keys;
     nb::object errors, hit, event, change, copy, as_tokens, count_of, frombuffer, int32, ndarray;
 
     /// Of a contiguous 1-d int32 array, else nullptr.
@@ -74,11 +105,10 @@ struct Framework {
         auto *type = reinterpret_cast<PyTypeObject *>(hit.ptr());
         nb::object made = nb::steal(type->tp_alloc(type, 0));
         if (!made.is_valid()) throw nb::python_error();
-        const nb::object values[] = {nb::int_(num_tokens), nb::borrow(blocks), nb::borrow(hashes), nb::int_(version)};
-        for (size_t at = 0; at < 4; ++at) {
-            const descrsetfunc set = Py_TYPE(slots[at].ptr())->tp_descr_set;
-            if (set == nullptr || set(slots[at].ptr(), made.ptr(), values[at].ptr()) != 0) throw nb::python_error();
-        }
+        keys.num_tokens.set(made, nb::int_(num_tokens));
+        keys.blocks.set(made, nb::borrow(blocks));
+        keys.hashes.set(made, nb::borrow(hashes));
+        keys.version.set(made, nb::int_(version));
         return made;
     }
 
@@ -97,8 +127,13 @@ struct Framework {
         return nb::cast<int64_t>(count_of(name, value, least));
     }
 
-    nb::object slots[4] = {get(hit, keys.num_tokens), get(hit, keys.blocks), get(hit, keys.hashes),
-                           get(hit, keys.version)};
+    /// `len(tokens)`.
+    int64_t length(nb::handle tokens) const {
+        const ArrayHead *head = array_head(tokens);
+        return head != nullptr ? static_cast<int64_t>(head->shape[0]) : static_cast<int64_t>(nb::len(tokens));
+    }
+
+    Keys keys{types("RequestInfo"), hit};
 
 private:
     static nb::object allocator(const char *name) {
@@ -128,6 +163,7 @@ public:
 
     const int32_t *data() const { return data_; }
     int64_t size() const { return size_; }
+    nb::handle array() const { return array_; }
     /// The array itself, from `first` to before `last`.
     nb::object slice(int64_t first, int64_t last) const { return array_[nb::slice(nb::int_(first), nb::int_(last), nb::none())]; }
 

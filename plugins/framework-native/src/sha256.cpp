@@ -131,6 +131,29 @@ SHA_TARGET void chain_sha(uint8_t *message, size_t chunks, size_t token_bytes, c
     }
 }
 
+/// As chain_sha for blocks of 16 tokens, whose messages never leave the registers.
+SHA_TARGET void chain_sha_16(uint8_t tag_byte, const uint8_t *parent, const uint8_t *tokens, size_t count, uint8_t *out,
+                             size_t stride) {
+    const __m128i tag = _mm_insert_epi8(_mm_setzero_si128(), tag_byte, 15);
+    const __m128i end = _mm_insert_epi8(_mm_setzero_si128(), int(0x80), 0);
+    const __m128i bits = _mm_set_epi32(8 * (33 + 64), 0, 0, 0); // of the message
+    __m128i low = load(parent), high = load(parent + 16);
+    const State start = packed(kStart);
+    for (; count > 0; --count, tokens += 64, out += stride) {
+        const __m128i t0 = load(tokens), t1 = load(tokens + 16), t2 = load(tokens + 32), t3 = load(tokens + 48);
+        __m128i w[4] = {swapped(_mm_alignr_epi8(low, tag, 15)), swapped(_mm_alignr_epi8(high, low, 15)),
+                        swapped(_mm_alignr_epi8(t0, high, 15)), swapped(_mm_alignr_epi8(t1, t0, 15))};
+        __m128i x[4] = {swapped(_mm_alignr_epi8(t2, t1, 15)), swapped(_mm_alignr_epi8(t3, t2, 15)),
+                        swapped(_mm_alignr_epi8(end, t3, 15)), bits};
+        const State state = rounds(rounds(start, w), x);
+        unpack(state, low, high);
+        low = swapped(low);
+        high = swapped(high);
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(out), low);
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(out + 16), high);
+    }
+}
+
 bool has_sha() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
@@ -140,6 +163,7 @@ bool has_sha() {
 bool has_sha() { return false; }
 void compress_sha(uint32_t *state, const uint8_t *data, size_t chunks) { compress_plain(state, data, chunks); }
 void chain_sha(uint8_t *, size_t, size_t, const uint8_t *, const uint8_t *, size_t, uint8_t *, size_t) {}
+void chain_sha_16(uint8_t, const uint8_t *, const uint8_t *, size_t, uint8_t *, size_t) {}
 #endif
 
 const bool kHasSha = has_sha();
@@ -174,6 +198,10 @@ void BlockHasher::hash(const uint8_t *parent, const int32_t *tokens, uint8_t *ou
 
 void BlockHasher::chain(const uint8_t *parent, const int32_t *tokens, size_t count, uint8_t *out, size_t stride) {
     const auto *bytes = reinterpret_cast<const uint8_t *>(tokens);
+    if (kHasSha && token_bytes_ == 64) {
+        chain_sha_16(message_[0], parent, bytes, count, out, stride);
+        return;
+    }
     if (kHasSha && token_bytes_ >= 16) {
         chain_sha(message_, num_chunks_, token_bytes_, parent, bytes, count, out, stride);
         return;

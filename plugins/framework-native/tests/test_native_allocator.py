@@ -303,6 +303,53 @@ def admitted(scheme=None):
     return allocator
 
 
+def test_hashes_of_a_hit_stay_as_they_were_when_its_table_grows():
+    allocator = NativeCowAllocator(num_blocks=8, block_size=2, hash=Sha256(), eviction=Lru())
+    tokens = np.arange(1, 9, dtype=np.int32)
+    hit = allocator.lookup(tokens[:4], NS[0])
+    known = list(hit.hashes)
+    allocator.allocate(RequestInfo(id=RequestId(1), max_total_tokens=8), tokens[:4], hit)
+    allocator.extend(RequestId(1), 8)
+    allocator.commit(RequestId(1), tokens)
+    assert list(hit.hashes) == known
+    assert list(allocator.lookup(tokens, NS[0]).hashes)[:2] == known
+    assert len(allocator._core.hashes(RequestId(1))) == 4
+
+
+def test_namespaces_differ_by_value_not_by_object():
+    allocator, tokens = make(), np.arange(1, 6, dtype=np.int32)
+    info = {space: RequestInfo(id=RequestId(at), max_total_tokens=9, namespace=space) for at, space in enumerate(NS)}
+    for _ in range(3):  # both namespaces are known from the second round on
+        for space in NS:
+            hit, equal = allocator.lookup(tokens, space), Namespace(salt=space.salt)
+            other = NS[1] if space is NS[0] else NS[0]
+            assert allocator.fits(info[space], tokens, allocator.lookup(tokens, equal))
+            with pytest.raises(FrameworkError, match="was used in"):
+                allocator.fits(info[other], tokens, hit)
+
+
+@pytest.mark.parametrize("scheme", ["sha256", "xxh3_128"])
+def test_a_prefix_that_branches_is_remembered_along_each_branch(scheme):
+    """What followed a remembered content last is a guess; another branch is found all the same."""
+    draw = Random(3)
+    stem = [draw.randrange(9) for _ in range(12)]
+    rows = [np.array(stem[: draw.randrange(13)] + [draw.randrange(9) for _ in range(9)], np.int32) for _ in range(60)]
+    allocators = [
+        kind(num_blocks=400, block_size=2, hash=SCHEMES[scheme](), eviction=Lru())
+        for kind in (PrefixCowAllocator, NativeCowAllocator)
+    ]
+    for turn in range(3):
+        for at, row in enumerate(rows):
+            number, hits = RequestId(1 + turn * len(rows) + at), [one.lookup(row, NS[0]) for one in allocators]
+            assert hits[0].blocks == hits[1].blocks, (turn, at)
+            assert list(hits[0].hashes) == list(hits[1].hashes), (turn, at)
+            for one, hit in zip(allocators, hits, strict=True):
+                one.allocate(RequestInfo(id=number, max_total_tokens=99), row, hit)
+                one.commit(number, row)
+                one.free(number)
+    allocators[1].check()
+
+
 @pytest.mark.parametrize("scheme", ["sha256", "xxh64"])
 @pytest.mark.parametrize(
     ("column", "value", "invariant"),
