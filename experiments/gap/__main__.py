@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.gap import pictures, policies, scoring
 from experiments.gap.policies import VARIANTS, build, with_labels, with_times
-from experiments.gap.scoring import FRACTIONS, Field, closed_at, closed_by, field_of, points_over_lru
+from experiments.gap.scoring import FRACTIONS, Field, closed_at, closed_by, closed_by_at, field_of, points_over_lru
 from experiments.shared import digest, kept, parse, publish, save, table, trace_path, write_provenance, write_rows
 from experiments.tournament.cells import SYNTHETIC, TRACES, stream
 from framework.replay.paths import RequestPaths
@@ -217,7 +217,7 @@ def _information(results: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
         if cell.policy != "hinted":
             continue
         field = bounds(cell.trace, (cell.fraction,))
-        closed = closed_at(field, np.array([result["unit_hits"]], np.float64))
+        closed = closed_by_at(field, np.array([result["unit_hits"]], np.float64))
         kind, _, value = cell.foretold.partition(" ")
         rows.append(
             {
@@ -226,7 +226,9 @@ def _information(results: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
                 "foretold": kind or "nothing",
                 "error": float(value) if value else 0.0,
                 "hit_blocks": result["hit_blocks"],
-                "closed": float(closed[0]),
+                "closed": closed.value,
+                "low": closed.low,
+                "high": closed.high,
             }
         )
     return rows
@@ -285,8 +287,8 @@ def _show(
     tables = {"anatomy": _anatomy_table(anatomy, fractions)}
     tables["information"] = table(
         ["trace", "blocks", "foretold", "error", "gap closed, %"],
-        [[r["trace"], f"{r['capacity_blocks']:,}", r["foretold"], f"{r['error']:g}", f"{100 * r['closed']:.0f}"]
-         for r in information],
+        [[r["trace"], f"{r['capacity_blocks']:,}", r["foretold"], f"{r['error']:g}",
+          _percent(r["closed"], r["low"], r["high"])] for r in information],
     )  # fmt: skip
     if transfer:
         tables["transfer"] = table(

@@ -63,7 +63,7 @@ class Variant(Hazard):
     """Hazard with one of its choices undone."""
 
     def __init__(self, without: str) -> None:
-        super().__init__(tolerance=1.0 if without == "guard" else 0.003)
+        super().__init__(**({"tolerance": 1.0} if without == "guard" else {}))
         self._without = without
 
     def attach(self, blocks: BlockView) -> None:
@@ -75,7 +75,13 @@ class Variant(Hazard):
 
     def features(self, facts: Any, num_blocks: int, gap: float | None) -> tuple[int, ...]:
         found = super().features(facts, num_blocks, gap)
-        return (0, 0, 0, 0, 0) if self._without == "features" else found
+        return (0, 0, 0, 0, 0, 0) if self._without == "features" else found
+
+    def _bodies(self, blocks: Sequence[Any], num_new: int, *others: Any) -> None:
+        super()._bodies(blocks, 0 if self._without == "parts" else num_new, *others)
+
+    def _moved_on(self) -> bool:
+        return self._without != "parts" and super()._moved_on()
 
     def _forget(self) -> None:
         if self._without == "memory of the evicted":
@@ -83,7 +89,7 @@ class Variant(Hazard):
         super()._forget()
 
 
-VARIANTS = ("features", "falling shapes", "memory of the evicted", "guard")
+VARIANTS = ("features", "parts", "falling shapes", "memory of the evicted", "guard")
 
 
 def build(name: str, paths: RequestPaths, capacity: int) -> EvictionPolicy:

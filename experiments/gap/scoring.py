@@ -77,10 +77,26 @@ def closed_by(field: Field, hits: Floats, resamples: int = NUM_RESAMPLES) -> Int
     Args:
         hits: (K, U) of the policy.
     """
-    units = field.lru.shape[1]
+    weights = _resampled(field.lru.shape[1], resamples)
+    return _interval(
+        _area(field, (hits - field.lru) @ weights.T) / _area(field, (field.optimum - field.lru) @ weights.T)
+    )
+
+
+def closed_by_at(field: Field, hits: Floats, index: int = 0, resamples: int = NUM_RESAMPLES) -> Interval:
+    """The same at one capacity: the share of the gap between LRU and the pinned optimum there."""
+    weights = _resampled(field.lru.shape[1], resamples)
+    gained, gap = ((rows[index] - field.lru[index]) @ weights.T for rows in (hits, field.optimum))
+    return _interval(gained / gap)
+
+
+def _resampled(units: int, resamples: int) -> Floats:
+    """(B + 1, U) how often each unit is drawn, once each in the first row."""
     draws = np.random.default_rng(_SEED).multinomial(units, np.full(units, 1 / units), size=resamples)
-    weights = np.vstack([np.ones(units), draws.astype(np.float64)])
-    values = _area(field, (hits - field.lru) @ weights.T) / _area(field, (field.optimum - field.lru) @ weights.T)
+    return np.vstack([np.ones(units), draws.astype(np.float64)])
+
+
+def _interval(values: Floats) -> Interval:
     low, high = np.percentile(values[1:], [2.5, 97.5])
     return Interval(float(values[0]), float(low), float(high))
 

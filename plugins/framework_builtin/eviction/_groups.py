@@ -41,10 +41,12 @@ class Group:
         shadow: blocks that LRU would still hold. `shadow_hits`: those it would have hit since the last release.
         record: number of its record in the policy's history; -1 without.
         turn: of its conversation, from 0, where the policy counts turns; -1 where that says nothing.
+        below: the group of the same request whose blocks are deeper, where the policy told two apart.
         score: as it stands in the heap; entries of other scores are stale.
     """
 
     __slots__ = (
+        "below",
         "blocks",
         "count",
         "kind",
@@ -65,6 +67,7 @@ class Group:
         self.record = self.turn = -1
         self.shadow_hits = 0
         self.name: BlockHash | None = None
+        self.below: Group | None = None
         self.score: float = 0.0
 
 

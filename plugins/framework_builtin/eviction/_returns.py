@@ -21,7 +21,7 @@ _FACTOR_EVENTS = 10.0  # of "no effect", for the factor of one value of a furthe
 _KIND_EVENTS = 20.0  # of the product of factors, for one combination
 _TRUSTED_RETURNS = 50.0  # at an age and after it, before what features say of the young is believed of the old
 _WORD = 5.0  # to one: the odds that a hint is taken at before its clients have shown what it is worth
-_MOST_KINDS = 1024
+_MOST_KINDS = 4096
 
 
 class Returns:
@@ -30,6 +30,10 @@ class Returns:
     Shapes fall with age from their peak on (isotonic), and are shrunk to the shape of all groups of the same sort, that
     one to a prior of heavy tail; factors are shrunk to 1. Ages are measured in mean times between records, so nothing
     depends on the unit of the clock, and binned at half octaves. Kept are the last `window` records.
+
+    NOTE. A group that begins to wait is judged as if it had waited for one unit: what comes back at the same tick of a
+    coarse clock would make all new groups look forty times as good until the next scoring (1 point of the gap on the
+    conversation trace, whose clock ticks every 3 s).
 
     Args:
         num_sorts: sorts of groups that share nothing: kinds 0 to `num_sorts` - 1 stand for a sort as a whole.
@@ -42,6 +46,7 @@ class Returns:
         self._foretold: list[int] = []
         self._sort_of = np.arange(num_sorts)
         self._kind, self._start, self._end = array("i"), array("d"), array("d")
+        self._stopped = bytearray()
         self._num = self._learnt = 0
         self.num_returned = 0
         """Returns seen so far."""
@@ -80,9 +85,10 @@ class Returns:
             self._kind.append(kind)
             self._start.append(now)
             self._end.append(np.inf)
+            self._stopped.append(0)
         else:
             at = record % self._window
-            self._kind[at], self._start[at], self._end[at] = kind, now, np.inf
+            self._kind[at], self._start[at], self._end[at], self._stopped[at] = kind, now, np.inf, 0
         return record
 
     def end(self, record: int, now: float) -> None:
@@ -90,6 +96,12 @@ class Returns:
         if record >= self._num - self._window:
             self._end[record % self._window] = now
             self.num_returned += 1
+
+    def stop(self, record: int, now: float) -> None:
+        """That group is watched no longer; whether it would have been used again stays unknown."""
+        if record >= max(0, self._num - self._window):
+            at = record % self._window
+            self._end[at], self._stopped[at] = now, 1
 
     @property
     def due(self) -> bool:
@@ -132,6 +144,7 @@ class Returns:
                 hazard[members] = _fit_all(features, foretold, events[members], exposure[members], shape, width)
         found = _best_ratio(hazard, width)
         self.index = np.concatenate([found, np.repeat(found[:, -1:], _BINS - oldest, axis=1)], axis=1)
+        self.index[:, 0] = self.index[:, 1]  # see NOTE
         self._fresh = self.index[:, 0].tolist()
 
     def _sorts(self) -> Ints:
@@ -153,7 +166,8 @@ class Returns:
         ages = np.maximum(np.minimum(end, now) - start, 0.0)
         at = kinds.astype(np.int64) * _BINS + self.bins(ages)
         size = shape[0] * shape[1]
-        events = np.bincount(at[end <= now], minlength=size).reshape(shape).astype(np.float64)
+        returned = (end <= now) & (np.frombuffer(self._stopped, np.uint8) == 0)
+        events = np.bincount(at[returned], minlength=size).reshape(shape).astype(np.float64)
         last = np.bincount(at, minlength=size).reshape(shape)
         rest = np.bincount(at, ages - self._edges[self.bins(ages)], minlength=size).reshape(shape)
         passed = last[:, ::-1].cumsum(1)[:, ::-1] - last
@@ -175,20 +189,21 @@ def _fit_all(features: Ints, foretold: Ints, events: Floats, exposure: Floats, s
     np.add.at(seen, row, events)
     np.add.at(waited, row, exposure)
     hazard = _fit(rows, seen, waited, shape, width)[row]
-    return _given_foretold(hazard, foretold, events, exposure, width)
+    return _given_foretold(hazard, foretold, features[:, -1], events, exposure, width)
 
 
 def _given_foretold(
-    hazard: Floats, foretold: Ints, events: Floats, exposure: Floats, width: Floats, rounds: int = 4
+    hazard: Floats, foretold: Ints, last: Ints, events: Floats, exposure: Floats, width: Floats, rounds: int = 4
 ) -> Floats:
     """(C, A) the same hazards given what was foretold: a level multiplies the odds of a return, now or later.
 
     By Bayes' rule: with a chance of a return q left at an age and a level of worth w, the hazard is w / (1 + (w - 1) q)
-    times that without it. Worths are fitted so that each level's returns are as many as expected.
+    times that without it. Worths are fitted so that the returns of each level and value of the last feature (C,) are as
+    many as expected: whoever says that a conversation goes on does not say so of every part of its prompt.
     """
     chance = -np.expm1(-(hazard * width)[:, ::-1].cumsum(1)[:, ::-1])
-    values, level = np.unique(foretold, return_inverse=True)
-    worth = word = np.where(values < 0, 1.0, _WORD ** ((values - 2) / 2))
+    pairs, level = np.unique(np.stack([foretold, last], axis=1), axis=0, return_inverse=True)
+    worth = word = np.where(pairs[:, 0] < 0, 1.0, _WORD ** ((pairs[:, 0] - 2) / 2))
     counts = np.bincount(level, events.sum(1))
     for _ in range(rounds):
         expected = np.bincount(level, (_times_odds(hazard, chance, worth[level]) * exposure).sum(1))

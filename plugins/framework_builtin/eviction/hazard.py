@@ -16,6 +16,8 @@ from framework_builtin.eviction._groups import Floats, Group, GroupedPolicy, Int
 from framework_builtin.eviction._returns import Returns
 
 BODY, TAIL, LEFT, SHARED = range(4)
+FIRST, NEW, SEEN = range(3)  # parts of a prompt: nothing of it seen before; never seen before; the rest
+_MOVED_ON = 2  # is added when the conversation went on without its last blocks
 _TURNS = (0, 1, 2, 3, 4, 5, 5, 5, 5, 5)  # bins of the turn; from 10 on 6
 _MOST_CATEGORIES = 16
 _RESUME = 0.75  # of what is allowed: it follows LRU until it is behind by no more than this
@@ -25,11 +27,12 @@ class Hazard(GroupedPolicy):
     """Learns online, from nothing, when requests come back, and keeps what gives most hits for its time in the cache.
 
     Blocks released together are a group, by what they are: *shared* by more requests than the conversation has turns;
-    *body*, the full blocks of a prompt; *tail*, a partial last block; *left*, the rest of a prompt whose conversation
-    went on without it. For each the hazard of a return is estimated by age and, for bodies, by the last gap, the turn,
-    the prompt's size, its blocks never seen before and its category (`Returns`). The group with the lowest Gittins
-    index (the best ratio, over how long to hold it, of the chance of a return to the time held) goes first, its
-    deepest block first.
+    *body*, the full blocks of a prompt, those never seen before apart from the rest; *tail*, a partial last block;
+    *left*, the rest of a group when its conversation went on, with most of it or without (*dropped*). For each the
+    hazard of a return is estimated by age and, for bodies, by the last gap, the turn, the prompt's size, its blocks
+    never seen before, its category and which part of it they are (`Returns`). The group with the lowest Gittins index
+    (the best ratio, over how long to hold it, of the chance of a return to the time held) goes first, its deepest
+    block first.
 
     NOTE 1. While its hits so far are behind LRU's by more than `tolerance` of all block references and the blocks of
     one mean request (at most a third of that share), it evicts as LRU does: what LRU would have hit is counted beside
@@ -37,7 +40,10 @@ class Hazard(GroupedPolicy):
     number of blocks would be points of the hit rate on a short trace.
     NOTE 2. Turn and new blocks are counted from what was ever seen, where that says more than the facts: what the cache
     happens to have lost says nothing of a conversation (3 points of the gap on the conversation trace).
-    NOTE 3. Facts that are unknown, such as the turn behind an allocator that keeps none, are a value of their own.
+    NOTE 3. Blocks never seen before are a group of their own because conversations often go on without them: a prompt
+    is edited, sent again, or only its opening is shared. Where that has happened before, 21 % of such blocks are used
+    again although the conversation continues, against 99 % of those seen before (counted on the conversation trace).
+    NOTE 4. Facts that are unknown, such as the turn behind an allocator that keeps none, are a value of their own.
 
     Args:
         tolerance: share of block references.
@@ -52,7 +58,7 @@ class Hazard(GroupedPolicy):
     turn and age as predictors: arXiv:2506.02634.
     """
 
-    def __init__(self, tolerance: float = 0.003, window: int = 65_536, warm_up: int = 100) -> None:
+    def __init__(self, tolerance: float = 0.0025, window: int = 65_536, warm_up: int = 100) -> None:
         if not tolerance >= 0:
             raise InvalidArgument(f"tolerance must be at least 0, found {tolerance}")
         if window < 64:
@@ -70,6 +76,7 @@ class Hazard(GroupedPolicy):
         self._found = bytearray(len(blocks.depth))  # of blocks in use: 1 was resident before, 2 and a hit, 0 neither
         self._room: int | None = None  # candidates that the last eviction left, until the shadow is shrunk to them
         self._as_lru = True
+        self._part = FIRST
 
     def admit(self, blocks: Sequence[BlockId], now: float) -> None:
         super().admit(blocks, now)
@@ -140,6 +147,7 @@ class Hazard(GroupedPolicy):
             (known + 1).bit_length(),
             size,
             category,
+            self._part,
         )
 
     def foretold(self, facts: RequestFacts) -> int:
@@ -148,7 +156,7 @@ class Hazard(GroupedPolicy):
 
     def shared_features(self, gap: float | None) -> tuple[int, ...]:
         """The same for shared blocks: only the gap says something of them."""
-        return (self._gap(gap), 0, 0, 0, 0)
+        return (self._gap(gap), 0, 0, 0, 0, 0)
 
     def _turn(self, facts: RequestFacts) -> int:
         """How many turns came before, of those that the facts tell and of those seen."""
@@ -167,7 +175,7 @@ class Hazard(GroupedPolicy):
         return min(10, max(0, int(math.log2(gap / self._returns.unit + 1e-9))) // 2)
 
     def group(self, blocks: Sequence[BlockId], facts: RequestFacts, gap: float | None) -> None:
-        view, depth = self.blocks, self.blocks.depth
+        view = self.blocks
         num_tails = 0
         while num_tails < len(blocks) and view.partial[blocks[num_tails]]:
             num_tails += 1
@@ -178,19 +186,51 @@ class Hazard(GroupedPolicy):
         if num_tails:
             self._begin(blocks[:num_tails], TAIL)
         if first_shared:
-            features = self.features(facts, depth[blocks[0]] + 1, gap)
-            kind = self._returns.kind_of(BODY, features, self.foretold(facts))
-            self._begin(others[:first_shared], kind, turn)
+            num_new = min(max(self.num_fresh - num_tails, 0), first_shared)
+            self._bodies(others[:first_shared], num_new, turn, facts, gap)
         if first_shared < len(others):
             kind = self._returns.kind_of(SHARED, self.shared_features(gap))
             self._begin(others[first_shared:], kind)
 
-    def _begin(self, blocks: Sequence[BlockId], kind: int, turn: int = -1) -> None:
+    def _bodies(
+        self, blocks: Sequence[BlockId], num_new: int, turn: int, facts: RequestFacts, gap: float | None
+    ) -> None:
+        """The groups of a prompt's full blocks, deepest first: those never seen before, then the others."""
+        moved_on, below = self._moved_on(), None
+        for part, found in ((NEW, blocks[:num_new]), (SEEN, blocks[num_new:])):
+            if not found:
+                continue
+            self._part = FIRST if self.continued is None else part + _MOVED_ON * moved_on
+            features = self.features(facts, self.blocks.depth[blocks[0]] + 1, gap)
+            group = self._begin(found, self._returns.kind_of(BODY, features, self.foretold(facts)), turn)
+            group.below, below = below, group
+
+    def _moved_on(self) -> bool:
+        """Whether the conversation went on without the last full blocks that it had; these are left."""
+        before = self.continued
+        if before is None or before.turn < 0:
+            return False
+        rest = before if before.below is None or not before.below.count else before.below
+        if rest.count and rest.turn >= 0:
+            self._returns.stop(rest.record, self._clock)
+            self._leave(rest, dropped=True)
+        return rest.count > 0
+
+    def _leave(self, group: Group, *, dropped: bool) -> None:
+        """What remains of the group waits for something else from here on, and says nothing of turns."""
+        group.record = group.turn = -1
+        if group.size:
+            group.kind = self._returns.kind_of(LEFT, (dropped, 0, 0, 0, 0, 0))
+            group.start, group.record = self._clock, self._returns.begin(group.kind, self._clock)
+            self.place(group)
+
+    def _begin(self, blocks: Sequence[BlockId], kind: int, turn: int = -1) -> Group:
         group = self.add(blocks, kind)
         group.turn = turn
         group.record = self._returns.begin(kind, self._clock)
         self._shadow.add(group)
         self._shadow.shrink(self._num_candidates)
+        return group
 
     def returned(self, group: Group, age: float, used: int) -> None:
         self._lru_hits += group.shadow_hits
@@ -199,10 +239,8 @@ class Hazard(GroupedPolicy):
             return
         self._returns.end(group.record, self._clock)
         group.record = -1
-        if group.size and used < group.count:
-            group.kind, group.start = LEFT, self._clock
-            group.record = self._returns.begin(LEFT, self._clock)
-            self.place(group)
+        if used < group.count:
+            self._leave(group, dropped=False)
 
     def refresh(self) -> None:
         if self._returns.due and not self._as_lru:

@@ -12,7 +12,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest
-from framework_builtin.eviction.hazard import Hazard
+from framework_builtin.eviction.hazard import LEFT, Hazard
 from framework_builtin.eviction.hinted import Hinted
 from framework_builtin.eviction.lru import Lru
 
@@ -126,3 +126,48 @@ def test_a_category_tells_who_goes_on() -> None:
         for at, ids, chat in sorted(due, key=lambda row: row[0])
     )  # fmt: skip
     assert hits(Hazard(), paths) > 1.1 * hits(Blind(), paths) > 0
+
+
+def sent_again_with_another_ending(draw: random.Random) -> RequestPaths:
+    """Conversations of an opening of six blocks and eight new ones a turn, without which the next turn goes on."""
+    paths = []
+    for number in range(400):
+        at, opening = draw.uniform(0, 4000), [number * 1000 + depth for depth in range(6)]
+        for turn in range(draw.randint(2, 6)):
+            start = 10**7 + number * 1000 + turn * 10
+            paths.append((at, [*opening, *range(start, start + 8)]))
+            at += draw.lognormvariate(np.log(60), 1)
+    return requests_of(paths)
+
+
+def test_what_a_conversation_leaves_behind_goes_before_what_it_comes_back_to() -> None:
+    class AllAlike(Hazard):
+        """Takes all blocks of a prompt for one group."""
+
+        def _bodies(self, blocks, num_new, *others):
+            super()._bodies(blocks, 0, *others)
+
+        def _moved_on(self):
+            return False
+
+    paths = sent_again_with_another_ending(random.Random(2))
+    capacity = paths.num_nodes // 50
+    lru, alike = hits(Lru(), paths, capacity), hits(AllAlike(), paths, capacity)
+    assert hits(Hazard(), paths, capacity) > max(lru, 1.1 * alike)
+
+
+def test_the_end_of_a_prompt_that_the_next_turn_drops_is_left() -> None:
+    kinds: list[list[tuple[int, bool]]] = []
+
+    class Watched(Hazard):
+        def group(self, blocks, facts, gap):
+            super().group(blocks, facts, gap)
+            of = {id(g): g for g in self._group_of if g is not None and g.size}
+            kinds.append(sorted((g.size, bool(self._returns._sorts()[g.kind] == LEFT)) for g in of.values()))
+
+    ends = [list(range(10 * turn, 10 * turn + 4)) for turn in range(1, 4)]
+    paths = requests_of([(float(turn), [0, 1, 2, *end]) for turn, end in enumerate(ends)])
+    replay(paths, Watched(), 60)
+    assert kinds[0] == [(7, False)]
+    assert kinds[1] == [(3, False), (4, False), (4, True)]
+    assert kinds[2] == [(3, False), (4, False), (4, True), (4, True)]

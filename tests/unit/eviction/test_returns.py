@@ -43,3 +43,36 @@ def test_a_foretold_return_multiplies_the_odds_at_every_age() -> None:
     assert (times > 1).all()
     assert (np.diff(times) > 0).all(), "the smaller the chance left, the more the odds count in full"
     assert _times_odds(hazard, chance, np.array([1.0])) == pytest.approx(hazard)
+
+
+def test_what_comes_back_at_the_same_tick_does_not_make_new_groups_look_better_than_they_are() -> None:
+    returns, draw = Returns(1, 4096), random.Random(0)
+    kind = returns.kind_of(0, (1, 0))
+    for at in range(0, 3000, 3):  # ten groups at each tick, one of which is used again at once
+        records = [returns.begin(kind, float(at)) for _ in range(10)]
+        returns.end(records[0], float(at))
+        if draw.random() < 0.5:
+            returns.end(records[1], at + draw.uniform(100.0, 900.0))
+    returns.learn(3000.0)
+    at_once, later = returns.scores(np.array([kind, kind]), np.array([0.0, 3.0]))
+    assert returns.first_score(kind) == at_once
+    assert at_once < 2 * later
+
+
+def test_what_is_watched_no_longer_counts_as_neither_returned_nor_lost() -> None:
+    def rate(stopped: bool) -> float:
+        returns = Returns(1, 4096)
+        kind = returns.kind_of(0, (1, 0))
+        for at in range(1000):
+            record = returns.begin(kind, float(at))
+            if at % 2:
+                returns.end(record, at + 10.0)
+            elif stopped:
+                returns.stop(record, at + 1.0)
+        returns.learn(2000.0)
+        return float(returns.scores(np.array([kind]), np.array([2.0]))[0])
+
+    assert rate(stopped=True) > 1.5 * rate(stopped=False) > 0
+    returns = Returns(1, 64)
+    returns.stop(-1, 5.0)  # no record
+    assert returns.num_returned == 0
