@@ -18,12 +18,16 @@ class GuardedStore:
         holds_kv: see `Store.holds_kv`.
         medium: see `Store.medium`.
         lists: whether it overrides `keys`: what it holds outlives a process.
+
+    A class that overrides `write` or `read` of one with places has no places there: its own methods are called.
     """
 
     def __init__(self, store: Store) -> None:
         self._store, self._boundary = store, Boundary("store", type(store), (StoreFailed,))
         self.name, self.holds_kv = type(store).__name__, bool(store.holds_kv)
         self.medium = str(store.medium)
+        self._reserves = _as_near(type(store), "reserve", "write")
+        self._shows = _as_near(type(store), "view", "read")
         self.lists = getattr(store.keys, "__func__", None) is not Store.keys
 
     def use_memory(self, allocate: Allocate) -> None:
@@ -57,6 +61,8 @@ class GuardedStore:
 
     def reserve(self, key: BlockHash) -> memoryview | None:
         """The place to write a block, checked; None: by `write`."""
+        if not self._reserves:
+            return None
         try:
             place: Any = self._store.reserve(key)
         except BaseException as error:
@@ -65,6 +71,8 @@ class GuardedStore:
 
     def view(self, key: BlockHash) -> memoryview | None:
         """The place of a block, checked; None: by `read`."""
+        if not self._shows:
+            return None
         try:
             place: Any = self._store.view(key)
         except BaseException as error:
@@ -103,3 +111,9 @@ class GuardedStore:
             self._store.close()
         except BaseException as error:
             self._boundary.contain("close", error)
+
+
+def _as_near(cls: type, name: str, other: str) -> bool:
+    """Whether `name` is defined by `cls` itself or a class as near to it as that which defines `other`."""
+    first = next(base for base in cls.__mro__ if name in vars(base) or other in vars(base))
+    return name in vars(first)

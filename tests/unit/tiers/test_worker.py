@@ -124,13 +124,27 @@ def test_a_key_that_is_removed_and_stored_again_is_there() -> None:
 
 
 class Broken(Host):
-    reserve = Store.reserve  # type: ignore[assignment]
-
     def write(self, key: Any, data: memoryview) -> None:
         raise StoreFailed("the disk is full")
 
     def read(self, key: Any, into: memoryview) -> Any:
         return 1
+
+
+class OwnPlaces(Broken):
+    """Overrides the places as well, so that they count again."""
+
+    def reserve(self, key: Any) -> memoryview:
+        return super().reserve(key)
+
+
+def test_a_class_that_overrides_write_has_its_write_called_and_not_the_inherited_place() -> None:
+    for kind, failed in ((Broken, "tier 1: the disk is full"), (OwnPlaces, "")):
+        moves, _ = stepped(Stepped, [kind(), Host()])
+        copy = store("a", 1)
+        moves.submit([copy])
+        moves.step()
+        assert copy.failed == failed
 
 
 def test_failures_are_named_by_tier_and_end_the_copy_alone() -> None:
