@@ -210,10 +210,10 @@ class LLM:
             log=log,
             kv_events=self._kv_events,
             stop_watch=watch if tokenizer.has_text else None,
-            tiers=self._tier_maker(allocator) if self._tiers else None,
+            tiers=self._tier_maker(allocator, options.tier_copy_steps) if self._tiers else None,
         )
 
-    def _tier_maker(self, allocator: Allocator) -> MakeTiers:
+    def _tier_maker(self, allocator: Allocator, copy_steps: int | None) -> MakeTiers:
         """What makes the tiers, now and after each reset.
 
         Raises:
@@ -227,7 +227,7 @@ class LLM:
         format = block_format(self.pool, fingerprint(self.model.decoder), name)
         shared = {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
         bytes_of = pool_bytes(self.pool)
-        return lambda: served_tiers(self._tiers, self._tiering, shared, bytes_of, format, self.executor.now)
+        return lambda: served_tiers(self._tiers, self._tiering, shared, bytes_of, format, self.executor.now, copy_steps)
 
     def _load(
         self,

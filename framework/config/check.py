@@ -109,6 +109,11 @@ def check_tiering(config: Config) -> None:
         raise ConfigError(
             f"tiering={rule} has no tier to move blocks to; set tiers=[{{store: host, num_blocks: 20000}}]"
         )
+    if config.engine.tier_copy_steps is not None and not config.tiers:
+        raise ConfigError(
+            f"engine.tier_copy_steps={config.engine.tier_copy_steps} has no tier whose copies it could time; leave it "
+            "null, or set tiers=[{store: host, num_blocks: 20000}]"
+        )
     links = config.mode == "kernel" and config.kernel.measure == "links"
     if links and not config.tiers:
         raise ConfigError(

@@ -73,6 +73,12 @@ class EngineOptions(Section):
         "admit_first: waiting requests get room for their prompts before running ones grow | running_first: running "
         "ones grow first, a prompt gets blocks chunk by chunk, as in vLLM",
     )
+    tier_copy_steps: int | None = setting(
+        None,
+        "with tiers: a copy is over so many steps after it was asked for, and waited for if it is late, so that equal "
+        "runs write equal logs; null: when the machine ends it",
+        at_least=1,
+    )
     preempt_every: int = setting(0, "fault injection: preempt the newest row every so many steps; 0: never", at_least=0)
     compile: bool = setting(False, "the decoder through torch.compile")
     cuda_graphs: Literal["auto", True, False] = setting(

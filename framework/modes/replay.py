@@ -291,6 +291,7 @@ def _tier_maker(
         wait_until=executor.wait_until,
         timed=recording is None,
         recompute_s=None if recording is not None else recompute_s,
+        copy_steps=config.engine.tier_copy_steps,
     )
 
 

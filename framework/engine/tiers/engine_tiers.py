@@ -41,7 +41,7 @@ class EngineTiers:
         self._state, self._life, self._size = state, life, state.guarded.block_size
         self.placement = Placement(state, setup, stream)
         self._planner = Planner(self.placement)
-        self.transfers, self._lower = setup.transfers, self.placement.lower
+        self.transfers, self._lower = self.placement.transfers, self.placement.lower
         self.arriving: dict[BlockHash, Load] = {}
         self.loading: dict[RequestId, Load] = {}
         self.ready: list[tuple[Row, int]] = []  # (sequence, tokens cached)

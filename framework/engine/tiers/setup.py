@@ -100,6 +100,7 @@ def served_tiers(
     pool: PoolBytes,
     format: BlockFormat,
     now: Callable[[], float],
+    copy_steps: int | None = None,
 ) -> TierSetup:
     """Tiers of stores that hold blocks of `format`, filled and read by a thread of their own.
 
@@ -124,6 +125,7 @@ def served_tiers(
         media=[store.medium for store in stores],
         found=found,
         block_bytes=format.block_bytes,
+        copy_steps=copy_steps,
     )
 
 
@@ -137,6 +139,7 @@ def replayed_tiers(
     wait_until: Callable[[float], None],
     timed: bool,
     recompute_s: Callable[[int, int], float] | None,
+    copy_steps: int | None = None,
 ) -> TierSetup:
     """Tiers without bytes, behind modelled links; `timed` False: copies take no time."""
     stores = [build_component("store", entry["store"], {}) for entry in tiers]  # nothing is stored in them
@@ -149,6 +152,7 @@ def replayed_tiers(
         media=[GuardedStore(store).medium for store in stores],
         recompute_s=recompute_s,
         block_bytes=block_bytes,
+        copy_steps=copy_steps,
     )
 
 

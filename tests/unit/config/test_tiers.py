@@ -114,6 +114,8 @@ def test_the_command_line_takes_a_list() -> None:
         ({"tiers": [HOST] * 5}, ConfigError, "tiers has 5 entries; at most 4"),
         ({"tiers": [{**HOST, "read_bytes_per_s": 0}]}, ConfigError, "read_bytes_per_s must be above 0"),
         ({"tiers": [HOST], "mode": "kernel", "executor": None}, ConfigError, "mode=kernel, which has no cache"),
+        ({"engine": {"tier_copy_steps": 2}}, ConfigError, "tier_copy_steps=2 has no tier whose copies"),
+        ({"engine": {"tier_copy_steps": 0}, "tiers": [HOST]}, ConfigError, "tier_copy_steps must be at least 1"),
         (
             {"mode": "kernel", "executor": None, "kernel": {"measure": "links"}},
             ConfigError,
