@@ -19,6 +19,8 @@ Bytes = npt.NDArray[np.uint8]
 _GATHERED_BYTES, _MOST_GATHERED = 64 * 2**20, 64
 """Device memory for blocks on their way out: how many may wait for the bus without holding the engine's stream up."""
 
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
+
 
 def _parts(pool: KVPool) -> list[Tensor]:
     """(N + 1, bytes) uint8 views of all that a block has: K and V of each layer, and an int8 pool's scales."""
@@ -162,7 +164,7 @@ def _pin(memory: Bytes) -> None:
         MemoryError: the system does not pin so much.
     """
     runtime, start = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
-    error = int(runtime.cudaHostRegister(start, memory.nbytes, 0))
+    error = int(runtime.cudaHostRegister(start, memory.nbytes, _PORTABLE))
     if error:
         raise MemoryError(f"{memory.nbytes} bytes of host memory cannot be pinned: CUDA error {error}")
     weakref.finalize(memory, runtime.cudaHostUnregister, start).atexit = False

@@ -18,6 +18,7 @@ from framework.engine.pool import KVPool
 from framework.engine.tiers.setup import open_store
 from framework.errors import ConfigError, StoreFailed
 from framework.interfaces.store import BlockFormat
+from framework.kernel.bench import last_level_cache_bytes
 from framework.kernel.copies import DeviceCopies, Direction, Memory
 from framework.kernel.link_fit import TOLERANCE, Fit, Point, fit
 from framework.tiers.link_files import VERSION, MeasuredLink
@@ -76,17 +77,21 @@ class Samples:
 class StoreTimer:
     """Loads and stores of a tier's store through `WorkerTransfers`, and a pool's blocks."""
 
-    def __init__(self, transfers: WorkerTransfers, before_read: Callable[[], None] = lambda: None) -> None:
-        self._transfers, self._before_read, self._turn = transfers, before_read, 0
+    def __init__(self, transfers: WorkerTransfers, before: Callable[[], None] = lambda: None) -> None:
+        self._transfers, self._before, self._turn = transfers, before, 0
 
     def __call__(self, directions: Sequence[Direction], count: int) -> float:
-        """Blocks from 1 on are read, those behind them written; keys of a turn are removed at its end."""
+        """Blocks from 1 on are read, those behind them written; keys of a turn are removed at its end.
+
+        What the turn before removed is gone, and `before` was called, when the clock starts.
+        """
         self._turn += 1
+        self._carry_out([[Copy(BlockHash(b"in order"), 0, 1, 1)]])
         loads = [Copy(self._key("read", n), 1, 0, 1 + n) for n in range(count)] if "read" in directions else []
         stores = [Copy(self._key("write", n), 0, 1, 1 + count + n) for n in range(count)]
         if loads:
             self._carry_out([[Copy(copy.key, 0, 1, copy.block)] for copy in loads])
-            self._before_read()
+        self._before()
         asked = [loads] if loads else []
         written = [[copy] for copy in stores] if "write" in directions else []
         start = time.perf_counter()
@@ -129,13 +134,13 @@ def measure_store(
         bytes_of = pool_bytes(pool)
         samples = samples or Samples(name, bytes_of.block_bytes)
         format = BlockFormat("measurement of links", pool.dtype, pool.layout, tokens, "counted", bytes_of.block_bytes)
-        with _empty_place(entry) as (placed, before_read):
-            store = open_store({**placed, "num_blocks": POOL_BLOCKS}, format, bytes_of)
+        with _empty_place(entry) as (placed, forget):
+            store = open_store({**placed, "num_blocks": POOL_BLOCKS + 1}, format, bytes_of)
             if not store.holds_kv:
                 raise ConfigError(f"store {store.name} holds no K and V: it has no link to measure; leave it out")
             transfers = WorkerTransfers(bytes_of, [store], lambda: 0.0)
             try:
-                samples.measure(StoreTimer(transfers, before_read), bytes_of.block_bytes, COUNTS, budget_s)
+                samples.measure(StoreTimer(transfers, forget), bytes_of.block_bytes, COUNTS, budget_s)
             finally:
                 transfers.close(drain=True)
     assert samples is not None
@@ -144,10 +149,18 @@ def measure_store(
 
 @contextmanager
 def _empty_place(entry: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Callable[[], None]]]:
-    """The tier in a folder of its own below its `path`, if its store has one, whose files are read from their disk."""
+    """The tier, in a folder of its own below its `path` if its store has one, and what makes its blocks be far away.
+
+    Files are read from their disk and not from the page cache, memory is not in the processor's caches.
+    """
+    others = np.zeros(2 * last_level_cache_bytes("cpu"), dtype=np.uint8)
+
+    def flush() -> None:
+        others.fill(1)
+
     path = entry["store"].get("path")
     if path is None:
-        yield entry, lambda: None
+        yield entry, flush
         return
     parent = Path(str(path)).expanduser()
     try:
@@ -155,8 +168,13 @@ def _empty_place(entry: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], 
         folder = tempfile.TemporaryDirectory(prefix="measured-", dir=parent)
     except OSError as error:
         raise ConfigError(f"{parent} cannot be used: {error.strerror}; choose another path") from error
+
+    def forget() -> None:
+        drop_page_cache(Path(name))
+        flush()
+
     with folder as name:
-        yield {**entry, "store": {**entry["store"], "path": name}}, lambda: drop_page_cache(Path(name))
+        yield {**entry, "store": {**entry["store"], "path": name}}, forget
 
 
 def drop_page_cache(folder: Path) -> None:
