@@ -52,12 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assumed = {"links_bytes_per_s": LINKS, "timed_links_bytes_per_s": TIMED_LINKS, "operation_s": OPERATION_S}
     counted = {"replay_core": CORE or "python"}
     write_provenance(options, [trace_path(TRACES[trace]) for trace in traces], assumed=assumed, **counted)
-    tables = {
-        "rules": rule_table(rows),
-        "values": value_table(rows, loads),
-        "sizes": size_table(sizes),
-        "timed": timed_table(timed),
-    }
+    tables = {"rules": rule_table(rows), "values": value_table(rows, loads), "sizes": size_table(sizes)}
     publish(options, {**tables, "timed": timed_table(timed), "load-or-recompute": load_table(loads)})
     for (trace, pool), ending in DRAWN.items():
         own = [row for row in rows if (row["trace"], row["pool_blocks"]) == (trace, pool)]

@@ -36,9 +36,7 @@ def draw_hit_rates(rows: Rows) -> Figure:
         lines.append(curve.Line(label=rule, x=[row["host_blocks"] for row in points], y=hits))
     best = [row for row in rows if row["rule"] == rows[0]["rule"]]
     bound = [100 * (row["best_pool_hit_blocks"] + row["best_host_hit_blocks"]) / references for row in best]
-    lines.append(
-        curve.Line(label="optimum over both tiers", x=[row["host_blocks"] for row in best], y=bound, reference=True)
-    )
+    lines.append(curve.Line(label="optimum", x=[row["host_blocks"] for row in best], y=bound, reference=True))
     return curve.draw(lines, x_label="host tier, blocks of 512 tokens", y_label="hit rate, % of blocks")
 
 
@@ -157,9 +155,14 @@ def draw_rules(rows: Rows) -> Figure:
         hosts, style = [row["host_blocks"] for row in own], series_style(index)
         axes.plot(hosts, [100 * row["hit_rate_tokens"] for row in own], label=rule, **style)
         more.plot(hosts, [_price(row) for row in own], label=rule, **style)
+    hosts = sorted({row["host_blocks"] for row in rows})
+    for panel in (axes, more):
+        panel.set(xlabel="host tier, blocks of 512 tokens", xscale="log")
+        panel.set_xticks(hosts, [f"{host // 1000}k" for host in hosts])
+        panel.minorticks_off()
     axes.set_title("both tiers, in tokens", fontsize="medium")
-    axes.set(xlabel="host tier, blocks of 512 tokens", ylabel="hit rate, %")
+    axes.set_ylabel("hit rate, %")
     more.set_title("blocks stored for each host hit", fontsize="medium")
-    more.set(xlabel="host tier, blocks of 512 tokens", ylabel="blocks", ylim=(0, None))
+    more.set(ylabel="blocks", yscale="log")
     axes.legend(fontsize="small", loc="lower right")
     return figure
