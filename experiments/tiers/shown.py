@@ -145,6 +145,8 @@ def _from(tokens: int | None) -> str:
 
 
 def draw_rules(rows: Rows) -> Figure:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     from framework.figures.style import new_axes, new_figure, series_style
 
     figure = new_figure(9.0, 3.9)
@@ -164,5 +166,8 @@ def draw_rules(rows: Rows) -> Figure:
     axes.set_ylabel("hit rate, %")
     more.set_title("blocks stored for each host hit", fontsize="medium")
     more.set(ylabel="blocks", yscale="log")
+    more.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    more.yaxis.set_major_formatter("{x:g}")
+    more.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize="small", loc="lower right")
     return figure
