@@ -190,3 +190,58 @@ def test_predictions_are_unknown_until_a_block_was_read() -> None:
     found = moves.load_times([1, 1])
     assert found is not None
     assert 0 < found[0] < found[1]
+
+
+class Counted(Host):
+    """Counts copies through its own methods; has its places all the same."""
+
+    calls: list[str]
+
+    def open(self, format: BlockFormat, num_blocks: int) -> None:
+        super().open(format, num_blocks)
+        self.calls = []
+
+    def write(self, key: Any, data: memoryview) -> None:
+        self.calls.append("write")
+        super().write(key, data)
+
+    def read(self, key: Any, into: memoryview) -> bool:
+        self.calls.append("read")
+        return super().read(key, into)
+
+    def reserve(self, key: Any) -> memoryview:
+        return super().reserve(key)
+
+    def view(self, key: Any) -> memoryview | None:
+        return super().view(key)
+
+
+def test_copies_go_straight_to_and_from_a_store_s_memory_unless_the_pool_gave_the_block_up() -> None:
+    memory = Counted()
+    moves, pool = stepped(Stepped, [memory])
+    moves.submit([store("a", 1)])
+    moves.step()
+    moves.submit([load("a", 7)])
+    moves.step()
+    assert pool.blocks[7].tolist() == pool.blocks[1].tolist()
+    assert memory.calls == [], "no buffer between"
+    evicted = store("b", 2)
+    moves.submit([evicted])
+    moves.release(evicted)
+    moves.step()
+    assert memory.calls == ["write"], "read before its place was known"
+
+
+def test_a_place_whose_copy_failed_is_removed() -> None:
+    moves, pool = stepped()
+
+    def lost() -> Any:
+        raise RuntimeError("the device was lost")
+
+    pool.read = lambda block, into=None: lost  # type: ignore[method-assign]
+    copies = [store("a", 1), load("a", 7)]
+    for copy in copies:
+        moves.submit([copy])
+        moves.step()
+    assert copies[0].failed == "tier 1: internal error: RuntimeError: the device was lost"
+    assert copies[1].failed == "tier 1: a block was not there, or damaged"
