@@ -42,13 +42,20 @@ class FakeBytes:
 
     block_bytes = 8 * SIZE
 
-    def __init__(self, executor: FakeExecutor) -> None:
-        self.executor = executor
+    def __init__(self, executor: FakeExecutor, draw: random.Random, share: float) -> None:
+        self.executor, self.draw, self.share = executor, draw, share
 
     def read(self, block: int, into: Any = None) -> Callable[[], Any]:
         data = np.empty(self.block_bytes, dtype=np.uint8) if into is None else into
         data[:] = self.executor.pool[block].view(np.uint8)
-        return lambda: data
+
+        def wait() -> Any:
+            if self.draw.random() < self.share / 2:
+                data[:] = 0xA5
+                raise RuntimeError("injected into a copy")
+            return data
+
+        return wait
 
     def allocate(self, num_bytes: int) -> memoryview:
         return np.empty(num_bytes, dtype=np.uint8).data
@@ -58,11 +65,18 @@ class FakeBytes:
 
 
 class Unreliable(Store):
-    """Fails as a coin says: to write, to read, by an answer of False, or by an error that no contract has."""
+    """Fails as a coin says: to write, to read, by an answer of False, or by an error that no contract has.
+
+    Every second one has places for copies without a buffer between.
+    """
 
     def __init__(self, draw: random.Random, share: float) -> None:
-        self.inner, self.draw, self.share = Host(), draw, share
-        self.held: dict[Any, bytes] = {}
+        self.inner, self.draw, self.share, self.places = Host(), draw, share, draw.random() < 0.5
+
+    @property
+    def held(self) -> dict[Any, bytes]:
+        """What lies in it now."""
+        return {key: bytes(self.inner._memory[row]) for key, row in self.inner._rows.items()}
 
     def open(self, format: BlockFormat, num_blocks: int) -> None:
         self.inner.open(format, num_blocks)
@@ -70,7 +84,6 @@ class Unreliable(Store):
     def write(self, key: Any, data: memoryview) -> None:
         self._perhaps_fail()
         self.inner.write(key, data)
-        self.held[key] = bytes(data)
 
     def read(self, key: Any, into: memoryview) -> bool:
         self._perhaps_fail()
@@ -78,8 +91,16 @@ class Unreliable(Store):
 
     def remove(self, key: Any) -> None:
         self.inner.remove(key)
-        self.held.pop(key, None)
         self._perhaps_fail()
+
+    def reserve(self, key: Any) -> memoryview | None:
+        if not self.places:
+            return None
+        self._perhaps_fail()
+        return self.inner.reserve(key)
+
+    def view(self, key: Any) -> memoryview | None:
+        return self.inner.view(key) if self.places and self.draw.random() > self.share else None
 
     def _perhaps_fail(self) -> None:
         chance = self.draw.random()
@@ -153,7 +174,7 @@ def tiered(
     return TierSetup(
         tiers=[(count, draw.choice([Lru, S3Fifo])()) for count in counts],
         rule=rule,
-        transfers=(WorkerTransfers if threads else Late)(FakeBytes(executor), stores, executor.now),
+        transfers=(WorkerTransfers if threads else Late)(FakeBytes(executor, draw, share), stores, executor.now),
         holds_kv=[store.holds_kv for store in stores],
         block_bytes=FakeBytes.block_bytes,
     )
