@@ -13,14 +13,19 @@ from pretended_cuda import Stream, pretended_cuda
 
 from framework.api import run
 from framework.config.check import parse
+from framework.engine.block_bytes import CudaPoolBytes
+from framework.engine.pool import KVPool
 from framework.engine.tiers.setup import link_of
 from framework.errors import ConfigError, Unsupported
 from framework.files.jsonl import read_jsonl
+from framework.kernel import links
 from framework.kernel.copies import DeviceCopies
-from framework.kernel.links import COUNTS, Samples, judge, measure_copies
+from framework.kernel.links import COUNTS, Samples, judge, link_file, measure_copies
+from framework.modes import links as mode
 from framework.report.links import print_links
 from framework.tiers.links import Link, LinkTransfers
 from framework.tiers.transfers import Copy
+from framework.tiers.worker import WorkerTransfers
 from framework.types import BlockHash
 
 SIZE = 1 << 20
@@ -90,7 +95,10 @@ def measured(folder: Path, **changes: Any) -> dict[str, Any]:
     return run(config)
 
 
-def test_a_cpu_measures_memory_and_disk_and_a_replay_takes_the_file(tmp_path: Path) -> None:
+def test_a_cpu_measures_memory_and_disk_and_a_replay_takes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "last_level_cache_bytes", lambda device: 1024)
     result = measured(tmp_path)
     assert result["status"] == "ok"
     assert list(result["links"]) == ["host", "disk"]
@@ -132,6 +140,61 @@ def test_copies_of_a_device_run_on_streams_of_their_own_in_both_directions_at_on
         assert [line.split(" copies ")[1] for line in begun] == ["in", "out"]
         assert cuda.log.index(begun[1]) < len(cuda.log) - 2, "both are begun before the host waits for either"
         assert [line.removeprefix("host waits for ") for line in ended] == [line.split(" copies")[0] for line in begun]
+
+
+class InThread(WorkerTransfers):
+    """Carries out in the thread that waits: the pretended streams know no other."""
+
+    def _start(self) -> None:
+        pass
+
+    def wait(self, until: float | None) -> None:
+        self._carry_out()
+
+    def close(self, *, drain: bool) -> None:
+        while drain and (self._loads or self._jobs):
+            self._carry_out()
+
+
+def test_on_a_cuda_device_the_pinned_store_is_measured_and_plain_copies_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device is pretended: what is looked at is which copies are asked for, on which streams and memory."""
+    with pretended_cuda(()) as cuda:
+
+        def on_device(pool: KVPool) -> CudaPoolBytes:
+            for layer in pool.layers:
+                cuda.put_on_device(layer.k)
+                cuda.put_on_device(layer.v)
+            return CudaPoolBytes(pool)
+
+        monkeypatch.setattr(mode, "KVPool", lambda blocks, size, *facts: KVPool(blocks, size, *facts[:-2], "cpu"))
+        monkeypatch.setattr(mode, "pool_bytes", on_device)
+        monkeypatch.setattr(links, "pool_bytes", on_device)
+        monkeypatch.setattr(links, "WorkerTransfers", InThread)
+        monkeypatch.setattr(links, "DeviceCopies", lambda device, *facts: DeviceCopies("cpu", *facts))
+        config = parse(
+            {
+                "mode": "kernel", "kernel": {"measure": "links", "budget_s": 0.01}, "replay": {"shape": "qwen3-100m"},
+                "cache": {"block_size": 4}, "tiers": [{"store": "host", "num_blocks": 9}], "run": {"dir": "x"},
+            }
+        )  # fmt: skip
+        asked: list[int] = []
+        pin = cuda.cudaHostRegister
+        monkeypatch.setattr(
+            cuda, "cudaHostRegister", lambda start, size, flags: (asked.append(size), pin(start, size, flags))[1]
+        )
+        reports = list(mode._reports(config, "cuda", ["host"]))
+    assert [report.name for report in reports] == ["host", "pinned", "pageable"]
+    block = 49152
+    store, buffer = asked[:2]
+    assert (store, buffer) == ((links.POOL_BLOCKS + 1) * block, block), "pinned once, and a buffer"
+    written = link_file(reports, {"device": "cuda"})
+    assert set(written["links"]) == {"host", "pinned", "pageable"}
+    out = [line for line in cuda.log if line.endswith(" copies out")]
+    into = [line for line in cuda.log if line.endswith(" copies in")]
+    assert len(set(out)) > 1
+    assert not {line.split(" copies")[0] for line in out} & {line.split(" copies")[0] for line in into}
 
 
 def test_pageable_memory_said_to_be_pinned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
