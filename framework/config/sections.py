@@ -151,7 +151,7 @@ class TierOptions(Section):
     )
     duplex: bool = setting(True, "replay: loads and stores go on beside each other; false: one operation at a time")
     link: str | None = setting(
-        None, "replay: links.json of kernel.measure=links, or FILE#NAME; gives what is not set of the above"
+        None, "replay: links.json of kernel.measure=links, or FILE:NAME; gives what is not set of the above"
     )
 
 

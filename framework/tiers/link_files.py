@@ -41,22 +41,28 @@ def read_link(named: str, store: str) -> dict[str, Any]:
     """The settings of a tier that a file of measured links gives.
 
     Args:
-        named: FILE, or FILE#NAME for one of its links; a run directory stands for its links.json.
+        named: FILE, or FILE:NAME for one of its links; a run directory stands for its links.json.
         store: name of the tier's store, which FILE alone looks for; a file of one link gives that.
 
     Raises:
         ConfigError: no such file or link, or a file of something else.
     """
-    text, _, name = named.partition("#")
+    text, name = (named, "") if Path(named).expanduser().exists() else _split(named)
     path = Path(text).expanduser()
     path = path / FILE if path.is_dir() else path
     links = _links(path)
     wanted = name or (store if store in links or len(links) > 1 else next(iter(links)))
     if wanted not in links:
         raise ConfigError(
-            f"{path} has no link {wanted!r}; it has {', '.join(map(repr, links))}: name one as link='{text}#NAME'"
+            f"{path} has no link {wanted!r}; it has {', '.join(map(repr, links))}: name one as link='{text}:NAME'"
         )
     return _settings(path, wanted, links[wanted])
+
+
+def _split(named: str) -> tuple[str, str]:
+    """FILE and NAME of FILE:NAME; no name where there is no colon."""
+    text, colon, name = named.rpartition(":")
+    return (text, name) if colon else (named, "")
 
 
 def _links(path: Path) -> Mapping[str, Any]:

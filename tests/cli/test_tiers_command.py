@@ -112,3 +112,41 @@ def test_a_slow_link_makes_first_tokens_late_and_a_rule_may_recompute_instead(
     assert ttft("on_eviction", "1e8") > 2 * alone
     assert ttft("load_or_recompute", "1e8") == pytest.approx(alone, rel=0.05)
     assert ttft("load_or_recompute", "1e12") < alone
+
+
+def test_links_are_measured_and_the_file_slows_or_speeds_a_replay(
+    result: Callable[..., dict[str, Any]], elsewhere: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, out, err = command(
+        "mode=kernel", "kernel.measure=links", "kernel.budget_s=0.01", "device=cpu", "replay.shape=qwen3-100m",
+        "cache.block_size=4", "tiers=[{store: host, num_blocks: 64}]", "run.dir=links",
+    )  # fmt: skip
+    assert status == 0, out + err
+    for part in ("out of it", "into it", "worst", "results in"):
+        assert part in out, f"{part!r} not in {out!r}"
+    assert "15 %" in out, "nothing is said of model against measurement"
+    assert "host read 1 x 49,152 bytes: ok" in err
+    link = json.loads((elsewhere / "links" / "links.json").read_text())["links"]["host"]
+    tiers = "tiers=[{store: host, num_blocks: 20000, link: links%s}]"
+    waits = []
+    for bandwidth in (link["read_bytes_per_s"], 1e9):
+        named = tiers % (f", read_bytes_per_s: {bandwidth}, read_operation_s: 0.0, duplex: true")
+        waits.append(result(*MODES["roofline"], "+tiering=on_eviction", named)["load_wait_s"])
+        block = 512 * 2 * 32 * 8 * 128 * 2
+        assert waits[-1] == pytest.approx(6 * block / bandwidth)
+    written = (elsewhere / "run" / "config.yaml").read_text()
+    assert f"write_operation_s: {link['write_operation_s']}" in written, "the numbers of the file are the run's"
+    status, out, err = command(*MODES["roofline"], "+tiering=on_eviction", tiers % ":disk", "run.dir=run")
+    assert status == 2
+    assert "has no link 'disk'; it has 'host'" in err
+
+
+def test_serve_runs_with_copies_at_fixed_steps_write_one_log(
+    result: Callable[..., dict[str, Any]], elsewhere: Path
+) -> None:
+    logs = []
+    for _ in range(2):
+        result(*MODES["serve"], *TIERS, "engine.tier_copy_steps=2", "run.events=true", "run.check_requests=0")
+        logs.append((elsewhere / "run" / "events.jsonl").read_bytes())
+    assert logs[0] == logs[1]
+    assert b'"event":"loaded"' in logs[0]

@@ -51,7 +51,7 @@ def test_a_tier_takes_its_link_from_a_file_of_measured_ones_and_parses_again_wit
             "tiering": "on_eviction",
             "tiers": [
                 {**disk, "link": str(tmp_path)},
-                {**HOST, "link": f"{path}#pinned", "duplex": True, "operation_s": 1.0},
+                {**HOST, "link": f"{path}:pinned", "duplex": True, "operation_s": 1.0},
             ],
         }
     )
@@ -71,7 +71,7 @@ def test_a_tier_takes_its_link_from_a_file_of_measured_ones_and_parses_again_wit
         ('{"links": {}}', "", "no file of measured links of version 1"),
         ('{"version": 2, "links": {"host": {}}}', "", "no file of measured links of version 1"),
         ('{"version": 1, "links": {"a": {}, "b": {}}}', "", "has no link 'host'; it has 'a', 'b'"),
-        ('{"version": 1, "links": {"host": {}}}', "#disk", "has no link 'disk'; it has 'host'"),
+        ('{"version": 1, "links": {"host": {}}}', ":disk", "has no link 'disk'; it has 'host'"),
         ('{"version": 1, "links": {"host": {}}}', "", "'host' must have read_bytes_per_s"),
         (json.dumps({"version": 1, "links": {"host": {**SLOW, "read_operation_s": None}}}), "", "must be a number"),
         (json.dumps({"version": 1, "links": {"host": {**SLOW, "read_operation_s": -1}}}), "", "at least 0, found -1"),

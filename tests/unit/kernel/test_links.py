@@ -111,7 +111,7 @@ def test_a_cpu_measures_memory_and_disk_and_a_replay_takes_the_file(
     assert written["block_size"] == 4
     assert written["shape"] == "qwen3-100m"
     for name in ("host", "disk"):
-        tier = {"store": "null", "num_blocks": 4, "link": f"{tmp_path / 'run'}#{name}"}
+        tier = {"store": "null", "num_blocks": 4, "link": f"{tmp_path / 'run'}:{name}"}
         config = parse({"mode": "replay", "executor": "roofline", "tiering": "on_eviction", "tiers": [tier],
                         "run": {"dir": "x"}})  # fmt: skip
         fit = written["links"][name]["fits"]["read"]
