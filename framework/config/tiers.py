@@ -38,8 +38,9 @@ _EXAMPLE = "{store: host, num_blocks: 20000, eviction: lru}"
 def _tier(number: int, entry: Any, component: Callable[[str, Any], Choice]) -> dict[str, Any]:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"tiers[{number - 1}] must be a mapping, found {shown(entry)}; as in {_EXAMPLE}")
-    if "store" not in entry:
-        raise ConfigError(f"tiers[{number - 1}] has no store; as in {_EXAMPLE}")
+    missing = next((key for key in ("store", "num_blocks") if key not in entry), None)
+    if missing is not None:
+        raise ConfigError(f"tiers[{number - 1}] has no {missing}; as in {_EXAMPLE}")
     store = "null" if entry["store"] is None else entry["store"]  # YAML's null is a name here
     eviction = entry.get("eviction") or "lru"
     settings = {key: value for key, value in entry.items() if key not in ("store", "eviction")}
@@ -50,5 +51,5 @@ def _tier(number: int, entry: Any, component: Callable[[str, Any], Choice]) -> d
             settings = {**read_link(options.link, str(parts["store"]["name"])), **settings}
             options = TierOptions.parse(settings)
     except ConfigError as error:
-        raise ConfigError(f"tiers[{number - 1}]: {error}") from error
+        raise ConfigError(f"tiers[{number - 1}]: {str(error).removeprefix('tiers.')}") from error
     return {**parts, **options.plain()}
