@@ -83,7 +83,7 @@ def test_a_reset_opens_the_stores_anew() -> None:
             ConfigError,
             "only executor=cache_only",
         ),
-        ({"tiers": [{"store": "host"}]}, ConfigError, "num_blocks has no value"),
+        ({"tiers": [{"store": "host"}]}, ConfigError, "has no num_blocks"),
         ({"tiers": [{"store": {"name": "disk", "path": "/proc/nowhere"}, "num_blocks": 4}]}, StoreFailed, "/proc"),
     ],
 )
