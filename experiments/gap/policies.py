@@ -69,7 +69,7 @@ class Variant(Hazard):
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
         if self._without == "falling shapes":
-            self._returns = FreeShapes(4, self._window)
+            self._returns = FreeShapes(4, self.window)
         if self._without == "memory of the evicted":
             self._most_ghosts = 0
 

@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from framework.types import RequestFacts
+
 
 class ReferencePaths(Protocol):
     """A trace as paths through a prefix tree: R requests, E block references, N nodes (distinct prefixes).
@@ -19,6 +21,7 @@ class ReferencePaths(Protocol):
         next_requests: (E,) int32, the next request that references the same node; R when there is none.
         tenants: (R,) int32.
         node_tokens: (N,) int64, tokens up to and including each node; a partial block counts what filled it first.
+        node_partial: (N,) bool, whether a node holds fewer tokens than a block has.
     """
 
     @property
@@ -33,6 +36,12 @@ class ReferencePaths(Protocol):
     def next_requests(self) -> npt.NDArray[np.int32]: ...
     @property
     def node_tokens(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def node_partial(self) -> npt.NDArray[np.bool_]: ...
+
+    def request_facts(self, request: int, hit_blocks: int) -> RequestFacts:
+        """What a policy may read of a request that found so many of its blocks in the cache."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,26 @@ def replay(
     leaf_first: bool,
     bypass: bool,
 ) -> tuple[npt.NDArray[np.int32], int, int]: ...
+def replay_hazard(
+    learner: Any,
+    *,
+    tolerance: float,
+    window: int,
+    warm_up: int,
+    nodes: npt.NDArray[np.int32],
+    starts: npt.NDArray[np.int64],
+    parents: npt.NDArray[np.int32],
+    prompt_tokens: npt.NDArray[np.int64],
+    turns: npt.NDArray[np.int64],
+    arrivals: npt.NDArray[np.float64],
+    returns: npt.NDArray[np.float64],
+    categories: npt.NDArray[np.int32],
+    foretold: npt.NDArray[np.int32],
+    partial: npt.NDArray[np.uint8],
+    num_blocks: int,
+    leaf_first: bool,
+    list_evicted: bool,
+) -> tuple[npt.NDArray[np.int32], int, int, npt.NDArray[np.int32]]: ...
 def replay_tiers(
     policies: Sequence[str],
     parameters: Sequence[Sequence[float]],

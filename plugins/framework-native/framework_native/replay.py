@@ -11,6 +11,7 @@ import numpy as np
 from framework.errors import InvalidArgument
 from framework.interfaces.allocator import ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
+from framework_native import hazard
 from framework_native._core import replay
 
 _Parameters = Callable[[Any], tuple[float, ...]]
@@ -60,14 +61,19 @@ def replay_references(
 ) -> ReplayCounts | None:
     """See Allocator.replay_references. None for policies that have no twin in C++, and for capacities beyond 64 bits.
 
-    10 to 100 ns a reference by policy; about 120 bytes a block of capacity for lru, 4 a node of the trace. Lets go of
-    the GIL.
+    10 to 100 ns a reference by policy, for hazard and hinted see `framework_native.hazard`; about 120 bytes a block of
+    capacity for lru, 4 a node of the trace. Lets go of the GIL.
     """
     if num_blocks < 1:
         raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
     twin = named(policy)
     if twin is None or num_blocks > MOST_BLOCKS:
-        return None
+        counted = None if bypass else hazard.count(paths, policy, num_blocks, leaf_first=leaf_first)
+        return (
+            None
+            if counted is None
+            else ReplayCounts(request_hits=counted[0], admitted=counted[1], evictions=counted[2])
+        )
     name, parameters = twin
     hits, admitted, evictions = replay(
         name,

@@ -153,6 +153,7 @@ void bind_core(nb::module_ &module) {
 void bind_attention(nb::module_ &module);
 void bind_replay(nb::module_ &module);
 void bind_tiered_replay(nb::module_ &module);
+void bind_hazard(nb::module_ &module);
 
 } // namespace native
 
@@ -162,4 +163,5 @@ NB_MODULE(_core, module) {
     native::bind_attention(module);
     native::bind_replay(module);
     native::bind_tiered_replay(module);
+    native::bind_hazard(module);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,10 @@ class Returns:
         self._features: list[tuple[int, ...]] = []
         self._foretold: list[int] = []
         self._sort_of = np.arange(num_sorts)
-        self._kind, self._start, self._end = array("i"), array("d"), array("d")
-        self._stopped = bytearray()
+        self._kind: Any = array("i")
+        self._start: Any = array("d")
+        self._end: Any = array("d")
+        self._stopped: Any = bytearray()
         self._num = self._learnt = 0
         self.num_returned = 0
         """Returns seen so far."""
@@ -102,6 +105,20 @@ class Returns:
         if record >= max(0, self._num - self._window):
             at = record % self._window
             self._end[at], self._stopped[at] = now, 1
+
+    def load(self, kinds: bytes, starts: bytes, ends: bytes, stopped: bytes, num: int) -> None:
+        """Take over records that a core kept, (H,) int32, float64, float64, uint8, of `num` made."""
+        self._kind, self._start, self._end, self._stopped, self._num = kinds, starts, ends, stopped, num
+
+    @property
+    def edges(self) -> Floats:
+        """(A,) ages at which bins begin."""
+        return self._edges
+
+    @property
+    def first_scores(self) -> list[float]:
+        """(C,) scores of groups that begin to wait, of kinds known when last learnt."""
+        return self._fresh
 
     @property
     def due(self) -> bool:

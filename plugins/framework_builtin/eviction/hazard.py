@@ -65,11 +65,15 @@ class Hazard(GroupedPolicy):
             raise InvalidArgument(f"window must be at least 64, found {window}")
         if warm_up < 0:
             raise InvalidArgument(f"warm_up must be at least 0, found {warm_up}")
-        self._tolerance, self._window, self._warm_up = tolerance, window, warm_up
+        self.tolerance, self.window, self.warm_up = tolerance, window, warm_up
+
+    def estimate(self) -> Returns:
+        """A fresh estimate of returns, as this policy makes one."""
+        return Returns(4, self.window)
 
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
-        self._returns = Returns(4, self._window)
+        self._returns = self.estimate()
         self._categories: dict[str, int] = {}
         self._shadow = Shadow()
         self._lru_hits = self._own_hits = self._references = self._releases = 0
@@ -116,9 +120,9 @@ class Hazard(GroupedPolicy):
         super().release(blocks, now)
         self._references += len(blocks)
         self._releases += 1
-        allowed = (self._tolerance + min(1 / self._releases, self._tolerance / 3)) * self._references
+        allowed = (self.tolerance + min(1 / self._releases, self.tolerance / 3)) * self._references
         behind = self._lru_hits - self._own_hits > allowed * (_RESUME if self._as_lru else 1.0)
-        as_lru = behind or self._returns.num_returned < self._warm_up
+        as_lru = behind or self._returns.num_returned < self.warm_up
         if as_lru != self._as_lru:
             self._as_lru = as_lru
             self.rescore()
@@ -153,6 +157,10 @@ class Hazard(GroupedPolicy):
     def foretold(self, facts: RequestFacts) -> int:
         """What a client says of a return, as a level from 0, never, to 4, certainly; -1 for nothing."""
         return -1
+
+    def foretold_time(self, facts: RequestFacts) -> float | None:
+        """Seconds to a return, as a client says; None for nothing."""
+        return None
 
     def shared_features(self, gap: float | None) -> tuple[int, ...]:
         """The same for shared blocks: only the gap says something of them."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from framework.types import Hint, RequestFacts
+from framework.types import RequestFacts
 from framework_builtin.eviction.hazard import Hazard
 
 _LEVELS = 5  # bins of a foretold probability
 _TIMES = 16  # first features from here on are foretold times
+_MOST_OCTAVES = 20
 
 
 class Hinted(Hazard):
@@ -26,8 +27,8 @@ class Hinted(Hazard):
 
     def features(self, facts: RequestFacts, num_blocks: int, gap: float | None) -> tuple[int, ...]:
         gap_bin, *others = super().features(facts, num_blocks, gap)
-        time = self._time(facts.hint)
-        return (gap_bin if time < 0 else _TIMES + time, *others)
+        time = self.foretold_time(facts)
+        return (gap_bin if time is None else _TIMES + self._octave(time), *others)
 
     def foretold(self, facts: RequestFacts) -> int:
         hint = facts.hint
@@ -35,7 +36,9 @@ class Hinted(Hazard):
             return -1
         return min(_LEVELS - 1, int(hint.continues * _LEVELS))
 
-    def _time(self, hint: Hint | None) -> int:
-        if hint is None or hint.returns_s is None:
-            return -1
-        return min(20, max(0, int(math.log2(hint.returns_s / self._returns.unit + 1e-9))))
+    def foretold_time(self, facts: RequestFacts) -> float | None:
+        return None if facts.hint is None else facts.hint.returns_s
+
+    def _octave(self, time: float) -> int:
+        units = min(time / self._returns.unit, 2.0 ** (_MOST_OCTAVES + 1))
+        return min(_MOST_OCTAVES, max(0, int(math.log2(units + 1e-9))))
