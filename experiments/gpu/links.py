@@ -14,7 +14,8 @@ import sys
 
 from framework.engine.block_bytes import pool_bytes
 from framework.engine.pool import KVPool
-from framework.kernel.links import POOL_BLOCKS, judge, measure_copies, measure_store
+from framework.kernel.link_times import POOL_BLOCKS, measure_copies, measure_store
+from framework.kernel.links import judge
 from framework.replay.shapes import ROOFLINE_SHAPES
 
 TIER = {"store": {"name": "host"}, "num_blocks": POOL_BLOCKS}

@@ -12,8 +12,8 @@ from framework.engine.block_bytes import pool_bytes
 from framework.engine.executors.checks import default_device
 from framework.engine.pool import KVPool
 from framework.files.atomic import write_json
-from framework.kernel import links as measuring
-from framework.kernel.links import LinkReport
+from framework.kernel.link_times import POOL_BLOCKS, measure_copies, measure_store
+from framework.kernel.links import LinkReport, judge, link_file
 from framework.modes.kernel import origin_of
 from framework.modes.session import OnBegin, Session
 from framework.replay.shapes import ROOFLINE_SHAPES
@@ -43,7 +43,7 @@ def links(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
                         session.log(step, {key: value for key, value in row.items() if not isinstance(value, str)})
                         tick({"cell": _cell(row), "status": "ok", **row})
             facts = {"device": device, "block_size": config.cache.block_size, **_shape(config.replay), **origin}
-            write_json(session.run.path / LINKS, measuring.link_file(reports, facts))
+            write_json(session.run.path / LINKS, link_file(reports, facts))
 
         return session.record(work, lambda complete: {"links": {r.name: r.facts() for r in reports}, **origin})
 
@@ -73,11 +73,11 @@ def _reports(config: Config, device: str, named: list[str]) -> Iterator[LinkRepo
     facts = (shape.num_layers, 1, shape.kv_numbers_per_token // 2, dtype, device, config.cache.layout)
 
     def make_pool(tokens: int) -> KVPool:
-        return KVPool(measuring.POOL_BLOCKS, tokens, *facts)
+        return KVPool(POOL_BLOCKS, tokens, *facts)
 
     for entry, name in zip(config.tiers, named, strict=True):
-        yield measuring.judge(measuring.measure_store(entry, name, make_pool, size, budget_s), copies_at_once=False)
+        yield judge(measure_store(entry, name, make_pool, size, budget_s), copies_at_once=False)
     if device.startswith("cuda"):
         block_bytes = pool_bytes(make_pool(size)).block_bytes
-        for samples in measuring.measure_copies(device, block_bytes, budget_s):
-            yield measuring.judge(samples, copies_at_once=True)
+        for samples in measure_copies(device, block_bytes, budget_s):
+            yield judge(samples, copies_at_once=True)

@@ -18,9 +18,10 @@ from framework.engine.pool import KVPool
 from framework.engine.tiers.setup import link_of
 from framework.errors import ConfigError, Unsupported
 from framework.files.jsonl import read_jsonl
-from framework.kernel import links
+from framework.kernel import link_times
 from framework.kernel.copies import DeviceCopies
-from framework.kernel.links import COUNTS, Samples, judge, link_file, measure_copies
+from framework.kernel.link_times import COUNTS, Samples, measure_copies
+from framework.kernel.links import judge, link_file
 from framework.modes import links as mode
 from framework.report.links import print_links
 from framework.tiers.links import Link, LinkTransfers
@@ -98,7 +99,7 @@ def measured(folder: Path, **changes: Any) -> dict[str, Any]:
 def test_a_cpu_measures_memory_and_disk_and_a_replay_takes_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "last_level_cache_bytes", lambda device: 1024)
+    monkeypatch.setattr(link_times, "last_level_cache_bytes", lambda device: 1024)
     result = measured(tmp_path)
     assert result["status"] == "ok"
     assert list(result["links"]) == ["host", "disk"]
@@ -170,9 +171,9 @@ def test_on_a_cuda_device_the_pinned_store_is_measured_and_plain_copies_beside_i
 
         monkeypatch.setattr(mode, "KVPool", lambda blocks, size, *facts: KVPool(blocks, size, *facts[:-2], "cpu"))
         monkeypatch.setattr(mode, "pool_bytes", on_device)
-        monkeypatch.setattr(links, "pool_bytes", on_device)
-        monkeypatch.setattr(links, "WorkerTransfers", InThread)
-        monkeypatch.setattr(links, "DeviceCopies", lambda device, *facts: DeviceCopies("cpu", *facts))
+        monkeypatch.setattr(link_times, "pool_bytes", on_device)
+        monkeypatch.setattr(link_times, "WorkerTransfers", InThread)
+        monkeypatch.setattr(link_times, "DeviceCopies", lambda device, *facts: DeviceCopies("cpu", *facts))
         config = parse(
             {
                 "mode": "kernel", "kernel": {"measure": "links", "budget_s": 0.01}, "replay": {"shape": "qwen3-100m"},
@@ -188,7 +189,7 @@ def test_on_a_cuda_device_the_pinned_store_is_measured_and_plain_copies_beside_i
     assert [report.name for report in reports] == ["host", "pinned", "pageable"]
     block = 49152
     store, buffer = asked[:2]
-    assert (store, buffer) == ((links.POOL_BLOCKS + 1) * block, block), "pinned once, and a buffer"
+    assert (store, buffer) == ((link_times.POOL_BLOCKS + 1) * block, block), "pinned once, and a buffer"
     written = link_file(reports, {"device": "cuda"})
     assert set(written["links"]) == {"host", "pinned", "pageable"}
     out = [line for line in cuda.log if line.endswith(" copies out")]
