@@ -54,7 +54,7 @@ def _served(rows: Sequence[Row]) -> str:
 
 def _tiers(rows: Sequence[Row]) -> str:
     links = [
-        f"{row['link']}: {fit['bytes_per_s'] / 1e9:.3g} GB/s {way}"
+        f"{row['link']}: {'any' if fit['bytes_per_s'] is None else format(fit['bytes_per_s'] / 1e9, '.3g')} GB/s {way}"
         for row in rows
         for way, fit in row.get("fits", {}).items()
     ]

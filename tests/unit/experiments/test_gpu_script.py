@@ -233,6 +233,8 @@ def test_each_step_says_what_it_found(repository: Path, monkeypatch: Any) -> Non
         assert headline(part, {"rows": rows}) == told, part
         assert headline(part, {"rows": []}) == headline(part, {}) == "", part
     counts = {"tests": 91, "failures": 1, "errors": 1, "skipped": 2}
+    endless = {"link": "host", "fits": {"read": {"bytes_per_s": None}}}
+    assert headline("tiers", {"rows": [endless]}) == "host: any GB/s read"
     assert headline("kit", {"rows": [], "counts": counts}) == "91 tests, 2 failed, 2 skipped"
 
 
