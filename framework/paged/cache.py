@@ -148,7 +148,7 @@ class BlockCache:
     def _share(self, hits: Sequence[int], priority: int) -> tuple[list[int], Sequence[int], list[tuple[int, int]]]:
         """Count a reference and the hit's facts; returns the blocks to pin, and what is needed to undo it."""
         pool = self.pool
-        ref, counts, last, candidate, importance = pool.ref, pool.hits, pool.last_access, pool.candidate, pool.priority
+        ref, counts, last, candidate = pool.ref, pool.hits, pool.last_access, pool.candidate
         access, users = pool.access, gather(pool.ref, hits)
         priorities: list[tuple[int, int]] = []
         pinned: list[int] = []
@@ -163,7 +163,7 @@ class BlockCache:
                 candidate[block] = 0
         pool.used += users.count(0)
         if priority > pool.least_priority:
-            pool.varied = True
+            pool.varied, importance = True, pool.priority
             for block in hits:
                 if importance[block] < priority:
                     priorities.append((block, importance[block]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import inf
 from operator import itemgetter
-from typing import Any, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from framework.interfaces.eviction import BlockView, ConstantColumn
 from framework.paged.last_requests import LastRequests
 from framework.types import BlockHash
 
+_Fact = TypeVar("_Fact")
 _MANY = 16  # blocks from which on NumPy's overhead a call is less than a loop's
 
 
@@ -52,17 +53,29 @@ class BlockPool:
         self.candidate = bytearray(size)
         self.depth = array("i", [0]) * size
         self.hits = array("i", [0]) * size
-        self.tenant = array("i", [0]) * size
         self.admitted = array("q", [0]) * size
         self.last_access = array("q", [0]) * size
-        self.priority = array("q", [0]) * size
-        self.next_use = array("d", [inf]) * size
         self.block_hash: list[BlockHash | None] = [None] * size
         self.least_priority = 0
         self.varied = False
         self._knows_next_use = False
         self.count_children: Callable[[array[int]], None] | None = None
         self.parent_of: Callable[[int], int] = lambda block: 0
+
+    @cached_property
+    def tenant(self) -> array[int]:
+        """Who a block's content belongs to."""
+        return array("i", [0]) * (self.num_blocks + 1)
+
+    @cached_property
+    def priority(self) -> array[int]:
+        """The highest of a block's content's users."""
+        return array("q", [0]) * (self.num_blocks + 1)
+
+    @cached_property
+    def next_use(self) -> array[float]:
+        """The access count of a block's content's next request, where a replay foresees it."""
+        return array("d", [inf]) * (self.num_blocks + 1)
 
     @cached_property
     def children(self) -> array[int]:
@@ -92,9 +105,6 @@ class BlockPool:
             admitted=_read_only(self.admitted),
             last_access=_read_only(self.last_access),
             hits=_read_only(self.hits),
-            priority=_read_only(self.priority),
-            tenant=_read_only(self.tenant),
-            next_use=_read_only(self.next_use),
             key=_Column(self.block_hash),
             parent=_Parents(self),
             partial=ConstantColumn(value=False, length=self.num_blocks + 1),  # only full blocks are published
@@ -171,12 +181,12 @@ class BlockPool:
         views["hits"][at] = 0
         if self.varied or priority or tenant:
             self._vary(priority)
-            views["priority"][at] = priority
-            views["tenant"][at] = tenant
+            np.frombuffer(self.priority, dtype=np.int64)[at] = priority
+            np.frombuffer(self.tenant, dtype=np.int32)[at] = tenant
         views["admitted"][at] = self.access
         views["last_access"][at] = self.access
         if self._knows_next_use:
-            views["next_use"][at] = inf
+            np.frombuffer(self.next_use, dtype=np.float64)[at] = inf
 
     def _vary(self, priority: int) -> None:
         self.varied = True
@@ -211,8 +221,8 @@ class BlockPool:
 
     @cached_property
     def _views(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns as writable NumPy views, for what is done to many blocks at once."""
-        names = ("ref", "depth", "hits", "tenant", "admitted", "last_access", "priority", "next_use")
+        """Columns as writable NumPy views, for what is done to many blocks at once."""
+        names = ("ref", "depth", "hits", "admitted", "last_access")
         return {name: np.frombuffer(getattr(self, name), dtype=getattr(self, name).typecode) for name in names}
 
 
@@ -221,7 +231,7 @@ def _indices(blocks: Sequence[int]) -> npt.NDArray[np.intp]:
     return np.frombuffer(packed, dtype=np.int32).astype(np.intp)
 
 
-def gather(column: Sequence[int], blocks: Sequence[int]) -> tuple[int, ...]:
+def gather(column: Sequence[_Fact], blocks: Sequence[int]) -> tuple[_Fact, ...]:
     """The column's entry of each of these blocks."""
     return itemgetter(*blocks)(column) if len(blocks) > 1 else tuple(column[block] for block in blocks)
 
@@ -235,23 +245,24 @@ def _read_only(column: array[Any]) -> Sequence[Any]:
     return cast("Sequence[Any]", memoryview(column).toreadonly())
 
 
+def _made_when_read(name: str) -> Any:
+    """A property for a column of the pool; the base's constructor sets it, to nothing."""
+    return property(lambda view: _read_only(getattr(view._pool, name)), lambda view, nothing: None)
+
+
 class _View(BlockView):
-    """A BlockView whose `children` are not counted before they are asked for."""
+    """A BlockView whose `children` are not counted, and whose rarer columns not made, before they are asked for."""
 
     __slots__ = ("_pool",)
     _pool: BlockPool
+    children = _made_when_read("children")
+    priority = _made_when_read("priority")
+    tenant = _made_when_read("tenant")
+    next_use = _made_when_read("next_use")
 
     def __init__(self, pool: BlockPool, **columns: Any) -> None:
         object.__setattr__(self, "_pool", pool)
-        super().__init__(children=(), **columns)
-
-    @property
-    def children(self) -> Sequence[int]:
-        return _read_only(self._pool.children)
-
-    @children.setter
-    def children(self, _: Sequence[int]) -> None:
-        """What the base's constructor calls."""
+        super().__init__(children=(), priority=(), tenant=(), next_use=(), **columns)
 
 
 class _Column(Sequence[Any]):

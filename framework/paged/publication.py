@@ -131,7 +131,7 @@ class Publication:
             pool.candidate[block] = 0
         pool.ref[block] += 1
         pool.last_access[block] = pool.access
-        if priority > pool.priority[block]:
+        if priority > pool.least_priority and priority > pool.priority[block]:
             pool.varied = True
             pool.priority[block] = priority
         pool.ref[own] -= 1

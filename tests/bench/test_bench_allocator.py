@@ -178,7 +178,7 @@ def test_allocator_calls(benchmark, name, phase):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("native")])
 def test_the_work_a_request_causes_is_counted(name, monkeypatch):
-    """Each block is named once, and a policy is called once a kind for a request, whatever its length."""
+    """A block is named once, not again when it was hit before; a policy is called once a kind for a request."""
     subject = Ours(name)
     manager, calls = subject.manager, Counter()
 
@@ -206,11 +206,33 @@ def test_the_work_a_request_causes_is_counted(name, monkeypatch):
     half, generated = PROMPT_BLOCKS // 2, ROWS * GENERATED // SIZE
     assert after.hit_tokens - before.hit_tokens == half * SIZE, (before, after)
     assert after.evictions - before.evictions == half + generated, (before, after)
-    assert admitted["blocks"] == PROMPT_BLOCKS, admitted
-    assert calls["blocks"] == PROMPT_BLOCKS + generated, calls
+    assert admitted["blocks"] == half, admitted  # the names of the half that is hit are remembered
+    assert calls["blocks"] == half + generated, calls
     assert admitted["victims"] == ROWS, admitted
     assert admitted["pin"] == len(stems), admitted  # one request a stem finds it unused, the others in use
     assert calls["release"] == ROWS, calls
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("native")])
+def test_the_native_core_hashes_new_blocks_alone(name):
+    """Exact counts of what the prompt path does in C++, with either hash, once its pool is full."""
+    subject, draw = Ours(name), np.random.default_rng(0)
+    stems = draw.integers(0, 2**31 - 1, (ROWS // 4, PROMPT // 2), dtype=np.int32)
+    half, generated = PROMPT_BLOCKS // 2, ROWS * GENERATED // SIZE
+    for turn in range(8):
+        rows, before, hashed = prompts(draw, stems), subject.manager.stats(), subject.manager._core.hashed_blocks()
+        subject.admit(rows)
+        admitted = subject.manager._core.hashed_blocks() - hashed
+        shared = {id(subject.manager.lookup(row[:PROMPT], NS).blocks) for row in (*rows[:1], *rows[:1])}
+        subject.decode(rows)
+        subject.free()
+        after = subject.manager.stats()
+        if turn < 2:
+            continue
+        assert admitted == half, (turn, admitted)
+        assert len(shared) == 1, "the tuple of a hit's blocks is made once"
+        assert after.hit_tokens - before.hit_tokens == half * SIZE, (before, after)
+        assert turn < 7 or after.evictions - before.evictions == half + generated, (before, after)
 
 
 def compare(rounds: int = 15) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from framework.paged.index.base import PrefixIndex
-from framework.paged.pool import BlockPool
+from framework.paged.pool import BlockPool, gather
 from framework.types import BlockHash
 
 
@@ -129,10 +129,10 @@ class HashIndex(PrefixIndex):
         hash_of, found = self._pool.block_hash, self._blocks
         gone: Any
         if not self._counting:
-            for block in blocks:
-                gone = hash_of[block]
-                hash_of[block] = None
+            for gone in gather(hash_of, blocks):
                 del found[gone]
+            for block in blocks:
+                hash_of[block] = None
             return
         parents, children, orphans = self._parents, self._pool.children, self._orphans
         above: Any = None  # has lost a child that its count still holds: most often it is the next to go

@@ -110,6 +110,7 @@ void Core::check_hashes(nb::handle hashes, nb::handle space) const {
 void Core::hash_more(const BlockHash &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<BlockHash> &out) {
     const int64_t size = options_.block_size;
     if (last <= first) return;
+    hashed_blocks_ += last - first;
     if (options_.native_sha256 && parent.size() == 32) {
         const auto *above = reinterpret_cast<const uint8_t *>(parent.data());
         const size_t before = out.size();

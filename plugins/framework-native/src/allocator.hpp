@@ -75,6 +75,7 @@ public:
     nb::list hashes_held(nb::handle request); // of the full blocks of a table, as far as they are known
     nb::dict state() const; // everything, for `check`
     std::shared_ptr<Pool> pool() const { return pool_; }
+    int64_t hashed_blocks() const { return hashed_blocks_; } // so far
 
     // Python objects that may lead back here; the garbage collector asks for them.
     nb::object scheme, listener;
@@ -141,7 +142,7 @@ private:
     nb::object last_tenant_;
     int32_t last_tenant_id_ = 0, last_anchor_ = 0;
     std::vector<nb::object> changes_; // changes without copies are shared: they cannot change
-    int64_t version_ = 0, hit_tokens_ = 0, prompt_tokens_ = 0, copied_blocks_ = 0;
+    int64_t version_ = 0, hashed_blocks_ = 0, hit_tokens_ = 0, prompt_tokens_ = 0, copied_blocks_ = 0;
 };
 
 void bind_core(nb::module_ &module);

@@ -141,6 +141,7 @@ void bind_core(nb::module_ &module) {
         .def("table", &Core::table, nb::arg().none())
         .def("reset", &Core::reset)
         .def("stats", &Core::stats)
+        .def("hashed_blocks", &Core::hashed_blocks)
         .def("block_hash", &Core::block_hash)
         .def("parent", &Core::parent)
         .def("hashes", &Core::hashes_held, nb::arg().none())
