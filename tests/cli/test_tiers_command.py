@@ -77,6 +77,42 @@ def test_without_tiers_the_optimum_is_of_one_cache(result: Callable[..., dict[st
     assert "over tiers" not in found["optimum_rules"]
 
 
+RULE = """
+from framework.interfaces.tiering import Tiering
+
+
+class Mine(Tiering):
+    exclusive = True
+
+    def store(self, block, event, now):
+        return event == "evicted"
+"""
+
+
+def test_a_core_counts_the_rules_it_knows_and_leaves_one_from_a_file_to_the_framework(
+    elsewhere: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    pytest.importorskip("framework_native", reason="needs an allocator with a core for replays over tiers")
+    trace(elsewhere)
+    (elsewhere / "rule.py").write_text(RULE)
+
+    def counted(name: str, *words: str) -> tuple[dict[str, Any], str]:
+        status, out, err = command(*MODES["cache_only"], *words, TIERS[1], f"run.dir={name}", "run.progress=false")
+        assert status == 0, out + err
+        found = json.loads((elsewhere / name / "result.json").read_text())
+        requests = (elsewhere / name / "requests.jsonl").read_text()
+        numbers = {key: value for key, value in found.items() if key.startswith("tier") and key != "tiering"}
+        return {**numbers, "requests": requests, "core": found["replay_core"]}, err
+
+    python, silent = counted("python", "+tiering=on_eviction")
+    native, quiet = counted("native", "+tiering=on_eviction", "+allocator=native")
+    mine, said = counted("mine", "+tiering=rule.py:Mine", "+allocator=native")
+    assert (python.pop("core"), native.pop("core"), mine.pop("core")) == ("python", "native", "python")
+    assert python == native == mine
+    assert "cannot count" not in silent + quiet
+    assert "allocator=native cannot count Mine over Lru, Lru itself: counted in Python, the same integers" in said
+
+
 @pytest.mark.parametrize("mode", ["serve", "roofline"])
 def test_without_tiers_nothing_of_them_is_written(
     mode: str, result: Callable[..., dict[str, Any]], elsewhere: Path
