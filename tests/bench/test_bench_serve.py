@@ -18,7 +18,8 @@ import torch
 
 from framework.engine.request import Status
 from framework.llm import LLM, EngineOptions
-from framework.model.loading import load_model
+from framework.model.decoder import _linear
+from framework.model.loading import load_model, random_model
 from framework.model.shapes import SHAPES
 from framework.sampling import Sampling
 
@@ -160,3 +161,34 @@ def test_serve_against_transformers(benchmark, checkpoint, workload):
     benchmark.extra_info.update(backend=BACKEND, threads=THREADS, prompts=len(prompts), new_tokens=new)
     benchmark.extra_info.update(compile_s=compile_s)
     benchmark.extra_info.update({key: [round(row[key], 3) for row in rows] for key in rows[0]})
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("tokens", [32, 512], ids=["decode of 32 rows", "prompt chunk of 512"])
+def test_what_the_matrix_products_of_a_step_take_alone(benchmark, tokens):
+    """The linear layers of a step of these workloads and nothing else, as the engine has packed them."""
+    torch.set_num_threads(THREADS)
+    model = random_model("qwen3-100m")
+    LLM(model, backend="gather", num_blocks=8)  # packs the weights
+    decoder, rows = model.decoder, min(tokens, 32)
+    weights = [weight for layer in decoder.layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    inputs = {weight.shape[1]: torch.randn(tokens, weight.shape[1]) for weight in weights}
+    sampled, spent = torch.randn(rows, decoder.config.hidden_size), []
+
+    def one_step():
+        start = time.process_time()
+        with torch.inference_mode():
+            for weight in weights:
+                _linear(inputs[weight.shape[1]], weight, None)
+            logits = decoder.logits(sampled)
+        spent.append(time.process_time() - start)
+        assert logits.shape == (rows, decoder.config.vocab_size)
+
+    benchmark.pedantic(one_step, rounds=10, warmup_rounds=2)
+    flop = (
+        2 * tokens * sum(weight.numel() for weight in weights)
+        + 2 * rows * sampled.numel() // rows * decoder.config.vocab_size
+    )
+    assert len(weights) == 4 * decoder.config.num_layers
+    benchmark.extra_info["cpu_ms"] = 1e3 * min(spent)
+    print(f"\n{tokens} tokens: {1e3 * min(spent):.1f} ms of CPU, {flop / min(spent) / 1e9:.0f} GFLOP/s", end="")
