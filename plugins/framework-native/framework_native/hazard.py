@@ -57,12 +57,12 @@ def count(
         return None
     if not hasattr(paths, "request_facts") or not hasattr(paths, "node_partial"):
         return None
-    told: Any = policy
+    given: Any = policy
     return replay_hazard(
-        Learner(told.estimate()),
-        tolerance=float(told.tolerance),
-        window=int(told.window),
-        warm_up=min(int(told.warm_up), _MOST_RETURNS),
+        Learner(given.estimate()),
+        tolerance=float(given.tolerance),
+        window=int(given.window),
+        warm_up=min(int(given.warm_up), _MOST_RETURNS),
         nodes=np.ascontiguousarray(paths.nodes, dtype=np.int32),
         starts=np.ascontiguousarray(paths.starts, dtype=np.int64),
         parents=np.ascontiguousarray(paths.parents, dtype=np.int32),
@@ -70,7 +70,7 @@ def count(
         num_blocks=num_blocks,
         leaf_first=leaf_first,
         list_evicted=list_evicted,
-        **_facts(paths, told),
+        **_facts(paths, given),
     )
 
 

@@ -11,8 +11,8 @@ namespace {
 
 using hazard::Blocks;
 
-/// What the trace and the policy say of each request, (R,) each; partial: (N,).
-struct Told {
+/// What the trace and the policy know of each request, (R,) each; partial: (N,).
+struct RequestColumns {
     const int64_t *prompt_tokens, *turns;
     const double *arrivals, *returns;
     const int32_t *categories, *foretold;
@@ -21,11 +21,11 @@ struct Told {
 
 class HazardReplay {
 public:
-    HazardReplay(const Paths &paths, const Told &told, const hazard::Options &options, bool leaf_first,
+    HazardReplay(const Paths &paths, const RequestColumns &columns, const hazard::Options &options, bool leaf_first,
                  hazard::Returns::Fit fit, bool list_evicted)
-        : paths_(paths), told_(told), num_blocks_(options.num_blocks), leaf_first_(leaf_first),
+        : paths_(paths), columns_(columns), num_blocks_(options.num_blocks), leaf_first_(leaf_first),
           list_evicted_(list_evicted), requests_(paths.num_requests), view_(view_of(paths, options.num_blocks)),
-          policy_(options, view_, requests_, told.partial, paths.num_nodes, std::move(fit)),
+          policy_(options, view_, requests_, columns.partial, paths.num_nodes, std::move(fit)),
           block_of_(paths.num_nodes), children_(paths.num_nodes + 1), aside_(view_.depth.size()) {
         for (size_t block = view_.depth.size(); --block > 0;) free_.push_back(static_cast<int32_t>(block));
     }
@@ -75,8 +75,8 @@ private:
 
     hazard::Request facts(int64_t new_blocks) const {
         const auto at = static_cast<size_t>(request_);
-        return {told_.turns[at],   told_.prompt_tokens[at], new_blocks, told_.arrivals[at],
-                told_.returns[at], told_.categories[at],    told_.foretold[at]};
+        return {columns_.turns[at],   columns_.prompt_tokens[at], new_blocks, columns_.arrivals[at],
+                columns_.returns[at], columns_.categories[at],    columns_.foretold[at]};
     }
 
     void touch() {
@@ -147,7 +147,7 @@ private:
     }
 
     const Paths &paths_;
-    const Told told_;
+    const RequestColumns columns_;
     const int64_t num_blocks_;
     const bool leaf_first_, list_evicted_;
     std::vector<hazard::Request> requests_;
@@ -201,14 +201,14 @@ nb::tuple replay_hazard(nb::object learner, double tolerance, int64_t window, in
         categories.size() != count || foretold.size() != count || partial.size() != parents.size())
         throw nb::value_error("facts: one a request, and one a node");
     const Paths paths = paths_of(nodes, starts, parents, nullptr);
-    const Told told{prompt_tokens.data(), turns.data(),      arrivals.data(), returns.data(),
+    const RequestColumns columns{prompt_tokens.data(), turns.data(),      arrivals.data(), returns.data(),
                     categories.data(),    foretold.data(), partial.data()};
     Counts counts;
     std::vector<int32_t> evicted;
     {
         nb::gil_scoped_release others;
         HazardReplay replay(
-            paths, told, {tolerance, window, warm_up, num_blocks}, leaf_first,
+            paths, columns, {tolerance, window, warm_up, num_blocks}, leaf_first,
             [&learner](hazard::Returns &kept, double now) { fit(learner, kept, now); }, list_evicted);
         counts = replay.run();
         evicted = std::move(replay.evicted);

@@ -134,14 +134,14 @@ def test_a_fault_while_fitting_ends_the_replay():
         def kind_of(self, *key):
             raise RuntimeError("no fit today")
 
-    class Told(Hazard):
+    class Unfit(Hazard):
         def estimate(self):
             return Broken()
 
-    Told.__module__, Told.__qualname__ = Hazard.__module__, Hazard.__qualname__
+    Unfit.__module__, Unfit.__qualname__ = Hazard.__module__, Hazard.__qualname__
     paths = drawn(5, 3000, arrivals="times", hints=False, partial=False)
     with pytest.raises(RuntimeError, match="no fit today"):
-        hazard.count(paths, Told(warm_up=0), 100, leaf_first=False)
+        hazard.count(paths, Unfit(warm_up=0), 100, leaf_first=False)
 
 
 TRACES = Path(os.environ.get("KVLAB_TRACES", Path(__file__).parents[4] / "shared" / "traces"))

@@ -41,7 +41,7 @@ class Group:
         shadow: blocks that LRU would still hold. `shadow_hits`: those it would have hit since the last release.
         record: number of its record in the policy's history; -1 without.
         turn: of its conversation, from 0, where the policy counts turns; -1 where that says nothing.
-        below: the group of the same request whose blocks are deeper, where the policy told two apart.
+        below: the group of the same request whose blocks are deeper, where the policy made two.
         score: as it stands in the heap; entries of other scores are stale.
     """
 

@@ -11,6 +11,8 @@ import pytest
 
 from framework.api import run
 from framework.errors import ConfigError, WorkloadError
+from framework.interfaces.allocator import Allocator
+from framework_builtin.allocator.prefix import PrefixAllocator
 
 REQUIRED = ("hit_blocks", "prompt_blocks", "hit_tokens", "prompt_tokens", "num_evictions", "num_requests")
 
@@ -158,6 +160,20 @@ def by_request(folder: Path, path: Path, **replay: object) -> dict:
             "run": {"dir": str(folder), "progress": False},
         }
     )  # fmt: skip
+
+
+def test_a_reference_that_cannot_be_made_is_refused_before_the_work(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 512 * 2, "output_length": 1, "hash_ids": [1, 2]}
+    path.write_text(json.dumps(row) + "\n")
+
+    def no_work(*args: Any, **options: Any) -> Any:
+        raise AssertionError("work was done first")
+
+    monkeypatch.setattr("framework.modes.replay.feed", no_work)
+    monkeypatch.setattr(PrefixAllocator, "foresee", Allocator.foresee)
+    with pytest.raises(ConfigError, match="does not take the future"):
+        by_request(tmp_path / "asked", path, offline_reference=True)
 
 
 def test_a_full_replay_reports_its_gap_to_offline_next_use_when_asked(tmp_path: Path) -> None:
