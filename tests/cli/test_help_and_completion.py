@@ -116,6 +116,7 @@ def test_a_configuration_is_shown_without_torch(elsewhere: Path) -> None:
     code = """
 import sys
 from framework.run import call
+assert call(["--cfg", "job", "+allocator=prefix"]) == 0
 assert call(["--cfg", "job", "+allocator=prefix", "backend=gather"]) == 0
 assert "torch" not in sys.modules, "torch was imported to show a configuration"
 """

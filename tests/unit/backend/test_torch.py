@@ -51,8 +51,8 @@ def test_long_rows_are_chunked_and_short_ones_are_not():
     backend = ready(partial(TorchBackend, tile_bytes=64 * 256), spec)
     problem = build_problem(Case(spec, (1000, 9), (1, 1)))
     calls = []
-    gather = backend._gather
-    backend._gather = lambda pool, where: (calls.append(tuple(where.shape)), gather(pool, where))[1]
+    gather = backend._attention._gather
+    backend._attention._gather = lambda pool, where: (calls.append(tuple(where.shape)), gather(pool, where))[1]
     out, _ = run_attention(backend, problem)
     assert judge(out, problem).ok, judge(out, problem)
     assert calls == [(1, 9)] + [(1, 64)] * 15 + [(1, 40)], calls
@@ -73,7 +73,7 @@ def test_long_rows_are_chunked_and_short_ones_are_not():
 def test_rows_share_a_tile_while_padding_is_cheap_and_the_tile_has_room(contexts, tiles):
     backend = ready(TorchBackend, spec_of())  # 256 bytes a token, 8 MiB a tile, 512 KiB of padding
     rows = np.nonzero(contexts)[0]
-    groups = list(backend._groups(rows, np.array(contexts, dtype=np.int64)))
+    groups = list(backend._attention._tiler.groups(rows, np.array(contexts, dtype=np.int64)))
     assert len(groups) == tiles, groups
     assert sorted(row for group in groups for row in group) == rows.tolist()
 
@@ -83,7 +83,7 @@ def test_only_the_window_of_a_decode_row_is_gathered():
     backend = ready(TorchBackend, spec)
     problem = build_problem(Case(spec, (500,), (1,)))
     backend.plan(problem.batch)
-    assert [tuple(tile.where.shape) for tile in backend._tiles] == [(1, 10)]
+    assert [tuple(tile.where.shape) for tile in backend._attention._tiles] == [(1, 10)]
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
@@ -129,7 +129,7 @@ def test_a_long_prefill_is_cut_into_queries_whose_scores_fit(changes):
     problem = build_problem(Case(spec, (700,), (700,)))
     out, _ = run_attention(backend, problem)
     assert judge(out, problem).ok, judge(out, problem)
-    assert [tile.queries.shape[1] for tile in backend._tiles] == [256, 256, 188]
+    assert [tile.queries.shape[1] for tile in backend._attention._tiles] == [256, 256, 188]
     backend = ready(TorchBackend, spec)
     backend.plan(problem.batch)
-    assert len(backend._tiles) == (3 if "soft_cap" in changes else 1)
+    assert len(backend._attention._tiles) == (3 if "soft_cap" in changes else 1)

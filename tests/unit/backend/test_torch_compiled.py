@@ -65,7 +65,7 @@ def test_everything_a_model_may_ask_of_decode_is_compiled(layout):
     _, want_lse = run_attention(ready(partial(TorchBackend, compile=False), spec), problem, lse=True)
     assert judge(out, problem).ok, judge(out, problem)
     torch.testing.assert_close(lse, want_lse)
-    assert [chunks.at.shape[0] for chunks in backend._chunks] == [7], "70 of 200, 3, 70 of 71, 65"
+    assert [chunks.at.shape[0] for chunks in backend._attention._chunks] == [7], "70 of 200, 3, 70 of 71, 65"
 
 
 @needs_compiler
@@ -76,7 +76,7 @@ def test_rows_are_taken_a_bounded_number_of_chunks_at_a_time(monkeypatch):
     backend = ready(COMPILED, spec)
     out, _ = run_attention(backend, problem)
     assert judge(out, problem).ok, judge(out, problem)
-    assert [chunks.tokens.tolist() for chunks in backend._chunks] == [[0, 1, 2], [3], [4]]
+    assert [chunks.tokens.tolist() for chunks in backend._attention._chunks] == [[0, 1, 2], [3], [4]]
 
 
 @needs_compiler
@@ -119,7 +119,7 @@ def test_a_compiler_that_fails_is_said_and_the_step_is_eager(monkeypatch, capfd)
     fail.cache_info = torch_compiled._compiled.cache_info
     monkeypatch.setattr(torch_compiled, "_compiled", fail)
     monkeypatch.setattr(torch_compiled, "compiler", lambda: "/usr/bin/g++")
-    monkeypatch.setattr("framework_builtin.backend.torch._COMPILE_BYTES", 1)
+    monkeypatch.setattr("framework_builtin.backend.torch_attention._COMPILE_BYTES", 1)
     spec = spec_of()
     backend, problem = ready(TorchBackend, spec), build_problem(Case(spec, (30, 9), (1, 1)))
     out, _ = run_attention(backend, problem)
