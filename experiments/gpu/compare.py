@@ -102,11 +102,11 @@ def _rows(results: dict[str, Any], part: str, key: tuple[str, ...]) -> dict[str,
 def _headlines(results: dict[str, Any]) -> dict[str, str]:
     """What each step found in a few words; of the grid and of serving every row is compared instead."""
     return {
-        f"{part} {step['step']}": told
+        f"{part} {step['step']}": clause
         for part, steps in results.get("parts", {}).items()
         if part not in ("grid", "serve")
         for step in steps
-        if (told := headline(part, step))
+        if (clause := headline(part, step))
     }
 
 

@@ -10,11 +10,11 @@ Row = dict[str, Any]
 
 def headline(part: str, step: dict[str, Any]) -> str:
     """One clause; empty where the step has nothing that sums it up."""
-    rows, told = step.get("rows", []), _TOLD.get(part)
+    rows, summary = step.get("rows", []), _SUMMARIES.get(part)
     if "counts" in step:
         counts = step["counts"]
         return f"{counts['tests']} tests, {counts['failures'] + counts['errors']} failed, {counts['skipped']} skipped"
-    return told(rows) if told is not None and rows else ""
+    return summary(rows) if summary is not None and rows else ""
 
 
 def _ceilings(rows: Sequence[Row]) -> str:
@@ -62,7 +62,7 @@ def _tiers(rows: Sequence[Row]) -> str:
     return ", ".join(links + slower)
 
 
-_TOLD: dict[str, Callable[[Sequence[Row]], str]] = {
+_SUMMARIES: dict[str, Callable[[Sequence[Row]], str]] = {
     "machine": _ceilings,
     "replay": _replays,
     "precompile": _kernels,

@@ -89,10 +89,10 @@ class Session:
     def record(self, part: str, step: Step) -> None:
         """Add one step's findings and save."""
         self.results.setdefault("parts", {}).setdefault(part, []).append(step)
-        told = f" ({step['reason'][-200:]})" if "reason" in step else ""
+        why = f" ({step['reason'][-200:]})" if "reason" in step else ""
         found = headline(part, step)
         took = f" in {step['seconds']:.0f} s" if "seconds" in step else ""
-        self.say(f"{part}: {step['step']}: {step['status']}{took}{': ' if found else ''}{found}{told}")
+        self.say(f"{part}: {step['step']}: {step['status']}{took}{': ' if found else ''}{found}{why}")
         self.save()
 
     def say(self, text: str) -> None:
@@ -130,9 +130,9 @@ def ending(session: Session) -> str:
     steps = [step for found in session.results.get("parts", {}).values() for step in found]
     counts = Counter(step["status"] for step in steps)
     results = session.out / "results.json"
-    told = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no step"
+    outcome = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no step"
     return (
-        f"done: {told}; {results} and logs.tar.gz beside it; "
+        f"done: {outcome}; {results} and logs.tar.gz beside it; "
         f"against another: python experiments/gpu/compare.py OTHER/results.json {results}"
     )
 

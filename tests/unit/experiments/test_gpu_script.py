@@ -229,8 +229,8 @@ def test_each_step_says_what_it_found(repository: Path, monkeypatch: Any) -> Non
             "host: 50 GB/s read, copies out: steps +3.1%",
         ),
     }
-    for part, (rows, told) in steps.items():
-        assert headline(part, {"rows": rows}) == told, part
+    for part, (rows, clause) in steps.items():
+        assert headline(part, {"rows": rows}) == clause, part
         assert headline(part, {"rows": []}) == headline(part, {}) == "", part
     counts = {"tests": 91, "failures": 1, "errors": 1, "skipped": 2}
     endless = {"link": "host", "fits": {"read": {"bytes_per_s": None}}}
