@@ -1,0 +1,63 @@
+"""Memory of a paged allocator whose pool is full.
+
+    pytest tests/bench/test_bench_pool_memory.py --benchmark-only --benchmark-json=FILE
+
+The columns are counted exactly; what Python's objects add to them (a digest, its entry in the index) is `bytes_a_block`
+beside the benchmark.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from array import array
+from importlib.metadata import entry_points
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework.types import Namespace, RequestId, RequestInfo
+
+
+def filled(name: str, count: int) -> Any:
+    """A pool of `count` blocks after prompts of 100 blocks, none alike, that evicted each block once."""
+    kinds = {"allocator": name, "hash": "sha256", "eviction": "lru"}
+    load = {kind: next(iter(entry_points(group=f"framework.{kind}", name=one))).load() for kind, one in kinds.items()}
+    made = load["allocator"](num_blocks=count, block_size=16, hash=load["hash"](), eviction=load["eviction"]())
+    draw, space = np.random.default_rng(0), Namespace()
+    for number in range(1, 2 * count // 100 + 1):
+        prompt = draw.integers(0, 2**31 - 1, 1600, dtype=np.int32)
+        request = RequestInfo(id=RequestId(number), max_total_tokens=1600)
+        made.allocate(request, prompt, made.lookup(prompt, space))
+        made.commit(request.id, prompt)
+        made.free(request.id)
+    assert made.stats().evictions == count
+    return made
+
+
+@pytest.mark.parametrize("name", ["prefix", "prefix_cow"])
+def test_bytes_a_block_of_a_full_pool(benchmark: Any, name: str) -> None:
+    """What a full replay keeps of a block, Python's objects included."""
+    count = 100_000
+
+    def cost() -> float:
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            kept = filled(name, count)
+            assert kept.stats().cached_blocks == count
+            return (tracemalloc.get_traced_memory()[0] - before) / count
+        finally:
+            tracemalloc.stop()
+
+    benchmark.extra_info["bytes_a_block"] = round(benchmark.pedantic(cost, rounds=1), 1)
+
+
+@pytest.mark.parametrize("name", ["prefix", "prefix_cow"])
+def test_the_columns_of_a_pool_take_36_bytes_a_block(name: str) -> None:
+    pool = filled(name, 1_000).pool
+    columns = {name: one for name, one in vars(pool).items() if isinstance(one, array)}
+    sizes = {name: one.itemsize for name, one in columns.items()}
+    assert sizes == {"free": 4, "slot": 4, "ref": 4, "depth": 4, "hits": 4, "admitted": 8, "last_access": 8}
+    assert pool.view().next_use[1] == float("inf"), "made when a policy asks for it"
+    assert "next_use" in vars(pool)
