@@ -317,7 +317,7 @@ def _anatomy_table(anatomy: list[dict[str, Any]], fractions: Sequence[float]) ->
             costs = [row["us_per_block"] for row in cells if row["us_per_block"] != ""]
             rows.append(
                 [trace, policy, _percent(*(cells[0][f"area_{name}"] for name in ("closed", "low", "high"))),
-                 *(f"{100 * row['closed']:.0f}" for row in cells),
+                 *(f"{100 * row['closed']:.0f}" if row["closed"] == row["closed"] else "-" for row in cells),
                  f"{min(row['points_over_lru'] for row in cells):+.2f}", f"{np.median(costs):.1f}" if costs else "-"]
             )  # fmt: skip
     parts = [f"{100 * part:g} %" for part in fractions]

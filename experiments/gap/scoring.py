@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value and the 95 % interval of its resamples."""
+    """A value and the 95 % interval of its resamples; NaN where LRU is optimal, so that there is no gap to close."""
 
     value: float
     low: float
@@ -79,7 +79,7 @@ def closed_by(field: Field, hits: Floats, resamples: int = NUM_RESAMPLES) -> Int
     """
     weights = _resampled(field.lru.shape[1], resamples)
     return _interval(
-        _area(field, (hits - field.lru) @ weights.T) / _area(field, (field.optimum - field.lru) @ weights.T)
+        _area(field, (hits - field.lru) @ weights.T), _area(field, (field.optimum - field.lru) @ weights.T)
     )
 
 
@@ -87,7 +87,7 @@ def closed_by_at(field: Field, hits: Floats, index: int = 0, resamples: int = NU
     """The same at one capacity: the share of the gap between LRU and the pinned optimum there."""
     weights = _resampled(field.lru.shape[1], resamples)
     gained, gap = ((rows[index] - field.lru[index]) @ weights.T for rows in (hits, field.optimum))
-    return _interval(gained / gap)
+    return _interval(gained, gap)
 
 
 def _resampled(units: int, resamples: int) -> Floats:
@@ -96,8 +96,11 @@ def _resampled(units: int, resamples: int) -> Floats:
     return np.vstack([np.ones(units), draws.astype(np.float64)])
 
 
-def _interval(values: Floats) -> Interval:
-    low, high = np.percentile(values[1:], [2.5, 97.5])
+def _interval(gained: Floats, gap: Floats) -> Interval:
+    """Of (B + 1,) what was gained of each gap, the first of which is the value; resamples without a gap say nothing."""
+    values = np.divide(gained, gap, out=np.full(len(gap), np.nan), where=gap > 0)
+    drawn = values[1:][gap[1:] > 0]
+    low, high = np.percentile(drawn, [2.5, 97.5]) if len(drawn) else (np.nan, np.nan)
     return Interval(float(values[0]), float(low), float(high))
 
 

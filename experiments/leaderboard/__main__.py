@@ -9,6 +9,7 @@ import argparse
 import functools
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -40,11 +41,11 @@ _INTRODUCTION = """# Leaderboard of eviction policies
 
 How much of the gap between LRU and the pinned offline optimum a policy closes: the area between their hits over the
 logarithm of the capacity, from 1 to 50 % of a trace's distinct blocks. 100 is the optimum, 0 is LRU, below 0 is worse
-than LRU. The score is the mean over the traces. Brackets: 95 % interval by resampling. Worst: the lowest difference to
-LRU at any capacity, in points of the hit rate. Time is that of the whole replay in Python, LRU's in its row. A row is
-valid when the kit passes, the policy knows no future and exceeds no capacity, and whole traces were replayed from a
-committed revision at all capacities. Entries that fail the kit, know the future or exceed the capacity have no place
-and stand below the others.
+than LRU, - where LRU is optimal. The score is the mean over the traces that leave a gap. Brackets: 95 % interval by
+resampling. Worst: the lowest difference to LRU at any capacity, in points of the hit rate. Time is that of the whole
+replay in Python, LRU's in its row. A row is valid when the kit passes, the policy knows no future and exceeds no
+capacity, and whole traces were replayed from a committed revision at all capacities. Entries that fail the kit, know
+the future or exceed the capacity have no place and stand below the others.
 """
 _HOW_TO_ENTER = """To enter, install a package with an eviction policy and add a file to
 `experiments/leaderboard/entries/`; see `experiments/leaderboard/README.md`.
@@ -86,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row["ranked"] = not row["against"]
         row["against"] = [*row.pop("against"), *reasons]
         row["valid"] = not row["against"]
-    ranked = sorted(rows, key=lambda row: (not row["ranked"], -row["score"]))
+    ranked = sorted(
+        rows, key=lambda row: (not row["ranked"], -row["score"] if row["score"] == row["score"] else math.inf)
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     record = {"command": _command(options), "date": time.strftime("%Y-%m-%d"), "machine": _machine(), "rows": ranked}
     (options.out / "leaderboard.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -214,7 +217,7 @@ def _all_rows(entries: Sequence[Entry], tasks: Sequence[Task], jobs: int) -> lis
                 "options": dict(entry.options),
                 "by": entry.by,
                 "source": entry.source,
-                "score": float(np.mean([found["closed"] for found in mine])),
+                "score": _mean([found["closed"] for found in mine]),
                 "worst_points": min(found["worst_points"] for found in mine),
                 "us_per_block": float(np.mean([found["us_per_block"] for found in mine])),
                 "kit": not any(reason.startswith("kit") for reason in verdict.result()),
@@ -223,6 +226,12 @@ def _all_rows(entries: Sequence[Entry], tasks: Sequence[Task], jobs: int) -> lis
             }
         )
     return rows
+
+
+def _mean(closed: Sequence[float]) -> float:
+    """Over the traces that leave a gap; NaN when none does."""
+    known = [value for value in closed if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
 
 
 def _chosen(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Entry]:
@@ -265,13 +274,19 @@ def _command(options: argparse.Namespace) -> str:
     return " ".join(["python -m experiments.leaderboard --traces FOLDER", *flags])
 
 
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.1f}"
+
+
 def _page(rows: Sequence[dict[str, Any]], record: dict[str, Any]) -> str:
     names = [found["trace"] for found in rows[0]["traces"]]
-    header = ["", "entry", "score, %", *(f"{name.split('.')[0]}, %" for name in names), "worst, points", "us a block",
+    short = [name.split(".")[0] for name in names]
+    columns = [stem if short.count(stem) == 1 else name for stem, name in zip(short, names, strict=True)]
+    header = ["", "entry", "score, %", *(f"{name}, %" for name in columns), "worst, points", "us a block",
               "kit", "valid"]  # fmt: skip
     body = [
-        [place if row["ranked"] else "-", row["name"], f"{100 * row['score']:.1f}",
-         *(f"{100 * f['closed']:.1f} [{100 * f['low']:.1f}, {100 * f['high']:.1f}]" for f in row["traces"]),
+        [place if row["ranked"] else "-", row["name"], _percent(row["score"]),
+         *(f"{_percent(f['closed'])} [{_percent(f['low'])}, {_percent(f['high'])}]" for f in row["traces"]),
          f"{row['worst_points']:+.2f}", f"{row['us_per_block']:.1f}", "pass" if row["kit"] else "FAIL",
          "yes" if row["valid"] else "no: " + "; ".join(row["against"])]
         for place, row in enumerate(rows, start=1)

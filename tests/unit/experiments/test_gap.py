@@ -111,3 +111,34 @@ def test_the_board_ranks_who_plays_by_the_rules_and_puts_the_others_below(experi
     (row,) = json.loads((tmp_path / "out" / "leaderboard.json").read_text())["rows"]
     assert not row["valid"]
     assert any("--limit 150" in reason for reason in row["against"])
+
+
+def test_where_lru_is_optimal_there_is_no_gap_to_close_and_no_warning(experiments) -> None:
+    scoring = experiments["gap.scoring"]
+    found = field(scoring)
+    all_of_it = scoring.field_of(found.paths, found.units, (1.0, 2.0))
+    for closed in (scoring.closed_by(all_of_it, all_of_it.lru), scoring.closed_by_at(all_of_it, all_of_it.lru)):
+        assert np.isnan([closed.value, closed.low, closed.high]).all()
+    board = experiments["leaderboard.__main__"]
+    assert board._mean([0.2, float("nan"), 0.4]) == pytest.approx(0.3)
+    assert np.isnan(board._mean([float("nan")]))
+
+
+def test_traces_of_one_stem_have_columns_of_their_own(experiments) -> None:
+    board = experiments["leaderboard.__main__"]
+    trace = {"sha256": "0", "block_tokens": 4, "unit": "session", "capacities": [1], "closed": float("nan"),
+             "low": float("nan"), "high": float("nan")}  # fmt: skip
+    row = {"name": "lru", "score": float("nan"), "traces": [{**trace, "trace": "a.jsonl"}, {**trace, "trace": "a.csv"}],
+           "worst_points": 0.0, "us_per_block": 1.0, "kit": True, "valid": True, "ranked": True, "against": [],
+           "revision": "", "contract": "1.1"}  # fmt: skip
+    page = board._page([row], {"date": "", "machine": "", "command": ""})
+    assert "| a.jsonl, % | a.csv, % |" in page
+    assert "nan" not in page
+
+
+def test_the_share_closed_at_one_capacity_has_an_interval(experiments) -> None:
+    scoring = experiments["gap.scoring"]
+    found = field(scoring, seed=1)
+    closed = scoring.closed_by_at(found, (found.lru + found.optimum) / 2, index=1, resamples=50)
+    assert closed.value == pytest.approx(0.5)
+    assert closed.low == pytest.approx(0.5)
