@@ -28,6 +28,7 @@ OVER_MODULES = {
     "paged/test_parts.py": "blocks for a part of a prompt at a time, in every allocator",
     "paged/test_sharing_rules.py": "rules of sharing, for every installed allocator",
     "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
+    "replay/test_offline_reference.py": "offline next use in an engine, against every order of evictions",
     "report/test_damaged_runs.py": "damaged runs, in every part of a report",
     "tiers/test_shipped_faults.py": "faults that engines shipped in their tiers, from rules to the thread that copies",
     "workload/traces/test_malformed.py": "damaged files, for every reader",
