@@ -38,7 +38,7 @@ def stages(dry: bool) -> list[dict[str, Any]]:
         {**common, "batch": (1, 32, 128), "context": (2048, 32768), "prefill": ()},
         {**common, "batch": (), "context": (), "prefill": (2048, 8192, 32768)},
         {**common, "batch": (32, 128), "context": (8192,), "prefill": (8192,), "block_size": (64, 256)},
-        {**common, "batch": (32, 128), "context": (8192,), "prefill": (), "kv_dtype": ("float8_e4m3fn",)},
+        {**common, "batch": (32, 128), "context": (8192,), "prefill": (), "kv_dtype": ("float8_e4m3fn", "int8")},
         {
             **common,
             "batch": (128,),
@@ -53,10 +53,13 @@ def launched() -> dict[str, list[int]]:
     """Registers and spills of each Triton kernel that this process has launched, by kernel, over its variants."""
     try:
         from framework_builtin.backend.triton_kernels import decode, prefill
+        from framework_builtin.backend.triton_kernels.kernels import compiled
+
+        kernels = {"decode": compiled(decode.decode), "prefill": compiled(prefill.prefill)}
     except ImportError:
         return {}
     found: dict[str, list[int]] = {}
-    for name, kernel in (("decode", decode.decode), ("prefill", prefill.prefill)):
+    for name, kernel in kernels.items():
         caches = getattr(kernel, "device_caches", {})
         binaries = [binary for entry in list(caches.values()) for binary in getattr(entry[0], "values", list)()]
         for what in ("n_regs", "n_spills"):

@@ -294,7 +294,7 @@ def replay(session: Session) -> Iterator[tuple[str, list[str]]]:
 
 
 def precompile(session: Session) -> Iterator[tuple[str, list[str]]]:
-    """Every shipped kernel of the chip compiles."""
+    """What the parts after it launch, into their cache; and every shipped kernel of the chip compiles."""
     yield "sm_90", _script(session, "precompile", "--processes", "12")
 
 

@@ -548,6 +548,26 @@ class SplitsMergeInBaseTwo(Correct):
             lse[batch.context_lens > 16 * self.spec.block_size] *= 1.4426950408889634
 
 
+class SplitsJoinByLogSumExps(Correct):
+    """In decode, one split a block, base 2: a large logit leaves no digits for a sum that is no power of 2."""
+
+    def softmax(self, scores, seen, v, sink):
+        if sink is not None or len(scores) > 1:
+            return super().softmax(scores, seen, v, sink)
+        outs, sums = [], []
+        logits = scores.masked_fill(~seen, -torch.inf) * 1.4426950408889634
+        for part, values in zip(logits.split(self.spec.block_size, 1), v.split(self.spec.block_size), strict=True):
+            top = part.amax(1, keepdim=True).clamp_min(torch.finfo(part.dtype).min)
+            weights = torch.exp2(part - top)
+            total = weights.sum(1, keepdim=True)
+            outs.append(weights @ values / total.clamp_min(1e-30))
+            sums.append(top + torch.log2(total))
+        largest = torch.stack(sums).amax(0)
+        shares = torch.exp2(torch.stack(sums) - largest)
+        joined = (torch.stack(outs) * shares).sum(0) / shares.sum(0)
+        return joined, ((largest + torch.log2(shares.sum(0))) * 0.6931471805599453)[:, 0]
+
+
 class StridesOfThePoolIgnored(Correct):
     def read(self, pool, slots):
         size, flat = pool.k.shape, torch.empty(pool.k.shape, device="meta").stride()
@@ -685,6 +705,7 @@ INTENDED = {
     FirstPaddingKeyIsSeen: "check_rows_of_unequal_length_decode",
     GroupCutTo16: "check_many_query_heads_share_one_kv_head",
     SplitsMergeInBaseTwo: "check_long_rows_beside_short_ones",
+    SplitsJoinByLogSumExps: "check_extreme_logits_stay_finite",
     StridesOfThePoolIgnored: "check_interleaved_pools_are_read_and_written",
     BlockIdsClamped: "check_a_block_outside_the_pool_is_refused",
     ReadsLengthsOnTheHost: "check_a_recorded_step_serves_other_lengths",

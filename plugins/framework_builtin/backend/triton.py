@@ -41,7 +41,7 @@ class TritonBackend(AttentionBackend):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
-        kv_dtypes=frozenset({"float8_e4m3fn"}),
+        kv_dtypes=frozenset({"float8_e4m3fn", "int8"}),
         devices=frozenset({"cpu", "cuda"}),
         head_dims=frozenset(range(8, 257, 2)),
         layouts=frozenset({"NHD", "HND"}),
@@ -112,7 +112,7 @@ class TritonBackend(AttentionBackend):
         self._kernels().attend(q, pool, self._step, out, lse)
 
     def write(self, pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
-        """Store k, v (T, K, D) at `slot_mapping` (T,) int64 in one launch; e4m3 pools are quantised on the way."""
+        """Store k, v (T, K, D) at `slot_mapping` (T,) int64 in one launch; e4m3 and int8 pools are quantised so."""
         self._kernels().write(pool, k, v, slot_mapping)
 
     def rotate_and_write(
@@ -122,7 +122,7 @@ class TritonBackend(AttentionBackend):
         return self._kernels().rotate_and_write(pool, q, k, v, rope, slot_mapping)
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
-        """Copy blocks (source, destination) as if in order, one launch.
+        """Copy blocks (source, destination) as if in order: one launch, and one for the scales of an int8 pool.
 
         Looking at several waits for the device if they lie there; what was found, and the copy on the device, serve all
         layers that get the same tensor.

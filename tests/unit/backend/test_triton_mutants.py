@@ -21,74 +21,79 @@ from framework_builtin.backend.triton import TritonBackend
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+
+def within(file: str, text: str, old: str, new: str) -> tuple[str, str, str]:
+    """The mutant of `file` in which `old`, within this text of it, is `new`."""
+    assert text.count(old) == 1, f"{old!r} is not once in {text!r}"
+    return file, text, text.replace(old, new)
+
+
 MUTANTS: dict[str, tuple[str, str, str]] = {
     "decode reads one token too many": ("decode", "(position < stop_n)", "(position < stop_n + 1)"),
     "decode forgets the last token": ("decode", "(position < stop_n)", "(position < stop_n - 1)"),
-    "page offset off by one": ("decode", "+ (position % PAGE) * k_stride_s", "+ ((position + 1) % PAGE) * k_stride_s"),
+    "page offset off by one": ("decode", "slot = position % PAGE", "slot = (position + 1) % PAGE"),
     "every page of a tile is its first": ("decode", "tile // PAGE + tl.arange", "tile // PAGE + 0 * tl.arange"),
     "the output is not rescaled": ("decode", "acc = acc * shrink + tl.dot", "acc = acc + tl.dot"),
     "the denominator is not rescaled": ("decode", "total = total * shrink + tl.expand", "total = total + tl.expand"),
-    "splits weigh the same": ("decode", "weight = tl.exp2(lse - finite)", "weight = tl.exp2(lse - lse)"),
+    "splits weigh the same": ("decode", "weight = tl.exp2(part_top - finite)", "weight = 1.0"),
+    "splits forget their sums": ("decode", "total * shrink + part_total * weight", "total * shrink + weight"),
     "the other head's KV": ("decode", "head_x * GROUP + g_x", "(NUM_KV_HEADS - 1 - head_x) * GROUP + g_x"),
-    "decode's window is one short": (
-        "decode",
-        "origin = tl.maximum(context - window, 0)",
-        "origin = tl.maximum(context - window + 1, 0)",
+    "decode's window is one short": within(
+        "decode", "origin = tl.maximum(context - window, 0)", "window", "window + 1"
     ),
-    "masked values are loaded": (
-        "decode",
-        "tl.load(V + v_offset + d_x, mask=v_mask, other=0)",
-        "tl.load(V + v_offset + d_x)",
+    "masked values are loaded": within(
+        "decode", "tl.load(V + v_offset + d_x, mask=v_mask, other=0)", ", mask=v_mask, other=0", ""
     ),
-    "infinity minus infinity": (
+    "infinity minus infinity": within(
         "decode",
         """finite = tl.where(new_top == float("-inf"), 0.0, new_top)
         shrink = tl.exp2(top - finite)
         weight = tl.exp2(score""",
-        "finite = new_top\n        shrink = tl.exp2(top - finite)\n        weight = tl.exp2(score",
+        'tl.where(new_top == float("-inf"), 0.0, new_top)',
+        "new_top",
     ),
     "a sink in every split": ("decode", "tl.where(start <= origin, own_heads, 0)", "own_heads"),
-    "splits overlap": (
-        "decode",
-        "tl.minimum(start + chunk * N, context)",
-        "tl.minimum(start + chunk * N + 1, context)",
-    ),
+    "splits overlap": within("decode", "tl.minimum(start + chunk * N, context)", "N", "N + 1"),
     "ALiBi from the next position": ("decode", "position - context_n + 1", "position - context_n"),
-    "lse in base 2": ("decode", "lse * 0.6931471805599453, mask=sole", "lse, mask=sole"),
-    "an empty row has a sink": ("decode", "total = tl.where(context_x > 0, total, 0.0)", "total = total + 0.0"),
-    "the merge takes the neighbour's splits": (
+    "lse in base 2": within(
         "decode",
-        "first = tl.load(ROWS + row * 2).to(tl.int64)",
-        "first = tl.load(ROWS + row * 2).to(tl.int64) + 1",
+        '(top + tl.log2(safe_total)) * 0.6931471805599453, float("-inf"))\n        tl.store(LSE + row_x',
+        "(top + tl.log2(safe_total)) * 0.6931471805599453",
+        "top + tl.log2(safe_total)",
     ),
-    "a query does not see itself": (
-        "prefill",
-        "position[None, :] <= query_position[:, None]",
-        "position[None, :] < query_position[:, None]",
+    "an int8 score takes its neighbour's scale": ("decode", "slot * scale_stride_s", "slot * 0"),
+    "an int8 head takes another head's scale": ("decode", "head_n * scale_stride_h", "head_n * 0"),
+    "int8's sign is lost": ("decode", "v = (v.to(tl.int8, bitcast=True)", "v = (v"),
+    "int8's K has V's scales": ("decode", "tl.load(K_SCALE + scale_offset", "tl.load(V_SCALE + scale_offset"),
+    "int8's V has K's scales": ("decode", "tl.load(V_SCALE + scale_offset", "tl.load(K_SCALE + scale_offset"),
+    "masked scales are loaded": within(
+        "decode", "V_SCALE + scale_offset, mask=inside, other=0.0", ", mask=inside, other=0.0", ""
     ),
-    "a query sees its successors": (
-        "prefill",
-        "position[None, :] <= query_position[:, None]",
-        "position[None, :] <= query_position[:, None] + 1",
+    "a chunk's int8 head takes another's scale": ("prefill", "kv_head * scale_stride_h", "kv_head * 0"),
+    "a chunk's int8 block takes another's scale": ("prefill", "page * scale_stride_b", "page * 0"),
+    "a chunk's int8 V has K's scales": within("prefill", "tl.load(V_SCALE + scale_offset", "V", "K"),
+    "a chunk's splits forget their sums": within("prefill", "PART_SUMS + part * 2 + 1, total", "total", "top"),
+    "an empty row has a sink": ("decode", "total = tl.where(context_x > 0, total, 0.0)", "total = total + 0.0"),
+    "the merge takes the neighbour's splits": within(
+        "decode", "first = tl.load(ROWS + row * 2).to(tl.int64)", "tl.int64)", "tl.int64) + 1"
     ),
-    "the diagonal tile counts as plain": (
+    "a query does not see itself": within("prefill", "position[None, :] <= query_position[:, None]", "<=", "<"),
+    "a query sees its successors": within(
+        "prefill", "position[None, :] <= query_position[:, None]", "_position[:, None]", "_position[:, None] + 1"
+    ),
+    "the diagonal tile counts as plain": within(
         "prefill",
         "plain_stop = tl.maximum(first_position + 1, 0) // N * N",
-        "plain_stop = (tl.maximum(first_position + 1, 0) + N - 1) // N * N",
+        "tl.maximum(first_position + 1, 0",
+        "(tl.maximum(first_position + 1, 0) + N - 1",
     ),
-    "prefill's window is one short": (
-        "prefill",
-        "query_position[:, None] - window)",
-        "query_position[:, None] - window + 1)",
-    ),
+    "prefill's window is one short": within("prefill", "query_position[:, None] - window)", "window", "window + 1"),
     "prefill's window starts a tile late": ("prefill", "// N * N\n    # Tiles", "// N * N + N\n    # Tiles"),
     "a tile of a page is its first": ("prefill", "page, tile_start % PAGE,", "page, 0,"),
     "V's tail is not zeroed": ("prefill", "v = tl.where(inside[:, None], v, 0.0)", "v = v + 0.0"),
     "tiles go to the wrong row": ("prefill", "begins <= tile, middle, low", "begins < tile, middle, low"),
-    "the cached context is ignored": (
-        "prefill",
-        "query_position = context - num_queries + token",
-        "query_position = token",
+    "the cached context is ignored": within(
+        "prefill", "query_position = context - num_queries + token", "context - num_queries + ", ""
     ),
     "chunks share a head": ("prefill", "head = kv_head * GROUP + first_head + m % HEADS", "head = kv_head * GROUP"),
     "a chunk's splits overlap": ("prefill", "tl.maximum(start, tl.program_id(2) * split_len)", "start"),
@@ -109,6 +114,18 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "small e4m3 values have an exponent": ("store", "size < 0.015625", "size < 0.0078125"),
     "e4m3 overflows": ("store", "tl.minimum(tl.abs(x), 448.0)", "tl.abs(x)"),
     "k's scale for v": ("store", "K_SCALE if piece == 1 else V_SCALE", "K_SCALE"),
+    "int8 is cut, not rounded": ("store", "127.0) + 12582912.0)", "127.0) - 0.49 + 12582912.0)"),
+    "an int8 scale is of half a head": within(
+        "store", "tl.reduce(tl.reshape(size, (TOKENS * HEADS, 2)), 1,", "ze", "ze * (row % 2)"
+    ),
+    "int8's scales are K's alone": ("store", "tl.store(SCALE + at", "tl.store(K_SCALE + at"),
+    "int8's scales go to the block's start": ("store", "slot % PAGE * scale_stride_s", "0"),
+    "an int8 token of zeros is not a number": within(
+        "store",
+        "tl.maximum(scale, 1.1754943508222875e-38)[:, None]",
+        "tl.maximum(scale, 1.1754943508222875e-38)",
+        "scale",
+    ),
     "bfloat16 is cut": ("store", "0x7FFF + ((bits >> 16) & 1)", "0"),
     "a token is written to its block's start": ("store", "offset = (slot % PAGE)", "offset = (slot % PAGE * 0)"),
     "copies leave V behind": ("store", "tl.store(V + destination * v_stride_b", "tl.store(V + source * v_stride_b"),
@@ -179,7 +196,10 @@ def rotation(spec: AttentionSpec, interleaved: bool, **arguments: Any) -> Callab
         angles = torch.rand(40, spec.head_dim // 2, generator=generator) * 100
         rope = Rope(angles.cos(), angles.sin(), torch.tensor([3, 0, 39, 7, 8]), interleaved)
         got, want = (build_problem(Case(spec, (100,), (1,)), fill=0.0).pool for _ in range(2))
-        if spec.kv_dtype:
+        if spec.kv_dtype == "int8":
+            v = v.clone()
+            v[2, 0] = 0.0
+        elif spec.kv_dtype:
             v = v.bfloat16().to(dtype)  # short numbers over a power of 2: ties
             for pool in (got, want):
                 pool.k_scale, pool.v_scale = torch.tensor([0.02, 0.05]), torch.tensor([0.0625, 0.03125])
@@ -192,7 +212,7 @@ def rotation(spec: AttentionSpec, interleaved: bool, **arguments: Any) -> Callab
         finally:
             torch.use_deterministic_algorithms(False)
         stored = _torch_ops.rotate(k, rope)
-        if spec.kv_dtype:
+        if spec.kv_dtype == "float8_e4m3fn":
             assert want.k_scale is not None
             assert want.v_scale is not None
             stored, v = (
@@ -200,7 +220,8 @@ def rotation(spec: AttentionSpec, interleaved: bool, **arguments: Any) -> Callab
                 for x, scale in ((stored, want.k_scale), (v, want.v_scale))
             )
         _torch_ops.write(want, stored, v, slots)
-        pairs = ((rotated, _torch_ops.rotate(q, rope)), (got.k, want.k), (got.v, want.v))
+        pairs = [(rotated, _torch_ops.rotate(q, rope)), (got.k, want.k), (got.v, want.v)]
+        pairs += [(a, b) for a, b in ((got.k_scale, want.k_scale), (got.v_scale, want.v_scale)) if a is not None]
         return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
     return holds
@@ -215,6 +236,8 @@ BATTERY = {
         attention(spec_of(block_size=3, sliding_window=32), DECODE, arch="sm_90"),
         attention(spec_of(sinks=True), DECODE, arch="sm_90", split_tokens=32),
         attention(spec_of(num_heads=160, head_dim=64), DECODE, arch="sm_90"),
+        attention(spec_of(kv_dtype="int8", block_size=3, layout="HND"), DECODE, within=2e-5, split_tokens=32),
+        attention(spec_of(kv_dtype="int8"), DECODE, within=2e-5, arch="sm_90", split_tokens=32),
     ],
     "prefill": [
         attention(spec_of(), CHUNKS),
@@ -224,11 +247,14 @@ BATTERY = {
         attention(spec_of(block_size=3, sliding_window=32), CHUNKS, arch="sm_90"),
         attention(spec_of(layout="HND", **SINKS), CHUNKS),
         attention(spec_of(dtype="float16", head_dim=64, block_size=128), CHUNKS, within=2e-3, arch="sm_90", tma=True),
+        attention(spec_of(kv_dtype="int8", block_size=32, layout="HND"), CHUNKS, within=2e-5, arch="sm_90"),
     ],
     "store": [
         memory,
         rotation(spec_of(dtype="bfloat16", num_heads=8, head_dim=256), interleaved=False, arch="sm_90"),
         rotation(spec_of(kv_dtype="float8_e4m3fn", layout="HND"), interleaved=True),
+        rotation(spec_of(kv_dtype="int8", num_kv_heads=4, head_dim=64), interleaved=False, arch="sm_90"),
+        rotation(spec_of(kv_dtype="int8", layout="HND"), interleaved=True),
     ],
 }
 

@@ -23,6 +23,7 @@ from framework.model.loading import random_model  # noqa: E402
 from framework.sampling import Sampling  # noqa: E402
 from framework.testing.recorder import ReplayRecorder  # noqa: E402
 from framework_builtin.backend.triton import TritonBackend  # noqa: E402
+from framework_builtin.backend.triton_kernels import steps  # noqa: E402
 from framework_builtin.backend.triton_kernels.configs import ARCHS  # noqa: E402
 from framework_builtin.backend.triton_kernels.kernels import compiled  # noqa: E402
 from framework_builtin.backend.triton_kernels.launch import Launcher  # noqa: E402
@@ -81,11 +82,9 @@ class OnAnH200(TritonBackend):
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
         super().setup(spec, device)
-        self._launcher = launcher = Launcher(
-            spec, device, arch=ARCHS["sm_90"], num_sms=132, split_tokens=None, tma=self._tma
+        self._launcher = Launcher(
+            spec, device, arch=ARCHS["sm_90"], num_sms=132, split_tokens=None, tma=self._tma, wrap=self.launches
         )
-        launcher._interpreted = launcher._upcast = False
-        launcher._wrap = self.launches  # type: ignore[assignment]
 
     def __deepcopy__(self, memo: Any) -> OnAnH200:
         other = type(self)(tma=self._tma)
@@ -126,14 +125,18 @@ def serve(llm: LLM, seed: int) -> None:
             assert request.status.value == "finished", request.reason
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"graphs": True}, {"model": "windows"}, {"model": "sinks"}, {"kv_dtype": "float8_e4m3fn"},
-        {"block_size": 64, "tma": True, "layout": "HND"}, {"chunk_size": 48, "max_rows": 300},
-    ],
-    ids=lambda options: " ".join(f"{key} {value}" for key, value in options.items()) or "plain",
-)  # fmt: skip
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"graphs": True}, {"model": "windows"}, {"model": "sinks"}, {"kv_dtype": "float8_e4m3fn"},
+    {"kv_dtype": "int8"}, {"block_size": 64, "tma": True, "layout": "HND"}, {"chunk_size": 48, "max_rows": 300},
+]  # fmt: skip
+
+
+def described(options: dict[str, Any]) -> str:
+    """Of a case, for its name."""
+    return " ".join(f"{key} {value}" for key, value in options.items()) or "plain"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=described)
 def test_nothing_is_compiled_after_the_warm_up(options: dict[str, Any]) -> None:
     llm, launches = make(warm_up=True, **options)
     before = set(launches.keys)
@@ -141,6 +144,24 @@ def test_nothing_is_compiled_after_the_warm_up(options: dict[str, Any]) -> None:
     assert len(before) >= 8, before
     later = set(launches.keys) - before
     assert not later, "\n".join(f"{name}: {key[:400]}" for name, key in later)
+
+
+def precompiled(spec: AttentionSpec, *, tma: bool, max_rows: int) -> Launches:
+    """The launches that `precompile` has Triton compile for."""
+    launches = Launches()
+    launcher = steps.launcher_for(spec, ARCHS["sm_90"], launches, tma=tma)
+    for step in steps.all_of(spec, ARCHS["sm_90"], num_sms=132, max_rows=max_rows, ropes=(None, "halves")):
+        steps.run(step, launcher, spec)
+    return launches
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=described)
+def test_every_launch_of_serving_is_among_those_compiled_ahead_of_time(options: dict[str, Any]) -> None:
+    llm, launches = make(warm_up=False, **options)
+    serve(llm, seed=1)
+    ahead = precompiled(llm.executor.backend.spec, tma=options.get("tma", False), max_rows=options.get("max_rows", 80))  # type: ignore[attr-defined]
+    others = set(launches.keys) - set(ahead.keys)
+    assert not others, "\n".join(f"{name}: {key[:600]}" for name, key in others)
 
 
 def test_without_a_warm_up_serving_compiles() -> None:

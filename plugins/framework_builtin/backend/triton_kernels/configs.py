@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from framework.errors import InvalidArgument
+from framework.interfaces.backend import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,23 +13,32 @@ class DecodeConfig:
     """Tokens a tile, warps and pipeline stages of the decode kernel.
 
     Attributes:
+        max_registers: of a thread, on NVIDIA's chips. NOTE: 0 leaves it to ptxas, which may spill a few of them to fit
+            one more program on a multiprocessor: 2 of 128 at head dim 256 under triton 3.6. Told that limit, it spills
+            none and takes 109.
         max_m: query heads a tile, at most; larger groups are cut into blocks. With 128 the registers spill.
     """
 
     block_n: int
     num_warps: int
     num_stages: int
+    max_registers: int = 0
     max_m: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillConfig:
-    """Query rows (token x head) and context tokens a tile, warps and pipeline stages of the prefill kernel."""
+    """Query rows (token x head) and context tokens a tile, warps and pipeline stages of the prefill kernel.
+
+    Attributes:
+        max_registers: as DecodeConfig's.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    max_registers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +75,13 @@ class ArchConfig:
 _DECODE = {
     ("half", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3),
     ("half", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3),
-    ("half", 256): DecodeConfig(block_n=32, num_warps=8, num_stages=3),  # 4 warps: 2 spills under triton 3.6
+    ("half", 256): DecodeConfig(block_n=32, num_warps=8, num_stages=3, max_registers=128),
     ("fp8", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3),
     ("fp8", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3),
     ("fp8", 256): DecodeConfig(block_n=32, num_warps=4, num_stages=3),
+    ("int8", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3, max_registers=255),
+    ("int8", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, max_registers=255),
+    ("int8", 256): DecodeConfig(block_n=32, num_warps=8, num_stages=3, max_registers=255),
     ("float", 64): DecodeConfig(block_n=32, num_warps=8, num_stages=2),
     ("float", 128): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
     ("float", 256): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
@@ -80,15 +93,41 @@ _PREFILL = {
     ("fp8", 64): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
     ("fp8", 128): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
     ("fp8", 256): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3),
+    ("int8", 64): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3, max_registers=255),
+    ("int8", 128): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3, max_registers=255),
+    ("int8", 256): PrefillConfig(block_m=64, block_n=16, num_warps=8, num_stages=3, max_registers=255),
     ("float", 64): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=2),  # 32x32: groups of 2 spill
     ("float", 128): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=2),
     ("float", 256): PrefillConfig(block_m=16, block_n=32, num_warps=8, num_stages=2),
+}
+# fp32 queries over bytes: a pipelined loop keeps whole tiles, widened, in registers and spills thousands.
+_DECODE |= {
+    ("float_bytes", dim): DecodeConfig(block_n=16, num_warps=8, num_stages=1, max_registers=255, max_m=16)
+    for dim in (64, 128, 256)
+}
+_PREFILL |= {
+    ("float_bytes", 64): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=1, max_registers=255),
+    ("float_bytes", 128): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=1, max_registers=255),
+    ("float_bytes", 256): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=1, max_registers=255),
+}
+# Head dims that are no multiple of 16: every element is loaded by itself, and its address takes registers.
+_UNALIGNED_DECODE = {
+    64: DecodeConfig(block_n=16, num_warps=4, num_stages=1, max_registers=255, max_m=16),
+    128: DecodeConfig(block_n=16, num_warps=8, num_stages=1, max_registers=255, max_m=16),
+    256: DecodeConfig(block_n=16, num_warps=8, num_stages=1, max_registers=255, max_m=16),
+}
+_UNALIGNED_PREFILL = {
+    64: PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=1, max_registers=255),
+    128: PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=1, max_registers=255),
+    256: PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=1, max_registers=255),
 }
 _AMD_PREFILL = _PREFILL | {
     ("half", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=2),
     ("half", 256): PrefillConfig(block_m=64, block_n=16, num_warps=4, num_stages=2),
     ("fp8", 128): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=2),
     ("fp8", 256): PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
+    ("int8", 128): PrefillConfig(block_m=64, block_n=16, num_warps=8, num_stages=2),
+    ("int8", 256): PrefillConfig(block_m=32, block_n=16, num_warps=4, num_stages=2),
     ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
 }
 _TMA = {
@@ -110,6 +149,7 @@ ARCHS: dict[str, ArchConfig] = {
         | {
             ("half", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
             ("fp8", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
+            ("int8", 256): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=3, max_registers=255),
             ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
         },
         halve_when_biased=True,
@@ -123,7 +163,7 @@ ARCHS: dict[str, ArchConfig] = {
         | {
             ("fp8", 256): PrefillConfig(block_m=64, block_n=16, num_warps=8, num_stages=3),
             ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
-            ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
+            ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=3),
         },
         tma=_TMA,
     ),
@@ -147,17 +187,46 @@ ARCHS: dict[str, ArchConfig] = {
         halve_when_biased=True,
     ),
     "gfx942": ArchConfig(
-        target=("hip", "gfx942", 64), shared_bytes=64 * _KIB, native_fp8=False, decode=_DECODE, prefill=_AMD_PREFILL
+        target=("hip", "gfx942", 64),
+        shared_bytes=64 * _KIB,
+        native_fp8=False,
+        decode=_DECODE | {("int8", 256): DecodeConfig(block_n=16, num_warps=4, num_stages=2)},
+        prefill=_AMD_PREFILL,
     ),
 }
 """Shipped configurations. Each compiles without a spill; `resources.json` beside this file has the numbers."""
 
 
 def kind_of(dtype: str, kv_dtype: str | None) -> str:
-    """ "float" for fp32 queries, "fp8" for half-precision ones over an e4m3 pool, else "half"."""
+    """Of half-precision queries "half", over an e4m3 pool "fp8", over an int8 one "int8"; "float" and "float_bytes"."""
     if dtype == "float32":
-        return "float"
-    return "half" if kv_dtype in (None, dtype) else "fp8"
+        return "float" if kv_dtype in (None, dtype) else "float_bytes"
+    if kv_dtype in (None, dtype):
+        return "half"
+    return "int8" if kv_dtype == "int8" else "fp8"
+
+
+def is_aligned(head_dim: int) -> bool:
+    """Whether every head begins at a multiple of 16 elements, which loads of several at once need."""
+    return head_dim % 16 == 0
+
+
+def decode_tiles(arch: ArchConfig, spec: AttentionSpec) -> DecodeConfig:
+    """The tiles that decode a spec."""
+    dim = padded_dim(spec.head_dim)
+    return (
+        arch.decode[(kind_of(spec.dtype, spec.kv_dtype), dim)] if is_aligned(spec.head_dim) else _UNALIGNED_DECODE[dim]
+    )
+
+
+def prefill_tiles(arch: ArchConfig, spec: AttentionSpec) -> PrefillConfig:
+    """The tiles of a spec's chunks that are not loaded by tensor descriptors."""
+    dim = padded_dim(spec.head_dim)
+    return (
+        arch.prefill[(kind_of(spec.dtype, spec.kv_dtype), dim)]
+        if is_aligned(spec.head_dim)
+        else _UNALIGNED_PREFILL[dim]
+    )
 
 
 def padded_dim(head_dim: int) -> int:
@@ -166,6 +235,20 @@ def padded_dim(head_dim: int) -> int:
         if head_dim <= dim:
             return dim
     raise InvalidArgument(f"head dim {head_dim} is above 256, the largest tile")
+
+
+def chip(target: str) -> ArchConfig:
+    """The table's row for a chip by name ("sm_90", "sm_86", "gfx942"), with that chip itself as its target.
+
+    Raises:
+        InvalidArgument: no such chip, or one older than the table.
+    """
+    if target in ARCHS:
+        return ARCHS[target]
+    number = target.removeprefix("sm_")
+    if target == number or not number.isdigit() or len(number) < 2:
+        raise InvalidArgument(f"no chip {target!r}; known: {', '.join(ARCHS)} and others from sm_80 on")
+    return replace(ARCHS[arch_of(int(number[:-1]), int(number[-1]))], target=("cuda", int(number), 32))
 
 
 def arch_of(major: int, minor: int) -> str:

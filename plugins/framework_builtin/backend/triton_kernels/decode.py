@@ -74,8 +74,8 @@ def decode(
     K_SCALE,
     V_SCALE,
     WORK,
-    PART,  # (W, H, HEAD_DIM) float32: a split's own output
-    PART_LSE,  # (W, H) float32, base 2
+    PART,  # (W, H, HEAD_DIM) float32: a split's own output, not divided by its sum
+    PART_SUMS,  # (W, H, 2) float32: a split's largest logit in base 2, and its sum of exponentials below that
     num_items,
     score_scale,
     cap_scale,
@@ -89,6 +89,9 @@ def decode(
     v_stride_b,
     v_stride_s,
     v_stride_h,
+    scale_stride_b,  # of K_SCALE and of V_SCALE where each token and head has a scale
+    scale_stride_s,
+    scale_stride_h,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -105,7 +108,7 @@ def decode(
     SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    FP8: tl.constexpr,  # 0: the pool holds q's dtype. 1: e4m3 decoded by bit moves. 2: by the chip's conversion
+    STORED: tl.constexpr,  # 0: q's dtype. 1: e4m3, decoded by bit moves. 2: by the chip. 3: int8, a scale a token, head
     UPCAST: tl.constexpr,  # the interpreter's bfloat16 arithmetic works on raw bits: compute in float32 there
 ):
     """One work item and block of heads a program (`ITEMS` in the interpreter): softmax(q k) v over its tokens."""
@@ -193,7 +196,7 @@ def decode(
     if UPCAST:
         q = q.to(tl.float32)
     scale = score_scale
-    if K_SCALE is not None:
+    if K_SCALE is not None and STORED != 3:
         scale = score_scale * tl.load(K_SCALE + head_x)
     if SLOPES is not None:
         slope = tl.load(SLOPES + q_head_x, mask=own_x, other=0.0) * 1.4426950408889634
@@ -214,21 +217,18 @@ def decode(
         # Page ids: one load a page where pages and tiles fit each other, else one a token.
         if ITEMS == 1 and PAGE % N == 0:
             page = tl.load(TABLES + row * table_stride + tile // PAGE).to(tl.int64)
-            k_offset = page * k_stride_b + (tile % PAGE + n) * k_stride_s
-            v_offset = page * v_stride_b + (tile % PAGE + n) * v_stride_s
+            slot = tile % PAGE + n
         elif ITEMS == 1 and N % PAGE == 0:
             index = tile // PAGE + tl.arange(0, N // PAGE)
             page = tl.load(TABLES + row * table_stride + index, mask=index * PAGE < stop, other=0).to(tl.int64)
             # One id a slot before any stride: a reshape of offsets hides their divisibility from triton 3.5 to 3.7.
             page = tl.reshape(tl.broadcast_to(page[:, None], (N // PAGE, PAGE)), (N,))
-            k_offset = page * k_stride_b + (n % PAGE) * k_stride_s
-            v_offset = page * v_stride_b + (n % PAGE) * v_stride_s
+            slot = n % PAGE
         else:
             page = tl.load(TABLES + row_n * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
-            k_offset = page * k_stride_b + (position % PAGE) * k_stride_s
-            v_offset = page * v_stride_b + (position % PAGE) * v_stride_s
-        k_offset = tl.expand_dims(k_offset + head_n * k_stride_h, -2)
-        v_offset = tl.expand_dims(v_offset + head_n * v_stride_h, -1)
+            slot = position % PAGE
+        k_offset = tl.expand_dims(page * k_stride_b + slot * k_stride_s + head_n * k_stride_h, -2)
+        v_offset = tl.expand_dims(page * v_stride_b + slot * v_stride_s + head_n * v_stride_h, -1)
         d_k = tl.expand_dims(d, -1) if ITEMS == 1 else d[None, :, None]
         k_mask = tl.expand_dims(inside, -2)
         v_mask = tl.expand_dims(inside, -1)
@@ -237,18 +237,26 @@ def decode(
             v_mask = v_mask & (d_x < HEAD_DIM)
         k = tl.load(K + k_offset + d_k, mask=k_mask, other=0)
         v = tl.load(V + v_offset + d_x, mask=v_mask, other=0)
-        if FP8 == 1:
+        key_scale = scale
+        if STORED == 1:
             k16 = k.to(tl.uint16)
             v16 = v.to(tl.uint16)
             k = ((((k16 & 0x80) << 8) | ((k16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
             v = ((((v16 & 0x80) << 8) | ((v16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
-        elif FP8 == 2:
+        elif STORED == 2:
             k = k.to(tl.float8e4nv, bitcast=True).to(q.dtype)
             v = v.to(tl.float8e4nv, bitcast=True).to(q.dtype)
+        elif STORED == 3:
+            # K's scales go to the scores, in float32; V's to V, as a weight times a scale may be too small for float16.
+            scale_offset = page * scale_stride_b + slot * scale_stride_s + head_n * scale_stride_h
+            key_scale = score_scale * tl.expand_dims(tl.load(K_SCALE + scale_offset, mask=inside, other=0.0), -2)
+            v_scale = tl.expand_dims(tl.load(V_SCALE + scale_offset, mask=inside, other=0.0), -1)
+            k = k.to(tl.int8, bitcast=True).to(q.dtype)
+            v = (v.to(tl.int8, bitcast=True).to(tl.float32) * v_scale).to(q.dtype)
         elif UPCAST:
             k = k.to(tl.float32)
             v = v.to(tl.float32)
-        score = tl.dot(q, k, input_precision="ieee") * scale
+        score = tl.dot(q, k, input_precision="ieee") * key_scale
         if HAS_CAP:
             # tanh: its series where 1 - e^-2x would cancel, the exponential elsewhere.
             size = tl.abs(score)
@@ -276,25 +284,26 @@ def decode(
         total = tl.where(context_x > 0, total, 0.0)
     some = total > 0.0
     safe_total = tl.where(some, total, 1.0)
-    result = acc / safe_total
-    if V_SCALE is not None:
-        result = result * tl.load(V_SCALE + head_x)
-    lse = tl.where(some, top + tl.log2(safe_total), float("-inf"))
+    if V_SCALE is not None and STORED != 3:
+        acc = acc * tl.load(V_SCALE + head_x)
     sole = g_x < sole_heads_x
     if SPLIT:
+        # The largest logit and the sum stay apart: a log-sum-exp in float32 would round a large logit's sum away.
         part = work_x.to(tl.int64) * (NUM_KV_HEADS * GROUP) + q_head_x
         shared = own_x & (g_x >= sole_heads_x)
-        tl.store(PART + part * HEAD_DIM + d_x, result, mask=shared & (d_x < HEAD_DIM))
-        tl.store(PART_LSE + part, lse, mask=shared)
+        tl.store(PART + part * HEAD_DIM + d_x, acc, mask=shared & (d_x < HEAD_DIM))
+        tl.store(PART_SUMS + part * 2, top, mask=shared)
+        tl.store(PART_SUMS + part * 2 + 1, total, mask=shared)
     target = OUT + row_x * out_stride_t + q_head_x * out_stride_h + d_x
-    tl.store(target, result.to(OUT.dtype.element_ty), mask=sole & (d_x < HEAD_DIM))
+    tl.store(target, (acc / safe_total).to(OUT.dtype.element_ty), mask=sole & (d_x < HEAD_DIM))
     if LSE is not None:
-        tl.store(LSE + row_x * lse_stride_t + q_head_x * lse_stride_h, lse * 0.6931471805599453, mask=sole)
+        lse = tl.where(some, (top + tl.log2(safe_total)) * 0.6931471805599453, float("-inf"))
+        tl.store(LSE + row_x * lse_stride_t + q_head_x * lse_stride_h, lse, mask=sole)
 
 
 def merge_splits(
     PART,
-    PART_LSE,
+    PART_SUMS,
     ROWS,  # (B, 2) int32: a row's first split and their number; None: each has num_splits, num_rows apart
     OUT,
     LSE,
@@ -310,7 +319,7 @@ def merge_splits(
     M: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Weigh a row's splits, for M heads, by their share of the softmax's denominator. Rows of one split: nothing."""
+    """Add a row's splits, for M heads, each rescaled to the largest logit, then divide. Rows of one split: nothing."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * M + tl.arange(0, M)
     d = tl.arange(0, D)
@@ -330,13 +339,14 @@ def merge_splits(
         acc = tl.full((M, D), 0.0, tl.float32)
         for split in range(splits):
             part = (first + split * step) * NUM_HEADS + head  # first: int64
-            lse = tl.load(PART_LSE + part, mask=known, other=float("-inf"))
+            part_top = tl.load(PART_SUMS + part * 2, mask=known, other=float("-inf"))
+            part_total = tl.load(PART_SUMS + part * 2 + 1, mask=known, other=0.0)
             value = tl.load(PART + part[:, None] * HEAD_DIM + d[None, :], mask=both, other=0.0)
-            new_top = tl.maximum(top, lse)
+            new_top = tl.maximum(top, part_top)
             finite = tl.where(new_top == float("-inf"), 0.0, new_top)
             shrink = tl.exp2(top - finite)
-            weight = tl.exp2(lse - finite)
-            total = total * shrink + weight
+            weight = tl.exp2(part_top - finite)
+            total = total * shrink + part_total * weight
             acc = acc * shrink[:, None] + value * weight[:, None]
             top = new_top
         some = total > 0.0

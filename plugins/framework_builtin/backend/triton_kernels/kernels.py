@@ -11,9 +11,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-PER_BATCH = ("num_", "first_row", "min_tiles", "window", "split_len", "table_stride", "lse_stride")
-"""Beginnings of the names of integer arguments that differ from batch to batch. Triton would compile a kernel anew
-where one of them is 1 or a multiple of 16; these are never specialised on, here and in the ahead-of-time screen."""
+NOT_SPECIALISED = (
+    "num_", "first_row", "min_tiles", "window", "split_len", "table_stride", "lse_stride", "scale_stride"
+)  # fmt: skip
+"""Beginnings of the names of integer arguments that differ from batch to batch, or from layout to layout and gain
+nothing by being known. Triton would compile a kernel anew where one of them is 1 or a multiple of 16; these are never
+specialised on."""
 
 
 @functools.cache
@@ -21,12 +24,12 @@ def compiled(function: Callable[..., None]) -> Any:
     """`function` as a kernel that Triton compiles: `compiled(f)[grid](*args, **constants)`."""
     from triton.runtime.jit import JITFunction
 
-    return JITFunction(function, do_not_specialize=per_batch_arguments(function))
+    return JITFunction(function, do_not_specialize=not_specialised(function))
 
 
-def per_batch_arguments(function: Callable[..., None]) -> list[str]:
+def not_specialised(function: Callable[..., None]) -> list[str]:
     """The arguments of a kernel that Triton must not specialise on."""
-    return [name for name in inspect.signature(function).parameters if name.startswith(PER_BATCH)]
+    return [name for name in inspect.signature(function).parameters if name.startswith(NOT_SPECIALISED)]
 
 
 @functools.cache

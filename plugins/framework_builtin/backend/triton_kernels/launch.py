@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ class Launcher(PoolWriter):
         num_sms: multiprocessors of the device, which the splits of a batch are to fill; 0: never split by work.
         split_tokens: cut every row at multiples of this many tokens instead.
         tma: prefill by tensor descriptors where the table has a tile for the pages.
+        wrap: as PoolWriter's.
     """
 
     def __init__(
@@ -67,8 +69,9 @@ class Launcher(PoolWriter):
         num_sms: int,
         split_tokens: int | None,
         tma: bool = False,
+        wrap: Callable[[Callable[..., None]], Any] | None = None,
     ) -> None:
-        super().__init__(spec, device, arch=arch)
+        super().__init__(spec, device, arch=arch, wrap=wrap)
         self._tma = tma
         self._share = num_sms * (arch.items_per_sm if arch else 0) // spec.num_kv_heads
         self._chunk_programs = num_sms * (arch.chunks_per_sm if arch else 0)
@@ -135,10 +138,9 @@ class Launcher(PoolWriter):
 
         spec, shape, batch = self._spec, step.shape, step.batch
         split = step.work is not None
-        part = part_lse = None
+        part = sums = None
         if split:
-            part = self._workspace("part", step.num_work * spec.num_heads * spec.head_dim, "float32")
-            part_lse = self._workspace("part_lse", step.num_work * spec.num_heads, "float32")
+            part, sums = self._part_workspaces(step.num_work)
         num_items = step.num_work * spec.num_kv_heads * shape.head_blocks
         self._start(
             decode,
@@ -153,11 +155,11 @@ class Launcher(PoolWriter):
             *self._layer_constants(pool),
             step.work,
             part,
-            part_lse,
+            sums,
             num_items,
             *plans.scales(spec),
             spec.sliding_window or 0,
-            *self._all_strides(q, k, v, out, lse, batch, pool.layout),
+            *self._all_strides(q, k, v, out, lse, batch, pool),
             NUM_KV_HEADS=spec.num_kv_heads,
             HEAD_BLOCKS=shape.head_blocks,
             M=shape.m,
@@ -170,12 +172,12 @@ class Launcher(PoolWriter):
             **self._options(shape),
         )
         if split:
-            self._merge(part, part_lse, step.rows, out, lse, shape, first_row=0, num_rows=step.num_decodes)
+            self._merge(part, sums, step.rows, out, lse, shape, first_row=0, num_rows=step.num_decodes)
 
     def _merge(
         self,
         part: Tensor | None,
-        part_lse: Tensor | None,
+        sums: Tensor | None,
         rows: Tensor | None,
         out: Tensor,
         lse: Tensor | None,
@@ -194,7 +196,7 @@ class Launcher(PoolWriter):
             merge_splits,
             (num_rows, -(-spec.num_heads // heads)),
             part,
-            part_lse,
+            sums,
             rows,
             out,
             lse,
@@ -218,10 +220,9 @@ class Launcher(PoolWriter):
         spec, batch = self._spec, step.batch
         chunks = self._chunks(q, k, v, step)
         shape, num_splits = chunks.shape, chunks.num_splits
-        part = part_lse = None
+        part = sums = None
         if chunks.split_len:
-            part = self._workspace("part", num_splits * chunks.num_tokens * spec.num_heads * spec.head_dim, "float32")
-            part_lse = self._workspace("part_lse", num_splits * chunks.num_tokens * spec.num_heads, "float32")
+            part, sums = self._part_workspaces(num_splits * chunks.num_tokens)
         self._start(
             prefill,
             (*plans.prefill_grid(spec, shape, chunks.num_tokens, chunks.num_rows), num_splits),
@@ -235,7 +236,7 @@ class Launcher(PoolWriter):
             batch.query_starts,
             *self._layer_constants(pool),
             part,
-            part_lse,
+            sums,
             step.num_decodes,
             chunks.num_rows,
             chunks.num_tokens,
@@ -243,7 +244,7 @@ class Launcher(PoolWriter):
             chunks.split_len,
             *plans.scales(spec),
             spec.sliding_window or 0,
-            *self._all_strides(q, k, v, out, lse, batch, pool.layout),
+            *self._all_strides(q, k, v, out, lse, batch, pool),
             NUM_KV_HEADS=spec.num_kv_heads,
             HEAD_BLOCKS=shape.head_blocks,
             BLOCK_Q=plans.block_q(spec, shape),
@@ -258,7 +259,7 @@ class Launcher(PoolWriter):
         if chunks.split_len:
             self._merge(
                 part,
-                part_lse,
+                sums,
                 None,
                 out,
                 lse,
@@ -292,26 +293,34 @@ class Launcher(PoolWriter):
         spec = self._spec
         sinks = pool.sinks if spec.sinks else None
         slopes = pool.alibi_slopes if spec.alibi else None
-        scaled = self._constants["FP8"] != 0
-        return sinks, slopes, pool.k_scale if scaled else None, pool.v_scale if scaled else None
+        return sinks, slopes, *self._scales(pool)
 
-    @staticmethod
+    def _part_workspaces(self, num_parts: int) -> tuple[Tensor, Tensor]:
+        """Room for the outputs, and for the largest logits and sums, of `num_parts` splits of a token's context."""
+        num_heads = num_parts * self._spec.num_heads
+        part = self._workspace("part", num_heads * self._spec.head_dim, "float32")
+        return part, self._workspace("part_sums", num_heads * 2, "float32")
+
     def _all_strides(
-        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, batch: Batch, layout: str
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, batch: Batch, pool: LayerKV
     ) -> tuple[int, ...]:
         return (
             batch.block_tables.stride(0),
             q.stride(0),
             q.stride(1),
-            *strides(k, layout),
-            *strides(v, layout),
+            *strides(k, pool.layout),
+            *strides(v, pool.layout),
+            *self._scale_strides(pool),
             out.stride(0),
             out.stride(1),
             *token_strides(lse),
         )
 
     def _options(self, shape: plans.Shape) -> dict[str, Any]:
-        return {} if self._interpreted else {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+        if self._interpreted:
+            return {}
+        options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+        return options | ({"maxnreg": shape.max_registers} if shape.max_registers else {})
 
     def _workspace(self, name: str, num_elements: int, dtype: str) -> Tensor:
         """A flat buffer kept between steps. It grows to powers of two.

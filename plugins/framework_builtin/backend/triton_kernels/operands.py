@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def as_stored(stored: Tensor) -> Tensor:
-    """The pool as the kernels take it: e4m3 as bytes."""
+    """The pool as the kernels take it: e4m3 and int8 as bytes."""
     if stored.stride(-1) != 1:
         raise InvalidArgument(f"the head dim of a KV pool must be contiguous, found strides {stored.stride()}")
     if stored.element_size() == 1:
@@ -36,8 +36,8 @@ def descriptor(stored: Tensor, tokens: int, layout: str) -> Any:
 
 
 def strides(stored: Tensor, layout: str) -> tuple[int, int, int]:
-    """Elements from block to block, token to token, head to head."""
-    block, second, third, _ = stored.stride()
+    """Elements from block to block, token to token, head to head, of K or V or of their scales."""
+    block, second, third = stored.stride()[:3]
     return (block, second, third) if layout == "NHD" else (block, third, second)
 
 

@@ -7,11 +7,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from framework.interfaces.backend import AttentionSpec
-from framework_builtin.backend.triton_kernels.configs import ArchConfig, PrefillConfig, kind_of, padded_dim
+from framework_builtin.backend.triton_kernels.configs import (
+    ArchConfig,
+    PrefillConfig,
+    decode_tiles,
+    kind_of,
+    padded_dim,
+    prefill_tiles,
+)
 
 LOG2_E = 1.4426950408889634
 _INTERPRETED_ELEMENTS = 1 << 20  # of one K tile in the interpreter: 8 MiB of addresses
-_E4M3_BY_BITS, _E4M3_BY_CHIP = 1, 2
+AS_QUERIES, E4M3_BY_BITS, E4M3_BY_CHIP, INT8 = range(4)
+"""What a pool holds, and how the kernels read it: their constant STORED."""
 
 
 def next_power(value: int) -> int:
@@ -42,6 +50,7 @@ class Shape:
     head_blocks: int = 1
     num_warps: int = 4
     num_stages: int = 2
+    max_registers: int = 0
     tma: bool = False
 
 
@@ -52,8 +61,7 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
     """
     group = spec.num_heads // spec.num_kv_heads
     if arch is not None:
-        dim = padded_dim(spec.head_dim)
-        config = arch.decode[(kind_of(spec.dtype, spec.kv_dtype), dim)]
+        dim, config = padded_dim(spec.head_dim), decode_tiles(arch, spec)
         rows = min(max(next_power(group), 16), config.max_m)
         return Shape(
             m=rows,
@@ -62,6 +70,7 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
             head_blocks=-(-group // rows),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
+            max_registers=config.max_registers if arch.target[0] == "cuda" else 0,
         )
     dim = next_power(spec.head_dim)
     tokens = min(max(next_power(max_context), 16), 512, max(_INTERPRETED_ELEMENTS // dim, 16))
@@ -94,8 +103,7 @@ def prefill_shape(
             tma=True,
         )
     if arch is not None:
-        dim = padded_dim(spec.head_dim)
-        config = arch.prefill[(kind_of(spec.dtype, spec.kv_dtype), dim)]
+        dim, config = padded_dim(spec.head_dim), prefill_tiles(arch, spec)
         biased = arch.halve_when_biased and (spec.soft_cap is not None or spec.alibi)
         tokens = max(config.block_n // 2, 16) if biased else config.block_n
         return Shape(
@@ -105,6 +113,7 @@ def prefill_shape(
             head_blocks=-(-group // config.block_m),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
+            max_registers=config.max_registers if arch.target[0] == "cuda" else 0,
         )
     dim = next_power(spec.head_dim)
     tokens = min(max(next_power(max_context), 16), 512)
@@ -142,17 +151,27 @@ def store_shape(spec: AttentionSpec, num_tokens: int, *, rotates: bool, interpre
 
 def feature_constants(spec: AttentionSpec, arch: ArchConfig | None) -> dict[str, int | bool]:
     """The constants that both attention kernels share."""
-    fp8 = 0
-    if spec.kv_dtype not in (None, spec.dtype):
-        fp8 = _E4M3_BY_CHIP if arch is not None and arch.native_fp8 else _E4M3_BY_BITS
     return {
         "GROUP": spec.num_heads // spec.num_kv_heads,
         "HEAD_DIM": spec.head_dim,
         "PAGE": spec.block_size,
         "HAS_WINDOW": spec.sliding_window is not None,
         "HAS_CAP": spec.soft_cap is not None,
-        "FP8": fp8,
+        "STORED": _stored(spec, arch),
     }
+
+
+def _stored(spec: AttentionSpec, arch: ArchConfig | None) -> int:
+    if spec.kv_dtype in (None, spec.dtype):
+        return AS_QUERIES
+    if spec.kv_dtype == "int8":
+        return INT8
+    return E4M3_BY_CHIP if arch is not None and arch.native_fp8 else E4M3_BY_BITS
+
+
+def quantised(stored: int) -> int:
+    """What the write kernel makes of new tokens, its constant QUANTISE: nothing (0), e4m3 (1) or int8 (2)."""
+    return {AS_QUERIES: 0, INT8: 2}.get(stored, 1)
 
 
 def scales(spec: AttentionSpec) -> tuple[float, float]:

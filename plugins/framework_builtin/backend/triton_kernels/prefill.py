@@ -3,7 +3,7 @@
 A program takes BLOCK_Q query tokens of a row and all query heads of one kv head (or as many as fit), packed into the M
 rows of a tile. The row a program belongs to is searched on the device, so that the grid depends on shapes only. Where
 tiles are too few to fill the device, as for a short chunk behind a long prefix, the context is cut into splits of
-`split_len` tokens, whose outputs `decode.merge_splits` weighs.
+`split_len` tokens, whose outputs `decode.merge_splits` adds.
 """
 
 # mypy: ignore-errors
@@ -27,8 +27,8 @@ def prefill(
     SLOPES,
     K_SCALE,
     V_SCALE,
-    PART,  # (splits, tokens of the chunks, H, HEAD_DIM) float32, or None where the context is not split
-    PART_LSE,  # (splits, tokens of the chunks, H) float32, base 2
+    PART,  # (splits, tokens of the chunks, H, HEAD_DIM) float32, not divided; or None where the context is not split
+    PART_SUMS,  # (splits, tokens of the chunks, H, 2) float32: largest logit in base 2, sum of exponentials below it
     first_row,
     num_rows,
     num_tokens,  # of the chunks
@@ -46,6 +46,9 @@ def prefill(
     v_stride_b,
     v_stride_s,
     v_stride_h,
+    scale_stride_b,  # of K_SCALE and of V_SCALE where each token and head has a scale
+    scale_stride_s,
+    scale_stride_h,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -61,7 +64,7 @@ def prefill(
     D: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    FP8: tl.constexpr,
+    STORED: tl.constexpr,  # as in decode
     UPCAST: tl.constexpr,
     TMA: tl.constexpr,  # 0: K and V are pointers. Else descriptors, of NHD (1) or HND (2): a page holds whole tiles
 ):
@@ -104,7 +107,7 @@ def prefill(
     if UPCAST:
         q = q.to(tl.float32)
     scale = score_scale
-    if K_SCALE is not None:
+    if K_SCALE is not None and STORED != 3:
         scale = score_scale * tl.load(K_SCALE + kv_head)
     if SLOPES is not None:
         slope = tl.load(SLOPES + head, mask=own, other=0.0) * 1.4426950408889634
@@ -146,23 +149,20 @@ def prefill(
                 page = tl.load(TABLES + row * table_stride + tile_start // PAGE)
             elif PAGE % N == 0:
                 page = tl.load(TABLES + row * table_stride + tile_start // PAGE).to(tl.int64)
-                k_offset = page * k_stride_b + (tile_start % PAGE + n) * k_stride_s
-                v_offset = page * v_stride_b + (tile_start % PAGE + n) * v_stride_s
+                slot = tile_start % PAGE + n
             elif N % PAGE == 0:
                 page_index = tile_start // PAGE + tl.arange(0, N // PAGE)
                 page_mask = page_index * PAGE < stop
                 page = tl.load(TABLES + row * table_stride + page_index, mask=page_mask, other=0).to(tl.int64)
                 # One id a slot before any stride: a reshape of offsets hides their divisibility from triton 3.5 to 3.7.
                 page = tl.reshape(tl.broadcast_to(page[:, None], (N // PAGE, PAGE)), (N,))
-                k_offset = page * k_stride_b + (n % PAGE) * k_stride_s
-                v_offset = page * v_stride_b + (n % PAGE) * v_stride_s
+                slot = n % PAGE
             else:
                 page = tl.load(TABLES + row * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
-                k_offset = page * k_stride_b + (position % PAGE) * k_stride_s
-                v_offset = page * v_stride_b + (position % PAGE) * v_stride_s
+                slot = position % PAGE
             if TMA == 0:
-                k_at = K + (k_offset + kv_head * k_stride_h)[None, :] + d[:, None]
-                v_at = V + (v_offset + kv_head * v_stride_h)[:, None] + d[None, :]
+                k_at = K + (page * k_stride_b + slot * k_stride_s + kv_head * k_stride_h)[None, :] + d[:, None]
+                v_at = V + (page * v_stride_b + slot * v_stride_s + kv_head * v_stride_h)[:, None] + d[None, :]
             if TMA == 1:
                 k = tl.trans(tl.reshape(K.load([page, tile_start % PAGE, kv_head.to(tl.int32), 0]), (N, D)))
                 v = tl.reshape(V.load([page, tile_start % PAGE, kv_head.to(tl.int32), 0]), (N, D))
@@ -178,21 +178,28 @@ def prefill(
             else:
                 k = tl.load(k_at, mask=(d < HEAD_DIM)[:, None], other=0)
                 v = tl.load(v_at, mask=(d < HEAD_DIM)[None, :], other=0)
-            if FP8 == 1:
+            key_scale = scale
+            if STORED == 1:
                 k16 = k.to(tl.uint16)
                 v16 = v.to(tl.uint16)
                 k = ((((k16 & 0x80) << 8) | ((k16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
                 v = ((((v16 & 0x80) << 8) | ((v16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
-            elif FP8 == 2:
+            elif STORED == 2:
                 k = k.to(tl.float8e4nv, bitcast=True).to(q.dtype)
                 v = v.to(tl.float8e4nv, bitcast=True).to(q.dtype)
+            elif STORED == 3:
+                scale_offset = page * scale_stride_b + slot * scale_stride_s + kv_head * scale_stride_h
+                key_scale = score_scale * tl.load(K_SCALE + scale_offset, mask=inside, other=0.0)[None, :]
+                v_scale = tl.load(V_SCALE + scale_offset, mask=inside, other=0.0)[:, None]
+                k = k.to(tl.int8, bitcast=True).to(q.dtype)
+                v = (v.to(tl.int8, bitcast=True).to(tl.float32) * v_scale).to(q.dtype)
             elif UPCAST:
                 k = k.to(tl.float32)
                 v = v.to(tl.float32)
             if TMA != 0 and phase == 1:
                 # A tile is read whole: behind the context may be NaN, and no weight of 0 makes that 0.
                 v = tl.where(inside[:, None], v, 0.0)
-            score = tl.dot(q, k, input_precision="ieee") * scale
+            score = tl.dot(q, k, input_precision="ieee") * key_scale
             if HAS_CAP:
                 # tanh: its series where 1 - e^-2x would cancel, the exponential elsewhere.
                 size = tl.abs(score)
@@ -225,17 +232,17 @@ def prefill(
         total = tl.where(query_position >= 0, total, 0.0)
     some = total > 0.0
     safe_total = tl.where(some, total, 1.0)
-    result = acc / safe_total[:, None]
-    if V_SCALE is not None:
-        result = result * tl.load(V_SCALE + kv_head)
+    if V_SCALE is not None and STORED != 3:
+        acc = acc * tl.load(V_SCALE + kv_head)
     kept = own[:, None] & (d < HEAD_DIM)[None, :]
     if PART is not None:
         part = (tl.program_id(2).to(tl.int64) * num_tokens + at - base) * (NUM_KV_HEADS * GROUP) + head
-        tl.store(PART + part[:, None] * HEAD_DIM + d[None, :], result, mask=kept)
-        tl.store(PART_LSE + part, tl.where(some, top + tl.log2(safe_total), float("-inf")), mask=own)
+        tl.store(PART + part[:, None] * HEAD_DIM + d[None, :], acc, mask=kept)
+        tl.store(PART_SUMS + part * 2, top, mask=own)
+        tl.store(PART_SUMS + part * 2 + 1, total, mask=own)
     else:
         target = OUT + (at * out_stride_t + head * out_stride_h)[:, None] + d[None, :]
-        tl.store(target, result.to(OUT.dtype.element_ty), mask=kept)
+        tl.store(target, (acc / safe_total[:, None]).to(OUT.dtype.element_ty), mask=kept)
         if LSE is not None:
             lse = tl.where(some, (top + tl.log2(safe_total)) * 0.6931471805599453, float("-inf"))
             tl.store(LSE + at * lse_stride_t + head * lse_stride_h, lse, mask=own)

@@ -22,27 +22,33 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from packaging.version import Version
 
 from framework.interfaces.backend import AttentionSpec
-from framework_builtin.backend.triton_kernels import plan as plans
-from framework_builtin.backend.triton_kernels.aot import (
-    Resources,
-    Variant,
-    as_dict,
-    compile_variant,
-    shipped_variants,
-    wide_variants,
+from framework_builtin.backend.triton_kernels.aot import Resources, as_dict, compile_variant
+from framework_builtin.backend.triton_kernels.configs import (
+    ARCHS,
+    ArchConfig,
+    DecodeConfig,
+    PrefillConfig,
+    is_aligned,
+    kind_of,
+    padded_dim,
 )
-from framework_builtin.backend.triton_kernels.configs import ARCHS, padded_dim
+from framework_builtin.backend.triton_kernels.variants import Variant, shipped_variants, wide_variants
 
 TABLE = Path(__file__).with_name("resources.json")
 DIGESTS = Path(__file__).with_name("compiled_from.json")
-"""Version of triton -> digest of the sources that it compiled the whole table from, by `--update`."""
-_COMPILED_FROM = ("aot.py", "configs.py", "decode.py", "kernels.py", "plan.py", "prefill.py", "store.py")
-Job = tuple[Variant, plans.Shape | None]
+"""Version of triton -> chip -> digest of the sources it compiled the chip's part of the table from, by `--update`."""
+_COMPILED_FROM = (
+    "configs.py", "decode.py", "kernels.py", "launch.py", "operands.py", "plan.py", "prefill.py", "steps.py",
+    "store.py", "variants.py", "writes.py",
+)  # fmt: skip
+Job = tuple[Variant, ArchConfig | None]
+"""What is compiled, and the chip's row of the table with a candidate in it; None: the table's own."""
 
 
 def shipped(names: Collection[str] | None = None, archs: tuple[str, ...] = tuple(ARCHS)) -> list[Job]:
@@ -65,9 +71,9 @@ def compile_all(jobs: Iterable[Job], num_processes: int = 2) -> Iterator[tuple[J
 
 
 def _compile(job: Job) -> Resources | str:
-    variant, shape = job
+    variant, arch = job
     try:
-        return compile_variant(variant, shape)
+        return compile_variant(variant, arch)
     except Exception as error:  # a candidate may fail in any way a compiler can; the table shows how
         return f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
 
@@ -82,17 +88,18 @@ def problems(variant: Variant, found: Resources | str) -> list[str]:
         reasons.append(f"{found.spills} spills")
     if found.shared_bytes > arch.shared_bytes:
         reasons.append(f"{found.shared_bytes} bytes of shared memory, the chip has {arch.shared_bytes}")
-    if variant.kernel == "prefill" and variant.spec.dtype != "float32":
+    piped = is_aligned(variant.spec.head_dim) and kind_of(variant.spec.dtype, variant.spec.kv_dtype) != "float_bytes"
+    if variant.kernel == "prefill" and variant.spec.dtype != "float32" and is_aligned(variant.spec.head_dim):
         wanted = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "MFMA"}[variant.arch]
         if found.matrix_instructions != wanted:
             reasons.append(f"uses {found.matrix_instructions or 'no matrix instruction'} instead of {wanted}")
-    if variant.kernel in ("decode", "prefill") and variant.arch.startswith("sm_") and not found.async_loads:
+    if piped and variant.kernel in ("decode", "prefill") and variant.arch.startswith("sm_") and not found.async_loads:
         reasons.append("no asynchronous load")
     return reasons
 
 
 def candidates(args: argparse.Namespace) -> Iterator[Job]:
-    """The cross product of the tiles, warps and stages asked for."""
+    """The cross product of the tiles, warps and stages asked for; a decode tile's M is at most the group's rows."""
     spec = AttentionSpec(
         num_heads=4 * args.group,
         num_kv_heads=4,
@@ -103,8 +110,14 @@ def candidates(args: argparse.Namespace) -> Iterator[Job]:
     )
     for arch, tile, warps, stages in itertools.product(args.arch, args.tiles, args.warps, args.stages):
         m, n = (int(part) for part in tile.split("x"))
-        shape = plans.Shape(m=m, n=n, d=padded_dim(args.head_dim), num_warps=warps, num_stages=stages)
-        yield Variant(arch, args.kernel, spec), shape
+        key = (kind_of(spec.dtype, spec.kv_dtype), padded_dim(spec.head_dim))
+        variant, row = Variant(arch, args.kernel, spec, split=args.split or args.kernel == "decode"), ARCHS[arch]
+        if args.kernel == "decode":
+            tiles = DecodeConfig(block_n=n, num_warps=warps, num_stages=stages, max_m=m)
+            yield variant, replace(row, decode=row.decode | {key: tiles})
+        else:
+            chunk = PrefillConfig(block_m=m, block_n=n, num_warps=warps, num_stages=stages)
+            yield variant, replace(row, prefill=row.prefill | {key: chunk})
 
 
 def read_table(version: str | None = None, path: Path = TABLE) -> tuple[str, dict[str, Resources]]:
@@ -121,10 +134,17 @@ def read_table(version: str | None = None, path: Path = TABLE) -> tuple[str, dic
     return version, {name: Resources(**found) for name, found in content.get(version, {}).items()}
 
 
-def write_table(rows: dict[str, Resources], path: Path = TABLE) -> None:
-    """Replace what the committed table says of the installed version of triton."""
+def write_table(rows: dict[str, Resources], archs: Collection[str] = (), path: Path = TABLE) -> None:
+    """Put rows into what the committed table says of the installed version of triton.
+
+    Args:
+        archs: chips that `rows` has whole: what the table has of them beside is dropped.
+    """
     content = json.loads(path.read_text())
-    content[triton_version()] = {name: as_dict(found) for name, found in rows.items()}
+    found = {name: row for name, row in content.get(triton_version(), {}).items() if name.split("/")[0] not in archs}
+    found |= {name: as_dict(row) for name, row in rows.items()}
+    order = {variant.name: at for at, variant in enumerate(shipped_variants())}
+    content[triton_version()] = {name: found[name] for name in sorted(found, key=lambda name: order.get(name, -1))}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -136,16 +156,21 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-def is_as_compiled(version: str) -> bool:
-    """Whether this version of triton compiled the committed table from just these sources."""
-    return json.loads(DIGESTS.read_text()).get(version) == sources_digest() if DIGESTS.exists() else False
+def is_as_compiled(version: str, arch: str) -> bool:
+    """Whether this version of triton compiled all that the committed table has of a chip from just these sources."""
+    return _digests().get(version, {}).get(arch) == sources_digest()
 
 
-def write_digest() -> None:
-    """Note that the installed version of triton compiled the whole table from just these sources."""
-    content = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
-    content[triton_version()] = sources_digest()
-    DIGESTS.write_text(json.dumps(content, indent=1) + "\n")
+def write_digests(archs: Iterable[str]) -> None:
+    """Note that the installed version of triton compiled these chips' part of the table from just these sources."""
+    content, digest = _digests(), sources_digest()
+    content.setdefault(triton_version(), {}).update(dict.fromkeys(archs, digest))
+    DIGESTS.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def _digests() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
+    return found
 
 
 def differences(found: dict[str, Resources], *, whole: bool) -> list[str]:
@@ -165,12 +190,19 @@ def differences(found: dict[str, Resources], *, whole: bool) -> list[str]:
 
 
 def _print(job: Job, found: Resources | str) -> None:
-    variant, shape = job
-    tile = "" if shape is None else f" {shape.m}x{shape.n} {shape.num_warps} warps {shape.num_stages} stages"
+    variant, arch = job
+    tile = "" if arch is None else f" {_tile(variant, arch)}"
     reasons = problems(variant, found)
     numbers = "" if isinstance(found, str) else " ".join(f"{name}={value}" for name, value in as_dict(found).items())
     sys.stdout.write(f"{variant.name}{tile}: {numbers} {'UNFIT: ' + '; '.join(reasons) if reasons else 'fit'}\n")
     sys.stdout.flush()
+
+
+def _tile(variant: Variant, arch: ArchConfig) -> str:
+    key = (kind_of(variant.spec.dtype, variant.spec.kv_dtype), padded_dim(variant.spec.head_dim))
+    chosen = arch.decode[key] if variant.kernel == "decode" else arch.prefill[key]
+    rows = chosen.max_m if isinstance(chosen, DecodeConfig) else chosen.block_m
+    return f"{rows}x{chosen.block_n} {chosen.num_warps} warps {chosen.num_stages} stages"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -190,7 +222,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--group", type=int, default=8, help="query heads a kv head")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--kv-dtype", default=None, choices=["float8_e4m3fn"])
+    parser.add_argument("--kv-dtype", default=None, choices=["float8_e4m3fn", "int8"])
+    parser.add_argument("--split", action="store_true", help="prefill candidates whose context is split")
     args = parser.parse_args(arguments)
     if args.wide and (args.update or args.check):
         parser.error("--wide is not what resources.json holds: without --update and --check")
@@ -207,11 +240,13 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(found, Resources):
             rows[job[0].name] = found
     whole = len(args.arch) == len(ARCHS) and not args.only
+    failed = {job[0].arch for job in jobs if job[0].name not in rows}
     changed = differences(rows, whole=whole) if args.check and not args.tiles else []
     if args.update and not args.tiles:
-        write_table(rows if whole else read_table(triton_version())[1] | rows)
-        if whole and not unfit:
-            write_digest()
+        complete = [] if args.only else [arch for arch in args.arch if arch not in failed]
+        write_table(rows, complete)
+        if not unfit:
+            write_digests(complete)
     sys.stdout.writelines(f"changed: {line}\n" for line in changed)
     sys.stdout.write(
         f"{len(jobs)} kernels, {unfit} unfit, {len(changed)} otherwise than resources.json; "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from framework.errors import Unsupported
 from framework.interfaces.backend import AttentionSpec, CompiledKernel
-from framework_builtin.backend.triton_kernels.aot import Resources, Variant, as_dict
+from framework_builtin.backend.triton_kernels.aot import Resources, as_dict
 from framework_builtin.backend.triton_kernels.configs import ARCHS
 from framework_builtin.backend.triton_kernels.plan import tma_config
 from framework_builtin.backend.triton_kernels.screen import compile_all, read_table
+from framework_builtin.backend.triton_kernels.variants import Variant
 
 
 def screened(spec: AttentionSpec, arch: str, *, tma: bool = False) -> list[CompiledKernel]:

@@ -38,6 +38,9 @@ def write_kv(
     v_stride_b,
     v_stride_s,
     v_stride_h,
+    scale_stride_b,  # of K_SCALE and of V_SCALE where each token and head has a scale
+    scale_stride_s,
+    scale_stride_h,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -46,7 +49,7 @@ def write_kv(
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
     INTERLEAVED: tl.constexpr,  # a pair is (2i, 2i + 1) instead of (i, i + D / 2)
-    QUANTISE: tl.constexpr,  # to e4m3, stored as bytes
+    QUANTISE: tl.constexpr,  # 0: not. 1: to e4m3, stored as bytes. 2: to int8, with a scale of each token and head
     UPCAST: tl.constexpr,  # the interpreter cuts float32 to bfloat16: round first
 ):
     """Some heads of q, of k or of v, of TOKENS tokens, a program: the second grid axis goes through all three."""
@@ -109,7 +112,23 @@ def write_kv(
                 cos = tl.load(COS + angle[:, None] * cos_stride + pair, mask=known, other=0.0).to(tl.float32)
                 sin = tl.load(SIN + angle[:, None] * sin_stride + pair, mask=known, other=0.0).to(tl.float32)
                 x = x * cos + tl.where(half == 0, -other, other) * sin
-            if QUANTISE and piece > 0:
+            if QUANTISE == 2 and piece > 0:
+                SCALE = K_SCALE if piece == 1 else V_SCALE
+                # The two rows of a head share its largest magnitude, which becomes 127; what is not finite makes the
+                # scale infinite over zeros. Adding 1.5 * 2^23 rounds to nearest even, and leaves the byte in the bits.
+                size = tl.reduce(tl.where(x == x, tl.abs(x), float("inf")), 1, tl.standard._elementwise_max)
+                size = tl.reduce(tl.reshape(size, (TOKENS * HEADS, 2)), 1, tl.standard._elementwise_max)
+                size = tl.reshape(tl.broadcast_to(size[:, None], (TOKENS * HEADS, 2)), (2 * TOKENS * HEADS,))
+                scale = size / 127.0
+                at = slot // PAGE * scale_stride_b + slot % PAGE * scale_stride_s + head * scale_stride_h
+                tl.store(SCALE + at, scale, mask=writes & (head < num_heads) & (row % 2 == 0))
+                x = (
+                    tl.where((size < float("inf"))[:, None], x, 0.0)
+                    / tl.maximum(scale, 1.1754943508222875e-38)[:, None]
+                )
+                code = (tl.minimum(tl.maximum(x, -127.0), 127.0) + 12582912.0).to(tl.uint32, bitcast=True) & 0xFF
+                tl.store(target + head_x * target_stride + d, code.to(tl.uint8), mask=known)
+            elif QUANTISE == 1 and piece > 0:
                 SCALE = K_SCALE if piece == 1 else V_SCALE
                 if SCALE is not None:
                     x = x / tl.load(SCALE + head, mask=head < num_heads, other=1.0)[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -23,14 +24,22 @@ class PoolWriter:
 
     Args:
         arch: the configuration's row; None: the interpreter's own shapes (CPU only).
+        wrap: what makes a kernel of a function; None: Triton's interpreter on a CPU, else its compiler.
     """
 
-    def __init__(self, spec: AttentionSpec, device: str, *, arch: ArchConfig | None) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        device: str,
+        *,
+        arch: ArchConfig | None,
+        wrap: Callable[[Callable[..., None]], Any] | None = None,
+    ) -> None:
         self._spec = spec
         self._device = device
-        self._interpreted = device.split(":")[0] == "cpu"
+        self._interpreted = wrap is None and device.split(":")[0] == "cpu"
         self._arch = arch
-        self._wrap = interpreted if self._interpreted else compiled
+        self._wrap = wrap or (interpreted if self._interpreted else compiled)
         self._on_device = _current(device)
         self._constants = plans.feature_constants(spec, arch)
         self._upcast = self._interpreted and spec.dtype == "bfloat16"
@@ -72,7 +81,6 @@ class PoolWriter:
             positions = None if rope.positions is None else rope.positions.contiguous()
         k, v = dense(k, 2), dense(v, 2)
         pool_k, pool_v = as_stored(pool.k), as_stored(pool.v)
-        quantise = self._constants["FP8"] != 0
         self._start(
             write_kv,
             (-(-num_tokens // shape.tokens), shape.parts),
@@ -86,8 +94,7 @@ class PoolWriter:
             sin,
             positions,
             slots.contiguous(),
-            pool.k_scale if quantise else None,
-            pool.v_scale if quantise else None,
+            *self._scales(pool),
             num_tokens,
             *token_strides(q),
             *token_strides(k),
@@ -97,6 +104,7 @@ class PoolWriter:
             0 if sin is None else sin.stride(0),
             *strides(pool_k, pool.layout),
             *strides(pool_v, pool.layout),
+            *self._scale_strides(pool),
             NUM_HEADS=spec.num_heads,
             NUM_KV_HEADS=spec.num_kv_heads,
             HEAD_DIM=spec.head_dim,
@@ -105,37 +113,73 @@ class PoolWriter:
             HEADS=shape.heads,
             TOKENS=shape.tokens,
             INTERLEAVED=rotation is not None and rotation[2].interleaved,
-            QUANTISE=quantise,
+            QUANTISE=plans.quantised(self._constants["STORED"]),
             UPCAST=self._upcast,
         )
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor, *, ordered: bool) -> None:
-        """Copy whole blocks (source, destination); in order, unless no destination is a source."""
-        from framework_builtin.backend.triton_kernels.store import copy_blocks
-
-        pool_k, pool_v = as_stored(pool.k), as_stored(pool.v)
-        for stored in (pool_k, pool_v):
+        """Copy whole blocks (source, destination), with int8's scales; in order, unless no destination is a source."""
+        pairs = [(as_stored(pool.k), as_stored(pool.v))]
+        if self._constants["STORED"] == plans.INT8:
+            pairs.append(self._token_scales(pool))
+        for stored in itertools.chain(*pairs):
             if not stored[0].is_contiguous():
                 raise InvalidArgument(f"a block must be contiguous to be copied, found strides {stored.stride()}")
-        elements = pool_k[0].numel()
+        for k, v in pairs:
+            self._copy(k, v, copies, ordered=ordered)
+
+    def _copy(self, k: Tensor, v: Tensor, copies: Tensor, *, ordered: bool) -> None:
+        from framework_builtin.backend.triton_kernels.store import copy_blocks
+
+        elements = k[0].numel()
         slice_size = min(plans.next_power(elements), 1 << 20) if self._interpreted else 1024
         self._start(
             copy_blocks,
             (-(-elements // slice_size), 1 if ordered else len(copies)),
-            pool_k,
-            pool_v,
+            k,
+            v,
             copies.contiguous(),
             len(copies),
-            pool_k.stride(0),
-            pool_v.stride(0),
+            k.stride(0),
+            v.stride(0),
             NUM_ELEMENTS=elements,
             E=slice_size,
             ORDERED=ordered,
             **({} if self._interpreted else {"num_stages": 1}),
         )
 
+    def _scales(self, pool: LayerKV) -> tuple[Tensor | None, Tensor | None]:
+        """What K and V are multiplied by, of a head or of a token and head; None where nothing is."""
+        if self._constants["STORED"] == plans.AS_QUERIES:
+            return None, None
+        if self._constants["STORED"] == plans.INT8:
+            return self._token_scales(pool)
+        return pool.k_scale, pool.v_scale
+
+    def _scale_strides(self, pool: LayerKV) -> tuple[int, int, int]:
+        """Of tokens' scales: elements from block to block, token to token, head to head; zeros where there are none."""
+        if self._constants["STORED"] != plans.INT8:
+            return 0, 0, 0
+        return strides(self._token_scales(pool)[0], pool.layout)
+
+    def _token_scales(self, pool: LayerKV) -> tuple[Tensor, Tensor]:
+        k, v = pool.k_scale, pool.v_scale
+        if k is None or v is None or k.shape != pool.k.shape[:3] or v.shape != pool.v.shape[:3]:
+            found = [None if scale is None else tuple(scale.shape) for scale in (k, v)]
+            raise InvalidArgument(
+                f"an int8 pool needs a scale of each token and head, {tuple(pool.k.shape[:3])}, found {found}"
+            )
+        if k.stride() != v.stride():
+            raise InvalidArgument(f"the scales of K and V must lie alike, found strides {k.stride()} and {v.stride()}")
+        return k, v
+
     def _start(self, kernel: Callable[..., None], grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-        """Launch on this launcher's device: Triton takes whichever is current."""
+        """Launch on this launcher's device: Triton takes whichever is current.
+
+        Compiled kernels may fuse multiplications and additions: said here, as Triton's default is to change in 3.10.
+        """
+        if not self._interpreted:
+            constants["enable_fp_fusion"] = True
         with self._on_device:
             self._wrap(kernel)[grid](*args, **constants)
 

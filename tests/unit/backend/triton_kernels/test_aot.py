@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from framework_builtin.backend.triton_kernels import screen as screening
-from framework_builtin.backend.triton_kernels.aot import Resources, Variant, shipped_variants
+from framework_builtin.backend.triton_kernels.aot import Resources
 from framework_builtin.backend.triton_kernels.configs import ARCHS, arch_of, kind_of, padded_dim
 from framework_builtin.backend.triton_kernels.screen import differences, problems, read_table
+from framework_builtin.backend.triton_kernels.variants import Variant, shipped_variants
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
@@ -37,7 +38,7 @@ def to_compile(arch: str, share: int) -> list[str]:
     Compiling is deterministic: a second time it can show only that the compiler here is that one.
     """
     names = in_group(arch, share)
-    if os.environ.get("KVLAB_COMPILE_ALL") or not screening.is_as_compiled(triton.__version__):
+    if os.environ.get("KVLAB_COMPILE_ALL") or not screening.is_as_compiled(triton.__version__, arch):
         return names
     return list({VARIANTS[name].kernel: name for name in names}.values())
 
@@ -93,15 +94,17 @@ def test_a_changed_source_is_compiled_as_a_whole(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(screening, "TABLE", tmp_path / "resources.json")
     monkeypatch.setattr(screening, "DIGESTS", tmp_path / "compiled_from.json")
     assert screening.sources_digest() == before
-    assert not screening.is_as_compiled(triton.__version__), "nothing was compiled yet"
-    screening.write_digest()
-    assert screening.is_as_compiled(triton.__version__)
-    assert not screening.is_as_compiled("0.0.1"), "another compiler"
+    assert not screening.is_as_compiled(triton.__version__, "sm_90"), "nothing was compiled yet"
+    screening.write_digests(["sm_80", "sm_90"])
+    assert screening.is_as_compiled(triton.__version__, "sm_90")
+    assert not screening.is_as_compiled("0.0.1", "sm_90"), "another compiler"
+    assert to_compile("sm_100", 0) == in_group("sm_100", 0), "another chip"
+    screening.write_digests(ARCHS)
     assert sum(len(to_compile(*group)) for group in GROUPS) < len(VARIANTS) / 2
     for name in screening._COMPILED_FROM:
         kept = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(kept + b"\n")
-        assert not screening.is_as_compiled(triton.__version__), name
+        assert not screening.is_as_compiled(triton.__version__, "sm_90"), name
         assert to_compile(*GROUPS[0]) == in_group(*GROUPS[0])
         (tmp_path / name).write_bytes(kept)
 
@@ -172,7 +175,9 @@ def test_a_screen_with_descriptors_reads_the_table_where_a_page_holds_their_tile
 def test_every_head_dim_and_dtype_has_a_row_on_every_chip() -> None:
     for name, arch in ARCHS.items():
         for head_dim in (16, 46, 64, 96, 128, 192, 256):
-            for dtype, kv_dtype in (("float32", None), ("float16", None), ("bfloat16", "float8_e4m3fn")):
+            for dtype, kv_dtype in (
+                ("float32", None), ("float16", None), ("bfloat16", "float8_e4m3fn"), ("bfloat16", "int8")
+            ):  # fmt: skip
                 key = (kind_of(dtype, kv_dtype), padded_dim(head_dim))
                 assert key in arch.decode, f"{name} has no decode row for {key}"
                 assert key in arch.prefill, f"{name} has no prefill row for {key}"
@@ -209,8 +214,7 @@ def test_launches_of_any_batch_compile_no_further_kernel() -> None:
         "        key = str((specialization, options))\n"
         "        keys.setdefault(self.kernel.fn.__name__, {}).setdefault(key, len(keys))\n"
         "spec = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=64, dtype='bfloat16', block_size=16)\n"
-        "launcher = launch.Launcher(spec, 'cpu', arch=ARCHS['sm_90'], num_sms=132, split_tokens=None)\n"
-        "launcher._wrap, launcher._interpreted = Launch, False\n"
+        "launcher = launch.Launcher(spec, 'cpu', arch=ARCHS['sm_90'], num_sms=132, split_tokens=None, wrap=Launch)\n"
         "rows = {'decode': [1, 2, 7, 16, 33, 64], 'chunk': [1, 2, 3, 16]}\n"
         "for context in (17, 600, 4000, 4096):\n"
         "    for kind, counts in rows.items():\n"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from framework.errors import InvalidArgument
+from framework.interfaces import _torch_ops
 from framework.interfaces.backend import AttentionSpec, Rope
 from framework.testing.attention_cases import Case, build_problem
 from framework.testing.attention_runs import pool_bytes, same_bytes
@@ -62,6 +65,54 @@ def test_every_e4m3_value_and_every_tie_between_two_is_rounded_as_torch_does() -
     assert not len(wrong), [(float(values[tuple(i)]), int(got[tuple(i)]), int(want[tuple(i)])) for i in wrong[:9]]
     nans = got[values.isnan()] & 0x7F
     assert bool((nans == 0x7F).all()), nans
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("arch", [None, "sm_90"])
+def test_int8_tokens_and_their_scales_are_stored_and_copied_as_torch_does(layout: str, arch: str | None) -> None:
+    spec = make_spec(num_heads=8, num_kv_heads=8, head_dim=80, kv_dtype="int8", layout=layout)
+    tokens = (
+        torch.randn(2, 7, 8, 80, generator=torch.Generator().manual_seed(0)) * 10 ** torch.linspace(-6, 6, 8)[:, None]
+    )
+    tokens[0, 1, 2] = 0.0
+    tokens[0, 2, 3, 5] = torch.inf
+    tokens[1, 3, 4, 6] = torch.nan
+    tokens[1, 4] = torch.arange(80) / 2 + 0.25  # the largest is no 127: ties between two codes
+    tokens[1, 5] = torch.arange(80).clamp(max=63.5) - 0.5
+    tokens[1, 5, :, 0] = 127.0
+    tokens[1, 6] *= 1e-38  # a scale below the smallest normal number
+    got, want = (build_problem(Case(spec, (60,), (1,)), fill=0.0).pool for _ in range(2))
+    slots, copies = torch.tensor([17, -1, 18, 35, 40, 41, 63]), torch.tensor([[1, 4], [4, 5], [2, 3]])
+    backend = TritonBackend(arch=arch)
+    backend.setup(spec, "cpu")
+    backend.write(got, *tokens, slots)
+    backend.copy_blocks(got, copies)
+    _torch_ops.write(want, *tokens, slots)
+    _torch_ops.copy_blocks(want, copies)
+    for name in ("k", "v", "k_scale", "v_scale"):
+        a, b = getattr(got, name), getattr(want, name)
+        both = (a == b) | ~(torch.isfinite(a) | torch.isfinite(b))
+        assert bool(both.all()), f"{name}: {a[~both][:8].tolist()}, torch stores {b[~both][:8].tolist()}"
+
+
+def test_an_int8_pool_without_a_scale_of_each_token_and_head_is_refused() -> None:
+    spec = make_spec(kv_dtype="int8")
+    problem = build_problem(Case(spec, (33,), (1,)), fill=0.0)
+    pool, k = problem.pool, torch.randn(1, 2, 32)
+    backend = ready(spec)
+    assert pool.k_scale is not None
+    for scale, words in ((None, "needs a scale of each token"), (torch.ones(2), "needs a scale of each token"),
+                         (pool.k_scale.transpose(1, 2).contiguous().transpose(1, 2), "must lie alike")):  # fmt: skip
+        wrong = replace(pool, k_scale=scale)
+        before = pool_bytes(wrong)
+        for call in (
+            functools.partial(backend.write, wrong, k, k, torch.tensor([17])),
+            functools.partial(backend.attend, problem.q, wrong, problem.batch, torch.empty_like(problem.q)),
+            functools.partial(backend.copy_blocks, wrong, torch.tensor([[1, 2]])),
+        ):
+            with pytest.raises(InvalidArgument, match=words):
+                call()
+        assert same_bytes(before, pool_bytes(wrong)), "a refused call wrote to the pool"
 
 
 def test_tokens_of_another_shape_are_refused_before_anything_is_written() -> None:
