@@ -14,8 +14,8 @@ class DecodeConfig:
 
     Attributes:
         max_registers: of a thread, on NVIDIA's chips. NOTE: 0 leaves it to ptxas, which may spill a few of them to fit
-            one more program on a multiprocessor: 2 of 128 at head dim 256 under triton 3.6. Told that limit, it spills
-            none and takes 109.
+            one more program on a multiprocessor: 2 of 128 at head dim 256 under triton 3.6. Given that limit, it
+            spills none and takes 109.
         max_m: query heads a tile, at most; larger groups are cut into blocks. With 128 the registers spill.
     """
 
@@ -149,8 +149,9 @@ ARCHS: dict[str, ArchConfig] = {
         | {
             ("half", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
             ("fp8", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
+            ("fp8", 256): PrefillConfig(block_m=32, block_n=32, num_warps=8, num_stages=3),
             ("int8", 256): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=3, max_registers=255),
-            ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
+            ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=3),
         },
         halve_when_biased=True,
     ),
