@@ -79,9 +79,9 @@ _DECODE = {
     ("fp8", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3),
     ("fp8", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3),
     ("fp8", 256): DecodeConfig(block_n=32, num_warps=4, num_stages=3),
-    ("int8", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3, max_registers=255),
-    ("int8", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, max_registers=255),
-    ("int8", 256): DecodeConfig(block_n=32, num_warps=8, num_stages=3, max_registers=255),
+    ("int8", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3, max_registers=255, max_m=16),
+    ("int8", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, max_registers=255, max_m=16),
+    ("int8", 256): DecodeConfig(block_n=32, num_warps=8, num_stages=3, max_registers=255, max_m=16),
     ("float", 64): DecodeConfig(block_n=32, num_warps=8, num_stages=2),
     ("float", 128): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
     ("float", 256): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
@@ -126,6 +126,7 @@ _AMD_PREFILL = _PREFILL | {
     ("half", 256): PrefillConfig(block_m=64, block_n=16, num_warps=4, num_stages=2),
     ("fp8", 128): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=2),
     ("fp8", 256): PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
+    ("int8", 64): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=2),
     ("int8", 128): PrefillConfig(block_m=64, block_n=16, num_warps=8, num_stages=2),
     ("int8", 256): PrefillConfig(block_m=32, block_n=16, num_warps=4, num_stages=2),
     ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
@@ -144,7 +145,7 @@ ARCHS: dict[str, ArchConfig] = {
         target=("cuda", 80, 32),
         shared_bytes=99 * _KIB,  # the chip has 163; 8.6, 8.9 and 12.x, which share the row, have 99
         native_fp8=False,
-        decode=_DECODE,
+        decode=_DECODE | {("half", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, max_m=32)},
         prefill=_PREFILL
         | {
             ("half", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
@@ -191,7 +192,7 @@ ARCHS: dict[str, ArchConfig] = {
         target=("hip", "gfx942", 64),
         shared_bytes=64 * _KIB,
         native_fp8=False,
-        decode=_DECODE | {("int8", 256): DecodeConfig(block_n=16, num_warps=4, num_stages=2)},
+        decode=_DECODE | {("int8", 256): DecodeConfig(block_n=16, num_warps=4, num_stages=2, max_m=16)},
         prefill=_AMD_PREFILL,
     ),
 }
