@@ -219,13 +219,17 @@ def _given_foretold(
     many as expected: whoever says that a conversation goes on does not say so of every part of its prompt.
     """
     chance = -np.expm1(-(hazard * width)[:, ::-1].cumsum(1)[:, ::-1])
-    pairs, level = np.unique(np.stack([foretold, last], axis=1), axis=0, return_inverse=True)
-    worth = word = np.where(pairs[:, 0] < 0, 1.0, _WORD ** ((pairs[:, 0] - 2) / 2))
-    counts = np.bincount(level, events.sum(1))
-    for _ in range(rounds):
-        expected = np.bincount(level, (_times_odds(hazard, chance, worth[level]) * exposure).sum(1))
-        worth = worth * (counts + _FACTOR_EVENTS) / (expected + _FACTOR_EVENTS * worth / word)
-    return _times_odds(hazard, chance, worth[level])
+    values, level = np.unique(foretold, return_inverse=True)
+    word = np.where(values < 0, 1.0, _WORD ** ((values - 2) / 2))
+    pairs, place = np.unique(np.stack([level, last], axis=1), axis=0, return_inverse=True)
+    worth = word
+    for groups, prior in ((level, word), (place, None)):
+        worth = prior = worth[pairs[:, 0]] if prior is None else prior
+        counts = np.bincount(groups, events.sum(1))
+        for _ in range(rounds):
+            expected = np.bincount(groups, (_times_odds(hazard, chance, worth[groups]) * exposure).sum(1))
+            worth = worth * (counts + _FACTOR_EVENTS) / (expected + _FACTOR_EVENTS * worth / prior)
+    return _times_odds(hazard, chance, worth[place])
 
 
 def _times_odds(hazard: Floats, chance: Floats, odds: Floats) -> Floats:
