@@ -180,7 +180,7 @@ ARCHS: dict[str, ArchConfig] = {
         },
         prefill=_PREFILL
         | {
-            ("half", 256): PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=3),
+            ("half", 256): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3, max_registers=255),
             ("fp8", 64): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
             ("float", 64): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
             ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2),
