@@ -49,7 +49,7 @@ def count(
     """Hits of each request (R,), blocks admitted and evicted, nodes evicted in order (empty unless asked for).
 
     Equal to the reference in Python in all of them. None: not one of the two policies, or paths that know no facts of
-    requests. 1.4 us a block on a chat trace, 0.2 on coding agents (tests/bench/test_bench_learning.py), most of it the
+    requests. 1.3 us a block on a chat trace, 0.2 on coding agents (tests/bench/test_bench_learning.py), most of it the
     fit in NumPy. Memory until it ends: about 100 bytes a group, 4 a reference of the trace, 40 a node.
     """
     kind = type(policy)
