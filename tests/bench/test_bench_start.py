@@ -1,4 +1,4 @@
-"""CPU time of a process from its start: the interpreter, torch, `import framework`, `--help`, the first token of tiny.
+"""CPU time of a process from its start: the interpreter, torch, `import framework`, `--help`, a replay, tiny's first token.
 
     pytest tests/bench/test_bench_start.py --benchmark-only -s
 
@@ -24,11 +24,19 @@ from framework.sampling import Sampling
 (request,) = LLM("tiny", num_blocks=64).generate("Hello", Sampling(max_tokens=1))
 print(len(request.completions[0].tokens))
 """
+REPLAY = """
+import sys, tempfile
+from framework.run import call
+with tempfile.TemporaryDirectory() as folder:
+    assert call(["mode=replay", "executor=null", "workload=shared_prefix", f"run.dir={folder}/run"]) == 0
+assert "torch" not in sys.modules
+"""
 PROGRAMS: dict[str, tuple[list[str], str | None]] = {
     "python": (["-c", "pass"], ""),
     "import torch": (["-c", "import torch"], ""),
     "import framework": (["-c", f"import sys, framework; print({HEAVY})"], "[]"),
     "--help": (["-m", "framework.run", "--help"], None),
+    "short replay": (["-c", REPLAY], None),
     "first token": (["-c", FIRST_TOKEN], "1"),
 }
 
