@@ -1,4 +1,4 @@
-"""CPU time of a process from its start: the interpreter, torch, `import framework`, `--help`, a replay, tiny's first token.
+"""CPU time of a process from its start: Python, torch, `import framework`, `--help`, a replay, tiny's first token.
 
     pytest tests/bench/test_bench_start.py --benchmark-only -s
 
