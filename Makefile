@@ -9,10 +9,10 @@ setup:
 	python -m pip install -e '.[test,lint]'
 
 test:
-	python -m pytest -n 2
+	python -m pytest -n 3
 
 test-all:
-	python -m pytest -n 2 -m "slow or not slow"
+	python -m pytest -n 3 -m "slow or not slow"
 
 lint:
 	ruff format --check .

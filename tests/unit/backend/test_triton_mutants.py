@@ -243,11 +243,11 @@ BATTERY = {
         attention(spec_of(), CHUNKS),
         attention(spec_of(), CHUNKS, arch="sm_90", split_tokens=32),
         attention(spec_of(sinks=True), CHUNKS, arch="sm_90", split_tokens=32),
-        attention(spec_of(num_heads=80, head_dim=64), CHUNKS, arch="sm_90"),
         attention(spec_of(block_size=3, sliding_window=32), CHUNKS, arch="sm_90"),
         attention(spec_of(layout="HND", **SINKS), CHUNKS),
         attention(spec_of(dtype="float16", head_dim=64, block_size=128), CHUNKS, within=2e-3, arch="sm_90", tma=True),
         attention(spec_of(kv_dtype="int8", block_size=32, layout="HND"), CHUNKS, within=2e-5, arch="sm_90"),
+        attention(spec_of(num_heads=80, head_dim=64), CHUNKS, arch="sm_90"),  # last: it takes as long as all others
     ],
     "store": [
         memory,

@@ -33,14 +33,15 @@ def in_group(arch: str, share: int) -> list[str]:
 
 
 def to_compile(arch: str, share: int) -> list[str]:
-    """All of a group; where this compiler made the committed table from these very sources, one of each kernel.
+    """All of a group; where this compiler made the committed table from these very sources, one of a chip's kernels each.
 
     Compiling is deterministic: a second time it can show only that the compiler here is that one.
     """
     names = in_group(arch, share)
     if os.environ.get("KVLAB_COMPILE_ALL") or not screening.is_as_compiled(triton.__version__, arch):
         return names
-    return list({VARIANTS[name].kernel: name for name in names}.values())
+    one_each = {VARIANTS[name].kernel: name for name in VARIANTS if VARIANTS[name].arch == arch}
+    return [name for name in names if name in one_each.values()]
 
 
 def compiled(names: list[str], folder: Path) -> dict[str, Resources]:
