@@ -33,7 +33,7 @@ def in_group(arch: str, share: int) -> list[str]:
 
 
 def to_compile(arch: str, share: int) -> list[str]:
-    """All of a group; where this compiler made the committed table from these very sources, one of a chip's kernels each.
+    """All of a group; where this compiler made the committed table from these sources, one of each of a chip's kernels.
 
     Compiling is deterministic: a second time it can show only that the compiler here is that one.
     """
