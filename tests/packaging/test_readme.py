@@ -19,7 +19,7 @@ def _commands(readme: str, name: str) -> list[str]:
 
 def test_two_commands_set_up_and_one_tests(readme: str) -> None:
     assert len(_commands(readme, "setup")) == 2
-    assert _commands(readme, "test") == ["python -m pytest -n 2"]
+    assert _commands(readme, "test") == ["python -m pytest -n 3"]
 
 
 def test_the_torch_of_the_set_up_is_the_torch_of_pyproject(readme: str, repository: Path) -> None:
