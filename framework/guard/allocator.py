@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from framework.errors import DuplicateRequest, InvariantViolation, OutOfBlocks, PluginError
 from framework.guard.boundary import Boundary
+from framework.guard.counts import is_count
 from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
@@ -60,7 +61,7 @@ class GuardedAllocator(Allocator):
             hit: Any = self.plugin.lookup(tokens, namespace, previous)
         except BaseException as error:
             self._contain("lookup", error)
-        if not isinstance(hit, Hit) or not _is_count(hit.num_tokens) or hit.num_tokens >= max(len(tokens), 1):
+        if not isinstance(hit, Hit) or not is_count(hit.num_tokens) or hit.num_tokens >= max(len(tokens), 1):
             self._boundary.wrong("lookup", f"must return a Hit of fewer than the prompt's {len(tokens)} tokens", hit)
         return hit
 
@@ -133,7 +134,7 @@ class GuardedAllocator(Allocator):
             found: Any = self.plugin.withdraw(request)
         except BaseException as error:
             self._contain("withdraw", error)
-        if not isinstance(found, (tuple, list)) or not all(map(_is_count, found)):
+        if not isinstance(found, (tuple, list)) or not all(map(is_count, found)):
             self._boundary.wrong("withdraw", "must return the ids of requests", found)
         return found
 
@@ -148,7 +149,7 @@ class GuardedAllocator(Allocator):
         return change
 
     def _checked(self, hook: str, change: Any) -> TableChange:
-        if not isinstance(change, TableChange) or not _is_count(change.start):
+        if not isinstance(change, TableChange) or not is_count(change.start):
             self._boundary.wrong(hook, "must return a TableChange that starts at a table index", change)
         copies: Any = change.copies
         if not isinstance(copies, (tuple, list)) or not all(map(self._is_copy, copies)):
@@ -158,7 +159,7 @@ class GuardedAllocator(Allocator):
 
     def _is_copy(self, copy: Any) -> bool:
         return isinstance(copy, BlockCopy) and all(
-            _is_count(block) and 0 < block <= self.num_blocks for block in (copy.source, copy.destination)
+            is_count(block) and 0 < block <= self.num_blocks for block in (copy.source, copy.destination)
         )
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
@@ -166,7 +167,7 @@ class GuardedAllocator(Allocator):
             found: Any = self.plugin.unref_leading(request, num_tokens)
         except BaseException as error:
             self._contain("unref_leading", error)
-        if not _is_count(found) or found * self.block_size > num_tokens:
+        if not is_count(found) or found * self.block_size > num_tokens:
             rule = f"must return how many of the {num_tokens // self.block_size} leading blocks are unreferenced"
             self._boundary.wrong("unref_leading", rule, found)
         if found:
@@ -303,10 +304,6 @@ class GuardedAllocator(Allocator):
     ) -> TieredReplayCounts | None:
         """Nobody's, as `replay_references`: `replay_cores.count_tiers` guards it."""
         return None
-
-
-def _is_count(value: object) -> bool:
-    return (type(value) is int or isinstance(value, np.integer)) and bool(value >= 0)
 
 
 def _bounds(ids: npt.NDArray[np.int32]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from framework.errors import InvalidArgument, PluginError
 from framework.guard.boundary import Boundary
+from framework.guard.counts import is_count
 from framework.interfaces.allocator import Allocator, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.replay_counts import TierCounts, TieredReplayCounts
@@ -41,13 +43,11 @@ def count_references(
         PluginError: the core failed, or counted what cannot be.
     """
     boundary, hook = Boundary("allocator", cls, _CONTRACT), "replay_references"
-    try:
-        found: Any = cls.replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
-    except BaseException as error:
-        boundary.contain(hook, error)
+    core = partial(cls.replay_references, leaf_first=leaf_first, bypass=bypass)
+    found: Any = boundary.call(hook, core, paths, policy, num_blocks)
     if found is None:
         return None
-    if not isinstance(found, ReplayCounts) or not (_is_count(found.admitted) and _is_count(found.evictions)):
+    if not isinstance(found, ReplayCounts) or not (is_count(found.admitted) and is_count(found.evictions)):
         boundary.wrong(hook, "must return ReplayCounts of ints, or None", found)
     lengths = np.diff(paths.starts)
     _check_shape(boundary, hook, found.request_hits, lengths.shape)
@@ -70,10 +70,8 @@ def count_tiers(
         PluginError: the core failed, or counted what cannot be.
     """
     boundary, hook = Boundary("allocator", cls, _CONTRACT), "replay_tiers"
-    try:
-        found: Any = cls.replay_tiers(paths, policies, num_blocks, rule, leaf_first=leaf_first)
-    except BaseException as error:
-        boundary.contain(hook, error)
+    core = partial(cls.replay_tiers, leaf_first=leaf_first)
+    found: Any = boundary.call(hook, core, paths, policies, num_blocks, rule)
     if found is None:
         return None
     if not isinstance(found, TieredReplayCounts) or not _are_counts(found, len(policies) - 1):
@@ -89,7 +87,7 @@ def _are_counts(found: TieredReplayCounts, num_lower: int) -> bool:
     if type(tiers) is not tuple or len(tiers) != num_lower or not all(type(tier) is TierCounts for tier in tiers):
         return False
     own = (found.pool_hit_tokens, found.admitted, found.evictions)
-    return all(map(_is_count, (*own, *(count for tier in tiers for count in astuple(tier)))))
+    return all(map(is_count, (*own, *(count for tier in tiers for count in astuple(tier)))))
 
 
 def _check_shape(boundary: Boundary, hook: str, hits: Any, shape: tuple[int, ...]) -> None:
@@ -105,7 +103,3 @@ def _check_hits(boundary: Boundary, hook: str, hits: npt.NDArray[Any], lengths: 
     if len(wrong):
         at = int(wrong[0])
         raise boundary.fault(hook, f"counted {hits[at]} hits of request {at}, which references {lengths[at]} blocks")
-
-
-def _is_count(value: object) -> bool:
-    return (type(value) is int or isinstance(value, np.integer)) and bool(value >= 0)

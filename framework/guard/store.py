@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from framework.errors import StoreFailed
@@ -31,55 +31,32 @@ class GuardedStore:
         self.lists = getattr(store.keys, "__func__", None) is not Store.keys
 
     def use_memory(self, allocate: Allocate) -> None:
-        try:
-            self._store.use_memory(allocate)
-        except BaseException as error:
-            self._boundary.contain("use_memory", error)
+        self._boundary.call("use_memory", self._store.use_memory, allocate)
 
     def open(self, format: BlockFormat, num_blocks: int) -> None:
         self._block_bytes = format.block_bytes
-        try:
-            self._store.open(format, num_blocks)
-        except BaseException as error:
-            self._boundary.contain("open", error)
+        self._boundary.call("open", self._store.open, format, num_blocks)
 
     def write(self, key: BlockHash, data: memoryview) -> None:
-        try:
-            self._store.write(key, data)
-        except BaseException as error:
-            self._boundary.contain("write", error)
+        self._boundary.call("write", self._store.write, key, data)
 
     def read(self, key: BlockHash, into: memoryview) -> bool:
         """The store's answer, checked: a bool."""
-        try:
-            answer: Any = self._store.read(key, into)
-        except BaseException as error:
-            self._boundary.contain("read", error)
+        answer: Any = self._boundary.call("read", self._store.read, key, into)
         if type(answer) is not bool:
             self._boundary.wrong("read", "must return a bool", answer)
         return bool(answer)
 
     def reserve(self, key: BlockHash) -> memoryview | None:
         """The place to write a block, checked; None: by `write`."""
-        if not self._reserves:
-            return None
-        try:
-            place: Any = self._store.reserve(key)
-        except BaseException as error:
-            self._boundary.contain("reserve", error)
-        return self._checked("reserve", place)
+        return self._place("reserve", self._store.reserve, key) if self._reserves else None
 
     def view(self, key: BlockHash) -> memoryview | None:
         """The place of a block, checked; None: by `read`."""
-        if not self._shows:
-            return None
-        try:
-            place: Any = self._store.view(key)
-        except BaseException as error:
-            self._boundary.contain("view", error)
-        return self._checked("view", place)
+        return self._place("view", self._store.view, key) if self._shows else None
 
-    def _checked(self, hook: str, place: Any) -> memoryview | None:
+    def _place(self, hook: str, ask: Callable[[BlockHash], Any], key: BlockHash) -> memoryview | None:
+        place: Any = self._boundary.call(hook, ask, key)
         if place is None:
             return None
         if type(place) is not memoryview or place.nbytes != self._block_bytes or not place.contiguous:
@@ -87,10 +64,7 @@ class GuardedStore:
         return place
 
     def remove(self, key: BlockHash) -> None:
-        try:
-            self._store.remove(key)
-        except BaseException as error:
-            self._boundary.contain("remove", error)
+        self._boundary.call("remove", self._store.remove, key)
 
     def keys(self) -> Iterator[BlockHash]:
         """What it holds, checked: non-empty bytes."""
@@ -107,10 +81,7 @@ class GuardedStore:
             self._boundary.contain("keys", error)
 
     def close(self) -> None:
-        try:
-            self._store.close()
-        except BaseException as error:
-            self._boundary.contain("close", error)
+        self._boundary.call("close", self._store.close)
 
 
 def _as_near(cls: type, name: str, other: str) -> bool:

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import types
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from recorded_tiers import Moves, RecordedTiers
+from recorded_tiers import Moves, RecordedTiers, conversation_paths
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework.errors import Unsupported
 from framework.export import vllm_tiering
 from framework.interfaces.tiering import Event, TierBlock, Tiering
 from framework.registry.components import build_component
-from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
 from framework.replay.tiers import TierSpec
-from framework.workload.traces import open_trace
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def conversation() -> RequestPaths:
-    try:
-        trace = open_trace(trace_path(CONVERSATION))
-    except MissingTrace as missing:
-        pytest.skip(str(missing))
-    return build_paths(itertools.islice(trace, 3000), full_blocks_only=True)
+    return conversation_paths(3000)
 
 
 def ours(paths: RequestPaths, rule: Tiering, pool: int, host: int, eviction: str) -> RecordedTiers:

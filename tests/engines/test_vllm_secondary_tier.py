@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recorded_tiers import RecordedTiers
+from recorded_tiers import RecordedTiers, conversation_paths
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
@@ -21,15 +21,13 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework.errors import StoreFailed, Unsupported
 from framework.interfaces.store import BlockFormat, Store
 from framework.registry.components import build_component
-from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
 from framework.replay.tiers import TierSpec
 from framework.types import BlockHash
-from framework.workload.traces import open_trace
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -202,11 +200,7 @@ def test_a_store_of_keys_alone_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def conversation() -> RequestPaths:
-    try:
-        trace = open_trace(trace_path(CONVERSATION))
-    except MissingTrace as missing:
-        pytest.skip(str(missing))
-    return build_paths(itertools.islice(trace, 1500), full_blocks_only=True)
+    return conversation_paths(1500)
 
 
 EQUAL = (

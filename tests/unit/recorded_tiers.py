@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+from experiments.shared import CONVERSATION, MissingTrace, trace_path
+from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.tiers import ReplayTiers
+from framework.workload.traces import open_trace
+
+
+def conversation_paths(num_requests: int) -> RequestPaths:
+    """Whole blocks of the conversation trace's first requests. Skips the test where the trace is not at hand."""
+    try:
+        trace = open_trace(trace_path(CONVERSATION))
+    except MissingTrace as missing:
+        pytest.skip(str(missing))
+    return build_paths(itertools.islice(trace, num_requests), full_blocks_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from faulty_tiering import UntilTheFirstMiss
 from replay_helpers import random_requests, workload
 
 from framework.errors import InvalidArgument, PluginError
@@ -218,17 +219,6 @@ class Gate(Tiering):
 
     def store(self, block: TierBlock, event: Event, now: float) -> bool:
         return event != "evicted" and block.uses >= self.uses
-
-
-class UntilTheFirstMiss(Tiering):
-    """The faulty gate: counts uses of what is found, which lookups end at the first miss."""
-
-    def __init__(self) -> None:
-        self.seen: dict[bytes, int] = {}
-
-    def store(self, block: TierBlock, event: Event, now: float) -> bool:
-        self.seen[block.key] = self.seen.get(block.key, 0) + (event == "used")
-        return event == "used" and self.seen[block.key] >= 2
 
 
 def flushed(prompt: list[int], times: int, pool: int) -> list[list[int]]:

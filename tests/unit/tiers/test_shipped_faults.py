@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty_tiering import UntilTheFirstMiss
 from replay_helpers import workload
 
 from framework.engine.engine import Engine
@@ -131,17 +132,6 @@ class Unseen(Tiering):
 
     def store(self, block: TierBlock, event: Event, now: float) -> bool:
         return event == "used"
-
-
-class UntilTheFirstMiss(Tiering):
-    """Counts uses of what a lookup found, and lookups end at the first miss."""
-
-    def __init__(self) -> None:
-        self.seen: dict[bytes, int] = {}
-
-    def store(self, block: TierBlock, event: Event, now: float) -> bool:
-        self.seen[block.key] = self.seen.get(block.key, 0) + (event == "used")
-        return event == "used" and self.seen[block.key] >= 2
 
 
 _make_room = LowerTiers._make_room
