@@ -18,7 +18,7 @@ from framework.interfaces.replay_counts import TieredReplayCounts
 from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
-from framework.replay.cores import count, count_over_tiers
+from framework.replay.cores import PYTHON, count, count_over_tiers
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import CacheOnlyResult
@@ -79,7 +79,10 @@ def cache_only(session: Session) -> dict[str, Any]:
         measured.update(reported({"eviction": GuardedPolicy(policy)}))
         measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
         if not below:
-            measured.update(what_fewer_bits_buy(config, num_blocks, lambda blocks: _hit_rate(config, paths, blocks)))
+            asked = None if core == PYTHON else chosen  # that it cannot count was said already
+            measured.update(
+                what_fewer_bits_buy(config, num_blocks, lambda blocks: _hit_rate(config, asked, paths, blocks))
+            )
         if session.settings.requests:
             _log_requests(session, paths, counts, tiers)
         if options.optimum:
@@ -89,11 +92,10 @@ def cache_only(session: Session) -> dict[str, Any]:
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
 
 
-def _hit_rate(config: Config, paths: RequestPaths, num_blocks: int) -> float:
-    """Of a pool of `num_blocks`."""
+def _hit_rate(config: Config, allocator: Any, paths: RequestPaths, num_blocks: int) -> float:
+    """Of a pool of `num_blocks`, counted by `allocator`'s core; None: by Python."""
     shared = {"num_blocks": num_blocks, "block_size": config.cache.block_size, "seed": config.seed}
     policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)
-    allocator = config.allocator.plain()
     return count(allocator, paths, policy, num_blocks, leaf_first=config.replay.leaf_first)[1].hit_rate
 
 
