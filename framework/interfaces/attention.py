@@ -117,7 +117,7 @@ class Capabilities:
         need("device", device.split(":")[0], self.devices)
         need("dtype", spec.dtype, self.dtypes)
         if spec.kv_dtype not in (None, spec.dtype):
-            need("KV dtype", spec.kv_dtype, self.kv_dtypes or frozenset())
+            need("KV dtype", spec.kv_dtype, (self.kv_dtypes or frozenset()) | {spec.dtype})
         need("head dim", spec.head_dim, self.head_dims)
         need("layout", spec.layout, self.layouts)
         step = self.block_size_multiple_of

@@ -44,7 +44,7 @@ def test_the_model_s_own_dtype_may_be_named() -> None:
 
 
 def test_a_backend_that_cannot_store_it_is_refused_before_the_model_is_loaded() -> None:
-    with pytest.raises(BackendUnavailable, match="KV dtype bfloat16 is not supported"):
+    with pytest.raises(BackendUnavailable, match="KV dtype bfloat16 is not supported; supported: float32"):
         LLM("tiny", backend="gather", kv_dtype="bfloat16")
 
 
