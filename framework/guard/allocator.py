@@ -15,6 +15,7 @@ from framework.guard.counts import is_count
 from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.json_lines import Column, LineField
 from framework.interfaces.replay_counts import TieredReplayCounts
 from framework.interfaces.tiering import Tiering
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
@@ -290,6 +291,11 @@ class GuardedAllocator(Allocator):
         bypass: bool = False,
     ) -> ReplayCounts | None:
         """Nobody's: a replay core belongs to a class, and `replay_cores.count_references` guards it."""
+        return None
+
+    @classmethod
+    def read_json_lines(cls, content: bytes, fields: Sequence[LineField]) -> tuple[Column, ...] | None:
+        """Nobody's, as `replay_references`: `guard.json_lines` guards it."""
         return None
 
     @classmethod

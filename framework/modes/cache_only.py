@@ -40,7 +40,8 @@ def cache_only(session: Session) -> dict[str, Any]:
     config, start = session.config, time.perf_counter()
     options, block_size = config.replay, config.cache.block_size
     name, workload = workload_of(config)
-    paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only)
+    chosen = config.allocator.plain()
+    paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only, allocator=chosen)
     num_blocks = pool_blocks(config.cache, options, working_set=paths.num_nodes)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": config.seed}
     policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)
@@ -68,7 +69,7 @@ def cache_only(session: Session) -> dict[str, Any]:
 
     def work() -> None:
         began = time.perf_counter()
-        chosen, leaf_first, tiers = config.allocator.plain(), options.leaf_first, None
+        leaf_first, tiers = options.leaf_first, None
         if rule is not None:
             core, counts, tiers = count_over_tiers(
                 chosen, paths, policy, num_blocks, below, rule, leaf_first=leaf_first

@@ -27,8 +27,13 @@ def workload_of(config: Config) -> tuple[str, Workload]:
     return chosen.name, workload.make(chosen.name, chosen.options, seed=config.seed)
 
 
-def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: bool) -> RequestPaths:
+def paths_of(
+    found: Workload, name: str, block_size: int, *, full_blocks_only: bool, allocator: Any = None
+) -> RequestPaths:
     """A workload as paths of blocks of `block_size`, for cache-only replay; a trace's from the cache where it is there.
+
+    Args:
+        allocator: see path_cache.trace_paths.
 
     Raises:
         ConfigError: lengths only, or blocks of another size.
@@ -46,7 +51,7 @@ def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: b
             f"cache.block_size={trace.block_tokens} or a multiple, or use executor=none"
         )
     if found.speed == 1.0:
-        return trace_paths(trace, limit=found.limit, full_blocks_only=full_blocks_only)
+        return trace_paths(trace, limit=found.limit, full_blocks_only=full_blocks_only, allocator=allocator)
     return build_paths(found.limited(trace), full_blocks_only=full_blocks_only)
 
 

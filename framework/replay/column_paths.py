@@ -106,29 +106,29 @@ def _number(keys: Ints, space: int, starts: Ints64) -> tuple[Ints32, Ints32, Int
     """Nodes (E,), their parents and depths (N,), in order of first reference; None where a key has two parents."""
     if space < 2**31:
         keys = keys.astype(np.int32, copy=False)
+    order = np.arange(len(keys), dtype=np.int32)
     first_of = np.empty(space, dtype=np.int32)
-    first_of[keys[::-1]] = np.arange(len(keys), dtype=np.int32)[::-1]  # the last one written stays: the first reference
-    lengths = np.diff(starts)
+    first_of[keys[::-1]] = order[::-1]  # the last one written stays: the first reference
+    first = first_of.take(keys)
     above = np.empty_like(keys)
     above[1:] = keys[:-1]
-    above[starts[:-1][lengths > 0]] = -1
-    first = first_of[keys]
-    if not np.array_equal(above[first], above):
+    above[starts[:-1][np.diff(starts) > 0]] = -1
+    if not np.array_equal(above.take(first), above):
         return None
-    is_new = np.zeros(len(keys), dtype=np.bool_)
-    is_new[first] = True
+    is_new = first == order
     new = np.flatnonzero(is_new)
-    first_of[keys[new]] = np.arange(len(new), dtype=np.int32)  # from here on a key's node
-    nodes = first_of[keys]
-    requests = np.searchsorted(starts, new, side="right") - 1
-    depths = (new - starts[requests]).astype(np.int32)
-    parents = np.where(above[new] < 0, np.int32(-1), nodes[new - 1])
+    nodes = (np.cumsum(is_new, dtype=np.int32) - 1).take(first)
+    begins = np.repeat(starts[:-1], np.diff(np.searchsorted(new, starts)))
+    depths = (new - begins).astype(np.int32)
+    parents = np.where(depths == 0, np.int32(-1), nodes.take(new - 1))  # of the reference before it
     return nodes, parents, depths
 
 
 def _tenants(columns: TraceColumns) -> npt.NDArray[np.int32]:
     """(R,) small numbers in order of first appearance: of tenants, and of salts where there is no tenant."""
     count, numbers = len(columns.input_tokens), dict[str, int]()
+    if columns.tenants is None and columns.salts is None:
+        return np.zeros(count, dtype=np.int32)
     names = [
         tenant or salt
         for tenant, salt in zip(columns.tenants or [""] * count, columns.salts or [""] * count, strict=True)

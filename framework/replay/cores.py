@@ -1,17 +1,20 @@
-"""Selection of the core that counts a cache-only replay: the allocator's own, or the reference in Python."""
+"""Selection of the core that counts a cache-only replay, and reads its trace: the allocator's own, or Python's."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from framework import registry
+from framework.guard.json_lines import read_lines
 from framework.guard.replay_cores import count_references, count_tiers, has_core
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.json_lines import LineReader
 from framework.interfaces.replay_counts import TieredReplayCounts
 from framework.interfaces.tiering import Tiering
 from framework.replay.paths import RequestPaths
@@ -73,6 +76,12 @@ def count_over_tiers(
     tiers = ReplayTiers(paths, below, rule)
     result = replay(paths, policy, num_blocks, leaf_first=leaf_first, below=tiers)
     return PYTHON, result, tiers.counted(result)
+
+
+def line_reader(allocator: Any) -> LineReader | None:
+    """The allocator's own reader of a trace's JSON lines, guarded; None where it has none. `allocator`: see `count`."""
+    _, kind = _chosen(allocator)
+    return partial(read_lines, kind) if kind is not None and has_core(kind, "read_json_lines") else None
 
 
 def _chosen(allocator: Any) -> tuple[str, type[Allocator] | None]:

@@ -25,6 +25,7 @@ from framework.files.atomic import beside
 from framework.replay import column_paths as columns_module
 from framework.replay import paths as paths_module
 from framework.replay.column_paths import column_paths
+from framework.replay.cores import line_reader
 from framework.replay.paths import KnownRequests, RequestPaths, build_paths
 from framework.types import Hint
 from framework.workload.traces.reader import Trace
@@ -35,17 +36,22 @@ _ARRAYS = ("nodes", "starts", "parents", "depths", "input_tokens", "tenants")
 _BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 
 
-def trace_paths(trace: Trace, *, limit: int | None = None, full_blocks_only: bool = False) -> RequestPaths:
+def trace_paths(
+    trace: Trace, *, limit: int | None = None, full_blocks_only: bool = False, allocator: Any = None
+) -> RequestPaths:
     """`build_paths` of an open trace's first `limit` requests, from the cache where they are there.
 
     The trace's counts (`num_requests`, `num_skipped`, `first_error`) are as after reading it.
+
+    Args:
+        allocator: of the replay, as in a configuration: its reader of JSON lines, where it has one, reads the file.
 
     Raises:
         WorkloadError: see Trace and build_paths.
     """
 
     def build() -> RequestPaths:
-        return read_paths(trace, limit, full_blocks_only)
+        return read_paths(trace, limit, full_blocks_only, allocator)
 
     place = _place(trace, limit, full_blocks_only)
     if place is None:
@@ -58,9 +64,9 @@ def trace_paths(trace: Trace, *, limit: int | None = None, full_blocks_only: boo
     return found
 
 
-def read_paths(trace: Trace, limit: int | None, full_blocks_only: bool) -> RequestPaths:
+def read_paths(trace: Trace, limit: int | None, full_blocks_only: bool, allocator: Any = None) -> RequestPaths:
     """`build_paths` of an open trace, at once where its reader and numbering can."""
-    columns = trace.read_columns() if limit is None else None
+    columns = trace.read_columns(line_reader(allocator)) if limit is None else None
     if columns is not None:
         found = column_paths(
             columns,

@@ -104,7 +104,7 @@ def check_columns_are_what_is_read(make: Make) -> None:
             return
         good = path.read_bytes()
         _need(reader, _trace(reader, path).read_columns() is not None, "does not read its own example at once")
-        for content in (good, *_damaged(good, draw)):
+        for content in (good, *damaged(good, draw)):
             path.write_bytes(content)
             try:
                 trace = _trace(reader, path)
@@ -157,20 +157,20 @@ def check_damage_is_named(make: Make) -> None:
         if path is None:
             return
         good = path.read_bytes()
-        for damaged in _damaged(good, draw):
-            path.write_bytes(damaged)
+        for content in damaged(good, draw):
+            path.write_bytes(content)
             for on_error in ("raise", "skip"):
                 try:
                     for _ in _trace(make(), path, on_error):
                         pass
                 except (FieldError, FrameworkError) as error:
                     if isinstance(error, FrameworkError) and type(error).__name__ == "PluginError":
-                        raise Violation(f"{type(reader).__name__}: {error}; the file held {damaged!r}") from error
+                        raise Violation(f"{type(reader).__name__}: {error}; the file held {content!r}") from error
                 except Exception as error:
-                    raise Violation(f"{type(reader).__name__}: {error!r} of a file that held {damaged!r}") from error
+                    raise Violation(f"{type(reader).__name__}: {error!r} of a file that held {content!r}") from error
 
 
-def _damaged(good: bytes, draw: Random, count: int = 300) -> Iterator[bytes]:
+def damaged(good: bytes, draw: Random, count: int = 300) -> Iterator[bytes]:
     """Copies with a byte replaced, a piece removed or doubled, or a number swapped for an odd one."""
     odd = [b"-1", b"null", b"1e400", b"1.5", b"true", b'""', b"[]", b"{}", b"99999999999999999999", b'"\\ud800"',
            b"1_0", "٣".encode()]  # fmt: skip

@@ -63,7 +63,7 @@ def test_trace_file_to_hits(
 
     def from_file(kind: str) -> None:
         start = time.process_time()
-        paths = trace_paths(open_trace(traces / file, block_tokens=block_tokens))
+        paths = trace_paths(open_trace(traces / file, block_tokens=block_tokens), allocator=name)
         read = time.process_time()
         _, found = count(name, paths, Lru(), CAPACITY)
         spent[kind].append((read - start, time.process_time() - read))
@@ -107,7 +107,7 @@ def test_what_the_first_read_is_made_of(
         kind = MooncakeLine if block_tokens is None else RunsLine
         timed("parse alone", lambda: msgspec.json.Decoder(kind).decode_lines(content.rstrip(b"\n")))
         trace = open_trace(traces / file, block_tokens=block_tokens)
-        fast = timed("at once", lambda: read_paths(trace, None, False))
+        fast = timed("at once", lambda: read_paths(trace, None, False, core()))
         slow = timed("line by line", lambda: build_paths(iter(trace)))
         assert fast.num_references == slow.num_references == references
         assert all(np.array_equal(getattr(fast, name), getattr(slow, name)) for name in ("nodes", "parents", "depths"))

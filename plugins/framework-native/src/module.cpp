@@ -155,6 +155,7 @@ void bind_attention(nb::module_ &module);
 void bind_replay(nb::module_ &module);
 void bind_tiered_replay(nb::module_ &module);
 void bind_hazard(nb::module_ &module);
+void bind_json_lines(nb::module_ &module);
 
 } // namespace native
 
@@ -165,4 +166,5 @@ NB_MODULE(_core, module) {
     native::bind_replay(module);
     native::bind_tiered_replay(module);
     native::bind_hazard(module);
+    native::bind_json_lines(module);
 }

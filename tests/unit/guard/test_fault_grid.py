@@ -87,6 +87,7 @@ NOT_CALLED = {
         "facts",
         "replay_references",
         "replay_tiers",
+        "read_json_lines",
     },
     "eviction": {"attach", "victims", "facts"},
     "hash": set(),
