@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import sys
@@ -91,6 +92,7 @@ class TritonBackend(AttentionBackend):
 
         if device.split(":")[0] == "cpu":
             _say_interpreted()
+            _hasten_interpreter()
             arch, num_sms = (ARCHS[self._arch] if self._arch else None), 0
         else:
             arch, num_sms = _device_config(device, self._arch)
@@ -169,6 +171,15 @@ class _Copies:
 def _say_interpreted() -> None:
     """One sentence, once a process: the interpreter's speed says nothing about the kernels'."""
     sys.stderr.write("triton: no GPU in use, the kernels run in Triton's interpreter (correct, and slow)\n")
+
+
+def _hasten_interpreter() -> None:
+    """Without its check for overflows: it repeats each sum and product of integers, and tells only a debugger."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    options = interpreter_builder.options
+    if options.sanitize_overflow and not options.debug:
+        interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
 
 
 def _device_config(device: str, arch: str | None) -> tuple[ArchConfig, int]:

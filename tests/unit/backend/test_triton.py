@@ -477,3 +477,15 @@ def test_pools_of_bytes_have_tiles_for_queries_of_every_dtype_on_every_chip(dtyp
             stored = plan.feature_constants(spec, arch)["STORED"]
             by_chip = name in ("sm_90", "sm_100")
             assert stored == (plan.INT8 if kv_dtype == "int8" else plan.E4M3_BY_CHIP if by_chip else plan.E4M3_BY_BITS)
+
+
+def test_the_interpreter_spends_nothing_on_overflows_that_it_would_not_tell() -> None:
+    from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
+
+    ready(make_spec())
+    assert not interpreter_builder.options.sanitize_overflow
+    debugging = InterpreterOptions(debug=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter_builder, "options", debugging)
+        ready(make_spec())
+        assert interpreter_builder.options is debugging, "a debugger wants the check"

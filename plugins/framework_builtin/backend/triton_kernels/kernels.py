@@ -6,7 +6,6 @@ test that compiles ahead of time beside one that interprets, needs both; the fun
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -35,14 +34,7 @@ def not_specialised(function: Callable[..., None]) -> list[str]:
 
 @functools.cache
 def interpreted(function: Callable[..., None]) -> Any:
-    """`function` as a kernel that Triton's interpreter runs on CPU tensors, by NumPy.
+    """`function` as a kernel that Triton's interpreter runs on CPU tensors, by NumPy."""
+    from triton.runtime.interpreter import InterpretedFunction
 
-    The interpreter repeats each sum and product of integers in 64 bits to see an overflow, and ignores what it saw
-    unless it is debugging: a third of its time, which it is spared here.
-    """
-    from triton.runtime.interpreter import InterpretedFunction, interpreter_builder
-
-    options = interpreter_builder.options
-    if options.sanitize_overflow and not options.debug:
-        interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
     return InterpretedFunction(function)
