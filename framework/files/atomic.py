@@ -12,10 +12,13 @@ from framework.files.jsonl import json_text
 
 
 @contextmanager
-def beside(path: Path) -> Iterator[Path]:
+def beside(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A name beside `path` to write to; what was written there becomes `path` when the block ends well.
 
     Else `path` stays as it was, or absent, and nothing is left beside it. A link is written through to its file.
+
+    Args:
+        durable: wait until the disk has it, so that a crash of the machine leaves the old file or the new one.
 
     Raises:
         OSError: nothing can be written here.
@@ -24,12 +27,15 @@ def beside(path: Path) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        _sync(temporary, os.O_RDWR)
+        if durable:
+            _sync(temporary, os.O_RDWR)
         temporary.replace(target)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
+    if not durable:
+        return
     with suppress(OSError):  # some file systems cannot sync a directory; the rename itself was atomic
         _sync(target.parent, os.O_RDONLY)
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from itertools import islice
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import xxhash
 
 from framework.files.atomic import beside
 from framework.replay import column_paths as columns_module
@@ -30,10 +30,12 @@ from framework.replay.paths import KnownRequests, RequestPaths, build_paths
 from framework.types import Hint
 from framework.workload.traces.reader import Trace
 
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 2 * 2**30
 _ARRAYS = ("nodes", "starts", "parents", "depths", "input_tokens", "tenants")
-_BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+_SUFFIXES = (".safetensors", ".npz")
+"""Of the files, and of those that earlier versions left."""
+_BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError)
 
 
 def trace_paths(
@@ -102,19 +104,23 @@ def _place(trace: Trace, limit: int | None, full_blocks_only: bool) -> Path | No
                 digest.update(chunk)
     except (OSError, TypeError):
         return None
-    return folder / f"{digest.hexdigest()}.npz"
+    return folder / f"{digest.hexdigest()}.safetensors"
 
 
 def _save(place: Path, found: RequestPaths, trace: Trace) -> None:
-    meta: dict[str, Any] = {
-        "block_tokens": found.block_tokens,
-        "trace": [trace.num_requests, trace.num_skipped, trace.first_error],
-        "known": None if found.known is None else dict(_columns(found.known)),
-    }
-    packed = np.frombuffer(orjson.dumps(meta), dtype=np.uint8)
+    from safetensors.numpy import save_file
+
+    arrays: dict[str, Any] = {name: getattr(found, name) for name in _ARRAYS}
+    known = None
+    if found.known is not None:
+        known = dict(_columns(found.known))
+        if None not in found.known.arrival:
+            arrays["arrival"], known["arrival"] = np.array(found.known.arrival, dtype=np.float64), None
+    counts = [trace.num_requests, trace.num_skipped, trace.first_error]
+    meta = orjson.dumps({"block_tokens": found.block_tokens, "trace": counts, "known": known}).decode()
     place.parent.mkdir(parents=True, exist_ok=True)
-    with beside(place) as temporary, temporary.open("wb") as file:
-        np.savez(file, meta=packed, **{name: getattr(found, name) for name in _ARRAYS})
+    with beside(place, durable=False) as temporary:  # one that a crash cut short is made anew
+        save_file(arrays, temporary, metadata={"meta": meta, "xxh3_128": _digest(meta, arrays)})
     _bound(place.parent, keep=place)
 
 
@@ -125,24 +131,44 @@ def _columns(known: KnownRequests) -> Iterator[tuple[str, Any]]:
         yield field.name, column if column.count(None) < len(column) else None
 
 
+def _digest(meta: str, arrays: Mapping[str, Any]) -> str:
+    """Of all that the file holds, so that damage is noticed."""
+    digest = xxhash.xxh3_128(meta.encode())
+    for name in sorted(arrays):
+        digest.update(memoryview(np.ascontiguousarray(arrays[name])))
+    return digest.hexdigest()
+
+
 def _load(place: Path, trace: Trace) -> RequestPaths:
-    with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-        arrays: dict[str, Any] = {name: stored[name] for name in _ARRAYS}
-        meta = orjson.loads(stored["meta"].tobytes())
-    trace.num_requests, trace.num_skipped, trace.first_error = meta["trace"]
-    known = meta["known"]
+    if not place.exists():
+        raise FileNotFoundError
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(place, framework="np") as file:
+            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            stored = file.metadata()
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    if stored["xxh3_128"] != _digest(stored["meta"], arrays):
+        raise ValueError("damaged")
+    meta = orjson.loads(stored["meta"])
+    known, arrival = meta["known"], arrays.pop("arrival", None)
     if known is not None:
         unknown = [None] * (len(arrays["starts"]) - 1)
         columns: dict[str, Any] = {name: unknown if column is None else column for name, column in known.items()}
-        columns["hint"] = [Hint.of(value) for value in columns["hint"]]
+        if arrival is not None:
+            columns["arrival"] = arrival.tolist()
+        columns["hint"] = [Hint.of(value) for value in columns["hint"]] if columns["hint"] is not unknown else unknown
         known = KnownRequests(**columns)
+    trace.num_requests, trace.num_skipped, trace.first_error = meta["trace"]
     os.utime(place)  # the least recently used go first
     return RequestPaths(**arrays, block_tokens=meta["block_tokens"], known=known)
 
 
 def _bound(folder: Path, *, keep: Path) -> None:
     """Remove the least recently used files above `MAX_BYTES`."""
-    files = [(file.stat(), file) for file in folder.glob("*.npz") if file != keep]
+    files = [(file.stat(), file) for file in folder.iterdir() if file.suffix in _SUFFIXES and file != keep]
     left = MAX_BYTES - keep.stat().st_size
     newest: Callable[[tuple[os.stat_result, Path]], float] = lambda entry: -entry[0].st_mtime  # noqa: E731
     for status, file in sorted(files, key=newest):

@@ -77,11 +77,14 @@ def test_whatever_decides_the_paths_decides_the_file(trace: Path, folder: Path) 
     assert trace_paths(open_trace(trace)).input_tokens[0] == 36, "changed content is another trace"
 
 
-@pytest.mark.parametrize("damage", [b"", b"PK", b"\x00" * 300, "cut"])
+@pytest.mark.parametrize("damage", [b"", b"PK", b"\x00" * 300, "cut", "flipped", "renamed"])
 def test_a_damaged_file_is_made_anew(trace: Path, folder: Path, damage: bytes | str) -> None:
     made = trace_paths(open_trace(trace))
     (file,) = folder.iterdir()
-    file.write_bytes(file.read_bytes()[:-40] if damage == "cut" else damage)  # type: ignore[arg-type]
+    good = file.read_bytes()
+    flipped = good[:-40] + bytes([good[-40] ^ 1]) + good[-39:]
+    other = {"cut": good[:-40], "flipped": flipped, "renamed": good.replace(b"s-1", b"s-2")}
+    file.write_bytes(damage if isinstance(damage, bytes) else other[damage])
     assert same(trace_paths(open_trace(trace)), made)
     assert same(trace_paths(open_trace(trace)), made)
     assert [one.name for one in folder.iterdir()] == [file.name]
