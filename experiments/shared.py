@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.tracking import collect_provenance
+from framework.tracking import checkout_state, collect_provenance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,11 +52,20 @@ def parse(doc: str | None, module: str, arguments: Sequence[str] | None) -> argp
     options = parser.parse_args(arguments)
     if options.quick and options.out is None:
         parser.error("--quick would overwrite the whole results; give --out FOLDER")
-    options.home = ROOT / "experiments" / module
+    return begun(options, module, ROOT / "experiments" / module, "results")
+
+
+def begun(options: argparse.Namespace, module: str, home: Path, results: str) -> argparse.Namespace:
+    """`options` with what all experiments share, the state of the checkout before the first result among it.
+
+    Args:
+        home: the experiment's folder; results go to `results` in it unless `options.out` says otherwise.
+    """
+    options.home, options.module, options.started = home, module, time.perf_counter()
     options.publish = options.out is None
-    options.out = (options.out or options.home / "results").absolute()
+    options.out = (options.out or home / results).absolute()
+    options.checkout = checkout_state([options.out])
     options.out.mkdir(parents=True, exist_ok=True)
-    options.module, options.started = module, time.perf_counter()
     return options
 
 
@@ -74,7 +83,7 @@ def _plain(value: Any) -> Any:
 
 def write_provenance(options: argparse.Namespace, traces: Iterable[Path], **facts: Any) -> None:
     """Command, machine, versions, revision and the checksums of the inputs. No path and no host name."""
-    found = collect_provenance(argv=[])
+    found = collect_provenance(argv=[], checkout=options.checkout)
     record = {
         "command": f"python -m experiments.{options.module}" + (" --quick" if options.quick else ""),
         "jobs": options.jobs,

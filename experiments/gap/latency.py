@@ -6,12 +6,11 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.shared import CONVERSATION, ROOT, publish, table, trace_path, write_provenance, write_rows
+from experiments.shared import CONVERSATION, ROOT, begun, publish, table, trace_path, write_provenance, write_rows
 from framework import api
 
 CELLS = (("lru", 5_000), ("hazard", 5_000), ("lru", 7_500), ("lru", 10_000), ("hazard", 10_000), ("lru", 12_500))
@@ -24,13 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.gap.latency", description=__doc__)
     parser.add_argument("--limit", type=int, default=6_000, help="requests of the trace")
     parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
-    options = parser.parse_args(arguments)
-    home = ROOT / "experiments" / "gap"
-    options.publish, options.home = options.out is None, home
-    options.module, options.quick, options.jobs = "gap.latency", False, 1
-    options.started = time.perf_counter()
-    options.out = (options.out or home / "results" / "latency").absolute()
-    options.out.mkdir(parents=True, exist_ok=True)
+    options = begun(parser.parse_args(arguments), "gap.latency", ROOT / "experiments" / "gap", "results/latency")
+    options.quick, options.jobs = False, 1
     rows = [_row(policy, size, options.limit) for policy, size in CELLS]
     write_rows(options.out / "latency.csv", rows)
     write_provenance(options, [trace_path(CONVERSATION)], limit=options.limit, speed=_SPEED, block_tokens=_BLOCK)

@@ -79,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tasks = [
         Task(entry, trace, options.block_tokens, fractions, options.limit) for entry in entries for trace in traces
     ]
+    revision = _revision()  # before the first result
     rows = _all_rows(entries, tasks, options.jobs)
-    revision = _revision()
     reasons = _reasons(options, revision)
     for row in rows:
         row |= {"revision": revision, "contract": f"{CONTRACT}.{CONTRACT_MINOR}"}

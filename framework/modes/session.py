@@ -114,8 +114,10 @@ class Session:
         Raises:
             RunDirectoryError: nothing can be written here.
         """
+        path = self.run.path
+        checkout = tracking.checkout_state([path.parent if (path / JOB).exists() else path])  # before its first file
         self.run.begin(self._on_begin)
-        origin = self._provenance(device)
+        origin = self._provenance(device, checkout)
         self.facts |= headline(origin)
         self.run.write_provenance(origin)
         self._trackers.start(self.config.plain(), label or self.label("-".join(self._components().values())))
@@ -198,13 +200,14 @@ class Session:
         if (job := read_json(self.run.path / JOB)) is not None:
             fail(self.run.path, "failed", reason, job.get("overrides") or ())
 
-    def _provenance(self, device: str) -> dict[str, Any]:
+    def _provenance(self, device: str, checkout: Mapping[str, Any]) -> dict[str, Any]:
         path = self.config.workload.options.get("path")
         return tracking.collect_provenance(
             components=self._components(),
             seeds={"seed": self.facts["seed"]},
             device=device,
             inputs=[Path(str(path))] if path else [],
+            checkout=checkout,
         )
 
     def _components(self) -> dict[str, str]:

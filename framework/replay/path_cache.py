@@ -135,7 +135,7 @@ def _digest(meta: str, arrays: Mapping[str, Any]) -> str:
     """Of all that the file holds, so that damage is noticed."""
     digest = xxhash.xxh3_128(meta.encode())
     for name in sorted(arrays):
-        digest.update(memoryview(np.ascontiguousarray(arrays[name])))
+        digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()
 
 

@@ -9,6 +9,7 @@ from framework import registry
 from framework.files.jsonl import read_jsonl
 from framework.interfaces.tracker import RunLabel, Tracker
 from framework.results.reading import read_result
+from framework.tracking.provenance import checkout_state
 from framework.tracking.provenance import collect as collect_provenance
 from framework.tracking.run_directory import RunDirectory
 from framework.tracking.tracker import Trackers, TrackerWarning
@@ -23,6 +24,7 @@ __all__ = [
     "TrackerWarning",
     "Trackers",
     "build",
+    "checkout_state",
     "collect_provenance",
     "read_jsonl",
     "read_result",

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 DISTRIBUTION = "kvcache-framework"
+CHECKOUT = Path(__file__).resolve().parents[2]
+"""Where the package lies, which is a checkout unless it is installed."""
 
 _LIBRARIES = (
     "torch", "triton", "numpy", "hydra-core", "omegaconf", "xxhash", "transformers", "tokenizers", "safetensors",
@@ -29,6 +31,8 @@ def collect(
     device: str | None = None,
     argv: Sequence[str] | None = None,
     inputs: Sequence[Path] = (),
+    outputs: Sequence[Path] = (),
+    checkout: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A plain dict for `provenance.json`. Imports no library: versions come from the installed metadata.
 
@@ -38,9 +42,12 @@ def collect(
         device: where the model ran, as torch names it.
         argv: the command line; default this process's.
         inputs: files that the run reads, such as its trace; each is named with its SHA-256.
+        outputs: folders that the run writes to; what lies there makes no checkout dirty.
+        checkout: what `checkout_state` said before the run's first output; None asks it now.
     """
+    state = checkout_state(outputs) if checkout is None else checkout
     return {
-        "package": {"name": DISTRIBUTION, "version": _version(DISTRIBUTION), **_git(Path(__file__).parents[2])},
+        "package": {"name": DISTRIBUTION, "version": _version(DISTRIBUTION), **state},
         "components": {kind: _component(kind, name) for kind, name in (components or {}).items()},
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
         "argv": list(sys.argv if argv is None else argv),
@@ -111,12 +118,21 @@ def _component(kind: str, name: str) -> dict[str, Any]:
     return {"name": name, "class": found.value, "distribution": found.distribution, "version": found.version}
 
 
-def _git(checkout: Path) -> dict[str, Any]:
-    """The revision, when the package runs from its own checkout; an installed copy inside another one has none."""
+def checkout_state(outputs: Sequence[Path] = ()) -> dict[str, Any]:
+    """`git_revision`, and whether files differ from it, when the package runs from its own checkout; else None.
+
+    An installed copy inside another checkout has none.
+
+    Args:
+        outputs: folders whose files do not count.
+    """
+    checkout = CHECKOUT
     if not ((checkout / ".git").exists() and (checkout / "pyproject.toml").exists()):
         return {"git_revision": None, "git_dirty": None}
     revision = _git_output(checkout, "rev-parse", "HEAD")
-    changes = _git_output(checkout, "status", "--porcelain", "--untracked-files=normal")
+    inside = [path.resolve().relative_to(checkout) for path in outputs if path.resolve().is_relative_to(checkout)]
+    without = [f":(exclude,top,literal){path.as_posix()}" for path in inside if path.parts]
+    changes = _git_output(checkout, "status", "--porcelain", "--untracked-files=normal", "--", ":(top)", *without)
     return {"git_revision": revision or None, "git_dirty": None if changes is None else bool(changes)}
 
 
