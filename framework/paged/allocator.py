@@ -19,7 +19,7 @@ from framework.interfaces.hash import HashScheme
 from framework.paged.cache import BlockCache
 from framework.paged.growth import GrowingTables
 from framework.paged.hashing import BlockHasher
-from framework.paged.index import DuplicateIndex, HashIndex, index_of
+from framework.paged.index import DuplicateIndex, index_of
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import BlockPool
 from framework.paged.promises import TablePromises
@@ -109,7 +109,7 @@ class PagedAllocator(GrowingTables):
         self._checked = tokens = _as_tokens(tokens)
         anchor, hashes = self.hasher.of(tokens, namespace, previous)
         limit = (len(tokens) - 1) // self.block_size
-        data = b"" if isinstance(self.cache.index, HashIndex) else tokens.tobytes()
+        data = tokens.tobytes() if self.cache.index.compares_tokens else b""
         blocks: Any = self.cache.index.find(anchor, hashes, data, limit) if limit > 0 else ()
         if previous is None:
             self.hasher.note_hit(anchor, hashes, len(blocks))

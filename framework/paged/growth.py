@@ -10,7 +10,6 @@ from framework.errors import (
     InvalidArgument,
     PluginError,
 )
-from framework.paged.index import HashIndex
 from framework.paged.table import Table, count_of
 from framework.paged.tables import PagedTables
 from framework.types import BlockCopy, BlockHash, BlockId, RequestId, TableChange, TokenArray
@@ -110,7 +109,7 @@ class GrowingTables(PagedTables):
             if full <= first:
                 hashes += more
                 return len(table.blocks)
-        data = b"" if isinstance(self.cache.index, HashIndex) else buffer[first * size : full * size].tobytes()
+        data = buffer[first * size : full * size].tobytes() if self.cache.index.compares_tokens else b""
         self.pool.access += 1
         if self._requests is not None:
             self._requests.used(table.blocks[first:full], table.facts)

@@ -19,15 +19,15 @@ import pytest
 from framework.types import Namespace, RequestId, RequestInfo
 
 
-def filled(name: str, count: int) -> Any:
-    """A pool of `count` blocks after prompts of 100 blocks, none alike, that evicted each block once."""
+def filled(name: str, count: int, length: int = 100) -> Any:
+    """A pool of `count` blocks after prompts of `length` blocks, none alike, that evicted each block once."""
     kinds = {"allocator": name, "hash": "sha256", "eviction": "lru"}
     load = {kind: next(iter(entry_points(group=f"framework.{kind}", name=one))).load() for kind, one in kinds.items()}
     made = load["allocator"](num_blocks=count, block_size=16, hash=load["hash"](), eviction=load["eviction"]())
     draw, space = np.random.default_rng(0), Namespace()
-    for number in range(1, 2 * count // 100 + 1):
-        prompt = draw.integers(0, 2**31 - 1, 1600, dtype=np.int32)
-        request = RequestInfo(id=RequestId(number), max_total_tokens=1600)
+    for number in range(1, 2 * count // length + 1):
+        prompt = draw.integers(0, 2**31 - 1, 16 * length, dtype=np.int32)
+        request = RequestInfo(id=RequestId(number), max_total_tokens=16 * length)
         made.allocate(request, prompt, made.lookup(prompt, space))
         made.commit(request.id, prompt)
         made.free(request.id)
@@ -35,16 +35,18 @@ def filled(name: str, count: int) -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", ["prefix", "prefix_cow"])
-def test_bytes_a_block_of_a_full_pool(benchmark: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "count", "length"),
+    [("prefix", 100_000, 100), *(("prefix_cow", *sizes) for sizes in ((100_000, 100), (150_000, 100), (100_000, 10)))],
+)
+def test_bytes_a_block_of_a_full_pool(benchmark: Any, name: str, count: int, length: int) -> None:
     """What a full replay keeps of a block, Python's objects included."""
-    count = 100_000
 
     def cost() -> float:
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            kept = filled(name, count)
+            kept = filled(name, count, length)
             assert kept.stats().cached_blocks == count
             return (tracemalloc.get_traced_memory()[0] - before) / count
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from framework.paged.pool import BlockPool
 from framework.types import BlockHash
@@ -16,8 +17,11 @@ class PrefixIndex(ABC):
     calls are O(1) a block; removal is amortised.
 
     Attributes:
+        compares_tokens: whether it needs `data` to tell contents apart; else that may be empty.
         collisions: contents that were not published because their hash is also that of other content.
     """
+
+    compares_tokens: ClassVar[bool] = True
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -36,7 +40,7 @@ class PrefixIndex(ABC):
 
     def insert_chain(
         self, anchor: int, parent: int, hashes: Sequence[BlockHash], data: bytes, blocks: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
+    ) -> tuple[Sequence[int], Sequence[int]]:
         """`insert` each block below the holder of the one before, up to the first collision. Sets `pool.block_hash`.
 
         Returns:

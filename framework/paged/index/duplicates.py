@@ -45,7 +45,7 @@ class DuplicateIndex(HashIndex):
 
     def insert_chain(
         self, anchor: int, parent: int, hashes: Sequence[BlockHash], data: bytes, blocks: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
+    ) -> tuple[Sequence[int], Sequence[int]]:
         return PrefixIndex.insert_chain(self, anchor, parent, hashes, data, blocks)
 
     def remove(self, block: int) -> None:

@@ -19,6 +19,8 @@ class HashIndex(PrefixIndex):
     `_parents`, and are kept only once somebody has asked for them.
     """
 
+    compares_tokens = False
+
     def __init__(self, pool: BlockPool) -> None:
         super().__init__(pool)
         self._blocks: dict[BlockHash, int] = {}
@@ -70,7 +72,7 @@ class HashIndex(PrefixIndex):
 
     def insert_chain(
         self, anchor: int, parent: int, hashes: Sequence[BlockHash], data: bytes, blocks: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
+    ) -> tuple[Sequence[int], Sequence[int]]:
         hash_of, parents, orphans = self._pool.block_hash, self._parents, self._orphans
         above = hash_of[parent] if parent else None
         own = list(blocks)

@@ -9,6 +9,7 @@ from paged_helpers import admit, make, serve, tokens
 
 from framework.errors import InvariantViolation
 from framework.paged.allocator import PagedAllocator
+from framework.paged.index.runs import BranchPoint
 from framework.types import RequestId
 from framework_builtin.allocator.contiguous import ContiguousAllocator
 from framework_builtin.hash.xxh64 import Xxh64
@@ -154,16 +155,15 @@ def test_check_names_the_broken_invariant(
 
 def test_check_finds_a_hash_that_leads_to_the_wrong_block() -> None:
     allocator = populated()
-    blocks = allocator.cache.index._blocks
-    key = allocator.pool.block_hash[held(allocator)]
-    blocks[key] = cached(allocator)
+    run = allocator.cache.index._heads[allocator.pool.block_hash[held(allocator)]]
+    run.blocks[0] = cached(allocator)
     with pytest.raises(InvariantViolation, match="I20: the index finds block"):
         allocator.check()
 
 
 def test_check_finds_a_forgotten_orphan_count() -> None:
     allocator = populated()
-    allocator.cache.index._orphans[b"gone"] = 1
+    allocator.cache.index._absent[b"gone"] = BranchPoint(b"gone", 0)
     with pytest.raises(InvariantViolation, match=r"I20: .* absent parents"):
         allocator.check()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from random import Random as Draw
 
 import pytest
 import xxhash
 
-from framework.paged.index import HashIndex, PrefixIndex, TrieIndex
+from framework.paged.index import HashIndex, PrefixIndex, RunIndex, TrieIndex
 from framework.paged.pool import BlockPool
 from framework.types import BlockHash
 
@@ -67,7 +68,9 @@ class Contents:
         self.free.append(block)
 
 
-@pytest.mark.parametrize(("form", "bits"), [(HashIndex, 64), (TrieIndex, 64), (TrieIndex, 2), (TrieIndex, 0)])
+@pytest.mark.parametrize(
+    ("form", "bits"), [(HashIndex, 64), (RunIndex, 64), (TrieIndex, 64), (TrieIndex, 2), (TrieIndex, 0)]
+)
 def test_the_index_finds_exactly_what_is_published(form: type[PrefixIndex], bits: int) -> None:
     for seed in range(30):
         draw, contents = Draw(seed), Contents(form, bits)
@@ -87,6 +90,9 @@ def test_the_index_finds_exactly_what_is_published(form: type[PrefixIndex], bits
         assert not contents.index.audit()
         if isinstance(contents.index, TrieIndex):
             assert not contents.index._nodes, "ghosts without descendants stay behind"
+        elif isinstance(contents.index, RunIndex):
+            assert not contents.index._heads
+            assert not contents.index._absent, "parents stay behind that nobody waits for"
         else:
             assert not contents.index._orphans
 
@@ -105,7 +111,7 @@ def test_ghosts_keep_their_tokens_so_no_other_content_takes_their_place() -> Non
 
 
 def test_equal_content_is_held_once() -> None:
-    for form in (HashIndex, TrieIndex):
+    for form in (HashIndex, RunIndex, TrieIndex):
         contents = Contents(form, 64)
         contents.publish(-1, (0, 1))
         held = contents.where[-1, (0, 1)]
@@ -116,14 +122,17 @@ def test_equal_content_is_held_once() -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_children_counted_late_are_those_counted_from_the_start(early: bool) -> None:
+@pytest.mark.parametrize("form", [HashIndex, RunIndex])
+def test_children_counted_late_are_those_counted_from_the_start(form: type[PrefixIndex], early: bool) -> None:
     pool = BlockPool(8, 1)
-    index = HashIndex(pool)
+    index = form(pool)
     if early:
         assert not any(pool.children)
     names = [BlockHash(bytes([n])) for n in range(1, 6)]
-    index.insert_chain(-1, 0, names[:3], b"", [1, 2, 3])
-    index.insert_chain(-1, 2, names[3:], b"", [4, 5])  # a second branch below block 2
+    index.insert_chain(-1, 0, names[:3], b"", array("i", [1, 2, 3]))
+    pool.describe_all([1, 2, 3], [0, 1, 2], 0, 0, 0)
+    index.insert_chain(-1, 2, names[3:], b"", array("i", [4, 5]))  # a second branch below block 2
+    pool.describe_all([4, 5], [0, 1], 2, 0, 0)
     index.remove_all([1])  # an ancestor goes first: its child waits for it
     view = pool.view().children
     assert [view[block] for block in (2, 3, 4, 5)] == [2, 0, 1, 0], list(view)
