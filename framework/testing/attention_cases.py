@@ -140,7 +140,7 @@ def _empty_pool(spec: AttentionSpec, num_blocks: int, fill: float) -> LayerKV:
 
 
 def place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, layout: str, size: int) -> None:
-    """Values (T, K, D) into a pool, token by token, so that the kit leans on no backend's `write`.
+    """Values (T, K, D) into a pool, each token at its slot: the kit leans on no backend's `write`.
 
     A pool with a scale a token gets that too: of each token and head the largest magnitude over 127.
     """
@@ -151,12 +151,12 @@ def place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, l
     elif scale is not None:
         values = values / scale[None, :, None]
     values = values.to(stored.dtype)
-    for at, (slot, value) in enumerate(zip(slots.tolist(), values, strict=True)):
-        block, offset = divmod(slot, size)
-        target = stored[block, offset] if layout == "NHD" else stored[block, :, offset]
-        target.copy_(value)
-        if scale is not None and own is not None:
-            (scale[block, offset] if layout == "NHD" else scale[block, :, offset]).copy_(own[at])
+    if stored.dtype.itemsize == 1:  # torch indexes no float8
+        stored, values = stored.view(torch.uint8), values.view(torch.uint8)
+    at = (slots // size, slots % size) if layout == "NHD" else (slots // size, slice(None), slots % size)
+    stored[at] = values
+    if scale is not None and own is not None:
+        scale[at] = own
 
 
 def _to(pool: LayerKV, device: str) -> LayerKV:
