@@ -47,7 +47,7 @@ def as_tokens(tokens: Any) -> TokenArray:
             raise InvalidTokens(f"token ids must be 0 to 2**31 - 1, found {int(array.min())}")
         return array
     if isinstance(tokens, Sequence) and not isinstance(tokens, (str, bytes)):
-        if any(isinstance(token, (bool, np.bool_)) for token in tokens):
+        if not {bool, np.bool_}.isdisjoint(map(type, tokens)):
             raise InvalidTokens("token ids must be integers, found a bool")
         if len(tokens) == 0:
             return np.empty(0, dtype=np.int32)

@@ -40,7 +40,8 @@ class Driver(Judge):
         after = replace(self.allocator.stats(), collisions=0)
         self.history[-1] += f" -> {hit.num_tokens} tokens in {list(hit.blocks)}"
         self.need((hit.num_tokens, hit.blocks) == (again.num_tokens, again.blocks), "two lookups differ", again)
-        self.need(before == after, "lookup changed the counts", f"{before} {after}")
+        if before != after:
+            raise self.fail("lookup changed the counts", f"{before} {after}")
         self.need(prompt.tolist() == tokens, "lookup wrote to the caller's tokens", prompt)
         self.need(0 <= hit.num_tokens <= max(0, len(tokens) - 1), "a hit covers the whole prompt",
                   f"{hit.num_tokens} of {len(tokens)} tokens")  # fmt: skip
@@ -49,8 +50,9 @@ class Driver(Judge):
             meaning = self.truth.read(list(hit.blocks), position)
             wanted = (namespace, tuple(tokens[: position + 1]), self.truth.epoch)
             found = meaning and (meaning.namespace, meaning.tokens, meaning.epoch)
-            self.need(found == wanted, "a hit serves KV that is not this prompt's",
-                      f"token {position} of {tokens} finds {found}, wanted {wanted}")  # fmt: skip
+            if found != wanted:
+                raise self.fail("a hit serves KV that is not this prompt's",
+                                f"token {position} of {tokens} finds {found}, wanted {wanted}")  # fmt: skip
         if self.traits.strict:
             longest = self.truth.must_hit(namespace, tokens)
             self.need(hit.num_tokens >= longest, "a published prefix is not found",
@@ -96,7 +98,7 @@ class Driver(Judge):
         self.live[number] = Live(
             info, list(tokens), hit.num_tokens, hit.num_tokens, len(tokens), must_extend=hit.num_tokens % self.size != 0
         )
-        self.prompts[namespace, tuple(tokens)] = None
+        self.prompts[namespace, tuple(tokens)] = prompt
         self.totals["hit_tokens"] += hit.num_tokens
         self.totals["prompt_tokens"] += len(tokens)
         table = self._table(number)
@@ -184,7 +186,7 @@ class Driver(Judge):
         self._tables_are_true()
         if not row.old:
             self.truth.publish(new, row.info.namespace, row.tokens, first, last)
-        self.prompts[row.info.namespace, (*tokens, 0)] = None
+        self.prompts[row.info.namespace, (*tokens, 0)] = as_tokens([*tokens, 0])
         self.after()
 
     def do_append(self, pick: int, tokens: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 from framework.errors import FrameworkError, UnknownRequest
 from framework.interfaces.allocator import Allocator, CacheEvent
 from framework.testing.truth import Truth
-from framework.types import Namespace, RequestId, RequestInfo, TableChange, as_tokens
+from framework.types import Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 
 class Contained(Exception):
@@ -73,7 +74,7 @@ class Judge:
         self.history: list[str] = []
         self.events: list[CacheEvent] = []
         self.findable: dict[int, bytes] = {}
-        self.prompts: dict[tuple[Namespace, tuple[int, ...]], None] = {}
+        self.prompts: dict[tuple[Namespace, tuple[int, ...]], TokenArray] = {}
         self.totals: Counter[str] = Counter()
         self.next_id, self.now = 1, 0.0
         self.tolerates: type[FrameworkError] | None = None
@@ -105,14 +106,15 @@ class Judge:
 
     def snapshot(self) -> tuple[Any, ...]:
         """All that the interface shows: tables, counts, and what a few prompts would hit."""
-        hits = [self.allocator.lookup(as_tokens(tokens), space) for space, tokens in list(self.prompts)[-3:]]
+        latest = list(itertools.islice(reversed(self.prompts.items()), 3))
+        hits = [self.allocator.lookup(prompt, space) for (space, _), prompt in reversed(latest)]
         tables = {request: self._table(request) for request in self.live}
         return tables, replace(self.allocator.stats(), collisions=0), [(hit.num_tokens, hit.blocks) for hit in hits]
 
     def call(self, text: str, method: Callable[[], Any], *allowed: type[FrameworkError]) -> Any:
         """Make one call; an allowed error is returned, and must have changed nothing. Any other fails the rule."""
         self.history.append(text)
-        before = self.snapshot()
+        before = self.snapshot() if allowed else ()
         try:
             result = method()
         except allowed as error:
@@ -203,8 +205,9 @@ class Judge:
                 meaning = self.truth.read(table, position)
                 wanted = (row.info.namespace, tuple(row.tokens[: position + 1]))
                 found = meaning and (meaning.namespace, meaning.tokens)
-                self.need(found == wanted, "a request's KV is not its own any more",
-                          f"request {request} token {position}: finds {found}, wrote {wanted}")  # fmt: skip
+                if found != wanted:
+                    raise self.fail("a request's KV is not its own any more",
+                                    f"request {request} token {position}: finds {found}, wrote {wanted}")  # fmt: skip
 
     def _counts_are_right(self) -> None:
         stats = self.allocator.stats()
@@ -213,8 +216,9 @@ class Judge:
                   "free, cached and used blocks do not sum to num_blocks", stats)  # fmt: skip
         named = {block for table in self.tables.values() for block in table if block}
         right = stats.used_blocks == len(named) if self.traits.exact else stats.used_blocks >= len(named)
-        self.need(right, "used_blocks is not the number of blocks that tables name", f"{stats}, tables {self.tables}")
+        if not right:
+            raise self.fail("used_blocks is not the number of blocks that tables name", f"{stats}, {self.tables}")
         self.need(stats.num_requests == len(self.live), "num_requests is not the number of live tables", stats)
         for name in ("hit_tokens", "prompt_tokens", "copied_blocks"):
-            self.need(getattr(stats, name) == self.totals[name], f"{name} is not what was seen",
-                      f"{stats}, seen {self.totals[name]}")  # fmt: skip
+            if getattr(stats, name) != self.totals[name]:
+                raise self.fail(f"{name} is not what was seen", f"{stats}, seen {self.totals[name]}")

@@ -94,8 +94,8 @@ def driver_of(
 ) -> Driver:
     """A fresh allocator under a driver that knows its traits."""
     scheme, policy = scheme or adversarial.ReferenceHash(), policy or SlowLru()
-    collides = collides_often(scheme)
-    traits = traits or traits_of(make, collides=collides, num_blocks=num_blocks, block_size=block_size)
+    if traits is None:
+        traits = traits_of(make, collides=collides_often(scheme), num_blocks=num_blocks, block_size=block_size)
     allocator = fresh(make, num_blocks, block_size, scheme, policy)
     about = (
         f"{type(allocator).__name__}, {num_blocks} blocks of {block_size} tokens, "
