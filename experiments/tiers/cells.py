@@ -17,7 +17,7 @@ from framework.registry.components import build_component
 from framework.replay.cores import count_over_tiers
 from framework.replay.path_cache import trace_paths
 from framework.replay.paths import RequestPaths
-from framework.replay.reference import CacheOnlyResult
+from framework.replay.result import CacheOnlyResult
 from framework.replay.roofline import Roofline
 from framework.replay.stack import lru_curve, reuse_distances
 from framework.replay.tier_optimum import shares_of_best, tier_optima

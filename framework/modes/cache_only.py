@@ -21,7 +21,7 @@ from framework.registry.components import build_component
 from framework.replay.cores import PYTHON, count, count_over_tiers
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
-from framework.replay.reference import CacheOnlyResult
+from framework.replay.result import CacheOnlyResult
 from framework.replay.tier_optimum import shares_of_best, tier_optima
 from framework.replay.tiers import TierSpec, tier_results
 

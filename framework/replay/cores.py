@@ -18,7 +18,8 @@ from framework.interfaces.json_lines import LineReader
 from framework.interfaces.replay_counts import TieredReplayCounts
 from framework.interfaces.tiering import Tiering
 from framework.replay.paths import RequestPaths
-from framework.replay.reference import CacheOnlyResult, replay, summarise
+from framework.replay.reference import replay
+from framework.replay.result import CacheOnlyResult, summarise
 from framework.replay.tiers import ReplayTiers, TierSpec
 
 PYTHON = "python"

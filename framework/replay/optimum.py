@@ -31,7 +31,7 @@ import numpy as np
 
 from framework.errors import InvalidArgument
 from framework.replay.paths import Ints, RequestPaths, flat_paths
-from framework.replay.reference import CacheOnlyResult, summarise
+from framework.replay.result import CacheOnlyResult, summarise
 
 _Entry = tuple[int, int, int]  # (-(next request, depth), -last request, node)
 
