@@ -198,6 +198,8 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     _refuse_chdir(any(re.fullmatch(r"\+*hydra\.job\.chdir=(?i:true|yes|on|1)", word) for word in args.overrides))
     args.overrides = overrides.normalise(args.overrides, groups, lambda word: Path(word).exists())
     name = args.config_name or compose.CONFIG_NAME
+    if not args.shell_completion:
+        overrides.check_choices(args.overrides)
     if args.shell_completion:
         from framework.config.hydra.completion import complete
 

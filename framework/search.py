@@ -136,10 +136,11 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
     from framework.config.defaults import conf_folder
     from framework.config.hydra.compose import create_hydra, search_path
     from framework.config.hydra.groups import groups_of
-    from framework.config.hydra.overrides import normalise
+    from framework.config.hydra.overrides import check_choices, normalise
 
     folder = conf_folder()
     words = normalise(overrides, groups_of(folder), lambda word: Path(word).exists())
+    check_choices(words)
     loader = create_hydra(search_path(folder, importable_only=True)).config_loader
     try:
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)

@@ -15,7 +15,7 @@ from framework.config.tiers import parse_tiers
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing, shown
 
-_COMPOSITIONS = ("experiment", "sweep")
+COMPOSITIONS = ("experiment", "sweep")
 """Groups of the command line that leave nothing of their own in a configuration."""
 NO_TIERING = "never"
 """The rule that moves nothing, which needs no tiers."""
@@ -42,7 +42,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     keys = [field.name for field in fields(Config)]
     values: dict[str, Any] = {}
     for key, value in config.items():
-        if key in _COMPOSITIONS:
+        if key in COMPOSITIONS:
             continue
         if key not in keys:
             raise ConfigError(f"unknown key {shown(key)}; keys: {listing(keys)}{did_you_mean(str(key), keys)}")

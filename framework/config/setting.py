@@ -85,16 +85,30 @@ class Section:
             raise ConfigError(
                 f"{cls.section} must be a mapping, found {shown(values)}; set its keys, as in {cls.section}.KEY=VALUE"
             )
-        known = [field_.name for field_ in fields(cls)]
         for key in values:
-            if key not in known:
-                raise ConfigError(
-                    f"unknown key {key_of(cls, str(key))!r}; keys: {listing(known)}{did_you_mean(str(key), known)}"
-                )
+            cls._field(key)
         for field_ in fields(cls):
             if field_.default is MISSING and field_.default_factory is MISSING and field_.name not in values:
                 raise ConfigError(f"{key_of(cls, field_.name)} has no value; set {key_of(cls, field_.name)}=...")
         return cls(**values)
+
+    @classmethod
+    def check(cls, key: str, value: Any) -> None:
+        """Refuse a key that the section does not have, or a value that its setting may not be.
+
+        Raises:
+            ConfigError: see `parse`.
+        """
+        checked(cls, cls._field(key), value)
+
+    @classmethod
+    def _field(cls, key: str) -> Field[Any]:
+        known = {field_.name: field_ for field_ in fields(cls)}
+        if key not in known:
+            raise ConfigError(
+                f"unknown key {key_of(cls, str(key))!r}; keys: {listing(known)}{did_you_mean(str(key), known)}"
+            )
+        return known[key]
 
     def plain(self) -> dict[str, Any]:
         """Key -> value, as YAML and JSON hold them."""

@@ -211,7 +211,11 @@ def describe(annotation: Any) -> str:
     if isinstance(annotation, type) and typing.get_origin(annotation) is None:
         return annotation.__name__
     items = typing.get_args(annotation)
-    if typing.get_origin(annotation) in (tuple, list) and items[-1:] and (items[1:] in ((), (Ellipsis,))):
+    if (
+        typing.get_origin(annotation) in (tuple, list, set, frozenset, Sequence)
+        and items[-1:]
+        and (items[1:] in ((), (Ellipsis,)))
+    ):
         return f"a list of {describe(items[0])}"
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return " | ".join(describe(member) for member in typing.get_args(annotation))

@@ -20,7 +20,7 @@ from framework.config.config import GROUPS, Config
 from framework.config.defaults import conf_folder
 from framework.config.hydra import source
 from framework.config.hydra.groups import groups_of
-from framework.config.hydra.overrides import normalise
+from framework.config.hydra.overrides import check_choices, normalise
 from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error, with_key
 from framework.errors import ConfigError
 
@@ -39,6 +39,7 @@ def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = No
     """
     folder = conf_folder()
     normal = normalise(overrides, groups_of(folder), lambda word: Path(word).exists())
+    check_choices(normal)
     config = compose_normal(normal, search_path(folder, config_dir))
     checked(config)
     return config

@@ -10,6 +10,9 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from framework.config.config import GROUPS
+from framework.errors import ConfigError
+
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|)(?P<key>[A-Za-z_][\w]*)(?P<path>(?:\.[^=@~]+)?)=(?P<value>.*)$", re.DOTALL)
 _FREE = re.compile(r"[\\/]|^~|^\.|\.[A-Za-z][A-Za-z0-9]{0,7}$")
 _SWEEP = re.compile(r"^(glob|choice|range|interval|shuffle|sort|tag)\(")
@@ -64,6 +67,26 @@ def _normalise(override: str, groups: Groups, exists: Callable[[str], bool]) -> 
         if words and all(_is_file(word, groups.options.get(group, ()), exists) for word in words):
             return [f"{group}={groups.files[group]}", f"++{group}.path={','.join(map(quote, words))}"]
     return [f"{group}={value}"]
+
+
+def check_choices(normal: Sequence[str]) -> None:
+    """Refuse normalised overrides that set a component to a list, which Hydra would merge, or to a mapping.
+
+    Raises:
+        ConfigError: names the first.
+    """
+    for override in normal:
+        group, _, value = override.partition("=")
+        if group in GROUPS and value.lstrip().startswith(("[", "{")):
+            raise by_name(group, override)
+
+
+def by_name(group: str, given: str) -> ConfigError:
+    """The refusal of a group set to what is no name; `given` is the override."""
+    options = f", and its options as {group}.OPTION=VALUE" if group in GROUPS else ""
+    return ConfigError(
+        f"{given[:120]}: the {group} is chosen by its name, set {group}=NAME{options}; --help lists them"
+    )
 
 
 def _quoted_where_hydra_cannot_read_it(override: str) -> str:

@@ -13,7 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from framework import registry
-from framework.config.sections import SECTIONS
+from framework.config.hydra.overrides import by_name
+from framework.config.hydra.values import wrong_value
 from framework.errors import ConfigError, FrameworkError
 from framework.registry.signatures import did_you_mean, listing
 
@@ -29,8 +30,10 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
         if isinstance(cause, FrameworkError):
             return cause
         cause = cause.__cause__
-    if (said := _wrong_section(overrides) or _too_long(overrides)) is not None:
+    if (said := _too_long(overrides)) is not None:
         return said
+    if (refused := wrong_value(overrides, lambda: _composed(overrides, path))) is not None:
+        return refused
     if isinstance(error, OverrideParseException):
         reason = str(error.message).splitlines()[0]
         return ConfigError(
@@ -43,6 +46,8 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
         return ConfigError(f"cannot read the configuration: {text}")
     if "Config group override must be" in text:
         return _not_a_name(overrides)
+    if index := re.search(r"cannot set (.*): (list index out of range|Index '.*' .* is not an int)", text):
+        return ConfigError(f"{index[1][:120]}: the list has no such entry; set it whole, as in KEY=[ENTRY, ENTRY]")
     unknown = re.search(r"Could not (?:override|append[^']*|delete[^']*) '([^']*)'", text)
     if unknown and "No match in the defaults list" in text:
         return _no_group(unknown[1])
@@ -58,15 +63,6 @@ def with_key(text: str) -> str:
     if found := re.match(r"While dereferencing interpolation '\$\{([\w.]+)\}': Incompatible value '(\w*)'", reason):
         return f"{found[1]} must be text, found {found[2].replace('None', 'null')}"
     return reason if where is None or where[1] in reason else f"{where[1]}: {reason}"
-
-
-def _wrong_section(overrides: Sequence[str]) -> ConfigError | None:
-    """A whole section set to what is no mapping."""
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
-        if key in SECTIONS and value and value[0] not in "{$'\"":
-            return ConfigError(f"{key} must be a mapping, found {value[:60]}; set its keys, as in {key}.KEY=VALUE")
-    return None
 
 
 def _too_long(overrides: Sequence[str]) -> ConfigError | None:
@@ -93,7 +89,7 @@ def _not_a_name(overrides: Sequence[str]) -> ConfigError:
         if not key:
             return ConfigError(f"cannot read the override {override!r}: nothing before the '='; write KEY=VALUE")
         if key in _group_names() and (value in ("", "null") or not re.match(r"[A-Za-z_'\"]", value)):
-            return ConfigError(f"{override}: the {key} is chosen by its name; --help lists them")
+            return by_name(key, override)
     return ConfigError("a choice must be a name; --help lists them")
 
 
@@ -132,7 +128,8 @@ def _unknown_key(key: str, overrides: Sequence[str], path: ConfigSearchPath) -> 
     if any(override.partition("=")[0] in _group_names() and override[-2:] in ("[]", "{}") for override in overrides):
         return _not_a_name(overrides)
     if key in _group_names():
-        return ConfigError(f"the {key} is chosen by its name, set {key}=NAME; --help lists them")
+        given = next((override for override in overrides if override.lstrip("+").partition("=")[0] == key), key)
+        return by_name(key, given)
     config = _composed(overrides, path)
     group, _, option = key.partition(".")
     if group in registry.groups() and option and isinstance(config.get(group), dict):
