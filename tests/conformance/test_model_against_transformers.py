@@ -127,11 +127,17 @@ def test_greedy_tokens_agree_over_160_steps(pair):
     assert len(set(found.tokens)) > 8, f"a degenerate text proves little: {found.tokens}"
 
 
-@pytest.mark.parametrize("backend", ["torch", "gather"])
-def test_served_tokens_are_those_of_the_dense_model(pair, backend):
+@pytest.fixture(scope="module")
+def continued(pair):
+    """Three prompts, and the 30 tokens that the dense model appends to each."""
     ours, _ = pair
     prompts = [prompt_of(ours, length, seed=length).tolist() for length in (3, 41, 60)]
-    wanted = [greedy(ours.decoder, prompt, 30).tokens for prompt in prompts]
+    return prompts, [greedy(ours.decoder, prompt, 30).tokens for prompt in prompts]
+
+
+@pytest.mark.parametrize("backend", ["torch", "gather"])
+def test_served_tokens_are_those_of_the_dense_model(pair, continued, backend):
+    (ours, _), (prompts, wanted) = pair, continued
     llm = LLM(ours, backend=backend, block_size=4, num_blocks=120, poison=True, engine=EngineOptions(chunk_size=16))
     sampling = Sampling(max_tokens=30, ignore_eos=True)
     assert [request.completions[0].tokens for request in llm.generate(prompts, sampling)] == wanted

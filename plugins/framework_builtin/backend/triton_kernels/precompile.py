@@ -23,7 +23,6 @@ from typing import Any
 from framework.errors import FrameworkError, InvalidArgument
 from framework.interfaces.backend import AttentionSpec
 from framework_builtin.backend.triton import TritonBackend
-from framework_builtin.backend.triton_kernels import steps
 from framework_builtin.backend.triton_kernels.compiles import Compiles, counted
 from framework_builtin.backend.triton_kernels.configs import chip
 from framework_builtin.backend.triton_kernels.kernels import compiled
@@ -54,6 +53,8 @@ def precompile(
     Raises:
         InvalidArgument: an unknown target, or a spec that the backend refuses.
     """
+    from framework_builtin.backend.triton_kernels import steps  # torch: what only starts processes goes without
+
     arch = chip(target)
     if reasons := TritonBackend(tma=tma).capabilities.reasons_against(spec, "cuda"):
         raise InvalidArgument(f"the triton backend does not serve this: {'; '.join(reasons)}")
