@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,16 @@ def run(folder: Path, *words: str, timeout: float = 200.0) -> subprocess.Complet
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
 
 
-def result_of(folder: Path, *words: str) -> dict[str, Any]:
-    done = run(folder, *words, "run.dir=out")
-    assert done.returncode == 0, f"{done.returncode}: {done.stdout}\n{done.stderr}"
-    return dict(read_result(folder / "out"))
+@pytest.fixture
+def result_of(command: Callable[..., tuple[int, str, str]], elsewhere: Path) -> Callable[..., dict[str, Any]]:
+    """`result_of(*words)`: of that command line, run in this process; its files lie in `elsewhere` / "out"."""
+
+    def ended(*words: str) -> dict[str, Any]:
+        status, out, err = command(*words, "run.dir=out")
+        assert status == 0, f"{status}: {out}\n{err}"
+        return dict(read_result(elsewhere / "out"))
+
+    return ended
 
 
 def test_the_command_without_arguments_ends_with_a_table(tmp_path: Path) -> None:
@@ -55,12 +62,14 @@ def test_the_command_with_prefix_and_triton_does_the_same_interpreted(tmp_path: 
     assert "interpret" in done.stderr.lower(), done.stderr
 
 
-def test_a_small_job_on_another_allocator_leaves_all_its_files_and_its_log(tmp_path: Path) -> None:
-    result = result_of(tmp_path, *SMALL, "+allocator=prefix", "+eviction=fifo", "+hash=xxh64", "run.events=true",
+def test_a_small_job_on_another_allocator_leaves_all_its_files_and_its_log(
+    result_of: Callable[..., dict[str, Any]], elsewhere: Path
+) -> None:
+    result = result_of(*SMALL, "+allocator=prefix", "+eviction=fifo", "+hash=xxh64", "run.events=true",
                        "cache.num_blocks=40")  # fmt: skip
     assert (result["allocator"], result["eviction"], result["hash"]) == ("prefix", "fifo", "xxh64")
     assert (result["num_finished"], result["dense_mismatches"]) == (6, 0), result
-    out = tmp_path / "out"
+    out = elsewhere / "out"
     for name in ("config.yaml", "metrics.jsonl", "requests.jsonl", "provenance.json", "events.jsonl"):
         assert (out / name).stat().st_size > 0, f"{name} is empty"
     events = read_jsonl(out / "events.jsonl")
@@ -71,23 +80,25 @@ def test_a_small_job_on_another_allocator_leaves_all_its_files_and_its_log(tmp_p
     assert len(steps) == result["num_steps"], (len(steps), result["num_steps"])
 
 
-def test_a_file_of_lines_is_served_line_by_line(tmp_path: Path) -> None:
-    (tmp_path / "questions.txt").write_text("What is a block?\nWhat is a slot?\n\nWho evicts whom, and why?\n")
-    result_of(tmp_path, "workload=questions.txt", "workload.max_tokens=3")
-    rows = read_jsonl(tmp_path / "out" / "requests.jsonl")
+def test_a_file_of_lines_is_served_line_by_line(result_of: Callable[..., dict[str, Any]], elsewhere: Path) -> None:
+    (elsewhere / "questions.txt").write_text("What is a block?\nWhat is a slot?\n\nWho evicts whom, and why?\n")
+    result_of("workload=questions.txt", "workload.max_tokens=3")
+    rows = read_jsonl(elsewhere / "out" / "requests.jsonl")
     assert [row["status"] for row in rows] == ["finished"] * 3, rows
     assert [row["prompt_tokens"] >= 15 for row in rows] == [True] * 3, rows
 
 
-def test_a_file_of_json_lines_is_served_and_one_that_never_fits_is_rejected_alone(tmp_path: Path) -> None:
+def test_a_file_of_json_lines_is_served_and_one_that_never_fits_is_rejected_alone(
+    result_of: Callable[..., dict[str, Any]], elsewhere: Path
+) -> None:
     lines = [
         {"prompt": "What is a block?", "max_tokens": 3},
         {"prompt": "again " * 400, "max_tokens": 3},
         {"prompt": "Twice", "max_tokens": 4, "n": 2, "temperature": 0.7},
     ]
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = result_of(tmp_path, "workload=questions.jsonl", "cache.num_blocks=20")
-    rows = read_jsonl(tmp_path / "out" / "requests.jsonl")
+    (elsewhere / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = result_of("workload=questions.jsonl", "cache.num_blocks=20")
+    rows = read_jsonl(elsewhere / "out" / "requests.jsonl")
     assert [row["status"] for row in rows] == ["finished", "rejected", "finished"], rows
     assert "320" in rows[1]["reason"], rows[1]
     assert [len(row["completions"]) for row in rows] == [1, 0, 2], rows
@@ -100,13 +111,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_checkpoint_with_its_own_tokenizer_serves_recorded_agents_with_their_prefixes_hit(
-    tmp_path: Path, checkpoint: Path, traces: Path
+    result_of: Callable[..., dict[str, Any]], checkpoint: Path, traces: Path
 ) -> None:
     path = traces / "lmcache-agent-trace_text.tar.xz"
     if not path.exists():
         pytest.skip(f"no {path.name} among the traces")
     result = result_of(
-        tmp_path, f"model={checkpoint}", "workload=agent_text", f"workload.path={path}", "workload.limit=10",
+        f"model={checkpoint}", "workload=agent_text", f"workload.path={path}", "workload.limit=10",
         "workload.skip_empty=true",
         "workload.max_prompt_chars=1500", "workload.max_tokens=2", "run.check_requests=3", "cache.num_blocks=700",
         "engine.max_batch_requests=1",

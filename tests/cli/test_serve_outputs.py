@@ -1,8 +1,7 @@
 """The main job's outputs, end to end: real text with its prefixes hit, and W&B's offline record of a whole run."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,24 @@ from framework.tracking import read_result
 SMALL = ("workload.num_requests=8", "workload.output_tokens=6", "workload.prefix_tokens=48")
 
 
-def _run(tmp_path: Path, *overrides: str) -> Path:
-    command = [sys.executable, "-m", "framework.run", *overrides, "run.dir=out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return tmp_path / "out"
+@pytest.fixture
+def written(command: Callable[..., tuple[int, str, str]], elsewhere: Path) -> Callable[..., Path]:
+    """`written(*words)`: the folder that this command line leaves, run in this process."""
+
+    def run(*words: str) -> Path:
+        status, out, err = command(*words, "run.dir=out")
+        assert status == 0, f"{out}\n{err}"
+        return elsewhere / "out"
+
+    return run
 
 
-def test_recorded_agents_are_served_with_their_prefixes_hit(tmp_path: Path, traces: Path) -> None:
+def test_recorded_agents_are_served_with_their_prefixes_hit(written: Callable[..., Path], traces: Path) -> None:
     path = traces / "lmcache-agent-trace_text.tar.xz"
     if not path.exists():
         pytest.skip(f"no {path.name} among the traces")
     options = ("family=taubench", "limit=24", "max_tokens=4")
-    out = _run(tmp_path, "workload=agent_text", f"workload.path={path}", *(f"workload.{option}" for option in options))
+    out = written("workload=agent_text", f"workload.path={path}", *(f"workload.{option}" for option in options))
     result = read_result(out)
     assert result["num_finished"] == 24, result
     assert (result["dense_checked"], result["dense_mismatches"]) == (8, 0), result
@@ -34,8 +38,8 @@ def test_recorded_agents_are_served_with_their_prefixes_hit(tmp_path: Path, trac
     assert result["hit_tokens"] > 0.4 * result["prompt_tokens"], result
 
 
-def test_wandb_offline_holds_every_number_of_a_real_run(tmp_path: Path) -> None:
-    out = _run(tmp_path, *SMALL, "+tracker=wandb", "tracker.min_interval_s=0.0")
+def test_wandb_offline_holds_every_number_of_a_real_run(written: Callable[..., Path]) -> None:
+    out = written(*SMALL, "+tracker=wandb", "tracker.min_interval_s=0.0")
     result, stored = read_result(out), read_offline_run(out)
     differing = {
         key: (value, stored.summary.get(key)) for key, value in result.items() if stored.summary.get(key) != value
@@ -50,8 +54,8 @@ def test_wandb_offline_holds_every_number_of_a_real_run(tmp_path: Path) -> None:
     assert stored.job_type == "prefix_cow-lru-sha256-torch"
 
 
-def test_a_run_leaves_its_whole_record(tmp_path: Path) -> None:
-    out = _run(tmp_path, *SMALL, "run.events=true")
+def test_a_run_leaves_its_whole_record(written: Callable[..., Path]) -> None:
+    out = written(*SMALL, "run.events=true")
     requests, events = read_jsonl(out / "requests.jsonl"), read_jsonl(out / "events.jsonl")
     assert len(requests) == read_result(out)["num_requests"] == 8
     assert events
