@@ -70,14 +70,14 @@ def _normalise(override: str, groups: Groups, exists: Callable[[str], bool]) -> 
 
 
 def check_choices(normal: Sequence[str]) -> None:
-    """Refuse normalised overrides that set a component to a list, which Hydra would merge, or to a mapping.
+    """Refuse normalised overrides that set a component to a list, which Hydra would merge into one.
 
     Raises:
         ConfigError: names the first.
     """
     for override in normal:
         group, _, value = override.partition("=")
-        if group in GROUPS and value.lstrip().startswith(("[", "{")):
+        if group in GROUPS and value.lstrip().startswith("["):
             raise by_name(group, override)
 
 

@@ -82,9 +82,7 @@ def test_a_setting_of_the_top_says_what_it_must_be(key: str) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize(
-    "value", ["{a: 1}", "{name: lru}", "{}", "[]", "[1]", "[lru]", "[a,b]", "[{a: 1}]", "[[1]]", "5", "null"]
-)
+@pytest.mark.parametrize("value", ["{a: 1}", "[]", "[1]", "[lru]", "[a,b]", "[{a: 1}]", "[[1]]", "5", "null"])
 def test_a_component_is_chosen_by_its_name(group: str, value: str) -> None:
     for sign in ("", "+"):
         said = refusal(f"{sign}{group}={value}")
