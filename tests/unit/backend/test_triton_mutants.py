@@ -42,7 +42,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "decode", "origin = tl.maximum(context - window, 0)", "window", "window + 1"
     ),
     "masked values are loaded": within(
-        "decode", "tl.load(V + v_offset + d_x, mask=v_mask, other=0)", ", mask=v_mask, other=0", ""
+        "decode", "tl.load(v_slot + d_x, mask=v_mask, other=0)", ", mask=v_mask, other=0", ""
     ),
     "infinity minus infinity": within(
         "decode",

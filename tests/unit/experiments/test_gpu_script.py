@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -179,6 +180,32 @@ def test_the_site_folder_has_every_entry_point_of_the_project(
     for group, points in surroundings.project()["entry-points"].items():
         for name, value in points.items():
             assert named[group, name] == value
+
+
+def test_rows_of_the_grid_carry_registers_and_spills_of_what_was_launched(repository: Path, tmp_path: Path) -> None:
+    """By Triton's own launcher, on a driver without a device that says 106 registers and 2 spills of every kernel.
+
+    In a process of its own: this one may have been started with TRITON_INTERPRET set.
+    """
+    code = (
+        "import grid, json\n"
+        "from framework_builtin.backend.triton_kernels import steps\n"
+        "from framework_builtin.backend.triton_kernels.configs import ARCHS\n"
+        "from framework_builtin.backend.triton_kernels.kernels import compiled\n"
+        "from framework_builtin.backend.triton_kernels.pretended import pretended\n"
+        "from framework.interfaces.backend import AttentionSpec\n"
+        "spec = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=64, dtype='bfloat16', block_size=16)\n"
+        "arch, before = ARCHS['sm_90'], grid.launched()\n"
+        "with pretended(arch.target, arch.shared_bytes) as driver:\n"
+        "    driver.load_binary = lambda *arguments: (None, None, 106, 2, 1024)\n"
+        "    steps.run(steps.Step(context=steps.SHORT), steps.launcher_for(spec, arch, compiled), spec)\n"
+        "    print(json.dumps([before, driver.num_launches, grid.launched()]))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(repository / "experiments" / "gpu")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == [{}, 1, {"decode_n_regs": [106], "decode_n_spills": [2]}]
 
 
 def result(share: float, status: str = "ok") -> dict[str, Any]:
