@@ -31,8 +31,8 @@ def within(file: str, text: str, old: str, new: str) -> tuple[str, str, str]:
 MUTANTS: dict[str, tuple[str, str, str]] = {
     "decode reads one token too many": ("decode", "(position < stop_n)", "(position < stop_n + 1)"),
     "decode forgets the last token": ("decode", "(position < stop_n)", "(position < stop_n - 1)"),
-    "page offset off by one": ("decode", "slot = position % PAGE", "slot = (position + 1) % PAGE"),
-    "every page of a tile is its first": ("decode", "tile // PAGE + tl.arange", "tile // PAGE + 0 * tl.arange"),
+    "page offset off by one": ("tiles", "slot = position % PAGE", "slot = (position + 1) % PAGE"),
+    "every page of a tile is its first": ("tiles", "tile // PAGE + tl.arange", "tile // PAGE + 0 * tl.arange"),
     "the output is not rescaled": ("decode", "acc = acc * shrink + tl.dot", "acc = acc + tl.dot"),
     "the denominator is not rescaled": ("decode", "total = total * shrink + tl.expand", "total = total + tl.expand"),
     "splits weigh the same": ("decode", "weight = tl.exp2(part_top - finite)", "weight = 1.0"),
@@ -63,7 +63,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "an int8 score takes its neighbour's scale": ("decode", "slot * scale_stride_s", "slot * 0"),
     "an int8 head takes another head's scale": ("decode", "head_n * scale_stride_h", "head_n * 0"),
-    "int8's sign is lost": ("decode", "v = (v.to(tl.int8, bitcast=True)", "v = (v"),
+    "int8's sign is lost": ("tiles", "(stored.to(tl.int8, bitcast=True).to(tl.float32)", "(stored.to(tl.float32)"),
+    "the sign of int8's K is lost": within(
+        "tiles", "stored = stored.to(tl.int8, bitcast=True).to(q.dtype)", ".to(tl.int8, bitcast=True)", ""
+    ),
+    "the soft cap's series is cut short": ("tiles", "0.13333333333333333 + square * series", "0.13333333333333333"),
     "int8's K has V's scales": ("decode", "tl.load(K_SCALE + scale_offset", "tl.load(V_SCALE + scale_offset"),
     "int8's V has K's scales": ("decode", "tl.load(V_SCALE + scale_offset", "tl.load(K_SCALE + scale_offset"),
     "masked scales are loaded": within(
@@ -250,6 +254,12 @@ BATTERY = {
         attention(spec_of(), SHORT_CHUNKS, arch="sm_90", split_tokens=32),
         attention(spec_of(num_heads=80, head_dim=64), SHORT_CHUNKS, arch="sm_90"),
     ],
+    "tiles": [
+        attention(spec_of(), DECODE),
+        attention(spec_of(block_size=3, sliding_window=32), DECODE, arch="sm_90"),
+        attention(spec_of(soft_cap=20.0), DECODE, arch="sm_90"),
+        attention(spec_of(kv_dtype="int8"), DECODE, within=2e-5, arch="sm_90", split_tokens=32),
+    ],
     "store": [
         memory,
         rotation(spec_of(dtype="bfloat16", num_heads=8, head_dim=256), interleaved=False, arch="sm_90"),
@@ -290,10 +300,12 @@ def test_a_planted_bug_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.
 
     file, old, new = MUTANTS[name]
     module = mutated(file, old, new, tmp_path)
-    target = {"decode": decode, "prefill": prefill, "store": store}[file]
-    for function in ("plan_splits", "decode", "merge_splits", "prefill", "write_kv", "copy_blocks"):
-        if hasattr(target, function):
-            monkeypatch.setattr(target, function, getattr(module, function))
+    targets = {"decode": [decode], "prefill": [prefill], "store": [store], "tiles": [decode, prefill]}[file]
+    kernels = ("plan_splits", "decode", "merge_splits", "prefill", "write_kv", "copy_blocks")
+    for function in ("page_and_slot", "as_queries", "int8_values", "soft_capped") if file == "tiles" else kernels:
+        for target in targets:
+            if hasattr(target, function):
+                monkeypatch.setattr(target, function, getattr(module, function))
     assert not survives(file), f"{name}: {old!r} -> {new!r} in {file}.py goes unnoticed"
 
 

@@ -1,7 +1,7 @@
 """One query a row against its paged context, in splits of equal work.
 
-The functions are kernels without a decorator: `kernels.compiled` and `kernels.interpreted` wrap them. They call only
-builtins of triton.language, no jitted helper, because the interpreter patches the language once more for each of those.
+The functions are kernels without a decorator: `kernels.compiled` and `kernels.interpreted` wrap them. What they call
+is `Inlined`, since the interpreter would patch the language once more for each call of a jitted function.
 """
 
 # mypy: ignore-errors
@@ -10,6 +10,8 @@ builtins of triton.language, no jitted helper, because the interpreter patches t
 #         M query heads of one kv head, padded  N tokens a tile  I work items x kv heads of one program (1 on a GPU)
 
 import triton.language as tl
+
+from framework_builtin.backend.triton_kernels.tiles import Inlined, as_queries, int8_values, page_and_slot, soft_capped
 
 
 def plan_splits(
@@ -59,6 +61,40 @@ def plan_splits(
     total = tl.reduce(splits, 0, tl.standard._sum_combine)
     spare = tl.arange(0, W)
     tl.store(WORK + spare * 4, spare * 0 - 1, mask=(spare >= total) & (spare < num_work))
+
+
+@Inlined
+def _tokens_of(work, live, LENS, WORK, window, N: tl.constexpr, SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """Of work items: row, whether there is one, its context, first token and end of the part, splits of the row."""
+    if SPLIT:
+        row = tl.load(WORK + work * 4, mask=live, other=-1)
+        live = live & (row >= 0)
+        start = tl.load(WORK + work * 4 + 1, mask=live, other=0)
+        stop = tl.load(WORK + work * 4 + 2, mask=live, other=0)
+        splits = tl.load(WORK + work * 4 + 3, mask=live, other=1)
+        row = tl.maximum(row, 0)
+        context = tl.load(LENS + row, mask=live, other=0)
+    else:
+        row = tl.where(live, work, 0)
+        context = tl.load(LENS + row, mask=live, other=0)
+        stop = context
+        start = context * 0
+        if HAS_WINDOW:
+            start = tl.maximum(context - window, 0) // N * N
+        splits = context * 0 + 1
+    return row, live, context, start, stop, splits
+
+
+@Inlined
+def _over_n(value, ITEMS: tl.constexpr):
+    """An item's value, to be broadcast against (N,) or (I, N)."""
+    return value if ITEMS == 1 else value[:, None]
+
+
+@Inlined
+def _over_x(value, ITEMS: tl.constexpr):
+    """An item's value, to be broadcast against (M, D) or (I, M, D)."""
+    return value if ITEMS == 1 else value[:, None, None]
 
 
 def decode(
@@ -123,22 +159,7 @@ def decode(
     kv_head = item // HEAD_BLOCKS % NUM_KV_HEADS
     first_head = item % HEAD_BLOCKS * M
     work = item // (HEAD_BLOCKS * NUM_KV_HEADS)
-    if SPLIT:
-        row = tl.load(WORK + work * 4, mask=live, other=-1)
-        live = live & (row >= 0)
-        start = tl.load(WORK + work * 4 + 1, mask=live, other=0)
-        stop = tl.load(WORK + work * 4 + 2, mask=live, other=0)
-        splits = tl.load(WORK + work * 4 + 3, mask=live, other=1)
-        row = tl.maximum(row, 0)
-        context = tl.load(LENS + row, mask=live, other=0)
-    else:
-        row = tl.where(live, work, 0)
-        context = tl.load(LENS + row, mask=live, other=0)
-        stop = context
-        start = context * 0
-        if HAS_WINDOW:
-            start = tl.maximum(context - window, 0) // N * N
-        splits = context * 0 + 1
+    row, live, context, start, stop, splits = _tokens_of(work, live, LENS, WORK, window, N, SPLIT, HAS_WINDOW)
     lowest = start
     origin = context * 0
     if HAS_WINDOW:
@@ -152,42 +173,23 @@ def decode(
     kv_head = kv_head.to(tl.int64)
 
     # Names ending in _n broadcast against (N,) or (I, N), those in _x against (M, D) or (I, M, D).
-    if ITEMS == 1:
-        first = start
-        last = stop
-        row_n = row
-        head_n = kv_head
-        lowest_n = lowest
-        stop_n = stop
-        context_n = context
-        row_x = row
-        head_x = kv_head
-        own_heads_x = own_heads
-        sole_heads_x = sole_heads
-        first_heads_x = first_heads
-        work_x = work
-        context_x = context
-        g_x = first_head + g[:, None]
-        d_x = d[None, :]
-        n_n = n
-    else:
-        first = tl.reduce(start, 0, tl.standard._elementwise_min)
-        last = tl.reduce(stop, 0, tl.standard._elementwise_max)
-        row_n = row[:, None]
-        head_n = kv_head[:, None]
-        lowest_n = lowest[:, None]
-        stop_n = stop[:, None]
-        context_n = context[:, None]
-        row_x = row[:, None, None]
-        head_x = kv_head[:, None, None]
-        own_heads_x = own_heads[:, None, None]
-        sole_heads_x = sole_heads[:, None, None]
-        first_heads_x = first_heads[:, None, None]
-        work_x = work[:, None, None]
-        context_x = context[:, None, None]
-        g_x = first_head[:, None, None] + g[None, :, None]
-        d_x = d[None, None, :]
-        n_n = n[None, :]
+    first = start if ITEMS == 1 else tl.reduce(start, 0, tl.standard._elementwise_min)
+    last = stop if ITEMS == 1 else tl.reduce(stop, 0, tl.standard._elementwise_max)
+    row_n = _over_n(row, ITEMS)
+    head_n = _over_n(kv_head, ITEMS)
+    lowest_n = _over_n(lowest, ITEMS)
+    stop_n = _over_n(stop, ITEMS)
+    context_n = _over_n(context, ITEMS)
+    n_n = n if ITEMS == 1 else n[None, :]
+    row_x = _over_x(row, ITEMS)
+    head_x = _over_x(kv_head, ITEMS)
+    own_heads_x = _over_x(own_heads, ITEMS)
+    sole_heads_x = _over_x(sole_heads, ITEMS)
+    first_heads_x = _over_x(first_heads, ITEMS)
+    work_x = _over_x(work, ITEMS)
+    context_x = _over_x(context, ITEMS)
+    g_x = first_head + g[:, None] if ITEMS == 1 else first_head[:, None, None] + g[None, :, None]
+    d_x = d[None, :] if ITEMS == 1 else d[None, None, :]
 
     q_head_x = head_x * GROUP + g_x
     own_x = g_x < own_heads_x
@@ -214,19 +216,9 @@ def decode(
     for tile in range(first, last, N):
         position = tile + n_n
         inside = (position >= lowest_n) & (position < stop_n)
-        # Page ids: one load a page where pages and tiles fit each other, else one a token.
-        if ITEMS == 1 and PAGE % N == 0:
-            page = tl.broadcast_to(tl.load(TABLES + row * table_stride + tile // PAGE).to(tl.int64), (N,))
-            slot = tile % PAGE + n
-        elif ITEMS == 1 and N % PAGE == 0:
-            index = tile // PAGE + tl.arange(0, N // PAGE)
-            page = tl.load(TABLES + row * table_stride + index, mask=index * PAGE < stop, other=0).to(tl.int64)
-            # One id a slot before any stride: a reshape of offsets hides their divisibility from triton 3.5 to 3.7.
-            page = tl.reshape(tl.broadcast_to(page[:, None], (N // PAGE, PAGE)), (N,))
-            slot = n % PAGE
-        else:
-            page = tl.load(TABLES + row_n * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
-            slot = position % PAGE
+        page, slot = page_and_slot(
+            TABLES + row_n * table_stride, tile, position, inside, stop, PAGE, N, BY_TILE=ITEMS == 1
+        )
         # First the page, then the slot in it: of one sum of both ptxas keeps 64 bits a load, 139 registers where these
         # take 108 (triton 3.6, sm_90, head dim 128).
         k_page = K + tl.expand_dims(page * k_stride_b + head_n * k_stride_h, -2)
@@ -242,36 +234,16 @@ def decode(
         k = tl.load(k_slot + d_k, mask=k_mask, other=0)
         v = tl.load(v_slot + d_x, mask=v_mask, other=0)
         key_scale = scale
-        if STORED == 1:
-            k16 = k.to(tl.uint16)
-            v16 = v.to(tl.uint16)
-            k = ((((k16 & 0x80) << 8) | ((k16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
-            v = ((((v16 & 0x80) << 8) | ((v16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
-        elif STORED == 2:
-            k = k.to(tl.float8e4nv, bitcast=True).to(q.dtype)
-            v = v.to(tl.float8e4nv, bitcast=True).to(q.dtype)
-        elif STORED == 3:
-            # K's scales go to the scores, in float32; V's to V, as a weight times a scale may be too small for float16.
+        if STORED == 3:
+            # K's scales go to the scores, in float32.
             scale_offset = page * scale_stride_b + slot * scale_stride_s + head_n * scale_stride_h
             key_scale = score_scale * tl.expand_dims(tl.load(K_SCALE + scale_offset, mask=inside, other=0.0), -2)
             v_scale = tl.expand_dims(tl.load(V_SCALE + scale_offset, mask=inside, other=0.0), -1)
-            k = k.to(tl.int8, bitcast=True).to(q.dtype)
-            v = (v.to(tl.int8, bitcast=True).to(tl.float32) * v_scale).to(q.dtype)
-        elif UPCAST:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
+        k = as_queries(k, q, STORED, UPCAST)
+        v = int8_values(v, v_scale, q) if STORED == 3 else as_queries(v, q, STORED, UPCAST)
         score = tl.dot(q, k, input_precision="ieee") * key_scale
         if HAS_CAP:
-            # tanh: its series where 1 - e^-2x would cancel, the exponential elsewhere.
-            size = tl.abs(score)
-            square = score * score
-            decay = tl.exp2(size * -2.8853900817779268)
-            large = (1.0 - decay) / (1.0 + decay)
-            series = 0.021869488536155202 + square * -0.008863235529902197
-            series = -0.05396825396825397 + square * series
-            series = -0.3333333333333333 + square * (0.13333333333333333 + square * series)
-            series = score * (1.0 + square * series)
-            score = tl.where(size < 0.3, series, tl.where(score < 0, -large, large)) * cap_scale
+            score = soft_capped(score, cap_scale)
         if SLOPES is not None:
             behind = tl.expand_dims(position - context_n + 1, -2)
             score = score + slope * behind.to(tl.float32)

@@ -13,6 +13,37 @@ tiles are too few to fill the device, as for a short chunk behind a long prefix,
 
 import triton.language as tl
 
+from framework_builtin.backend.triton_kernels.tiles import Inlined, as_queries, int8_values, page_and_slot, soft_capped
+
+
+@Inlined
+def _row_of(tile, base, STARTS, first_row, num_rows, num_steps, BLOCK_Q: tl.constexpr):
+    """The row, counted from `first_row`, that a tile of queries belongs to; `base`: that row's first query."""
+    # Row r's tiles begin at (its first query) // BLOCK_Q + r: each row is given one tile more than it may need.
+    low = tile * 0
+    high = low + num_rows
+    for _ in range(num_steps):
+        middle = (low + high) // 2
+        begins = (tl.load(STARTS + first_row + middle) - base) // BLOCK_Q + middle
+        low = tl.where(begins <= tile, middle, low)
+        high = tl.where(begins <= tile, high, middle)
+    return low
+
+
+@Inlined
+def _plain_tokens(first_position, stop, window, N: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """The first token that a tile of queries reads, and where tiles end that every query sees whole: no mask is needed.
+
+    A window needs masks throughout.
+    """
+    start = stop * 0
+    if HAS_WINDOW:
+        start = tl.maximum(first_position - window + 1, 0) // N * N
+    plain_stop = start
+    if not HAS_WINDOW:
+        plain_stop = tl.maximum(first_position + 1, 0) // N * N
+    return start, plain_stop
+
 
 def prefill(
     Q,
@@ -74,14 +105,7 @@ def prefill(
     kv_head = (tl.program_id(1) // HEAD_BLOCKS).to(tl.int64)
     first_head = tl.program_id(1) % HEAD_BLOCKS * HEADS
     base = tl.load(STARTS + first_row)
-    # Row r's tiles begin at (its first query) // BLOCK_Q + r: each row is given one tile more than it may need.
-    low = tile * 0
-    high = low + num_rows
-    for _ in range(num_steps):
-        middle = (low + high) // 2
-        begins = (tl.load(STARTS + first_row + middle) - base) // BLOCK_Q + middle
-        low = tl.where(begins <= tile, middle, low)
-        high = tl.where(begins <= tile, high, middle)
+    low = _row_of(tile, base, STARTS, first_row, num_rows, num_steps, BLOCK_Q)
     row = (first_row + low).to(tl.int64)
     begin = tl.load(STARTS + row)
     num_queries = tl.load(STARTS + row + 1) - begin
@@ -124,13 +148,7 @@ def prefill(
 
     first_position = context - num_queries + index * BLOCK_Q
     stop = tl.minimum(context, first_position + BLOCK_Q)
-    start = stop * 0
-    if HAS_WINDOW:
-        start = tl.maximum(first_position - window + 1, 0) // N * N
-    # Tiles that every query sees whole need no mask; a window needs masks throughout.
-    plain_stop = start
-    if not HAS_WINDOW:
-        plain_stop = tl.maximum(first_position + 1, 0) // N * N
+    start, plain_stop = _plain_tokens(first_position, stop, window, N, HAS_WINDOW)
     if PART is not None:
         start = tl.maximum(start, tl.program_id(2) * split_len)
         stop = tl.minimum(stop, (tl.program_id(2) + 1) * split_len)
@@ -147,20 +165,10 @@ def prefill(
             inside = position < stop
             if TMA != 0:
                 page = tl.load(TABLES + row * table_stride + tile_start // PAGE)
-            elif PAGE % N == 0:
-                page = tl.load(TABLES + row * table_stride + tile_start // PAGE).to(tl.int64)
-                slot = tile_start % PAGE + n
-            elif N % PAGE == 0:
-                page_index = tile_start // PAGE + tl.arange(0, N // PAGE)
-                page_mask = page_index * PAGE < stop
-                page = tl.load(TABLES + row * table_stride + page_index, mask=page_mask, other=0).to(tl.int64)
-                # One id a slot before any stride: a reshape of offsets hides their divisibility from triton 3.5 to 3.7.
-                page = tl.reshape(tl.broadcast_to(page[:, None], (N // PAGE, PAGE)), (N,))
-                slot = n % PAGE
             else:
-                page = tl.load(TABLES + row * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
-                slot = position % PAGE
-            if TMA == 0:
+                page, slot = page_and_slot(
+                    TABLES + row * table_stride, tile_start, position, inside, stop, PAGE, N, BY_TILE=True
+                )
                 k_at = K + (page * k_stride_b + slot * k_stride_s + kv_head * k_stride_h)[None, :] + d[:, None]
                 v_at = V + (page * v_stride_b + slot * v_stride_s + kv_head * v_stride_h)[:, None] + d[None, :]
             if TMA == 1:
@@ -179,38 +187,18 @@ def prefill(
                 k = tl.load(k_at, mask=(d < HEAD_DIM)[:, None], other=0)
                 v = tl.load(v_at, mask=(d < HEAD_DIM)[None, :], other=0)
             key_scale = scale
-            if STORED == 1:
-                k16 = k.to(tl.uint16)
-                v16 = v.to(tl.uint16)
-                k = ((((k16 & 0x80) << 8) | ((k16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
-                v = ((((v16 & 0x80) << 8) | ((v16 & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0).to(q.dtype)
-            elif STORED == 2:
-                k = k.to(tl.float8e4nv, bitcast=True).to(q.dtype)
-                v = v.to(tl.float8e4nv, bitcast=True).to(q.dtype)
-            elif STORED == 3:
+            if STORED == 3:
                 scale_offset = page * scale_stride_b + slot * scale_stride_s + kv_head * scale_stride_h
                 key_scale = score_scale * tl.load(K_SCALE + scale_offset, mask=inside, other=0.0)[None, :]
                 v_scale = tl.load(V_SCALE + scale_offset, mask=inside, other=0.0)[:, None]
-                k = k.to(tl.int8, bitcast=True).to(q.dtype)
-                v = (v.to(tl.int8, bitcast=True).to(tl.float32) * v_scale).to(q.dtype)
-            elif UPCAST:
-                k = k.to(tl.float32)
-                v = v.to(tl.float32)
+            k = as_queries(k, q, STORED, UPCAST)
+            v = int8_values(v, v_scale, q) if STORED == 3 else as_queries(v, q, STORED, UPCAST)
             if TMA != 0 and phase == 1:
                 # A tile is read whole: behind the context may be NaN, and no weight of 0 makes that 0.
                 v = tl.where(inside[:, None], v, 0.0)
             score = tl.dot(q, k, input_precision="ieee") * key_scale
             if HAS_CAP:
-                # tanh: its series where 1 - e^-2x would cancel, the exponential elsewhere.
-                size = tl.abs(score)
-                square = score * score
-                decay = tl.exp2(size * -2.8853900817779268)
-                large = (1.0 - decay) / (1.0 + decay)
-                series = 0.021869488536155202 + square * -0.008863235529902197
-                series = -0.05396825396825397 + square * series
-                series = -0.3333333333333333 + square * (0.13333333333333333 + square * series)
-                series = score * (1.0 + square * series)
-                score = tl.where(size < 0.3, series, tl.where(score < 0, -large, large)) * cap_scale
+                score = soft_capped(score, cap_scale)
             if SLOPES is not None:
                 score = score + slope[:, None] * (position[None, :] - query_position[:, None]).to(tl.float32)
             if phase == 1:

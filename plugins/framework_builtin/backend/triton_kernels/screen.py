@@ -45,7 +45,7 @@ DIGESTS = Path(__file__).with_name("compiled_from.json")
 """Version of triton -> chip -> digest of the sources it compiled the chip's part of the table from, by `--update`."""
 _COMPILED_FROM = (
     "configs.py", "decode.py", "kernels.py", "launch.py", "operands.py", "plan.py", "prefill.py", "steps.py",
-    "store.py", "variants.py", "writes.py",
+    "store.py", "tiles.py", "variants.py", "writes.py",
 )  # fmt: skip
 Job = tuple[Variant, ArchConfig | None]
 """What is compiled, and the chip's row of the table with a candidate in it; None: the table's own."""
