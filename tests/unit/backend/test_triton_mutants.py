@@ -92,7 +92,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "(tl.maximum(first_position + 1, 0) + N - 1",
     ),
     "prefill's window is one short": within("prefill", "query_position[:, None] - window)", "window", "window + 1"),
-    "prefill's window starts a tile late": ("prefill", "// N * N\n    # Tiles", "// N * N + N\n    # Tiles"),
+    "prefill's window starts a tile late": ("prefill", "// N * N\n    plain_stop", "// N * N + N\n    plain_stop"),
     "a tile of a page is its first": ("prefill", "page, tile_start % PAGE,", "page, 0,"),
     "V's tail is not zeroed": ("prefill", "v = tl.where(inside[:, None], v, 0.0)", "v = v + 0.0"),
     "tiles go to the wrong row": ("prefill", "begins <= tile, middle, low", "begins < tile, middle, low"),
