@@ -176,6 +176,9 @@ def announced(session: Session, wheels: Path, chosen: Sequence[str]) -> Iterator
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         yield f"not installed, and needed by nothing that runs: {', '.join(missing)}"
+    lacking = [] if session.dry else surroundings.lacking_for_launches()
+    if lacking:
+        yield f"this Triton builds its launchers and lacks {', '.join(lacking)}: its kernels will not start"
 
 
 def has_cuda(session: Session) -> bool:

@@ -7,8 +7,11 @@ needed to make it.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
+import shutil
+import sysconfig
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,25 @@ def versions(site: Path) -> dict[str, str | None]:
     names = [re.match(r"[A-Za-z0-9._-]+", requirement)[0] for requirement in wanted]  # type: ignore[index]
     carried = {found.name.lower(): found.version for found in importlib.metadata.distributions(path=[str(site)])}
     return {name: carried.get(name.lower()) or _version(name) for name in dict.fromkeys(names)}
+
+
+def lacking_for_launches() -> list[str]:
+    """What the installed Triton builds its launchers with and is not here; empty where it brings them built.
+
+    Up to 3.6 at least it calls a C compiler at the first launch of each kernel's signature. Triton is not imported.
+    """
+    found = importlib.util.find_spec("triton")
+    driver = Path(found.origin).with_name("backends") / "nvidia" / "driver.py" if found and found.origin else None
+    if driver is None or not driver.exists() or "compile_module_from_src" not in driver.read_text():
+        return []
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    scheme = sysconfig.get_default_scheme()
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme  # as Triton has it, for Debian's Python
+    headers = Path(sysconfig.get_paths(scheme)["include"], "Python.h")
+    return [
+        *([] if compiler else ["a C compiler (CC, gcc or clang)"]),
+        *([] if headers.exists() else [f"Python's headers ({headers})"]),
+    ]
 
 
 def _version(name: str) -> str | None:

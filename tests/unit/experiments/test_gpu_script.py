@@ -208,6 +208,33 @@ def test_rows_of_the_grid_carry_registers_and_spills_of_what_was_launched(reposi
     assert json.loads(done.stdout) == [{}, 1, {"decode_n_regs": [106], "decode_n_spills": [2]}]
 
 
+@pytest.mark.parametrize(
+    ("source", "tools", "lacking"),
+    [
+        ("mod = compile_module_from_src(", {"gcc": "/usr/bin/gcc"}, ["Python's headers"]),
+        ("mod = compile_module_from_src(", {}, ["a C compiler", "Python's headers"]),
+        ("launchers come built", {}, []),
+    ],
+)
+def test_a_triton_that_builds_its_launchers_needs_a_compiler_and_headers(
+    source: str, tools: dict[str, str], lacking: list[str], repository: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    surroundings = load(repository, "surroundings", monkeypatch)
+    driver = tmp_path / "triton" / "backends" / "nvidia" / "driver.py"
+    driver.parent.mkdir(parents=True)
+    driver.write_text(source)
+    (tmp_path / "triton" / "__init__.py").touch()
+    found = importlib.util.spec_from_file_location("triton", tmp_path / "triton" / "__init__.py")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(surroundings.importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setattr(surroundings.shutil, "which", tools.get)
+    monkeypatch.setattr(surroundings.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path / "include")})
+    assert [text.split(" (")[0] for text in surroundings.lacking_for_launches()] == lacking
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "Python.h").touch()
+    assert "Python's headers" not in str(surroundings.lacking_for_launches())
+
+
 def result(share: float, status: str = "ok") -> dict[str, Any]:
     row = {
         "backend": "triton",
