@@ -106,22 +106,35 @@ def _number(keys: Ints, space: int, starts: Ints64) -> tuple[Ints32, Ints32, Int
     """Nodes (E,), their parents and depths (N,), in order of first reference; None where a key has two parents."""
     if space < 2**31:
         keys = keys.astype(np.int32, copy=False)
+    nodes, is_new = _in_order(keys, space)
+    above = np.empty_like(nodes)
+    above[1:] = nodes[:-1]
+    above[starts[:-1][np.diff(starts) > 0]] = -1
+    new = np.flatnonzero(is_new)
+    parents = above.take(new)
+    if not np.array_equal(parents.take(nodes), above):
+        return None
+    num_new = np.zeros(len(keys) + 1, dtype=np.int32)
+    np.cumsum(is_new, out=num_new[1:])
+    begins = np.repeat(starts[:-1].astype(np.int32), np.diff(num_new.take(starts)))
+    depths = new.astype(np.int32) - begins
+    return nodes, parents, depths
+
+
+def _in_order(keys: Ints, space: int) -> tuple[Ints32, npt.NDArray[np.bool_]]:
+    """A number (E,) for each key, in order of first reference; and whether a reference is its key's first (E,)."""
+    highest = np.maximum.accumulate(keys)
+    is_new = np.empty(len(keys), dtype=np.bool_)
+    is_new[:1] = True
+    np.greater(highest[1:], highest[:-1], out=is_new[1:])
+    if len(keys) and keys[0] == 0 and np.count_nonzero(is_new) == highest[-1] + 1:
+        return keys.astype(np.int32, copy=False), is_new  # as many steps up as keys: they are numbered so already
     order = np.arange(len(keys), dtype=np.int32)
     first_of = np.empty(space, dtype=np.int32)
     first_of[keys[::-1]] = order[::-1]  # the last one written stays: the first reference
     first = first_of.take(keys)
-    above = np.empty_like(keys)
-    above[1:] = keys[:-1]
-    above[starts[:-1][np.diff(starts) > 0]] = -1
-    if not np.array_equal(above.take(first), above):
-        return None
     is_new = first == order
-    new = np.flatnonzero(is_new)
-    nodes = (np.cumsum(is_new, dtype=np.int32) - 1).take(first)
-    begins = np.repeat(starts[:-1], np.diff(np.searchsorted(new, starts)))
-    depths = (new - begins).astype(np.int32)
-    parents = np.where(depths == 0, np.int32(-1), nodes.take(new - 1))  # of the reference before it
-    return nodes, parents, depths
+    return (np.cumsum(is_new, dtype=np.int32) - 1).take(first), is_new
 
 
 def _tenants(columns: TraceColumns) -> npt.NDArray[np.int32]:

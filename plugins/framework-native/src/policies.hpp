@@ -92,6 +92,7 @@ private:
 
 /// Callbacks that most policies leave empty. `admitted` ends a list of admissions.
 struct Plain {
+    static constexpr bool kReads = true; // anything of the residents
     void hit(int32_t) {}
     void admit(int32_t) {}
     void admitted() {}
@@ -99,19 +100,50 @@ struct Plain {
 
 /// A request's blocks are let go deepest first, and whoever uses a block uses its ancestors: the order of release is
 /// (last access, deepest first).
+/// So a log of releases will do, of which only the last one of a block counts.
 class LruOrder : public Plain {
 public:
-    explicit LruOrder(const Residents &residents) : queue_(residents.rows()) {}
-    void pin(int32_t block) { queue_.hide(block); }
-    void release(int32_t block) {
-        queue_.append(block);
-        queue_.show(block);
+    static constexpr bool kReads = false;
+    explicit LruOrder(const Residents &residents)
+        : turn_(residents.rows()), limit_(static_cast<uint32_t>(std::min<size_t>(64 + 3 * residents.rows(), UINT32_MAX - 1))) {
+        log_.reserve(limit_);
     }
-    int32_t victim() { return queue_.front(); }
-    void evicted(int32_t block) { queue_.remove(block); }
+    void pin(int32_t block) { turn_[block] = 0; }
+    void release(int32_t block) {
+        if (log_.size() == limit_) compact();
+        turn_[block] = ++count_;
+        log_.push_back({count_, block});
+    }
+    int32_t victim() {
+        for (; cursor_ < log_.size(); ++cursor_)
+            if (turn_[log_[cursor_].block] == log_[cursor_].turn) return log_[cursor_].block;
+        return 0;
+    }
+    void evicted(int32_t block) { turn_[block] = 0; }
 
 private:
-    Queue queue_;
+    struct Release {
+        uint32_t turn;
+        int32_t block;
+    };
+
+    /// Forget releases of blocks that were used again, and count from 1.
+    void compact() {
+        count_ = 0;
+        for (; cursor_ < log_.size(); ++cursor_) {
+            const Release &release = log_[cursor_];
+            if (turn_[release.block] != release.turn) continue;
+            turn_[release.block] = ++count_;
+            log_[count_ - 1] = {count_, release.block};
+        }
+        log_.resize(count_);
+        cursor_ = 0;
+    }
+
+    std::vector<uint32_t> turn_; // the release that made a block a candidate; 0: it is none
+    std::vector<Release> log_;
+    size_t cursor_ = 0; // before it none counts
+    uint32_t limit_, count_ = 0;
 };
 
 class FifoOrder : public Plain {
@@ -228,6 +260,7 @@ inline int64_t whole(double value) { return static_cast<int64_t>(std::max(0.0, s
 
 class S3FifoOrder {
 public:
+    static constexpr bool kReads = true;
     S3FifoOrder(const Residents &residents, double small, double ghosts, int64_t promote_hits)
         : residents_(residents), small_(residents.rows()), main_(residents.rows()), count_(residents.rows()), ghost_(residents.num_nodes),
           small_blocks_(whole(static_cast<double>(residents.capacity) * small)),
@@ -305,6 +338,7 @@ private:
 
 class SlruOrder {
 public:
+    static constexpr bool kReads = true;
     SlruOrder(const Residents &residents, int64_t num_segments)
         : segments_(static_cast<size_t>(num_segments), Queue(residents.rows())), level_(residents.rows()),
           most_(std::max<int64_t>(1, residents.capacity / num_segments)) {}

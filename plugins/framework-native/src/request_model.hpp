@@ -96,9 +96,11 @@ private:
             if (to_.leaf_first && std::exchange(aside_[block], 0) != 0) continue; // not a candidate: nothing to pin
             policy_.pin(block);
         }
-        for (const int32_t block : blocks_) {
-            residents_.last[block] = now_; // the null block's facts are nobody's
-            ++residents_.hits[block];
+        if constexpr (Policy::kReads) {
+            for (const int32_t block : blocks_) {
+                residents_.last[block] = now_; // the null block's facts are nobody's
+                ++residents_.hits[block];
+            }
         }
         for (size_t depth = blocks_.size(); depth-- > 0;)
             if (blocks_[depth] != 0) policy_.hit(blocks_[depth]);
@@ -119,9 +121,12 @@ private:
             free_.pop_back();
             block_of_[node] = blocks_[depth] = block;
             residents_.node_of[block] = node;
-            residents_.depth[block] = static_cast<uint32_t>(depth);
-            residents_.admitted[block] = residents_.last[block] = now_;
-            residents_.hits[block] = 0;
+            residents_.admitted[block] = now_;
+            if constexpr (Policy::kReads) {
+                residents_.depth[block] = static_cast<uint32_t>(depth);
+                residents_.last[block] = now_;
+                residents_.hits[block] = 0;
+            }
             if (to_.leaf_first) ++*children_of(paths_.parents[node]);
             fresh_.push_back(block);
         }
