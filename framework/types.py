@@ -30,6 +30,7 @@ TokenArray = npt.NDArray[np.int32]
 NULL_BLOCK = BlockId(0)
 
 _LIMIT = 2**31
+_INT32 = np.dtype(np.int32)
 
 
 def as_tokens(tokens: Any) -> TokenArray:
@@ -41,7 +42,7 @@ def as_tokens(tokens: Any) -> TokenArray:
     Raises:
         InvalidTokens: floats, booleans, ids below 0 or from 2**31 up, or not one-dimensional.
     """
-    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
+    if isinstance(tokens, np.ndarray) and (tokens.dtype is _INT32 or tokens.dtype == _INT32) and tokens.ndim == 1:
         array = np.ascontiguousarray(tokens)
         if array.size and array[array.argmin()] < 0:  # a sixth of what min() costs for a prompt
             raise InvalidTokens(f"token ids must be 0 to 2**31 - 1, found {int(array.min())}")

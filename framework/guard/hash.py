@@ -10,8 +10,6 @@ from framework.guard.boundary import Boundary
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash, Namespace, TokenArray
 
-_BYTES = {bytes}
-
 
 class GuardedHash:
     """A hash scheme whose every failure is a PluginError naming distribution, class, method and rule.
@@ -63,6 +61,6 @@ class GuardedHash:
     def _check(self, method: str, found: Sequence[Any]) -> None:
         if len(found) == 1 and type(found[0]) is bytes and found[0]:
             return
-        if {*map(type, found)} != _BYTES or not all(found):
+        if [*map(type, found)].count(bytes) != len(found) or not all(found):
             bad = next(one for one in found if type(one) is not bytes or not one)
             self._boundary.wrong(method, "a block's name must be non-empty bytes", bad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -78,8 +79,13 @@ def contents(tokens: TokenArray, block_size: int) -> list[bytes]:
     if len(tokens) < block_size:
         return []
     data, step = little_endian(tokens), 4 * block_size
-    blocks: list[bytes] = np.frombuffer(data, dtype=np.dtype((np.void, step)), count=len(data) // step).tolist()
+    blocks: list[bytes] = np.frombuffer(data, dtype=_bytes_of(step), count=len(data) // step).tolist()
     return blocks
+
+
+@lru_cache(maxsize=16)
+def _bytes_of(step: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, step))
 
 
 def little_endian(tokens: TokenArray) -> bytes:

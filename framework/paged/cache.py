@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 from framework.errors import PluginError
 from framework.guard.boundary import Boundary
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.allocator import CacheEvent
 from framework.paged.index import PrefixIndex
-from framework.paged.pool import BlockPool, gather
+from framework.paged.pool import MANY, BlockPool, gather, indices
 from framework.paged.publication import Publication
 from framework.paged.victims import Victims
 from framework.types import BlockId
@@ -67,9 +69,10 @@ class BlockCache:
     def available(self, hits: Sequence[int] = ()) -> int:
         """Blocks that `take` can hand out beside these hits. O(hits)."""
         pool = self.pool
-        if not hits:
-            return pool.num_blocks - pool.used
-        return pool.num_blocks - pool.used - gather(pool.ref, hits).count(0)
+        if len(hits) < 4 * MANY:
+            return pool.num_blocks - pool.used - (gather(pool.ref, hits).count(0) if hits else 0)
+        users = pool.views.ref[indices(hits)]
+        return pool.num_blocks - pool.used - len(users) + int(np.count_nonzero(users))
 
     def take(self, count: int, hits: Sequence[int] = (), priority: int = 0) -> list[int]:
         """Share `hits` (shallowest first) and hand out `count` other blocks, each with one reference.
@@ -81,7 +84,7 @@ class BlockCache:
         """
         pool = self.pool
         spare = min(count, len(pool.free))
-        fresh = self._choose(spare)
+        fresh = self._choose(spare) if spare else []
         if hits:
             pinned, accesses, priorities = self._share(hits, priority)
         try:
@@ -95,7 +98,9 @@ class BlockCache:
             if hits:
                 self._unshare(hits, pinned, accesses, priorities)
             raise
-        if self._choose_free is None:
+        if not spare:
+            pass
+        elif self._choose_free is None:
             del pool.free[len(pool.free) - spare :]
         else:
             pool.take_free(fresh)
@@ -145,23 +150,18 @@ class BlockCache:
             self._chooser.wrong("choose_free", f"must return {count} distinct free blocks", chosen)
         return chosen
 
-    def _share(self, hits: Sequence[int], priority: int) -> tuple[list[int], Sequence[int], list[tuple[int, int]]]:
+    def _share(self, hits: Sequence[int], priority: int) -> tuple[list[int], Iterable[int], list[tuple[int, int]]]:
         """Count a reference and the hit's facts; returns the blocks to pin, and what is needed to undo it."""
         pool = self.pool
-        ref, counts, last, candidate = pool.ref, pool.hits, pool.last_access, pool.candidate
-        access, users = pool.access, gather(pool.ref, hits)
         priorities: list[tuple[int, int]] = []
         pinned: list[int] = []
-        accesses = gather(last, hits)
-        for block, others in zip(hits, users, strict=True):
-            ref[block] = others + 1
-            counts[block] += 1
-            last[block] = access
-        if 0 in users:
-            pinned = [block for block, others in zip(hits, users, strict=True) if not others and candidate[block]]
+        accesses, idle = _count_users(pool, hits)
+        if idle:
+            candidate = pool.candidate
+            pinned = [block for block in idle if candidate[block]]
             for block in pinned:
                 candidate[block] = 0
-        pool.used += users.count(0)
+            pool.used += len(idle)
         if priority > pool.least_priority:
             pool.varied, importance = True, pool.priority
             for block in hits:
@@ -172,7 +172,7 @@ class BlockCache:
         return pinned, accesses, priorities
 
     def _unshare(
-        self, hits: Sequence[int], pinned: list[int], accesses: Sequence[int], priorities: list[tuple[int, int]]
+        self, hits: Sequence[int], pinned: list[int], accesses: Iterable[int], priorities: list[tuple[int, int]]
     ) -> None:
         pool = self.pool
         for block, access in zip(hits, accesses, strict=True):
@@ -373,3 +373,23 @@ class BlockCache:
         self._unpublish(blocks)
         if failure is not None:
             raise failure
+
+
+def _count_users(pool: BlockPool, hits: Sequence[int]) -> tuple[Iterable[int], list[int]]:
+    """Count a reference and a hit for each of these; returns their last accesses before, and who had no reference."""
+    if len(hits) < MANY:
+        users, accesses = gather(pool.ref, hits), gather(pool.last_access, hits)
+        for block, others in zip(hits, users, strict=True):
+            pool.ref[block] = others + 1
+            pool.hits[block] += 1
+            pool.last_access[block] = pool.access
+        return accesses, [block for block, others in zip(hits, users, strict=True) if not others]
+    at, views = indices(hits), pool.views
+    counts, before = views.ref[at], views.last_access[at]
+    views.ref[at] = counts + 1
+    views.hits[at] = views.hits[at] + 1
+    views.last_access[at] = pool.access
+    if np.count_nonzero(counts) == len(counts):
+        return before, []
+    idle: list[int] = at[counts == 0].tolist()
+    return before, idle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -113,10 +113,11 @@ class GrowingTables(PagedTables):
         self.pool.access += 1
         if self._requests is not None:
             self._requests.used(table.blocks[first:full], table.facts)
-        publish: Callable[..., tuple[int, int]] = self.cache.publish
+        given = table.anchor, table.blocks, first, fresh, data, table.request.priority, table.tenant
         if len(fresh) == 1:
-            publish = self.cache.publish_one
-        count, start = publish(table.anchor, table.blocks, first, fresh, data, table.request.priority, table.tenant)
+            count, start = self.cache.publish_one(*given)
+        else:
+            count, start = self.cache.publish(*given, unpublished=not table.shared)
         hashes += more
         table.published = first + count
         if table.shared:

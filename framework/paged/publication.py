@@ -30,11 +30,13 @@ class Publication:
         data: bytes,
         priority: int,
         tenant: int,
+        *,
+        unpublished: bool = False,
     ) -> tuple[int, int]:
         """Make the contents of table[first : first + len(hashes)] findable. `data` are their tokens as int32 bytes.
 
         An entry whose content another block holds already is swapped for that block. Stops before a content whose
-        hash is also that of another one.
+        hash is also that of another one. `unpublished`: these blocks are known to be.
 
         Returns:
             How many contents are published, and the first table index that was swapped (len(table) if none).
@@ -43,7 +45,7 @@ class Publication:
             PluginError, InvalidArgument: nothing changed.
         """
         pool, blocks = self._cache.pool, table[first : first + len(hashes)]
-        if any(map(pool.block_hash.__getitem__, blocks)):
+        if not unpublished and any(map(pool.block_hash.__getitem__, blocks)):
             self._check_hashes(blocks, hashes)
         parent = table[first - 1] if first else 0
         holders, places = self._cache.index.insert_chain(anchor, parent, hashes, data, blocks)

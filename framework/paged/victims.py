@@ -6,12 +6,14 @@ from contextlib import suppress
 from operator import length_hint
 from typing import Protocol
 
+import numpy as np
+
 from framework.errors import PluginError
 from framework.guard.policy import GuardedPolicy
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool
 
-_INT = {int}
+_MANY = 64  # blocks from which on NumPy takes less time than a loop
 
 
 class Cached(Protocol):
@@ -44,7 +46,10 @@ class Victims:
             return self._gather(count)
         named = cache.policy.victims(count, cache.now)
         candidate, taken = cache.pool.candidate, 0
-        if {*map(type, named)} == _INT and min(named) > 0:
+        sound = [*map(type, named)].count(int) == len(named) and min(named, default=0) > 0
+        if sound and len(named) == count >= _MANY and self._are_candidates(named):
+            return named
+        if sound:
             rest = iter(named)
             try:
                 for block in rest:
@@ -56,6 +61,22 @@ class Victims:
             return named
         self.restore(named[:taken], [])
         raise cache.policy.fault("victims", f"must name {count} distinct candidates, named {named}")
+
+    def _are_candidates(self, named: list[int]) -> bool:
+        """Whether these positive numbers are distinct candidates, which they are no longer then. No: no change."""
+        pool = self._cache.pool
+        if max(named) > pool.num_blocks:
+            return False
+        at = np.array(named)
+        candidate, order = np.frombuffer(pool.candidate, dtype=np.uint8), np.arange(len(at), dtype=np.int32)
+        place = np.frombuffer(pool.slot, dtype=np.int32)  # of free blocks, so that of a candidate may hold anything
+        if np.count_nonzero(candidate[at]) != len(at):
+            return False
+        place[at] = order
+        if np.count_nonzero(place[at] == order) != len(at):  # a block named twice holds the later of its places
+            return False
+        candidate[at] = 0
+        return True
 
     def _gather(self, count: int) -> list[int]:
         """Ask the policy for victims, changing nothing of the pool but `candidate`, which marks those chosen.

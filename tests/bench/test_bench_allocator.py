@@ -45,11 +45,11 @@ def prompts(draw: np.random.Generator, stems: np.ndarray) -> list[np.ndarray]:
 class Ours:
     """One of the installed allocators, called as the engine calls it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, pool: int = POOL) -> None:
         allocator, _, scheme = name.partition(":")
         self.scheme, self.policy = load("hash", scheme or "sha256")(), load("eviction", "lru")()
         self.manager = INSTALLED[allocator].load()(
-            num_blocks=POOL, block_size=SIZE, hash=self.scheme, eviction=self.policy
+            num_blocks=pool, block_size=SIZE, hash=self.scheme, eviction=self.policy
         )
         self.next = 0
 
@@ -83,7 +83,7 @@ class Ours:
 class Vllm:
     """vLLM V1's KVCacheManager, called as its scheduler does."""
 
-    def __init__(self, hash: str = "sha256") -> None:
+    def __init__(self, hash: str = "sha256", pool: int = POOL) -> None:
         import torch
         import vllm.utils.hashing
         from vllm.sampling_params import SamplingParams
@@ -98,10 +98,10 @@ class Vllm:
         self.params = SamplingParams(max_tokens=GENERATED)
         spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
         config = KVCacheConfig(
-            num_blocks=POOL + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+            num_blocks=pool + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
         )
         self.manager = KVCacheManager(
-            config, max_model_len=8192, scheduler_block_size=SIZE, hash_block_size=SIZE, enable_caching=True
+            config, max_model_len=1 << 17, scheduler_block_size=SIZE, hash_block_size=SIZE, enable_caching=True
         )
         self.next = 0
 
@@ -127,9 +127,9 @@ class Vllm:
             self.manager.free(request)
 
 
-def subject(name: str):
+def subject(name: str, pool: int = POOL):
     first, _, scheme = name.partition(":")
-    return Vllm(scheme or "sha256") if first == "vllm" else Ours(name)
+    return Vllm(scheme or "sha256", pool) if first == "vllm" else Ours(name, pool)
 
 
 def vllm_is_there() -> bool:

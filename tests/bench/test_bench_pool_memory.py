@@ -19,9 +19,9 @@ import pytest
 from framework.types import Namespace, RequestId, RequestInfo
 
 
-def filled(name: str, count: int, length: int = 100) -> Any:
+def filled(name: str, count: int, length: int = 100, hash: str = "sha256") -> Any:
     """A pool of `count` blocks after prompts of `length` blocks, none alike, that evicted each block once."""
-    kinds = {"allocator": name, "hash": "sha256", "eviction": "lru"}
+    kinds = {"allocator": name, "hash": hash, "eviction": "lru"}
     load = {kind: next(iter(entry_points(group=f"framework.{kind}", name=one))).load() for kind, one in kinds.items()}
     made = load["allocator"](num_blocks=count, block_size=16, hash=load["hash"](), eviction=load["eviction"]())
     draw, space = np.random.default_rng(0), Namespace()
@@ -39,14 +39,15 @@ def filled(name: str, count: int, length: int = 100) -> Any:
     ("name", "count", "length"),
     [("prefix", 100_000, 100), *(("prefix_cow", *sizes) for sizes in ((100_000, 100), (150_000, 100), (100_000, 10)))],
 )
-def test_bytes_a_block_of_a_full_pool(benchmark: Any, name: str, count: int, length: int) -> None:
+@pytest.mark.parametrize("hash", ["sha256", "xxh3_128"])
+def test_bytes_a_block_of_a_full_pool(benchmark: Any, name: str, count: int, length: int, hash: str) -> None:
     """What a full replay keeps of a block, Python's objects included."""
 
     def cost() -> float:
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            kept = filled(name, count, length)
+            kept = filled(name, count, length, hash)
             assert kept.stats().cached_blocks == count
             return (tracemalloc.get_traced_memory()[0] - before) / count
         finally:

@@ -5,4 +5,5 @@ from framework.paged.index.choice import index_of as index_of
 from framework.paged.index.duplicates import DuplicateIndex as DuplicateIndex
 from framework.paged.index.hashed import HashIndex as HashIndex
 from framework.paged.index.runs import RunIndex as RunIndex
+from framework.paged.index.token_runs import TokenRunIndex as TokenRunIndex
 from framework.paged.index.trie import TrieIndex as TrieIndex

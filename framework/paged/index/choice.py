@@ -7,7 +7,7 @@ from framework.interfaces.hash import HashScheme
 from framework.paged.index.base import PrefixIndex
 from framework.paged.index.duplicates import DuplicateIndex
 from framework.paged.index.runs import RunIndex
-from framework.paged.index.trie import TrieIndex
+from framework.paged.index.token_runs import TokenRunIndex
 from framework.paged.pool import BlockPool
 
 
@@ -20,7 +20,7 @@ def index_of(pool: BlockPool, hash: HashScheme, duplicates: str, *, leaf_only: b
     if duplicates not in ("merge", "keep"):
         raise InvalidArgument(f"duplicates is merge or keep, found {duplicates!r}")
     if duplicates == "merge":
-        return RunIndex(pool) if hash.collision_resistant else TrieIndex(pool)
+        return RunIndex(pool) if hash.collision_resistant else TokenRunIndex(pool)
     if not hash.collision_resistant:
         raise InvalidArgument(
             f"duplicates=keep finds equal contents by hash, and those of {type(hash).__name__} may collide; take a "

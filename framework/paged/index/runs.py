@@ -99,11 +99,10 @@ class RunIndex(PrefixIndex):
             run = heads.get(hashes[at])
             if run is None:
                 break
-            found += run.blocks[: limit - at]
-            for place in range(at + 1, len(found)):
-                if hash_of[found[place]] != hashes[place]:
-                    del found[place:]
+            for block, block_hash in zip(run.blocks.tolist(), hashes[at:limit], strict=False):
+                if hash_of[block] != block_hash:
                     break
+                found.append(block)
         return found
 
     def _holder(self, parent: int, block_hash: BlockHash) -> int:
@@ -124,10 +123,12 @@ class RunIndex(PrefixIndex):
         return next((at for at, block_hash in enumerate(hashes) if block_hash in self._heads), len(hashes))
 
     def insert(self, anchor: int, parent: int, block_hash: BlockHash, data: bytes, block: int) -> int:
-        holder = self._holder(parent, block_hash)
-        if holder:
-            return holder
-        run = self._run_below(parent, block_hash)
+        run = self._run_of[parent] if parent else None
+        if run is None or run.blocks[-1] != parent or block_hash in self._heads:
+            holder = self._holder(parent, block_hash)
+            if holder:
+                return holder
+            run = self._run_below(parent, block_hash)
         run.blocks.append(block)
         self._run_of[block] = run
         self._pool.depth[block] = run.depth + len(run.blocks) - 1
@@ -192,6 +193,10 @@ class RunIndex(PrefixIndex):
 
     def remove(self, block: int) -> None:
         run = self._run(block)
+        if run.blocks[-1] == block and block not in self._branches:
+            self._shorten(run, 1)
+            self._run_of[block] = None
+            return
         place = self._pool.depth[block] - run.depth
         before, after = run.blocks[:place], run.blocks[place + 1 :]
         if self._counting:
@@ -225,37 +230,36 @@ class RunIndex(PrefixIndex):
 
     def remove_all(self, blocks: Sequence[int]) -> None:
         hash_of, run_of = self._pool.block_hash, self._run_of
-        if not self._branches.keys().isdisjoint(blocks):
+        if len(blocks) == 1 or not self._branches.keys().isdisjoint(blocks):
             super().remove_all(blocks)
             return
-        at = 0
-        while at < len(blocks):
-            count = self._remove_tail(blocks, at)
+        at, packed = 0, blocks if isinstance(blocks, array) else array("i", blocks)
+        while at < len(packed):
+            count = self._remove_tail(packed, at)
             if not count:
-                self.remove(blocks[at])
+                self.remove(packed[at])
             at += count or 1
         for block in blocks:
             hash_of[block] = run_of[block] = None
 
-    def _remove_tail(self, blocks: Sequence[int], at: int) -> int:
+    def _remove_tail(self, blocks: array[int], at: int) -> int:
         """Take out as many of blocks[at:] as end a run, its last block first; returns how many."""
         run = self._run(blocks[at])
-        held, count = run.blocks, min(len(run.blocks), len(blocks) - at)
-        if held[-1] != blocks[at]:
-            return 0
-        if count > 1 and held[-2] != blocks[at + 1]:
-            count = 1
-        elif held[: -count - 1 : -1].tolist() != list(blocks[at : at + count]):
-            count = next(number for number in range(2, count) if held[-1 - number] != blocks[at + number])
+        count = tail_length(run.blocks, blocks, at, len(run.blocks))
+        if count:
+            self._shorten(run, count)
+        return count
+
+    def _shorten(self, run: Run, count: int) -> None:
+        """Take out the last `count` contents of a run, below none of which others begin."""
+        held = run.blocks
+        if self._counting:
+            for block in held[-count:]:
+                self._pool.children[block] = 0
+            self._lost_a_child(self.parent(held[-count]))
         if count == len(held):
             self._end(run)
-        gone = held[-count:]
         del held[-count:]
-        if self._counting:
-            for block in gone:
-                self._pool.children[block] = 0
-            self._lost_a_child(held[-1] if held else run.above.block if run.above else 0)
-        return count
 
     def _end(self, run: Run) -> None:
         """The first content of this run goes."""
@@ -326,3 +330,15 @@ class RunIndex(PrefixIndex):
             for block, found in enumerate(self._pool.children)
             if block and found != counts[block]
         ]
+
+
+def tail_length(held: array[int], blocks: array[int], at: int, most: int) -> int:
+    """How many of blocks[at:], at most `most`, end `held`, its last block first."""
+    count = min(most, len(blocks) - at)
+    if count < 1 or held[-1] != blocks[at]:
+        return 0
+    if count == 1 or held[-2] != blocks[at + 1]:
+        return 1
+    if held[: -count - 1 : -1] == blocks[at : at + count]:
+        return count
+    return next(number for number in range(2, count) if held[-1 - number] != blocks[at + number])

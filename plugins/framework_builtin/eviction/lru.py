@@ -14,7 +14,8 @@ from framework.errors import NoCandidate
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.types import BlockId
 
-_MANY = 32  # blocks from which on NumPy's overhead a call is less than a loop's
+_MANY = 16  # blocks from which on NumPy's overhead a call is less than a loop's
+_INT32, _INT64, _INTP = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.intp)
 
 
 class Lru(EvictionPolicy):
@@ -56,8 +57,8 @@ class Lru(EvictionPolicy):
         packed = _packed(blocks[::-1])
         if len(blocks) >= _MANY and isinstance(last, memoryview):
             # Views are made anew each time: kept, they would part from their columns when the policy is copied.
-            at = np.frombuffer(packed, dtype=np.int32).astype(np.intp)
-            np.frombuffer(turn, dtype=np.int64)[at] = count
+            at = np.frombuffer(packed, dtype=_INT32).astype(_INTP)
+            np.frombuffer(turn, dtype=_INT64)[at] = count
             in_order = in_order and not np.count_nonzero(np.asarray(last)[at] != access)
         else:
             for block in blocks:
@@ -116,24 +117,35 @@ class Lru(EvictionPolicy):
 
     def victims(self, count: int, now: float) -> list[BlockId]:
         chosen: list[BlockId] = []
-        turn = self._turn
         while len(chosen) < count:
             block, head = self.victim(now), self._head
             if not head or head[-1] != block:
                 self.evicted(block, now)
                 chosen.append(block)
                 continue
-            last = head[len(chosen) - count :]
+            last: Any = head[len(chosen) - count :]
             del head[len(chosen) - count :]
             last.reverse()
-            held = self._head_turn
+            self._stored -= len(last)
+            chosen += self._leave(last)
+        return chosen
+
+    def _leave(self, last: Any) -> list[BlockId]:
+        """Those of these entries of the head that hold still: evicted."""
+        turn, held = self._turn, self._head_turn
+        if len(last) < _MANY:
             named = [block for block in last if turn[block] == held]
             for block in named:
                 turn[block] = 0
-            chosen += named
-            self._size -= len(named)
-            self._stored -= len(last)
-        return chosen
+        else:
+            turns, at = np.frombuffer(turn, dtype=_INT64), np.frombuffer(last, dtype=_INT32).astype(_INTP)
+            holds = turns[at] == held
+            if np.count_nonzero(holds) != len(at):
+                at = at[holds]
+            turns[at] = 0
+            named = at.tolist()
+        self._size -= len(named)
+        return named
 
     def _compact(self) -> None:
         """Forget entries of blocks that were used again."""

@@ -27,9 +27,10 @@ class Sha256(DigestScheme):
         begin = hashlib.sha256(BLOCK_TAG, usedforsecurity=False).copy
         name: bytes = parent
         names: list[Any] = []
+        add = names.append
         for content in contents(tokens, block_size):
             hashed = begin()
             hashed.update(name + content)
             name = hashed.digest()
-            names.append(name)
+            add(name)
         return names

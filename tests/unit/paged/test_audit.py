@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from paged_helpers import admit, make, serve, tokens
@@ -10,14 +11,17 @@ from paged_helpers import admit, make, serve, tokens
 from framework.errors import InvariantViolation
 from framework.paged.allocator import PagedAllocator
 from framework.paged.index.runs import BranchPoint
+from framework.paged.index.token_runs import TokenBranch, TokenRun
 from framework.types import RequestId
 from framework_builtin.allocator.contiguous import ContiguousAllocator
+from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework_builtin.allocator.radix import RadixAllocator
 from framework_builtin.hash.xxh64 import Xxh64
 
 
-def populated(hash: object = None, leaf_only: bool = False) -> PagedAllocator:
+def populated(hash: object = None, leaf_only: bool = False, kind: Any = PrefixCowAllocator) -> PagedAllocator:
     """Eight blocks of two tokens: request 1 holds three, two of them published; two more are cached; three are free."""
-    allocator = make(8, 2, hash=hash, leaf_only=leaf_only)
+    allocator = make(8, 2, kind=kind, hash=hash, leaf_only=leaf_only)
     serve(allocator, 9, tokens(5, 5, 6, 6))
     admit(allocator, 1, tokens(1, 2, 3, 4, 5))
     allocator.commit(RequestId(1), tokens(1, 2, 3, 4, 5))
@@ -172,7 +176,7 @@ def test_check_finds_a_forgotten_orphan_count() -> None:
     ("column", "value", "invariant"), [("_above", 77, "I20"), ("_kids", 5, "I20"), ("_resident", 5, "I20")]
 )
 def test_check_finds_a_damaged_trie(column: str, value: int, invariant: str) -> None:
-    allocator = populated(Xxh64())
+    allocator = populated(kind=RadixAllocator)
     index = allocator.cache.index
     getattr(index, column)[index._node[held(allocator)]] = value
     with pytest.raises(InvariantViolation, match=f"{invariant}: "):
@@ -180,12 +184,43 @@ def test_check_finds_a_damaged_trie(column: str, value: int, invariant: str) -> 
 
 
 def test_check_finds_a_node_below_nothing() -> None:
-    allocator = populated(Xxh64())
+    allocator = populated(kind=RadixAllocator)
     index = allocator.cache.index
     (above, key), node = next(item for item in index._nodes.items() if item[0][0] > 0)
     del index._nodes[above, key]
     index._nodes[999, key], index._above[node] = node, 999
     with pytest.raises(InvariantViolation, match="I22: node"):
+        allocator.check()
+
+
+def branch_of(run: TokenRun, place: int) -> TokenBranch:
+    branch = TokenBranch(99, run, place)
+    branch.runs.add(run)
+    return branch
+
+
+@pytest.mark.parametrize(
+    ("damage", "invariant"),
+    [
+        (lambda index, run: run.data.extend(b"1234"), "I20: .* blocks and tokens of"),
+        (lambda index, run: run.ghosts.update({1: b"gone"}), "I20: .* its ghosts wrongly"),
+        (lambda index, run: run.branches.update({0: TokenBranch(99, run, 0)}), "I20: .* below its place 0"),
+        (lambda index, run: run.branches.update({0: branch_of(run, 1)}), "I20: .* below its place 0"),
+        (lambda index, run: setattr(run, "key", (-1, b"other")), "I20: .* another parent or hash"),
+        (lambda index, run: index._heads.update({(-1, b"other"): run}), "I20: .* another parent or hash"),
+        (lambda index, run: setattr(run, "depth", 4), "I20: .* its facts say otherwise"),
+        (lambda index, run: index._heads.pop(run.key), "I20: .* the index does not find it"),
+        (
+            lambda index, run: setattr(run, "above", TokenBranch(run.key[0], TokenRun((-1, b"gone"), 0, None), 0)),
+            "I22: .* below a run that does not exist",
+        ),
+    ],
+)
+def test_check_finds_a_damaged_run_of_tokens(damage: Callable[[Any, Any], object], invariant: str) -> None:
+    allocator = populated(Xxh64())
+    index = allocator.cache.index
+    damage(index, index._run_of[held(allocator)])
+    with pytest.raises(InvariantViolation, match=invariant):
         allocator.check()
 
 

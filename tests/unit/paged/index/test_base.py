@@ -8,7 +8,7 @@ from random import Random as Draw
 import pytest
 import xxhash
 
-from framework.paged.index import HashIndex, PrefixIndex, RunIndex, TrieIndex
+from framework.paged.index import HashIndex, PrefixIndex, RunIndex, TokenRunIndex, TrieIndex
 from framework.paged.pool import BlockPool
 from framework.types import BlockHash
 
@@ -69,7 +69,8 @@ class Contents:
 
 
 @pytest.mark.parametrize(
-    ("form", "bits"), [(HashIndex, 64), (RunIndex, 64), (TrieIndex, 64), (TrieIndex, 2), (TrieIndex, 0)]
+    ("form", "bits"),
+    [(HashIndex, 64), (RunIndex, 64), *((form, bits) for form in (TrieIndex, TokenRunIndex) for bits in (64, 2, 0))],
 )
 def test_the_index_finds_exactly_what_is_published(form: type[PrefixIndex], bits: int) -> None:
     for seed in range(30):
@@ -90,6 +91,8 @@ def test_the_index_finds_exactly_what_is_published(form: type[PrefixIndex], bits
         assert not contents.index.audit()
         if isinstance(contents.index, TrieIndex):
             assert not contents.index._nodes, "ghosts without descendants stay behind"
+        elif isinstance(contents.index, TokenRunIndex):
+            assert not contents.index._heads, "ghosts without descendants stay behind"
         elif isinstance(contents.index, RunIndex):
             assert not contents.index._heads
             assert not contents.index._absent, "parents stay behind that nobody waits for"
@@ -97,8 +100,9 @@ def test_the_index_finds_exactly_what_is_published(form: type[PrefixIndex], bits
             assert not contents.index._orphans
 
 
-def test_ghosts_keep_their_tokens_so_no_other_content_takes_their_place() -> None:
-    contents = Contents(TrieIndex, 0)
+@pytest.mark.parametrize("form", [TrieIndex, TokenRunIndex])
+def test_ghosts_keep_their_tokens_so_no_other_content_takes_their_place(form: type[PrefixIndex]) -> None:
+    contents = Contents(form, 0)
     contents.publish(-1, (0, 0, 0))
     deepest = contents.where[-1, (0, 0, 0)]
     contents.evict((-1, (0,)))
@@ -111,7 +115,7 @@ def test_ghosts_keep_their_tokens_so_no_other_content_takes_their_place() -> Non
 
 
 def test_equal_content_is_held_once() -> None:
-    for form in (HashIndex, RunIndex, TrieIndex):
+    for form in (HashIndex, RunIndex, TokenRunIndex, TrieIndex):
         contents = Contents(form, 64)
         contents.publish(-1, (0, 1))
         held = contents.where[-1, (0, 1)]

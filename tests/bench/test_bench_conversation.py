@@ -1,0 +1,114 @@
+"""CPU cost of a prompt block on the conversation trace, of installed allocators and of vLLM V1 where it is installed.
+
+    python tests/bench/test_bench_conversation.py     # interleaved in one run, CPU time, ratios with their spread
+
+The trace's own prompts (Mooncake's conversation trace: 750 blocks of 16 tokens on the mean, its prefixes shared as it
+says), one after another through a pool that is full. A prompt block is what `test_bench_allocator` means by it; there
+all prompts have 1,024 tokens, so that what a request costs beside its blocks counts for twelve times as much.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from test_bench_allocator import NAMES, NS, SIZE, Ours, subject, vllm_is_there
+
+from framework.types import RequestId, RequestInfo
+
+TRACE, POOL, ALIVE, TURN, LONGEST = "mooncake_conversation_trace.jsonl.gz", 20_000, 8, 20, 32_768
+
+
+def prompts(folder: Path, count: int) -> list[np.ndarray]:
+    """The first `count` prompts of at most LONGEST tokens: equal names of 512 tokens are equal tokens."""
+    made: list[np.ndarray] = []
+    with gzip.open(folder / TRACE, "rt") as lines:
+        for line in lines:
+            entry = json.loads(line)
+            if entry["input_length"] <= LONGEST and len(made) < count:
+                names = np.array(entry["hash_ids"], dtype=np.int32)
+                made.append((names[:, None] * 512 + np.arange(512, dtype=np.int32)).ravel()[: entry["input_length"]])
+    return made
+
+
+class Conversation:
+    """A subject that admits prompts one by one, and frees the oldest of ALIVE requests before each."""
+
+    def __init__(self, name: str) -> None:
+        self.subject, self.number, self.alive = subject(name, POOL), 0, deque[Any]()
+
+    def admit(self, prompt: Any) -> float:
+        """Seconds of CPU to admit and publish one prompt."""
+        if len(self.alive) == ALIVE:
+            self.subject.manager.free(self.alive.popleft())
+        self.number += 1
+        start = time.process_time()
+        self.alive.append((self._ours if isinstance(self.subject, Ours) else self._theirs)(prompt))
+        return time.process_time() - start
+
+    def _ours(self, prompt: np.ndarray) -> RequestId:
+        manager, request = self.subject.manager, RequestInfo(id=RequestId(self.number), max_total_tokens=len(prompt))
+        hit = manager.lookup(prompt, NS)
+        assert manager.fits(request, prompt, hit)
+        manager.allocate(request, prompt, hit)
+        manager.commit(request.id, prompt)
+        return request.id
+
+    def _theirs(self, prompt: list[int]) -> Any:
+        made, manager = self.subject, self.subject.manager
+        request = made.Request(str(self.number), prompt, made.params, None, block_hasher=made.hasher)
+        blocks, num_hit = manager.get_computed_blocks(request)[:2]
+        assert manager.allocate_slots(request, len(prompt) - num_hit, num_hit, blocks) is not None
+        request.num_computed_tokens = len(prompt)
+        return request
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_allocator_finds_what_the_trace_shares(name: str, traces: Path) -> None:
+    made, seen, shared = Conversation(name), set[bytes](), 0
+    for prompt in prompts(traces, 60):
+        before = made.subject.manager.stats()
+        made.admit(prompt)
+        known = [prompt[:end].tobytes() for end in range(SIZE, len(prompt) + 1, SIZE)]
+        hits = next((at for at, prefix in enumerate(known) if prefix not in seen), len(known))
+        shared = min(hits, (len(prompt) - 1) // SIZE) * SIZE
+        after = made.subject.manager.stats()
+        if not after.evictions:
+            assert after.hit_tokens - before.hit_tokens == shared
+            seen.update(known)
+    assert after.evictions
+    made.subject.manager.check()
+
+
+def compare(folder: Path, turns: int = 20) -> None:
+    """Print ns of CPU a prompt block for each subject, and how many times the slowest's (vLLM's if installed)."""
+    names = [*NAMES, *(["vllm", "vllm:xxh3_128"] if vllm_is_there() else [])]
+    made = {name: Conversation(name) for name in names}
+    spent: dict[str, list[float]] = {name: [] for name in names}
+    entries = prompts(folder, TURN * (turns + 2))
+    for turn in range(turns + 2):
+        part = entries[turn * TURN : (turn + 1) * TURN]
+        for name in names:
+            tokens = [prompt.tolist() for prompt in part] if name.startswith("vllm") else part
+            taken = sum(made[name].admit(prompt) for prompt in tokens)
+            if turn >= 2:  # the pool is full from here on
+                spent[name].append(taken * 1e9 / sum(len(prompt) // SIZE for prompt in part))
+    for name in names:
+        scheme = name.partition(":")[2]
+        base = spent[("vllm" if "vllm" in names else "prefix_cow") + (f":{scheme}" if scheme else "")]
+        ratios = sorted(b / a for a, b in zip(spent[name], base, strict=True))
+        low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+        print(f"{name:19} {median(spent[name]):9.1f} ns CPU  {median(ratios):6.1f}x (from {low:.1f} to {high:.1f})")
+
+
+if __name__ == "__main__":
+    sys.exit(compare(Path(os.environ.get("KVLAB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))))

@@ -1,0 +1,102 @@
+"""Many victims at once: what a policy names is checked, and called off as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from paged_helpers import admit, make, serve, tokens
+
+from framework.errors import PluginError
+from framework.paged.allocator import PagedAllocator
+from framework.types import RequestId
+from framework_builtin.eviction.lru import Lru
+
+POOL, MANY = 300, 120
+
+
+class Bulk(Lru):
+    """LRU whose answer to `victims` is changed by `spoil`."""
+
+    spoil: Any = None
+
+    def victim(self, now: float) -> Any:
+        return super().victim(now)
+
+    def evicted(self, block: Any, now: float) -> None:
+        super().evicted(block, now)
+
+    def victims(self, count: int, now: float) -> Any:
+        named = super().victims(count, now)
+        return named if self.spoil is None else self.spoil(named)
+
+
+def full(policy: Bulk) -> PagedAllocator:
+    """All blocks cached, but the two of request 1."""
+    allocator = make(POOL, 1, eviction=policy)
+    assert admit(allocator, 1, tokens(7, 8)) == 0
+    allocator.commit(RequestId(1), tokens(7, 8))
+    for number in range(2, 5):
+        serve(allocator, number, tokens(*([number] * (POOL // 3))))
+    serve(allocator, 6, tokens(*([6] * (POOL // 3))))
+    assert not allocator.pool.free
+    allocator.check()
+    return allocator
+
+
+def state(allocator: PagedAllocator) -> Any:
+    pool = allocator.pool
+    columns = [list(getattr(pool, name)) for name in ("ref", "candidate", "block_hash", "children", "last_access")]
+    return allocator.stats(), columns
+
+
+SPOILED = {
+    "one twice": lambda named: [*named[:-1], named[0]],
+    "one in use": lambda named: [*named[:50], 1, *named[51:]],
+    "the null block": lambda named: [*named[:-1], 0],
+    "below 0": lambda named: [-1, *named[1:]],
+    "past the pool": lambda named: [*named[:70], POOL + 1, *named[71:]],
+    "past any integer of C": lambda named: [*named[:70], 2**80, *named[71:]],
+    "a bool": lambda named: [*named[:70], True, *named[71:]],
+    "a NumPy integer": lambda named: [*named[:-1], np.int64(named[-1])],
+    "one too few": lambda named: named[:-1],
+    "one too many": lambda named: [*named, named[0] + 1],
+    "nothing": lambda named: [],
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_many_wrong_victims_are_named_and_change_nothing(spoil: str) -> None:
+    policy = Bulk()
+    allocator = full(policy)
+    before = state(allocator)
+    policy.spoil = SPOILED[spoil]
+    with pytest.raises(PluginError, match=r"Bulk\.victims: must name 120 distinct candidates"):
+        admit(allocator, 9, tokens(*([9] * MANY)))
+    after = state(allocator)
+    assert after[0] == before[0]
+    assert after[1][0] == before[1][0]
+    assert after[1][2:] == before[1][2:]
+
+
+def test_many_victims_are_those_named_one_by_one() -> None:
+    many, single = Bulk(), Lru()
+    allocators = [full(many), make(POOL, 1, eviction=single)]
+    for given in allocators[1:]:
+        assert admit(given, 1, tokens(7, 8)) == 0
+        given.commit(RequestId(1), tokens(7, 8))
+        for number in (2, 3, 4, 6):
+            serve(given, number, tokens(*([number] * (POOL // 3))))
+    found = [[], []]
+    for allocator, events in zip(allocators, found, strict=True):
+        allocator.listen(events.append)
+    admit(allocators[0], 9, tokens(*([9] * MANY)))
+    admit(allocators[1], 9, tokens(*([9] * 2)))
+    for length in range(3, MANY + 1):
+        allocators[1].extend(RequestId(9), length)
+    evicted = [[event.block for event in events] for events in found]
+    assert evicted[0] == evicted[1]
+    assert len(evicted[0]) == MANY
+    for allocator in allocators:
+        allocator.check()
