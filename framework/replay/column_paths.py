@@ -112,8 +112,9 @@ def _number(keys: Ints, space: int, starts: Ints64) -> tuple[Ints32, Ints32, Int
     above[starts[:-1][np.diff(starts) > 0]] = -1
     new = np.flatnonzero(is_new)
     parents = above.take(new)
-    if not np.array_equal(parents.take(nodes), above):
+    if not np.array_equal(parents[nodes], above):  # not `take`, which makes the indices 64 bits wide at once
         return None
+    del above
     num_new = np.zeros(len(keys) + 1, dtype=np.int32)
     np.cumsum(is_new, out=num_new[1:])
     begins = np.repeat(starts[:-1].astype(np.int32), np.diff(num_new.take(starts)))
@@ -129,12 +130,15 @@ def _in_order(keys: Ints, space: int) -> tuple[Ints32, npt.NDArray[np.bool_]]:
     np.greater(highest[1:], highest[:-1], out=is_new[1:])
     if len(keys) and keys[0] == 0 and np.count_nonzero(is_new) == highest[-1] + 1:
         return keys.astype(np.int32, copy=False), is_new  # as many steps up as keys: they are numbered so already
+    del highest
     order = np.arange(len(keys), dtype=np.int32)
     first_of = np.empty(space, dtype=np.int32)
     first_of[keys[::-1]] = order[::-1]  # the last one written stays: the first reference
-    first = first_of.take(keys)
-    is_new = first == order
-    return (np.cumsum(is_new, dtype=np.int32) - 1).take(first), is_new
+    np.equal(first_of[keys], order, out=is_new)
+    del order
+    new = np.flatnonzero(is_new)
+    first_of[keys[new]] = np.arange(len(new), dtype=np.int32)  # from here on a key's number
+    return first_of[keys], is_new
 
 
 def _tenants(columns: TraceColumns) -> npt.NDArray[np.int32]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -100,3 +100,20 @@ def test_an_id_below_two_others_is_left_to_the_slow_way(ids: list[list[int]]) ->
     apart = replace(columns, salts=[str(number) for number in range(len(ids))])
     found = column_paths(apart, line_tokens=SIZE, block_tokens=SIZE, full_blocks_only=False)
     assert (found is None) == (ids == [[1, 1]]), "namespaces do not share"
+
+
+@given(st.lists(st.lists(st.integers(0, 5), unique=True, max_size=4), min_size=1, max_size=6), st.booleans())
+def test_ids_in_order_of_first_reference_or_nearly_are_numbered_right(ids: list[list[int]], renumbered: bool) -> None:
+    if renumbered:
+        order = {block: number for number, block in enumerate(dict.fromkeys(chain.from_iterable(ids)))}
+        ids = [[order[block] for block in one] for one in ids]
+    columns = TraceColumns(
+        arrival_s=np.arange(len(ids), dtype=np.float64),
+        input_tokens=np.array([max(1, SIZE * len(one)) for one in ids]),
+        run_starts=np.cumsum([0, *map(len, ids)]),
+        firsts=np.array(list(chain.from_iterable(ids)), dtype=np.int64),
+    )
+    found = column_paths(columns, line_tokens=SIZE, block_tokens=SIZE, full_blocks_only=False)
+    above = {(block, (-1, *one)[at]) for one in ids for at, block in enumerate(one)}
+    assert (found is None) == (len({block for block, _ in above}) < len(above)), "an id below two others"
+    assert found is None or equal(found, one_by_one(columns, 1, False))
