@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from framework.files.jsonl import read_jsonl
+from framework.kernel import bench
 
 TINY = (
     "mode=kernel",
@@ -22,6 +23,12 @@ TINY = (
     "kernel.budget_s=0.01",
 )
 Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of these tiny pools overflow it."""
+    monkeypatch.setattr(bench, "last_level_cache_bytes", lambda device: 1 << 18)
 
 
 def test_a_backend_that_cannot_run_here_exits_with_its_reasons(command: Command, elsewhere: Path) -> None:

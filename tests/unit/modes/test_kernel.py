@@ -15,6 +15,7 @@ from framework.errors import BackendUnavailable, ConfigError
 from framework.figures import roofline
 from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import AttentionSpec, Capabilities, CompiledKernel
+from framework.kernel import bench as benches
 from framework.kernel import gate as gates
 from framework.kernel import grid as grids
 from framework.kernel.bench import build, judge_timed, num_pools
@@ -67,8 +68,10 @@ class Elsewhere(GatherBackend):
 
 
 @pytest.fixture(autouse=True)
-def _quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ceilings are stated, and few of these tiny pools overflow its cache."""
     monkeypatch.setattr(grids, "measure", lambda *_: Ceilings(1e10, "stated", 1e11, "stated"))
+    monkeypatch.setattr(benches, "last_level_cache_bytes", lambda device: 1 << 18)
 
 
 def kernel(tmp_path: Any, backend: type, monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:

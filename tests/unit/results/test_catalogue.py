@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from framework.api import run
+from framework.kernel import bench
 from framework.results.catalogue import CATALOGUE, SECTIONS, canonical, find, higher_is_better, is_wall_time
 from framework.results.document import with_definitions
 from framework.results.metric import is_number
@@ -71,7 +72,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     found = {}
     for name, config in configs.items():
         settings = {"dir": str(folder / name), "progress": False, **config.get("run", {})}
-        run({**config, "run": settings})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bench, "last_level_cache_bytes", lambda device: 1 << 18)  # few pools of mode=kernel
+            run({**config, "run": settings})
         found[name] = json.loads((folder / name / "result.json").read_text())
     return found
 
