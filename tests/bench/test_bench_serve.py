@@ -145,6 +145,8 @@ def test_serve_against_transformers(benchmark, checkpoint, workload):
             "generate_tokens_per_s": total / generate_s,
             "over_generate": generate_s / seconds,
             "over_generate_cpu": generate_cpu_s / cpu_s,
+            "ours_cpu_s": cpu_s,
+            "generate_cpu_s": generate_cpu_s,
             "engine_overhead": 1 - metrics.forward_s / metrics.step_s,
             "hit_rate": metrics.hit_tokens / metrics.prompt_tokens,
             "equal_to_generate": sum(a == b for a, b in zip(tokens, reference, strict=True)),

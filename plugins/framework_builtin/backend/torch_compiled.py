@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from framework.errors import InvalidArgument, Unsupported
@@ -60,6 +61,7 @@ class Chunks:
     Attributes:
         tokens: (R,) int64, their packed queries.
         at: (P, L) int64, each token's place in the flattened pool, of kv head 0; padding repeats the row's last token.
+        values: (P, H, L) int64, as `at`, of each query head's V; (P, 0, L) where `embedding_bag` does not sum them.
         rows, counts, offsets: (P,) int64: a chunk's row among these, its tokens, and the first one's position less
             the query's (at most 0).
         merge: (at least R, at least X) int64, each row's chunks; -1 for none.
@@ -68,6 +70,7 @@ class Chunks:
 
     tokens: Tensor
     at: Tensor
+    values: Tensor
     rows: Tensor
     counts: Tensor
     offsets: Tensor
@@ -108,9 +111,12 @@ def _cut(
         block = tables[tensor(row)[:, None], tensor(position // size)].long()
         at = block * (size if spec.layout == "NHD" else spec.num_kv_heads * size) + tensor(position % size)
         lowest, highest = block.aminmax()
+        head = torch.arange(_bagged_heads(spec)) // (spec.num_heads // spec.num_kv_heads)
+        scale, step = (spec.num_kv_heads, 1) if spec.layout == "NHD" else (1, size)
         return Chunks(
             tensor(starts[rows]),
             _sized(at),
+            _sized(at[:, None] * scale + head[:, None] * step),
             _sized(tensor(row).clone()),
             _sized(tensor(np.minimum(CHUNK, lengths[row] - first)).clone()),
             _sized(tensor(first - lengths[row] + 1).clone()),
@@ -118,6 +124,11 @@ def _cut(
             int(lowest),
             int(highest),
         )
+
+
+def _bagged_heads(shape: AttentionSpec | _Key) -> int:
+    """Query heads whose V `embedding_bag` sums: all, or none."""
+    return shape.num_heads if shape.dtype == "float32" else 0
 
 
 def _sized(tensor: Tensor, *others: int) -> Tensor:
@@ -163,7 +174,7 @@ class CompiledDecode:
             raise InvalidArgument(f"a block table names block {wrong}, the pool has blocks 0 to {len(pool.k) - 1}")
         with torch.inference_mode():
             at = chunks.tokens
-            where = (chunks.at, chunks.rows, chunks.counts, chunks.offsets, chunks.merge)
+            where = (chunks.at, chunks.values, chunks.rows, chunks.counts, chunks.offsets, chunks.merge)
             found, sums = self._run(
                 _sized(q[at]), _sized(pool.k), _sized(pool.v), *where, pool.sinks, pool.alibi_slopes
             )
@@ -216,9 +227,10 @@ def _compiled(key: _Key) -> tuple[_Run, float]:
             [torch.zeros(256, dtype=torch.int64) for _ in "abc"],
         )
         at, merge = torch.zeros(256, CHUNK, dtype=torch.int64), torch.zeros(32, 8, dtype=torch.int64)
+        values = torch.zeros(256, _bagged_heads(key), CHUNK, dtype=torch.int64)
         per_head = torch.zeros(key.num_heads)
         run(
-            _sized(q), *map(_sized, pools), _sized(at), *map(_sized, integers), _sized(merge, 1),
+            _sized(q), *map(_sized, pools), *map(_sized, (at, values, *integers)), _sized(merge, 1),
             per_head if key.sinks else None, per_head if key.alibi else None,
         )  # fmt: skip
     return run, time.perf_counter() - begin
@@ -230,6 +242,7 @@ def _decode(
     k_pool: Tensor,
     v_pool: Tensor,
     at: Tensor,
+    values: Tensor,
     rows: Tensor,
     counts: Tensor,
     offsets: Tensor,
@@ -240,26 +253,53 @@ def _decode(
     """(R, H, D) in q's dtype and the log-sum-exp (R, H): chunk by chunk, then merged.
 
     Written as products and sums, which inductor fuses with the indexed reads. The query heads of a group are spelled
-    out, so that one loop reads a token once for all of them, and the chunk's tokens are the second dimension, so that
-    it vectorises over the head dim. Source: flash-decoding, arXiv:2311.01282 section 3.
+    out, so that one loop reads a token once for all of them. Source: flash-decoding, arXiv:2311.01282 section 3.
     """
     heads, dim, group = key.num_kv_heads, key.head_dim, key.num_heads // key.num_kv_heads
     wide = torch.promote_types(q.dtype, torch.float32)
-    k, v = _tokens(key, k_pool, at).to(wide), _tokens(key, v_pool, at).to(wide)  # (P, L, K, D)
-    mine = q.to(wide).view(-1, heads, group, dim)[rows]
-    scores = torch.stack([(mine[:, None, :, g] * k).sum(-1) for g in range(group)], -1) * key.scale
+    k, mine = _tokens(key, k_pool, at).to(wide), q.to(wide).view(-1, heads, group, dim)[rows]
+    scores = _products(key, mine, k) * key.scale
     if key.soft_cap is not None:
         scores = key.soft_cap * torch.tanh(scores / key.soft_cap)
     token = torch.arange(CHUNK)
     if slopes is not None:
-        behind = (offsets[:, None] + token)[:, :, None, None]
-        scores = scores + slopes.to(wide).view(heads, group) * behind
-    scores = torch.where((token < counts[:, None])[:, :, None, None], scores, -math.inf)
-    top = scores.amax(1)  # (P, K, G)
-    weights = torch.exp(scores - top[:, None])
-    total = weights.sum(1)
-    summed = torch.stack([(weights[:, :, :, g, None] * v).sum(1) for g in range(group)], 2)  # (P, K, G, D)
-    return _merged(key, q, top, total, summed, merge, sinks)
+        behind = (offsets[:, None] + token)[:, None, None]
+        scores = scores + slopes.to(wide).view(heads, group, 1) * behind
+    scores = torch.where((token < counts[:, None])[:, None, None], scores, -math.inf)
+    top = scores.amax(-1)
+    weights = torch.exp(scores - top[..., None])
+    return _merged(key, q, top, weights.sum(-1), _summed(key, v_pool, at, values, weights), merge, sinks)
+
+
+def _products(key: _Key, mine: Tensor, k: Tensor) -> Tensor:
+    """(P, K, G, L) of queries (P, K, G, D) and keys (P, L, K, D): one loop over K in the pool's order.
+
+    NOTE: where the result is transposed decides the loops that inductor makes: each of these three is the fastest by
+    1.3 to 2 in its place, and has been tried in the others'.
+    """
+    group = mine.shape[2]
+    if not _bagged_heads(key):
+        return torch.stack([(mine[:, None, :, g] * k).sum(-1) for g in range(group)], -1).permute(0, 2, 3, 1)
+    if key.layout == "NHD":
+        return torch.stack([(mine[:, None, :, g] * k).sum(-1).transpose(1, 2) for g in range(group)], 2)
+    k = k.transpose(1, 2)
+    return torch.stack([(mine[:, :, g, None] * k).sum(-1) for g in range(group)], 2)
+
+
+def _summed(key: _Key, v_pool: Tensor, at: Tensor, values: Tensor, weights: Tensor) -> Tensor:
+    """(P, K, G, D), the chunks' sums of V times `weights` (P, K, G, L).
+
+    NOTE: in float32 by torch's embedding_bag, which fetches the rows ahead: 0.6 ms where inductor's loop, which meets
+    each cache line of a chunk by itself, takes 1.2 (32 rows of 340 tokens, 4 kv heads of 64, Zen 5). In half precision
+    embedding_bag would round the weights.
+    """
+    heads, dim, group = key.num_kv_heads, key.head_dim, key.num_heads // key.num_kv_heads
+    if _bagged_heads(key):
+        bags, weight_of = values.view(-1, CHUNK), weights.reshape(-1, CHUNK)
+        summed = F.embedding_bag(bags, v_pool.view(-1, dim), mode="sum", per_sample_weights=weight_of)
+        return summed.view(-1, heads, group, dim)
+    v = _tokens(key, v_pool, at).to(weights.dtype)
+    return torch.stack([(weights[:, :, g].transpose(1, 2)[..., None] * v).sum(1) for g in range(group)], 2)
 
 
 def _tokens(key: _Key, pool: Tensor, at: Tensor) -> Tensor:
