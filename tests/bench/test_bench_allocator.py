@@ -1,12 +1,13 @@
 """CPU cost of block management: installed allocators, and vLLM V1's KVCacheManager where it is installed.
 
 pytest tests/bench/test_bench_allocator.py --benchmark-only --benchmark-group-by=group
-python tests/bench/test_bench_allocator.py     # interleaved in one run, CPU time, ratios with their spread
+python tests/bench/test_bench_allocator.py [unshared]     # interleaved in one run, CPU time, ratios with their spread
 
-Steady state: the pool is full, so new content evicts. Prompts share their first half with an earlier one. A prompt
-block is everything from token ids to published: naming it (vLLM as it makes its Request, ours in `lookup`), finding,
-pinning, evicting for it, publishing it. `NAME:HASH` names blocks with another hash than SHA-256; like is compared with
-like: ours with xxh3_128 against vLLM's `xxhash`, which is the same function over pickled tokens.
+Steady state: the pool is full, so new content evicts. Prompts share their first half with an earlier one; `unshared`:
+nothing. A prompt block is everything from token ids to published: naming it (vLLM as it makes its Request, ours from
+`lookup` to `commit`), finding, pinning, evicting for it, publishing it. `NAME:HASH` names blocks with another hash than
+SHA-256; like is compared with like: ours with xxh3_128 against vLLM's `xxhash`, which is the same function over pickled
+tokens.
 """
 
 from __future__ import annotations
@@ -235,12 +236,12 @@ def test_the_native_core_hashes_new_blocks_alone(name):
         assert turn < 7 or after.evictions - before.evictions == half + generated, (before, after)
 
 
-def compare(rounds: int = 15) -> None:
+def compare(unshared: bool, rounds: int = 15) -> None:
     """Print ns of CPU a unit for each subject, and how many times the slowest's (vLLM's where it is installed)."""
     names = [*NAMES, *(["vllm", "vllm:xxh3_128"] if vllm_is_there() else [])]
     manager = {name: subject(name) for name in names}
     draw = np.random.default_rng(0)
-    stems = draw.integers(0, 2**31 - 1, (ROWS // 4, PROMPT // 2), dtype=np.int32)
+    stems = draw.integers(0, 2**31 - 1, (ROWS // 4, 0 if unshared else PROMPT // 2), dtype=np.int32)
     spent: dict[tuple[str, str], list[float]] = {}
     for turn in range(rounds + 6):
         rows = prompts(draw, stems)
@@ -265,4 +266,4 @@ def compare(rounds: int = 15) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(compare())
+    sys.exit(compare("unshared" in sys.argv[1:]))

@@ -1,10 +1,11 @@
 """CPU cost of a prompt block on the conversation trace, of installed allocators and of vLLM V1 where it is installed.
 
-    python tests/bench/test_bench_conversation.py     # interleaved in one run, CPU time, ratios with their spread
+    python tests/bench/test_bench_conversation.py [unshared]     # interleaved in one run, CPU time, ratios with their spread
 
 The trace's own prompts (Mooncake's conversation trace: 750 blocks of 16 tokens on the mean, its prefixes shared as it
-says), one after another through a pool that is full. A prompt block is what `test_bench_allocator` means by it; there
-all prompts have 1,024 tokens, so that what a request costs beside its blocks counts for twelve times as much.
+says, or with `unshared` none), one after another through a pool that is full. A prompt block is what
+`test_bench_allocator` means by it; there all prompts have 1,024 tokens, so that what a request costs beside its blocks
+counts for twelve times as much.
 """
 
 from __future__ import annotations
@@ -28,14 +29,20 @@ from framework.types import RequestId, RequestInfo
 TRACE, POOL, ALIVE, TURN, LONGEST = "mooncake_conversation_trace.jsonl.gz", 20_000, 8, 20, 32_768
 
 
-def prompts(folder: Path, count: int) -> list[np.ndarray]:
+def prompts(folder: Path, count: int, unshared: bool = False) -> list[np.ndarray]:
     """The first `count` prompts of at most LONGEST tokens: equal names of 512 tokens are equal tokens."""
     made: list[np.ndarray] = []
+    next_name = 0
     with gzip.open(folder / TRACE, "rt") as lines:
         for line in lines:
             entry = json.loads(line)
             if entry["input_length"] <= LONGEST and len(made) < count:
                 names = np.array(entry["hash_ids"], dtype=np.int32)
+                if unshared:
+                    names, next_name = (
+                        np.arange(next_name, next_name + len(names), dtype=np.int32),
+                        next_name + len(names),
+                    )
                 made.append((names[:, None] * 512 + np.arange(512, dtype=np.int32)).ravel()[: entry["input_length"]])
     return made
 
@@ -89,12 +96,12 @@ def test_every_allocator_finds_what_the_trace_shares(name: str, traces: Path) ->
     made.subject.manager.check()
 
 
-def compare(folder: Path, turns: int = 20) -> None:
+def compare(folder: Path, unshared: bool, turns: int = 20) -> None:
     """Print ns of CPU a prompt block for each subject, and how many times the slowest's (vLLM's if installed)."""
     names = [*NAMES, *(["vllm", "vllm:xxh3_128"] if vllm_is_there() else [])]
     made = {name: Conversation(name) for name in names}
     spent: dict[str, list[float]] = {name: [] for name in names}
-    entries = prompts(folder, TURN * (turns + 2))
+    entries = prompts(folder, TURN * (turns + 2), unshared)
     for turn in range(turns + 2):
         part = entries[turn * TURN : (turn + 1) * TURN]
         for name in names:
@@ -111,4 +118,5 @@ def compare(folder: Path, turns: int = 20) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(compare(Path(os.environ.get("KVLAB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))))
+    traces = Path(os.environ.get("KVLAB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
+    sys.exit(compare(traces, "unshared" in sys.argv[1:]))

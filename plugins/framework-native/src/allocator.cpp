@@ -1,5 +1,6 @@
 #include "allocator.hpp"
 
+#include "sha256.hpp"
 #include "xxh3.hpp"
 
 namespace native {
@@ -26,14 +27,16 @@ HashList Core::hashes_of(nb::handle sequence) const {
 }
 
 Core::Core(const Options &options)
-    : options_(options), pool_(std::make_shared<Pool>(options.num_blocks, options.block_size)),
-      hasher_(static_cast<size_t>(options.block_size)) {
+    : options_(options), pool_(std::make_shared<Pool>(options.num_blocks, options.block_size)) {
+    const auto size = static_cast<size_t>(options.block_size);
+    if (options.native_sha256) hasher_ = std::make_shared<Sha256Hasher>(size);
+    if (options.native_xxh3) hasher_ = std::make_shared<Xxh3Hasher>(size);
     if (options.collision_resistant) {
         index_ = std::make_unique<HashIndex>(*pool_);
     } else {
         index_ = std::make_unique<TrieIndex>(*pool_);
     }
-    if (options.native_sha256 || options.native_xxh3) recall_ = std::make_unique<Recall>(*pool_);
+    if (hasher_) recall_ = std::make_unique<Recall>(*pool_);
 }
 
 void Core::bind(nb::object scheme_, nb::object guard, nb::object candidates) {
@@ -107,22 +110,16 @@ void Core::check_hashes(nb::handle hashes, nb::handle space) const {
                                                 text_of(space) + "; look it up again");
 }
 
-void Core::hash_more(const BlockHash &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<BlockHash> &out) {
-    const int64_t size = options_.block_size;
+/// The hashes from `out.size()` on to before `last`, below those before, or below `root`.
+void Core::hash_more(const BlockHash &root, const Tokens &tokens, int64_t last, std::vector<BlockHash> &out) {
+    const int64_t size = options_.block_size, first = static_cast<int64_t>(out.size());
     if (last <= first) return;
+    const BlockHash parent = first > 0 ? out.back() : root; // a copy: the list may move
+    if (hasher_ && parent.size() == hasher_->digest_bytes()) {
+        hasher_->append(root, tokens.data() + first * size, static_cast<size_t>(last - first), out);
+        return;
+    }
     hashed_blocks_ += last - first;
-    if (options_.native_sha256 && parent.size() == 32) {
-        const auto *above = reinterpret_cast<const uint8_t *>(parent.data());
-        const size_t before = out.size();
-        out.resize(before + static_cast<size_t>(last - first), BlockHash::zeros());
-        hasher_.chain(above, tokens.data() + first * size, static_cast<size_t>(last - first), out[before].digest(),
-                      sizeof(BlockHash));
-        return;
-    }
-    if (options_.native_xxh3 && parent.size() == kXxh3Bytes) {
-        chain_xxh3(parent, tokens.data() + first * size, 4 * static_cast<size_t>(size), static_cast<size_t>(last - first), out);
-        return;
-    }
     nb::object made = scheme.attr("blocks")(bytes_of(parent), tokens.slice(first * size, last * size));
     for (nb::handle block_hash : made) out.push_back(hash_of(block_hash));
 }
@@ -140,12 +137,10 @@ nb::object Core::hash_blocks(const Root &root, const Tokens &tokens, nb::handle 
         }
     }
     made->space = nb::borrow(space);
-    const auto have = static_cast<int64_t>(made->list.size());
-    if (have < count) {
+    if (static_cast<int64_t>(made->list.size()) < count) {
         std::vector<BlockHash> &list = made->list.own();
         list.reserve(static_cast<size_t>(count));
-        const BlockHash parent = have > 0 ? list.back() : root.block_hash; // a copy: the list may move
-        hash_more(parent, tokens, have, count, list);
+        hash_more(root.block_hash, tokens, count, list);
     }
     return nb::cast(made.release(), nb::rv_policy::take_ownership);
 }
@@ -163,14 +158,12 @@ nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous)
     if (recall_ && previous.is_none()) {
         auto made = std::make_unique<BlockHashes>();
         made->space = nb::borrow(space);
-        hash_and_find(top, tokens, made->list.own(), blocks);
+        made->list = hash_and_find(top, tokens, blocks);
         found = nb::cast(made.release(), nb::rv_policy::take_ownership);
     } else {
         found = hash_blocks(top, tokens, space, previous);
-        const auto &list = nb::inst_ptr<BlockHashes>(found)->list;
-        if (limit > 0)
-            blocks = index_->find({anchor, 0}, list.data(), tokens.data(),
-                                  std::min(list.size(), static_cast<size_t>(limit)));
+        const HashList &list = nb::inst_ptr<BlockHashes>(found)->list;
+        blocks = index_->find({anchor, 0, list, 0, tokens.data(), std::min(list.size(), static_cast<size_t>(limit))});
     }
     const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
     BlockHashes &made = *nb::inst_ptr<BlockHashes>(found);
@@ -260,23 +253,35 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     table.root = top.block_hash;
     table.anchor = top.anchor;
     table.hashes = hashes_of(hashes);
-    if (table.hashes.empty()) hash_more(table.root, tokens, 0, tokens.size() / options_.block_size, table.hashes.own());
+    if (table.hashes.empty()) hash_more(table.root, tokens, tokens.size() / options_.block_size, table.hashes.own());
     table.request = nb::borrow(request);
     table.priority = nb::cast<int64_t>(get(request, framework_.keys.priority));
     table.tenant = tenant(nb::object(get(request, framework_.keys.tenant)));
-    table.held.assign(tokens.data(), tokens.data() + tokens.size());
+    hold(table, tokens);
     table.published = static_cast<int64_t>(hits.size());
     table.committed = covered;
     table.blocks.reserve(hits.size() + static_cast<size_t>(need));
     table.blocks = hits;
     ++pool_->access;
-    cache_->take(need, hits, table.priority, table.blocks);
+    cache_->take(need, hits, table.priority, table.blocks, table.hashes);
     const auto id = nb::cast<int64_t>(get(request, framework_.keys.id));
     tables.emplace(id, std::move(table));
     if (!promises_.owner.empty()) promises_.rely(id, hits);
     hit_tokens_ += covered;
     prompt_tokens_ += tokens.size();
     ++version_;
+}
+
+/// Keep the prompt's tokens: the copy of the list of hashes that is yet to be made from it, or one of the table's own.
+void Core::hold(Table &table, const Tokens &tokens) {
+    const TokenList kept = table.hashes.tokens();
+    const auto count = static_cast<size_t>(tokens.size());
+    if (kept.size() == count && std::memcmp(kept.data(), tokens.data(), 4 * count) == 0) {
+        table.held = kept;
+        return;
+    }
+    table.hashes.all(); // of a lookup of other tokens
+    table.held.own().assign(tokens.data(), tokens.data() + tokens.size());
 }
 
 nb::object Core::extend(nb::handle request, nb::handle given) {
@@ -339,7 +344,7 @@ nb::object Core::commit(nb::handle request, nb::handle given) {
     compare(row, request, tokens);
     if (full > row.published && !row.closed) start = publish(row, full, tokens);
     if (const auto known = static_cast<int64_t>(row.held.size()); known < num_tokens)
-        row.held.insert(row.held.end(), tokens.data() + known, tokens.data() + num_tokens);
+        row.held.own().insert(row.held.own().end(), tokens.data() + known, tokens.data() + num_tokens);
     row.committed = num_tokens;
     return changed(start);
 }
@@ -358,12 +363,9 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
     const int64_t first = row.published;
     const auto known = static_cast<int64_t>(row.hashes.size());
     try {
-        if (known < full) {
-            const BlockHash parent = known > 0 ? row.hashes.back() : row.root;
-            hash_more(parent, tokens, known, full, row.hashes.own());
-        }
+        if (known < full) hash_more(row.root, tokens, full, row.hashes.own());
         if (!promises_.owner.empty()) { // who computed what another promises keeps its own block until that is computed
-            const Blocks found = index_->find({row.anchor, 0}, row.hashes.data(), tokens.data(), static_cast<size_t>(full));
+            const Blocks found = index_->find({row.anchor, 0, row.hashes, 0, tokens.data(), static_cast<size_t>(full)});
             for (size_t at = 0; at < found.size(); ++at)
                 if (promises_.owner.count(found[at]) != 0 && found[at] != row.blocks[at]) {
                     full = static_cast<int64_t>(at);
@@ -373,12 +375,14 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
         }
         for (int64_t at = first; at < full; ++at) {
             const int32_t block = row.blocks[at];
-            if (pool_->published(block) && pool_->block_hash[block] != row.hashes[at])
+            if (!pool_->published(block)) continue;
+            row.hashes.reach(static_cast<size_t>(at) + 1);
+            if (pool_->block_hash[block] != row.hashes[at])
                 framework_.raise("InvalidArgument", "commit into block " + std::to_string(block) +
                                                         ", which is published with other content; extend first");
         }
         ++pool_->access;
-        const Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes.data() + first,
+        const Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes, static_cast<size_t>(first),
                           tokens.data() + first * options_.block_size, static_cast<size_t>(full - first)};
         const Cache::Published done =
             cache_->publish(chain, row.blocks, static_cast<size_t>(first), row.priority, row.tenant);
@@ -404,7 +408,7 @@ void Core::promise(nb::handle request, nb::handle given) {
         framework_.raise("InvalidArgument", "promise of " + std::to_string(num_tokens) + " tokens of request " +
                                                 std::to_string(id) + ": " + std::to_string(known) + " are known");
     if (row.closed || row.shared || full <= first) return;
-    Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes.data() + first,
+    Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes, static_cast<size_t>(first),
                 row.held.data() + first * options_.block_size, static_cast<size_t>(full - first)};
     chain.count = index_->count_new(chain);
     if (chain.count == 0) return;
@@ -498,9 +502,11 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     }
     made.blocks.insert(made.blocks.end(), fresh.begin(), fresh.end());
     made.committed = num_tokens;
+    row.hashes.all(); // the two may go on with other tokens
     made.hashes = row.hashes;
     made.hashes.shorten(static_cast<size_t>(full));
-    made.held.assign(row.held.begin(), row.held.begin() + std::min<int64_t>(num_tokens, static_cast<int64_t>(row.held.size())));
+    made.held = row.held;
+    made.held.shorten(static_cast<size_t>(num_tokens));
     made.published = std::min({row.published, full, kept});
     made.num_null = row.num_null;
     made.closed = row.closed || (made.num_null > 0 && made.num_null >= made.published); // nothing to publish below
@@ -565,7 +571,8 @@ void Core::truncate(nb::handle request, nb::handle given) {
     const auto keep = blocks_for(num_tokens, size);
     const Blocks dropped(row.blocks.rbegin(), row.blocks.rend() - keep);
     row.blocks.resize(static_cast<size_t>(keep));
-    if (static_cast<int64_t>(row.held.size()) > num_tokens) row.held.resize(static_cast<size_t>(num_tokens));
+    row.held.shorten(static_cast<size_t>(num_tokens));
+    row.hashes.all(); // the table may go on with other tokens
     row.hashes.shorten(static_cast<size_t>(num_tokens / size));
     row.committed = std::min(row.committed, num_tokens);
     row.shared = true;
@@ -686,7 +693,7 @@ nb::tuple Core::stats() const {
 
 nb::list Core::hashes_held(nb::handle request) {
     nb::list out;
-    for (const BlockHash &block_hash : find(request).hashes) out.append(bytes_of(block_hash));
+    for (const BlockHash &block_hash : find(request).hashes.all()) out.append(bytes_of(block_hash));
     return out;
 }
 
@@ -700,7 +707,7 @@ nb::dict Core::state() const {
     nb::dict out, live;
     for (const auto &[id, row] : tables) {
         nb::list hashes;
-        for (const BlockHash &block_hash : row.hashes) hashes.append(bytes_of(block_hash));
+        for (const BlockHash &block_hash : row.hashes.all()) hashes.append(bytes_of(block_hash));
         live[nb::int_(id)] =
             nb::make_tuple(row.request, list_of(row.blocks), row.committed, row.published, row.num_null, hashes);
     }

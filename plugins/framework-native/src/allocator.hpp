@@ -8,7 +8,6 @@
 #include "promises.hpp"
 #include "python.hpp"
 #include "recall.hpp"
-#include "sha256.hpp"
 
 namespace native {
 
@@ -35,7 +34,7 @@ struct Table {
     bool closed = false, shared = false;
     Blocks blocks;
     HashList hashes;
-    std::vector<int32_t> held;
+    TokenList held;
 };
 
 struct Options {
@@ -75,7 +74,7 @@ public:
     nb::list hashes_held(nb::handle request); // of the full blocks of a table, as far as they are known
     nb::dict state() const; // everything, for `check`
     std::shared_ptr<Pool> pool() const { return pool_; }
-    int64_t hashed_blocks() const { return hashed_blocks_; } // so far
+    int64_t hashed_blocks() const { return hashed_blocks_ + (hasher_ ? hasher_->num_hashed : 0); } // so far
 
     // Python objects that may lead back here; the garbage collector asks for them.
     nb::object scheme, listener;
@@ -100,18 +99,19 @@ private:
     HashList hashes_of(nb::handle sequence) const;
     void check_hashes(nb::handle hashes, nb::handle space) const;
     nb::object hash_blocks(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous);
-    void hash_more(const BlockHash &parent, const Tokens &tokens, int64_t first, int64_t last, std::vector<BlockHash> &out);
-    void hash_and_find(const Root &root, const Tokens &tokens, std::vector<BlockHash> &list, Blocks &blocks);
+    void hash_more(const BlockHash &root, const Tokens &tokens, int64_t last, std::vector<BlockHash> &out);
+    HashList hash_and_find(const Root &root, const Tokens &tokens, Blocks &blocks);
     struct Trail { // the content of a prompt that was recalled last: its digest, and where it is remembered
         uint64_t digest;
         size_t place;
     };
-    void recall(int32_t anchor, const Tokens &tokens, size_t limit, Trail &trail, std::vector<BlockHash> &list,
-                Blocks &blocks);
+    void recall(int32_t anchor, const Tokens &tokens, size_t limit, Trail &trail, HashList &list, Blocks &blocks);
+    void remember(int32_t anchor, const Tokens &tokens, const Blocks &found, Trail &trail, Blocks &blocks);
     std::shared_ptr<const Listed> check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes,
                                             int64_t &covered) const;
     std::shared_ptr<const Listed> listed(Blocks blocks);
     void check_new(nb::handle request) const;
+    void hold(Table &table, const Tokens &tokens);
     const int64_t *find_id(nb::handle request, int64_t &id) const;
     Table &find(nb::handle request, int64_t *id = nullptr);
     [[noreturn]] void out_of_blocks(int64_t need, int64_t have, int64_t reserve) const;
@@ -134,7 +134,7 @@ private:
     std::unique_ptr<Policy> policy_;
     std::unique_ptr<Cache> cache_;
     Promises promises_;
-    BlockHasher hasher_;
+    std::shared_ptr<ChainHasher> hasher_; // of the framework's own schemes; kept by the lists it has yet to finish
     Root last_roots_[2]; // of two objects that are often equal: a lookup's namespace and its request's
     nb::object checked_; // the tokens of the last lookup: `allocate` follows
     std::vector<std::shared_ptr<const Listed>> listed_; // of late, by the last block: many requests share few prefixes

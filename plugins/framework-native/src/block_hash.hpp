@@ -35,7 +35,9 @@ public:
     }
     BlockHash &operator=(const BlockHash &other) noexcept {
         if (size_ != kFar && other.size_ != kFar) {
-            std::memmove(bytes_, other.bytes_, kNear + 1);
+            uint8_t copy[kNear + 1]; // of fixed size, so that no function is called
+            std::memcpy(copy, other.bytes_, sizeof copy);
+            std::memcpy(bytes_, copy, sizeof copy);
         } else if (this != &other) {
             this->~BlockHash();
             new (this) BlockHash(other);
@@ -72,7 +74,12 @@ public:
 
     bool operator==(const BlockHash &other) const noexcept {
         if (size_ != other.size_) return false;
-        if (size_ != kFar) return std::memcmp(bytes_, other.bytes_, kNear) == 0;
+        if (size_ != kFar) {
+            uint64_t ours[kNear / 8], theirs[kNear / 8]; // likewise
+            std::memcpy(ours, bytes_, kNear);
+            std::memcpy(theirs, other.bytes_, kNear);
+            return ((ours[0] ^ theirs[0]) | (ours[1] ^ theirs[1]) | (ours[2] ^ theirs[2]) | (ours[3] ^ theirs[3])) == 0;
+        }
         return far() == other.far() || far()->text == other.far()->text;
     }
     bool operator!=(const BlockHash &other) const noexcept { return !(*this == other); }
@@ -82,7 +89,9 @@ public:
         if (size_ == kFar) return mix(std::hash<std::string>{}(far()->text), kFar);
         uint64_t words[4];
         std::memcpy(words, bytes_, kNear);
-        return mix(mix(words[0], words[1]) ^ words[2], words[3] ^ size_);
+        const uint64_t sum = words[0] + words[1] * 0x9E3779B97F4A7C15ull + words[2] * 0xE7037ED1A0B428DBull +
+                             words[3] * 0xA0761D6478BD642Full + size_;
+        return mix(sum, kFar);
     }
 
 private:
@@ -123,30 +132,6 @@ private:
 
     uint8_t bytes_[kNear]; // unaligned on purpose: 33 bytes a hash, two hashes a block; the size follows them
     uint8_t size_;
-};
-
-/// The hashes of a prompt, shared by who found them and the table; copied when one of several owners adds to them.
-class HashList {
-public:
-    bool empty() const noexcept { return size() == 0; }
-    size_t size() const noexcept { return list_ ? list_->size() : 0; }
-    const BlockHash *data() const noexcept { return list_ ? list_->data() : nullptr; }
-    const BlockHash *begin() const noexcept { return data(); }
-    const BlockHash *end() const noexcept { return data() + size(); }
-    const BlockHash &operator[](size_t at) const noexcept { return (*list_)[at]; }
-    const BlockHash &back() const noexcept { return list_->back(); }
-    /// To be changed; nobody else sees it.
-    std::vector<BlockHash> &own() {
-        if (!list_ || list_.use_count() > 1)
-            list_ = list_ ? std::make_shared<std::vector<BlockHash>>(*list_) : std::make_shared<std::vector<BlockHash>>();
-        return *list_;
-    }
-    void shorten(size_t size) {
-        if (size < this->size()) own().resize(size);
-    }
-
-private:
-    std::shared_ptr<std::vector<BlockHash>> list_;
 };
 
 struct BlockHashMix {

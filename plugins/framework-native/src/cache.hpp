@@ -21,7 +21,6 @@ public:
 
     int64_t evictions = 0;
     std::set<int32_t> detached; // published while forks shared them, or below unreferenced ones; in use
-    bool fetched = false; // a lookup has prefetched the next victims
     Listener listener;
     nb::object now = nb::float_(0.0);
 
@@ -32,8 +31,9 @@ public:
         return pool_.num_blocks - pool_.used - idle;
     }
 
-    /// Share `hits` (shallowest first), then append `count` other blocks to `out`: free ones, then victims.
-    void take(int64_t count, const Blocks &hits, int64_t priority, Blocks &out) {
+    /// Share `hits` (shallowest first), then append `count` other blocks to `out`: free ones, then victims. `hashes`: of
+    /// what is published in them, made in part.
+    void take(int64_t count, const Blocks &hits, int64_t priority, Blocks &out, const HashList &hashes = {}) {
         const auto spare = std::min<int64_t>(count, static_cast<int64_t>(pool_.free.size()));
         Shared shared;
         Blocks victims;
@@ -52,7 +52,7 @@ public:
         out.insert(out.end(), pool_.free.rbegin(), pool_.free.rbegin() + spare);
         pool_.free.resize(pool_.free.size() - spare);
         if (!victims.empty()) {
-            evict(victims);
+            evict(victims, hashes);
             out.insert(out.end(), victims.begin(), victims.end());
         }
         for (size_t at = before; at < out.size(); ++at) pool_.ref[out[at]] = 1;
@@ -137,7 +137,7 @@ public:
             throw;
         }
         if (listener)
-            for (int32_t at : places) listener("admit", blocks[at], chain.hashes[at]);
+            for (int32_t at : places) listener("admit", blocks[at], chain[at]);
         for (size_t at : swaps) swap(table[first + at], holders[at], priority);
         return {holders.size(), swaps.empty() ? table.size() : first + swaps[0]};
     }
@@ -238,8 +238,7 @@ private:
         Blocks victims, late;
         victims.reserve(static_cast<size_t>(count));
         if (!leaf_only_) {
-            policy_.victims(static_cast<size_t>(count), victims);
-            for (int32_t block : victims) pool_.candidate[block] = 0;
+            policy_.victims(static_cast<size_t>(count), victims); // candidates until they are unpublished
             count -= static_cast<int64_t>(victims.size());
         }
         try {
@@ -291,15 +290,14 @@ private:
     }
 
     /// These are evicted; the policy knows already.
-    void evict(const Blocks &blocks) {
-        conceal(blocks);
+    void evict(const Blocks &blocks, const HashList &hashes = {}) {
+        conceal(blocks, hashes);
         evictions += static_cast<int64_t>(blocks.size());
     }
 
-    void conceal(const Blocks &blocks) {
-        if (!std::exchange(fetched, false)) index_.prepare(blocks);
+    void conceal(const Blocks &blocks, const HashList &hashes = {}) {
         if (!listener && detached.empty()) {
-            index_.remove(blocks);
+            index_.remove(blocks, hashes);
             return;
         }
         for (int32_t block : blocks) {
@@ -353,7 +351,6 @@ private:
                 free_refused(out);
                 throw;
             }
-            fetched = false;
             detached.erase(block);
             evict({block});
             pool_.free.push_back(block);

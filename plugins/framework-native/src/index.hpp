@@ -1,32 +1,25 @@
 // Index from content to block: framework.paged.index in C++.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "hash_list.hpp"
 #include "pool.hpp"
 
 namespace native {
 
-/// Memory that starts on a cache line, so that 16 tokens lie on one.
-template <class T> struct OnLines {
-    using value_type = T;
-    static constexpr std::align_val_t kLine{64};
-    OnLines() = default;
-    template <class Other> OnLines(const OnLines<Other> &) noexcept {}
-    T *allocate(size_t count) { return static_cast<T *>(::operator new(count * sizeof(T), kLine)); }
-    void deallocate(T *at, size_t) noexcept { ::operator delete(at, kLine); }
-    template <class Other> bool operator==(const OnLines<Other> &) const noexcept { return true; }
-    template <class Other> bool operator!=(const OnLines<Other> &) const noexcept { return false; }
-};
-using AlignedInts = std::vector<int32_t, OnLines<int32_t>>;
-
-/// An open-addressing set of ids above 0, found by a hash and an equality the caller gives. Linear probing, removal
-/// by moving back what follows; 8 bytes a slot, at least two slots an id.
+/// A set of ids above 0, found by a hash and an equality the caller gives. Seven to a cache line, the line of their hash;
+/// those that found it full lie on the next lines, and it counts them, so that nothing moves when one is removed. At
+/// least two slots an id.
 class IdSet {
 public:
     explicit IdSet(size_t expected = 8) { resize(expected); }
@@ -34,109 +27,137 @@ public:
     template <class Equal> int32_t find(uint64_t hash, Equal equal) const {
         const auto tag = static_cast<uint32_t>(hash);
         for (size_t at = tag & mask_;; at = (at + 1) & mask_) {
-            const Slot &slot = slots_[at];
-            if (slot.id == 0) return 0;
-            if (slot.tag == tag && equal(slot.id)) return slot.id;
+            const Line &line = lines_[at];
+            for (uint32_t left = matches(line.tag, tag); left != 0; left &= left - 1)
+                if (const auto id = static_cast<int32_t>(line.id[__builtin_ctz(left)]); id != 0 && equal(id)) return id;
+            if (line.passed == 0) return 0;
         }
     }
-    void prefetch(uint64_t hash) const { __builtin_prefetch(&slots_[static_cast<uint32_t>(hash) & mask_]); }
+    void prefetch(uint64_t hash) const { __builtin_prefetch(&lines_[static_cast<uint32_t>(hash) & mask_]); }
     void add(uint64_t hash, int32_t id) {
-        if (2 * (count_ + 1) > slots_.size()) grow();
-        place({id, static_cast<uint32_t>(hash)});
+        if (2 * (count_ + 1) > kIds * lines_.size()) grow();
+        place(static_cast<uint32_t>(hash), id);
         ++count_;
     }
     void remove(uint64_t hash, int32_t id) {
-        size_t hole = static_cast<uint32_t>(hash) & mask_;
-        while (slots_[hole].id != id) hole = (hole + 1) & mask_;
-        for (size_t at = (hole + 1) & mask_; slots_[at].id != 0; at = (at + 1) & mask_) {
-            const size_t home = slots_[at].tag & mask_;
-            if (((at - home) & mask_) >= ((at - hole) & mask_)) {
-                slots_[hole] = slots_[at];
-                hole = at;
+        for (size_t at = static_cast<uint32_t>(hash) & mask_;; at = (at + 1) & mask_) {
+            Line &line = lines_[at];
+            if (const uint32_t found = matches(line.id, static_cast<uint32_t>(id)); found != 0) {
+                line.id[__builtin_ctz(found)] = 0;
+                break;
             }
+            --line.passed;
         }
-        slots_[hole] = {};
         --count_;
     }
     void clear() {
-        slots_.assign(slots_.size(), {});
+        lines_.assign(lines_.size(), {});
         count_ = 0;
     }
     template <class Visit> void each(Visit visit) const {
-        for (const Slot &slot : slots_)
-            if (slot.id != 0) visit(slot.id);
+        for (const Line &line : lines_)
+            for (const uint32_t id : line.id)
+                if (id != 0) visit(static_cast<int32_t>(id));
     }
 
 private:
-    struct Slot {
-        int32_t id = 0;
-        uint32_t tag = 0;
+    static constexpr size_t kIds = 7;
+    struct alignas(64) Line {
+        uint32_t id[kIds] = {};
+        uint32_t passed = 0; // ids that lie further on, but would lie here
+        uint32_t tag[kIds + 1] = {};
     };
+    /// A bit for each of the seven that is `wanted`. Without branches: nobody can foretell which it is.
+    static uint32_t matches(const uint32_t *words, uint32_t wanted) {
+        uint32_t found = 0;
+#if defined(__SSE2__)
+        const __m128i all = _mm_set1_epi32(static_cast<int>(wanted));
+        const auto *halves = reinterpret_cast<const __m128i *>(words);
+        found = static_cast<uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(
+            _mm_packs_epi32(_mm_cmpeq_epi32(_mm_load_si128(halves), all), _mm_cmpeq_epi32(_mm_load_si128(halves + 1), all)), all)));
+#else
+        for (size_t at = 0; at < kIds; ++at) found |= static_cast<uint32_t>(words[at] == wanted) << at;
+#endif
+        return found & ((1u << kIds) - 1);
+    }
     void resize(size_t expected) {
-        size_t size = 16;
-        while (size < 2 * expected) size *= 2;
-        slots_.assign(size, {});
+        size_t size = 4;
+        while (kIds * size < 2 * expected) size *= 2;
+        lines_.assign(size, {});
         mask_ = size - 1;
     }
-    void place(Slot slot) {
-        size_t at = slot.tag & mask_;
-        while (slots_[at].id != 0) at = (at + 1) & mask_;
-        slots_[at] = slot;
+    void place(uint32_t tag, int32_t id) {
+        for (size_t at = tag & mask_;; at = (at + 1) & mask_) {
+            Line &line = lines_[at];
+            if (const uint32_t unused = matches(line.id, 0); unused != 0) {
+                const int slot = __builtin_ctz(unused);
+                line.id[slot] = static_cast<uint32_t>(id);
+                line.tag[slot] = tag;
+                return;
+            }
+            ++line.passed;
+        }
     }
     void grow() {
-        std::vector<Slot> before = std::move(slots_);
-        resize(before.size());
-        for (const Slot &slot : before)
-            if (slot.id != 0) place(slot);
+        const Lines before = std::move(lines_);
+        resize(kIds * before.size());
+        for (const Line &line : before)
+            for (size_t at = 0; at < kIds; ++at)
+                if (line.id[at] != 0) place(line.tag[at], static_cast<int32_t>(line.id[at]));
     }
 
-    std::vector<Slot> slots_;
+    using Lines = std::vector<Line, OnPages<Line>>;
+    Lines lines_;
     size_t mask_ = 0, count_ = 0;
 };
 
-/// Where a chain begins: below a published block, or, with 0, below a namespace's anchor.
-struct Below {
-    int32_t anchor, block;
-};
-
-/// Contents to publish: hashes in order below `parent`, and their tokens.
+/// Contents to find or to publish, in order below a published block, or, with 0, below a namespace's anchor: `count`
+/// hashes from the list's `first` on, and their tokens.
 struct Chain {
     int32_t anchor;
     int32_t parent;
-    const BlockHash *hashes;
+    const HashList &hashes;
+    size_t first;
     const int32_t *tokens;
     size_t count;
+
+    /// One that is made.
+    const BlockHash &operator[](size_t at) const { return hashes[first + at]; }
+    const BlockHash *begin() const { return hashes.data() + first; }
+    size_t num_made() const {
+        const size_t made = hashes.made();
+        return made < first ? 0 : std::min(made - first, count);
+    }
+    void reach(size_t at) const { hashes.reach(first + std::min(at, count)); }
 };
 
 class Index {
 public:
     explicit Index(Pool &pool) : pool_(pool) {}
     virtual ~Index() = default;
-    /// Blocks of the leading contents below a place, up to the first that is not published.
-    virtual Blocks find(const Below &below, const BlockHash *hashes, const int32_t *tokens, size_t limit) const = 0;
+    /// Blocks of the leading contents, up to the first that is not published.
+    virtual Blocks find(const Chain &chain) const = 0;
     /// Publish `blocks` below each other, up to the first collision; the holder of each, and the places newly published.
     virtual void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) = 0;
     /// How many leading contents of the chain no block holds and `insert` would take.
     virtual size_t count_new(const Chain &chain) const = 0;
     virtual int32_t parent(int32_t block) const = 0;
     virtual void remove(int32_t block) = 0;
-    /// Remove and unpublish each.
-    virtual void remove(const Blocks &blocks) = 0;
-    /// These are removed next: fetch what that reads.
-    void prepare(const Blocks &blocks) const {
-        fetch(blocks.data(), blocks.size());
-        fetch_more(blocks.data(), blocks.size());
-    }
-    /// These may be removed soon: fetch what `remove` reads at once, then what it reads after that.
-    virtual void fetch(const int32_t *blocks, size_t count) const = 0;
-    virtual void fetch_more(const int32_t *blocks, size_t count) const = 0;
-    /// Contents of these hashes may be published soon.
-    virtual void fetch(const BlockHash *, size_t) const {}
+    /// Remove and unpublish each; beside it a third as many of these hashes are made.
+    virtual void remove(const Blocks &blocks, const HashList &hashes) = 0;
     virtual void clear() = 0;
 
     int64_t collisions = 0;
 
 protected:
+    static constexpr size_t kAhead = 8; // blocks whose memory is fetched before their turn
+
+    /// To be written; it may lie on two lines.
+    static void fetch_name(const BlockHash &name) {
+        const auto *at = reinterpret_cast<const char *>(&name);
+        __builtin_prefetch(at, 1);
+        __builtin_prefetch(at + sizeof(BlockHash) - 1, 1);
+    }
     Pool &pool_;
 };
 
@@ -145,11 +166,13 @@ class HashIndex final : public Index {
 public:
     explicit HashIndex(Pool &pool) : Index(pool), blocks_(pool.size()), parents(pool.size()) {}
 
-    Blocks find(const Below &, const BlockHash *hashes, const int32_t *, size_t limit) const override {
+    Blocks find(const Chain &chain) const override {
         Blocks found;
-        found.reserve(limit);
-        for (size_t at = 0; at < limit; ++at) {
-            const int32_t block = holder(hashes[at]);
+        found.reserve(chain.count);
+        for (size_t at = 0; at < chain.count; ++at) { // the next miss beside this one's work
+            chain.reach(at + 2);
+            if (at + 1 < chain.num_made()) blocks_.prefetch(chain[at + 1].mixed());
+            const int32_t block = holder(chain[at]);
             if (block == 0) break;
             found.push_back(block);
         }
@@ -157,33 +180,36 @@ public:
     }
 
     void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) override {
-        int32_t parent = chain.parent;
-        const BlockHash *above = parent != 0 ? &pool_.block_hash[parent] : nullptr;
+        const BlockHash *hashes = chain.begin(), *above = chain.parent != 0 ? &pool_.block_hash[chain.parent] : nullptr;
+        HashPace pace(chain.hashes, chain.first + chain.count, chain.count);
         mixed_.resize(chain.count);
-        for (size_t at = 0; at < chain.count; ++at) { // all misses at once, not one after the other
-            mixed_[at] = chain.hashes[at].mixed();
-            blocks_.prefetch(mixed_[at]);
-        }
-        fetch(blocks, chain.count);
-        for (size_t at = 0; at < chain.count; ++at) {
-            const BlockHash &block_hash = chain.hashes[at];
-            const int32_t block = blocks[at];
+        holders.resize(chain.count);
+        int32_t parent = chain.parent;
+        size_t known = 0; // of the mixed ones
+        for (size_t at = 0; at < std::min(kAhead, chain.count); ++at) fetch(blocks[at]);
+        for (size_t at = 0; at < chain.count; ++at) { // the next misses beside this one's work
+            if (at + kAhead < chain.count) fetch(blocks[at + kAhead]);
+            pace.step();
+            for (const size_t last = std::min({pace.made() - chain.first, at + kAhead, chain.count}); known < last; ++known)
+                blocks_.prefetch(mixed_[known] = hashes[known].mixed());
+            const BlockHash &block_hash = hashes[at];
             int32_t found = blocks_.find(mixed_[at], [&](int32_t held) { return pool_.block_hash[held] == block_hash; });
             if (found == 0) {
-                found = block;
-                publish(block, block_hash, mixed_[at], above, parent);
+                found = blocks[at];
+                publish(found, block_hash, mixed_[at], above, parent);
                 places.push_back(static_cast<int32_t>(at));
             }
-            holders.push_back(found);
-            parent = found;
+            holders[at] = parent = found;
             above = &block_hash;
         }
     }
 
     size_t count_new(const Chain &chain) const override {
-        size_t count = 0;
-        while (count < chain.count && holder(chain.hashes[count]) == 0) ++count;
-        return count;
+        for (size_t at = 0; at < chain.count; ++at) {
+            chain.reach(at + 1);
+            if (holder(chain[at]) != 0) return at;
+        }
+        return chain.count;
     }
 
     int32_t parent(int32_t block) const override {
@@ -206,26 +232,15 @@ public:
         }
     }
 
-    void remove(const Blocks &blocks) override {
-        for (int32_t block : blocks) {
-            HashIndex::remove(block);
-            pool_.unpublish(block);
+    void remove(const Blocks &blocks, const HashList &hashes) override {
+        HashPace pace(hashes, std::min(hashes.size(), hashes.made() + blocks.size() / 3), blocks.size());
+        for (size_t at = 0; at < blocks.size(); ++at) {
+            if (at + 2 * kAhead < blocks.size()) __builtin_prefetch(&pool_.facts(blocks[at + 2 * kAhead]), 1);
+            if (at + kAhead < blocks.size()) blocks_.prefetch(pool_.facts(blocks[at + kAhead]).tag);
+            pace.step();
+            HashIndex::remove(blocks[at]);
+            pool_.unpublish(blocks[at]);
         }
-    }
-
-    /// `remove` reads the facts alone; the other two are written when a content is published next.
-    void fetch(const int32_t *blocks, size_t count) const override {
-        for (size_t at = 0; at < count; ++at) {
-            __builtin_prefetch(&pool_.facts(blocks[at]), 1);
-            __builtin_prefetch(&pool_.block_hash[blocks[at]], 1);
-            __builtin_prefetch(&parents[blocks[at]], 1);
-        }
-    }
-    void fetch_more(const int32_t *blocks, size_t count) const override {
-        for (size_t at = 0; at < count; ++at) blocks_.prefetch(pool_.facts(blocks[at]).tag);
-    }
-    void fetch(const BlockHash *hashes, size_t count) const override {
-        for (size_t at = 0; at < count; ++at) blocks_.prefetch(hashes[at].mixed());
     }
 
     void clear() override {
@@ -236,6 +251,12 @@ public:
     const IdSet &ids() const { return blocks_; }
 
 private:
+    /// What publishing writes.
+    void fetch(int32_t block) const {
+        __builtin_prefetch(&pool_.facts(block), 1);
+        fetch_name(pool_.block_hash[block]);
+        fetch_name(parents[block]);
+    }
     int32_t holder(const BlockHash &block_hash) const {
         return blocks_.find(block_hash.mixed(), [&](int32_t block) { return pool_.block_hash[block] == block_hash; });
     }
@@ -270,7 +291,7 @@ private:
     std::vector<uint64_t> mixed_; // of the hashes that are being published
 
 public:
-    std::vector<BlockHash> parents;                         // of a published block, empty at the root
+    std::vector<BlockHash, OnPages<BlockHash>> parents;                         // of a published block, empty at the root
     std::unordered_map<BlockHash, int32_t, BlockHashMix> orphans; // absent contents that have resident children
 };
 
@@ -287,14 +308,15 @@ public:
 
     explicit TrieIndex(Pool &pool) : Index(pool) { reset(); }
 
-    Blocks find(const Below &below, const BlockHash *hashes, const int32_t *tokens, size_t limit) const override {
+    Blocks find(const Chain &chain) const override {
         Blocks found;
-        int32_t node = top(below.anchor, below.block);
+        int32_t node = top(chain.anchor, chain.parent);
         uint64_t path = path_of(node);
-        for (size_t at = 0; at < limit; ++at) {
-            path = down(path, hashes[at]);
-            node = child(node, path, hashes[at]);
-            if (node == 0 || nodes[node].block == 0 || !same(node, tokens + at * width())) break;
+        for (size_t at = 0; at < chain.count; ++at) {
+            chain.reach(at + 1);
+            path = down(path, chain[at]);
+            node = child(node, path, chain[at]);
+            if (node == 0 || nodes[node].block == 0 || !same(node, chain.tokens + at * width())) break;
             found.push_back(nodes[node].block);
         }
         return found;
@@ -303,15 +325,17 @@ public:
     void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) override {
         int32_t up = top(chain.anchor, chain.parent), parent = chain.parent;
         paths_.resize(chain.count);
+        holders.reserve(chain.count);
         uint64_t path = path_of(up);
-        for (size_t at = 0; at < chain.count; ++at) { // all misses at once, not one after the other
-            paths_[at] = path = down(path, chain.hashes[at]);
-            ids_.prefetch(path);
-        }
-        fetch(blocks, chain.count);
+        chain.reach(chain.count);
+        size_t known = 0; // of the paths
         bool fresh = false; // nothing is below a node that is new
-        for (size_t at = 0; at < chain.count; ++at) {
-            const BlockHash &wanted = chain.hashes[at];
+        for (size_t at = 0; at < chain.count; ++at) { // the next misses beside this one's work
+            for (const size_t last = std::min(chain.count, at + kAhead); known < last; ++known) {
+                ids_.prefetch(paths_[known] = path = down(path, chain[known]));
+                fetch_fresh(blocks[known], known - at);
+            }
+            const BlockHash &wanted = chain[at];
             const int32_t *tokens = chain.tokens + at * width();
             int32_t node = fresh ? 0 : child(up, paths_[at], wanted);
             fresh = node == 0;
@@ -336,8 +360,9 @@ public:
         int32_t node = top(chain.anchor, chain.parent);
         uint64_t path = path_of(node);
         for (size_t at = 0; at < chain.count; ++at) {
-            path = down(path, chain.hashes[at]);
-            node = child(node, path, chain.hashes[at]);
+            chain.reach(at + 1);
+            path = down(path, chain[at]);
+            node = child(node, path, chain[at]);
             if (node == 0) break;
             if (nodes[node].block != 0 || !same(node, chain.tokens + at * width())) return at;
         }
@@ -367,24 +392,12 @@ public:
         }
     }
 
-    void remove(const Blocks &blocks) override {
-        for (int32_t block : blocks) {
-            TrieIndex::remove(block);
-            pool_.unpublish(block);
-        }
-    }
-
-    void fetch(const int32_t *blocks, size_t count) const override {
-        for (size_t at = 0; at < count; ++at) {
-            __builtin_prefetch(&pool_.facts(blocks[at]), 1);
-            __builtin_prefetch(&pool_.block_hash[blocks[at]], 1);
-        }
-    }
-    void fetch_more(const int32_t *blocks, size_t count) const override {
-        for (size_t at = 0; at < count; ++at) {
-            __builtin_prefetch(&nodes[node_of(blocks[at])], 1);
-            __builtin_prefetch(tokens_of(node_of(blocks[at])), 1);
-            ids_.prefetch(pool_.facts(blocks[at]).tag);
+    void remove(const Blocks &blocks, const HashList &) override {
+        for (size_t at = 0; at < blocks.size(); ++at) {
+            if (at + 2 * kAhead < blocks.size()) __builtin_prefetch(&pool_.facts(blocks[at + 2 * kAhead]), 1);
+            if (at + kAhead < blocks.size()) fetch(blocks[at + kAhead]);
+            TrieIndex::remove(blocks[at]);
+            pool_.unpublish(blocks[at]);
         }
     }
 
@@ -397,9 +410,23 @@ public:
     const int32_t *tokens_of(int32_t node) const { return data_.data() + static_cast<size_t>(node) * width(); }
     int32_t node_of(int32_t block) const { return pool_.facts(block).link; }
 
-    std::vector<Node> nodes;
+    std::vector<Node, OnPages<Node>> nodes;
 
 private:
+    /// What removing reads.
+    void fetch(int32_t block) const {
+        __builtin_prefetch(&nodes[node_of(block)], 1);
+        ids_.prefetch(pool_.facts(block).tag);
+    }
+    /// What publishing writes: of the block, and of the node that is new `ahead` nodes from now.
+    void fetch_fresh(int32_t block, size_t ahead) const {
+        __builtin_prefetch(&pool_.facts(block), 1);
+        fetch_name(pool_.block_hash[block]);
+        if (ahead >= unused_.size()) return;
+        const int32_t node = unused_[unused_.size() - 1 - ahead];
+        __builtin_prefetch(&nodes[node], 1);
+        __builtin_prefetch(tokens_of(node), 1);
+    }
     size_t width() const { return static_cast<size_t>(pool_.block_size); }
     int32_t top(int32_t anchor, int32_t block) const { return block != 0 ? node_of(block) : anchor; }
     uint64_t path_of(int32_t node) const { return node > 0 ? nodes[node].path : static_cast<uint64_t>(node); }
@@ -452,7 +479,7 @@ private:
     }
 
     IdSet ids_;
-    AlignedInts data_;
+    std::vector<int32_t, OnPages<int32_t>> data_;
     std::vector<int32_t> unused_;
     std::vector<uint64_t> paths_; // of the contents that are being published
 };

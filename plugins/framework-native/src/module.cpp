@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "allocator.hpp"
+#include "sha256.hpp"
 
 namespace native {
 namespace {
@@ -73,23 +74,22 @@ nb::object hashes_item(const BlockHashes &hashes, nb::handle index) {
         if (PySlice_Unpack(index.ptr(), &start, &stop, &step) < 0) throw nb::python_error();
         const Py_ssize_t count = PySlice_AdjustIndices(size, &start, &stop, step);
         nb::list out;
-        for (Py_ssize_t at = 0; at < count; ++at) out.append(bytes_of(hashes.list[start + at * step]));
+        for (Py_ssize_t at = 0; at < count; ++at) out.append(bytes_of(hashes.list.all()[start + at * step]));
         return nb::tuple(out);
     }
     auto at = nb::cast<Py_ssize_t>(index);
     if (at < 0) at += size;
     if (at < 0 || at >= size) throw nb::index_error("no such block");
-    return bytes_of(hashes.list[at]);
+    return bytes_of(hashes.list.all()[at]);
 }
 
 bool hashes_equal(const BlockHashes &hashes, nb::handle other) {
     if (nb::isinstance<BlockHashes>(other)) {
-        const HashList &theirs = nb::cast<BlockHashes &>(other).list;
-        return std::equal(hashes.list.begin(), hashes.list.end(), theirs.begin(), theirs.end());
+        return hashes.list.all() == nb::cast<BlockHashes &>(other).list.all();
     }
     if (!PySequence_Check(other.ptr()) || nb::len(other) != hashes.list.size()) return false;
     for (size_t at = 0; at < hashes.list.size(); ++at)
-        if (!bytes_of(hashes.list[at]).equal(other[at])) return false;
+        if (!bytes_of(hashes.list.all()[at]).equal(other[at])) return false;
     return true;
 }
 

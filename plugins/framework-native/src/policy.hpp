@@ -30,8 +30,6 @@ public:
     virtual bool watches() const { return true; }
     /// Append up to `count` victims and forget them, as `victim` and `evicted` would one by one.
     virtual void victims(size_t, Blocks &) {}
-    /// Up to `count` blocks that are likely to be the next victims, without asking a plugin.
-    virtual Blocks likely(size_t) const { return {}; }
 };
 
 /// framework_builtin.eviction.lru.Lru: smallest (last access, deepest first) goes first. See there for why the queue
@@ -111,15 +109,6 @@ public:
             }
             if (first.next == first.blocks.size()) queue_.pop_front();
         }
-    }
-
-    Blocks likely(size_t count) const override {
-        Blocks out;
-        out.reserve(count);
-        for (auto release = queue_.begin(); release != queue_.end() && out.size() < count; ++release)
-            for (size_t at = release->next; at < release->blocks.size() && out.size() < count; ++at)
-                if (turn_[release->blocks[at]] == release->turn) out.push_back(release->blocks[at]);
-        return out;
     }
 
 private:

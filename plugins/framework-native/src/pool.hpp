@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "block_hash.hpp"
+#include "pages.hpp"
 
 namespace native {
 
@@ -27,7 +28,7 @@ static_assert(sizeof(Facts) == 64, "one cache line a block");
 /// One fact of all blocks, indexed by block id; entry 0 is the null block's.
 template <class T> class Column {
 public:
-    Column(std::vector<Facts> &facts, T Facts::*fact) : facts_(facts.data()), fact_(fact) {}
+    Column(std::vector<Facts, OnPages<Facts>> &facts, T Facts::*fact) : facts_(facts.data()), fact_(fact) {}
     T &operator[](size_t block) const { return facts_[block].*fact_; }
     T *data() const { return &(facts_->*fact_); }
 
@@ -39,7 +40,7 @@ private:
 /// What is known of the blocks. The free set is a stack, so that the block handed out next is the one framework.paged.pool
 /// would hand out.
 class Pool {
-    std::vector<Facts> facts_;
+    std::vector<Facts, OnPages<Facts>> facts_;
 
 public:
     Pool(int32_t count, int32_t tokens)
@@ -58,7 +59,7 @@ public:
         facts_[block].published = 1;
     }
     /// Its block hash is not even read: it stays until the next one is written over it.
-    void unpublish(int32_t block) { facts_[block].published = 0; }
+    void unpublish(int32_t block) { facts_[block].published = facts_[block].candidate = 0; }
     Facts &facts(int32_t block) { return facts_[block]; }
     const Facts &facts(int32_t block) const { return facts_[block]; }
 
@@ -81,7 +82,7 @@ public:
     const Column<int64_t> admitted{facts_, &Facts::admitted}, last_access{facts_, &Facts::last_access},
         priority{facts_, &Facts::priority};
     const Column<double> next_use{facts_, &Facts::next_use};
-    std::vector<BlockHash> block_hash; // means nothing for a block that is not published
+    std::vector<BlockHash, OnPages<BlockHash>> block_hash; // means nothing for a block that is not published
 };
 
 } // namespace native

@@ -107,8 +107,8 @@ private:
     const Pool &pool_;
     size_t width_, last_ = 0;
     IdSet ids_; // of the digests; an id is a place and 1
-    std::vector<Entry, OnLines<Entry>> entries_;
-    AlignedInts tokens_;
+    std::vector<Entry, OnPages<Entry>> entries_;
+    std::vector<int32_t, OnPages<int32_t>> tokens_;
 };
 
 } // namespace native

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hash_list.hpp"
+
 namespace native {
 
 /// Names the blocks of one prompt: SHA-256(tag, parent's 32 bytes, tokens as little-endian int32), chained.
@@ -25,6 +27,23 @@ public:
 private:
     size_t token_bytes_, num_chunks_;
     uint8_t *message_;
+};
+
+/// BlockHasher as a hash scheme.
+class Sha256Hasher final : public ChainHasher {
+public:
+    explicit Sha256Hasher(size_t block_size) : hasher_(block_size) {}
+    void append(const BlockHash &root, const int32_t *tokens, size_t count, std::vector<BlockHash> &out) override {
+        const size_t before = out.size();
+        for (size_t at = 0; at < count; ++at) out.emplace_back().digest();
+        const BlockHash &parent = before > 0 ? out[before - 1] : root;
+        hasher_.chain(reinterpret_cast<const uint8_t *>(parent.data()), tokens, count, out[before].digest(), sizeof(BlockHash));
+        num_hashed += static_cast<int64_t>(count);
+    }
+    size_t digest_bytes() const override { return BlockHash::kNear; }
+
+private:
+    BlockHasher hasher_;
 };
 
 /// Whether the SHA instructions are in use.

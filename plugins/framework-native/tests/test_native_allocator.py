@@ -291,7 +291,7 @@ def test_block_hashes_are_those_of_the_sha256_scheme(size):
 
 
 def make(kind=NativeCowAllocator, **options):
-    return kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=Lru(), **options)
+    return kind(**{"num_blocks": 8, "block_size": 2, "hash": Sha256(), "eviction": Lru(), **options})
 
 
 def admitted(scheme=None):
@@ -314,6 +314,70 @@ def test_hashes_of_a_hit_stay_as_they_were_when_its_table_grows():
     assert list(hit.hashes) == known
     assert list(allocator.lookup(tokens, NS[0]).hashes)[:2] == known
     assert len(allocator._core.hashes(RequestId(1))) == 4
+
+
+@pytest.mark.parametrize("name", ["sha256", "xxh3_128"])
+def test_hashes_of_a_hit_are_of_the_tokens_that_were_looked_up(name):
+    """They are made when somebody needs them; what the caller does to the array by then changes nothing."""
+    scheme, allocator = SCHEMES[name](), make(hash=SCHEMES[name]())
+    tokens = np.arange(1, 12, dtype=np.int32)
+    expected = scheme.blocks(scheme.root(NS[0], 2), tokens, 2)
+    hit, read = allocator.lookup(tokens, NS[0]), allocator.lookup(tokens, NS[0])
+    other = np.arange(21, 32, dtype=np.int32)
+    tokens[:] = other
+    assert list(read.hashes) == expected
+    allocator.allocate(RequestInfo(id=RequestId(1), max_total_tokens=11), tokens, hit)
+    assert allocator._core.hashes(RequestId(1)) == expected
+    assert hit.hashes == read.hashes
+
+
+@pytest.mark.parametrize("name", ["sha256", "xxh3_128"])
+@pytest.mark.parametrize("change", ["commit in parts", "fork", "truncate", "promise", "free"])
+def test_hashes_that_are_yet_to_be_made_are_those_of_the_scheme_whatever_comes_first(name, change):
+    scheme, allocator = SCHEMES[name](), make(hash=SCHEMES[name]())
+    tokens, other = np.arange(1, 9, dtype=np.int32), np.array([1, 2, 3, 4, 50, 60, 70, 80], np.int32)
+    expected, branch = (scheme.blocks(scheme.root(NS[0], 2), ids, 2) for ids in (tokens, other))
+    hit, request, child = allocator.lookup(tokens, NS[0]), RequestId(1), RequestId(2)
+    allocator.allocate(RequestInfo(id=request, max_total_tokens=8), tokens, hit)
+    if change == "commit in parts":
+        for length in (3, 4, 7, 8):
+            allocator.commit(request, tokens[:length])
+            allocator.check()
+    elif change == "fork":
+        allocator.fork(request, RequestInfo(id=child, max_total_tokens=8), 4)
+        allocator.extend(child, 8)
+        allocator.commit(child, other)
+        assert allocator._core.hashes(child) == branch
+    elif change == "truncate":
+        allocator.truncate(request, 4)
+        allocator.extend(request, 8)
+        allocator.commit(request, other)
+        assert allocator._core.hashes(request) == branch
+    elif change == "promise":
+        allocator.promise(request, 6)
+        assert allocator.lookup(tokens, NS[0]).num_tokens == 6
+    else:
+        allocator.free(request)
+    allocator.check()
+    assert list(hit.hashes) == expected
+    if change not in ("truncate", "free"):
+        allocator.commit(request, tokens)
+        assert allocator._core.hashes(request) == expected
+        assert allocator.lookup(np.append(tokens, 9).astype(np.int32), NS[0]).num_tokens == 8
+    allocator.check()
+
+
+def test_a_lookup_hashes_what_it_needs_and_commit_the_rest():
+    allocator = NativeCowAllocator(num_blocks=64, block_size=2, hash=Sha256(), eviction=Lru())
+    hashed, tokens = allocator._core.hashed_blocks, np.arange(80, dtype=np.int32)
+    hit = allocator.lookup(tokens, NS[0])
+    assert hashed() < 8, "the first block is not there"
+    assert len(hit.hashes) == 40
+    allocator.allocate(RequestInfo(id=RequestId(1), max_total_tokens=80), tokens, hit)
+    allocator.commit(RequestId(1), tokens)
+    assert hashed() == 40
+    assert list(hit.hashes) == Sha256().blocks(Sha256().root(NS[0], 2), tokens, 2)
+    assert hashed() == 40, "none is made twice"
 
 
 def test_namespaces_differ_by_value_not_by_object():
