@@ -1,6 +1,6 @@
 """CPU cost of a prompt block on the conversation trace, of installed allocators and of vLLM V1 where it is installed.
 
-    python tests/bench/test_bench_conversation.py [unshared]     # interleaved in one run, CPU time, ratios with their spread
+    python tests/bench/test_bench_conversation.py [unshared]     # interleaved in one run, CPU time, ratios
 
 The trace's own prompts (Mooncake's conversation trace: 750 blocks of 16 tokens on the mean, its prefixes shared as it
 says, or with `unshared` none), one after another through a pool that is full. A prompt block is what
