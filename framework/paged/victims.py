@@ -46,10 +46,10 @@ class Victims:
             return self._gather(count)
         named = cache.policy.victims(count, cache.now)
         candidate, taken = cache.pool.candidate, 0
-        sound = [*map(type, named)].count(int) == len(named) and min(named, default=0) > 0
-        if sound and len(named) == count >= _MANY and self._are_candidates(named):
+        whole = [*map(type, named)].count(int) == len(named)
+        if whole and len(named) == count >= _MANY and self._are_candidates(named):
             return named
-        if sound:
+        if whole and min(named, default=0) > 0:
             rest = iter(named)
             try:
                 for block in rest:
@@ -63,11 +63,10 @@ class Victims:
         raise cache.policy.fault("victims", f"must name {count} distinct candidates, named {named}")
 
     def _are_candidates(self, named: list[int]) -> bool:
-        """Whether these positive numbers are distinct candidates, which they are no longer then. No: no change."""
-        pool = self._cache.pool
-        if max(named) > pool.num_blocks:
+        """Whether these integers are distinct candidates, which they are no longer then. No: nothing changed."""
+        pool, at = self._cache.pool, np.array(named)
+        if at.dtype != np.intp or at[at.argmin()] < 1 or at[at.argmax()] > pool.num_blocks:  # other: too large for C
             return False
-        at = np.array(named)
         candidate, order = np.frombuffer(pool.candidate, dtype=np.uint8), np.arange(len(at), dtype=np.int32)
         place = np.frombuffer(pool.slot, dtype=np.int32)  # of free blocks, so that of a candidate may hold anything
         if np.count_nonzero(candidate[at]) != len(at):

@@ -18,14 +18,16 @@ class Run:
         blocks: that hold them, in order.
         depth: of the first.
         above: the content directly above the first, None at the root.
+        branches: how many of its contents other runs begin below.
     """
 
-    __slots__ = ("above", "blocks", "depth")
+    __slots__ = ("above", "blocks", "branches", "depth")
 
     def __init__(self, depth: int, above: BranchPoint | None) -> None:
         self.blocks = array("i")
         self.depth = depth
         self.above = above
+        self.branches = 0
 
 
 class BranchPoint:
@@ -136,6 +138,7 @@ class RunIndex(PrefixIndex):
         if branch is not None:
             branch.block = block
             self._branches[block] = branch
+            run.branches += 1
         if self._counting:
             self._pool.children[block] = 0 if branch is None else branch.runs
             if parent:
@@ -180,6 +183,7 @@ class RunIndex(PrefixIndex):
         branch = self._branches.get(block)
         if branch is None:
             branch = self._branches[block] = BranchPoint(self._hash(block), block)
+            self._run(block).branches += 1
         return branch
 
     def parent(self, block: int) -> int:
@@ -193,7 +197,7 @@ class RunIndex(PrefixIndex):
 
     def remove(self, block: int) -> None:
         run = self._run(block)
-        if run.blocks[-1] == block and block not in self._branches:
+        if run.blocks[-1] == block and not (run.branches and block in self._branches):
             self._shorten(run, 1)
             self._run_of[block] = None
             return
@@ -205,6 +209,7 @@ class RunIndex(PrefixIndex):
         if after or block in self._branches:
             branch = self._branch_at(block)
             branch.block = 0
+            run.branches -= 1
             self._absent[branch.block_hash] = self._branches.pop(block)
         if not before:
             self._end(run)
@@ -221,6 +226,9 @@ class RunIndex(PrefixIndex):
         front, back, moved = (new, run, before) if len(before) < len(after) else (run, new, after)
         for block in moved:
             self._run_of[block] = new
+        if run.branches:
+            new.branches = len(self._branches.keys() & moved)
+            run.branches -= new.branches
         if before:
             front.blocks = before
             self._heads[self._hash(before[0])] = front
@@ -230,7 +238,7 @@ class RunIndex(PrefixIndex):
 
     def remove_all(self, blocks: Sequence[int]) -> None:
         hash_of, run_of = self._pool.block_hash, self._run_of
-        if len(blocks) == 1 or not self._branches.keys().isdisjoint(blocks):
+        if len(blocks) == 1:
             super().remove_all(blocks)
             return
         at, packed = 0, blocks if isinstance(blocks, array) else array("i", blocks)
@@ -243,9 +251,11 @@ class RunIndex(PrefixIndex):
             hash_of[block] = run_of[block] = None
 
     def _remove_tail(self, blocks: array[int], at: int) -> int:
-        """Take out as many of blocks[at:] as end a run, its last block first; returns how many."""
+        """Take out as many of blocks[at:] as end a run, up to one that others begin below; returns how many."""
         run = self._run(blocks[at])
         count = tail_length(run.blocks, blocks, at, len(run.blocks))
+        if run.branches and not self._branches.keys().isdisjoint(blocks[at : at + count]):
+            count = next(number for number in range(count) if blocks[at + number] in self._branches)
         if count:
             self._shorten(run, count)
         return count
@@ -268,6 +278,7 @@ class RunIndex(PrefixIndex):
         if above is not None:
             above.runs -= 1
             if not above.runs and above.block:
+                self._run(above.block).branches -= 1
                 del self._branches[above.block]
             elif not above.runs:
                 del self._absent[above.block_hash]
@@ -318,6 +329,9 @@ class RunIndex(PrefixIndex):
         for block_hash, branch in self._absent.items():
             if branch.block or branch.block_hash != block_hash:
                 faults.append(f"I20: the absent parent {block_hash.hex()} is in block {branch.block}")
+        for run in self._heads.values():
+            if run.branches != len(self._branches.keys() & run.blocks):
+                faults.append(f"I20: a run of {len(run.blocks)} blocks counts {run.branches} branches wrongly")
         if dict(runs) != {id(branch): branch.runs for branch in known}:
             faults.append(f"I20: {len(runs)} contents have runs below them, {len(known)} noted, absent parents too")
         return faults

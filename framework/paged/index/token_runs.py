@@ -264,10 +264,11 @@ class TokenRunIndex(PrefixIndex):
             hash_of[block] = run_of[block] = None
 
     def _remove_tail(self, blocks: array[int], at: int) -> int:
-        """Take out as many of blocks[at:] as end a run below its last branch, its last first; returns how many."""
-        run, _ = self._place(blocks[at])
-        last = max(run.branches, default=-1)
-        number = tail_length(run.blocks, blocks, at, len(run.blocks) - 1 - last)
+        """Take out as many of blocks[at:] as end a run, up to one that others begin below; returns how many."""
+        run, place = self._place(blocks[at])
+        number = tail_length(run.blocks, blocks, at, len(run.blocks))
+        if run.branches and not run.branches.keys().isdisjoint(range(place + 1 - number, place + 1)):
+            number = next(before for before in range(number) if place - before in run.branches)
         if number:
             self._shorten(run, number)
             self._trim(run)
