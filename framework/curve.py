@@ -70,6 +70,7 @@ def _run(options: argparse.Namespace) -> None:
         next(iter(trace))  # a trace without requests is that, whatever its format
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared, every hit rate is 0")
     paths = trace_paths(trace, limit=options.limit, full_blocks_only=options.full_blocks_only)
+    name = trace.path.name if options.limit is None else f"{trace.path.name}, first {paths.num_requests:,} requests"
     capacities = _capacities(options, paths)
     policies = list(dict.fromkeys(name.strip() for name in options.policies.split(",") if name.strip()))
     if not policies:
@@ -82,8 +83,8 @@ def _run(options: argparse.Namespace) -> None:
     if options.csv:
         _write_csv(Path(options.csv), points)
     if options.plot:
-        _plot(Path(options.plot), trace.path.name, points, _ceiling(paths))
-    _report(options, trace.path.name, trace.num_skipped, paths, points)
+        _plot(Path(options.plot), name, points, _ceiling(paths))
+    _report(options, name, trace.num_skipped, paths, points)
 
 
 def _capacities(options: argparse.Namespace, paths: RequestPaths) -> list[int]:
@@ -105,7 +106,7 @@ def _report(
 ) -> None:
     if options.json:
         data = {
-            "trace": name,
+            "trace": Path(options.file).name,
             "num_requests": paths.num_requests,
             "num_skipped_lines": skipped,
             "block_tokens": paths.block_tokens,

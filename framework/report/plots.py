@@ -182,21 +182,22 @@ def _best(
     study: Study, groups: dict[Key, list[tuple[float, Setting]]], keys: Sequence[str]
 ) -> tuple[dict[Key, list[tuple[float, Setting]]], int]:
     """As many series as a reader can distinguish: the baseline's, and those that lead on average."""
-    sign = -1 if study.higher_is_better else 1
-
-    def average(values: Key) -> float:
-        means = [setting.means[study.metric].value for _, setting in groups[values]]
-        return sign * sum(means) / len(means)
 
     def is_baseline(values: Key) -> bool:
         key = study.baseline_key
         return key is not None and key in keys and values[list(keys).index(key)] == study.baseline
 
-    order = sorted(groups, key=average)
+    order = sorted(groups, key=lambda values: _average(study, [setting for _, setting in groups[values]]))
     kept = order[:MOST_SERIES]
     if len(order) > MOST_SERIES and not any(map(is_baseline, kept)):
         kept = [*kept[:-1], *[values for values in order if is_baseline(values)][:1]]
     return {values: groups[values] for values in kept}, len(groups) - len(kept)
+
+
+def _average(study: Study, settings: Sequence[Setting]) -> float:
+    """Of the ranked metric, the best lowest; 0 where no setting has it."""
+    means = [setting.means[study.metric].value for setting in settings if study.metric in setting.means]
+    return (-1 if study.higher_is_better else 1) * sum(means) / max(1, len(means))
 
 
 def _dots(study: Study) -> Plot:
@@ -231,7 +232,7 @@ def _tradeoff(study: Study) -> Iterator[Plot]:
     order = sorted(groups, key=lambda values: -max(setting.means[throughput].value for setting in groups[values]))
     xs, ys = (columns.column(key, [s.means[key].value for s in points]) for key in (throughput, latency))
     lines = []
-    for values in order[:MOST_SERIES]:
+    for values in sorted(order[:MOST_SERIES], key=lambda values: _average(study, groups[values])):  # the curves' order
         along = sorted(groups[values], key=lambda setting: setting.means[throughput].value)
         lines.append(
             curve.Line(

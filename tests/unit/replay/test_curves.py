@@ -12,6 +12,7 @@ from replay_helpers import random_requests, workload
 
 from framework.curve import main
 from framework.errors import ConfigError
+from framework.figures import curve as figures
 from framework.replay.curves import capacity_blocks, hit_curves
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest, write_trace
@@ -85,6 +86,21 @@ def test_the_command_writes_table_csv_json_and_picture(
     assert len(rows) == len(data["points"]) == 2 * len({p["num_blocks"] for p in data["points"]})
     assert all(0 < point["hit_rate"] < 1 for point in data["points"])
     assert Path(out["png"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_part_of_a_trace_is_called_that(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    draw = figures.draw
+    monkeypatch.setattr(figures, "draw", lambda *lines, title, **words: titles.append(title) or draw(*lines, **words))
+    words = [str(trace), "--policies", "lru", "--capacities", "5", "--jobs", "1", "--plot", str(tmp_path / "a.svg")]
+    assert main([*words, "--limit", "3", "--json", str(tmp_path / "a.json")]) == 0
+    part = f"{trace.name}, first 3 requests"
+    assert capsys.readouterr().out.startswith(f"{part}: ")
+    assert json.loads((tmp_path / "a.json").read_text())["trace"] == trace.name
+    assert main(words) == 0
+    assert titles == [part, trace.name]
 
 
 @pytest.mark.parametrize(
