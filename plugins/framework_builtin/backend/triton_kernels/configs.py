@@ -56,6 +56,8 @@ class ArchConfig:
             the first whose tile divides the page. Larger tiles than `prefill`'s fit, as no register holds an address.
         halve_when_biased: prefill takes half as many context tokens a tile, at least 16, under a soft cap or ALiBi,
             whose arithmetic would spill.
+        biased_registers: `max_registers` of prefill under a soft cap or ALiBi, by (kind, padded head dim): where ptxas
+            would spill to fit one more program on a multiprocessor.
     """
 
     target: tuple[str, int | str, int]
@@ -67,6 +69,7 @@ class ArchConfig:
     chunks_per_sm: int = 1
     min_split_tokens: int = 256
     halve_when_biased: bool = False
+    biased_registers: dict[tuple[str, int], int] = field(default_factory=dict)
     tma: dict[int, tuple[PrefillConfig, ...]] = field(default_factory=dict)
 
 
@@ -145,7 +148,11 @@ ARCHS: dict[str, ArchConfig] = {
         target=("cuda", 80, 32),
         shared_bytes=99 * _KIB,  # the chip has 163; 8.6, 8.9 and 12.x, which share the row, have 99
         native_fp8=False,
-        decode=_DECODE | {("half", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, max_m=32)},
+        decode=_DECODE
+        | {
+            ("half", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, max_m=32),
+            ("float", 256): DecodeConfig(block_n=16, num_warps=8, num_stages=2),
+        },
         prefill=_PREFILL
         | {
             ("half", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
@@ -155,6 +162,7 @@ ARCHS: dict[str, ArchConfig] = {
             ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=3),
         },
         halve_when_biased=True,
+        biased_registers={("fp8", 64): 255, ("fp8", 256): 255, ("float", 64): 128},
     ),
     "sm_90": ArchConfig(
         target=("cuda", 90, 32),
@@ -226,11 +234,18 @@ def decode_tiles(arch: ArchConfig, spec: AttentionSpec) -> DecodeConfig:
 def prefill_tiles(arch: ArchConfig, spec: AttentionSpec) -> PrefillConfig:
     """The tiles of a spec's chunks that are not loaded by tensor descriptors."""
     dim = padded_dim(spec.head_dim)
-    return (
-        arch.prefill[(kind_of(spec.dtype, spec.kv_dtype), dim)]
-        if is_aligned(spec.head_dim)
-        else _UNALIGNED_PREFILL[dim]
-    )
+    if not is_aligned(spec.head_dim):
+        return _UNALIGNED_PREFILL[dim]
+    key = (kind_of(spec.dtype, spec.kv_dtype), dim)
+    config = arch.prefill[key]
+    if is_biased(spec) and key in arch.biased_registers:
+        return replace(config, max_registers=arch.biased_registers[key])
+    return config
+
+
+def is_biased(spec: AttentionSpec) -> bool:
+    """Whether scores are changed one by one before the softmax, which takes registers."""
+    return spec.soft_cap is not None or spec.alibi
 
 
 def padded_dim(head_dim: int) -> int:

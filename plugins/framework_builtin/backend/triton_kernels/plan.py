@@ -11,6 +11,7 @@ from framework_builtin.backend.triton_kernels.configs import (
     ArchConfig,
     PrefillConfig,
     decode_tiles,
+    is_biased,
     kind_of,
     padded_dim,
     prefill_tiles,
@@ -104,8 +105,8 @@ def prefill_shape(
         )
     if arch is not None:
         dim, config = padded_dim(spec.head_dim), prefill_tiles(arch, spec)
-        biased = arch.halve_when_biased and (spec.soft_cap is not None or spec.alibi)
-        tokens = max(config.block_n // 2, 16) if biased else config.block_n
+        halved = arch.halve_when_biased and is_biased(spec)
+        tokens = max(config.block_n // 2, 16) if halved else config.block_n
         return Shape(
             m=config.block_m,
             n=tokens,
