@@ -48,8 +48,8 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
         return _not_a_name(overrides)
     if several := re.search(r"Ambiguous value for argument '(.*?)' 1\. ", text):
         return ConfigError(
-            f"{several[1][:120]}: several values are a sweep, run it with -m; a list is written [A,B], and one value "
-            "with a comma in quotes within quotes"
+            f"{several[1][:120]}: several values are a sweep, run it with -m (--multirun); a list is written [A,B], "
+            "and one value with a comma in quotes within quotes"
         )
     if index := re.search(r"cannot set (.*): (list index out of range|Index '.*' .* is not an int)", text):
         return ConfigError(f"{index[1][:120]}: the list has no such entry; set it whole, as in KEY=[ENTRY, ENTRY]")

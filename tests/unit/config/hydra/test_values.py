@@ -114,7 +114,7 @@ def test_an_option_of_any_component_says_what_it_must_be() -> None:
         ("tiers.0.num_blocks=1", r"tiers\.0\.num_blocks=1: the list has no such entry; set it whole"),
         ("cache={num_blocks: x}", "cache.num_blocks must be int or null, found 'x'"),
         ("kernel.lengths={}", r"kernel\.lengths must be a list of Literal\['uniform', 'ragged'\], found \{\}"),
-        ("seed=1,2", r"seed=1,2: several values are a sweep, run it with -m; a list is written \[A,B\]"),
+        ("seed=1,2", r"seed=1,2: several values are a sweep, run it with -m \(--multirun\); a list is written \[A,B\]"),
         ("allocator.watermark=[1]", r"allocator\.watermark must be float, found \[1\]"),
     ],
 )
