@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from framework.engine.arrivals import idle, let_in
 from framework.engine.beam import BeamGroup
 from framework.engine.change import Change
 from framework.engine.executors.base import Executor, Step
@@ -288,7 +289,7 @@ class Engine:
     def _step(self) -> None:
         state, executor = self.state, self.executor
         start = executor.now()
-        self._let_in(start)
+        let_in(state, start, virtual_clock=self._virtual_clock)
         state.step_number += 1
         executor.begin_step(state.step_number)
         try:
@@ -302,7 +303,7 @@ class Engine:
         if step is None:
             # Where a request failed or was preempted just now, the next step finds room; nobody is stuck yet.
             if before == (len(state.requests), state.num_preemptions):
-                self._idle()
+                idle(state, self.life)
             return
         if self._log is not None:
             self._log_step(self._log, step)
@@ -342,51 +343,6 @@ class Engine:
     def _log_step(self, log: Log, step: Step) -> None:
         ids = [self.state.rows.sequence(int(row)).id for row in step.rows]
         log("step", step=step.number, sequences=ids, new=step.num_new.tolist())
-
-    def _let_in(self, now: float) -> None:
-        arrivals = self.state.arrivals
-        while arrivals and (arrivals[0][0] <= now or arrivals[0][2].status.ended):
-            request = heapq.heappop(arrivals)[2]
-            if request.status.ended:
-                continue
-            request.arrival_step = self.state.step_number
-            request.arrival = request.arrival_s if self._virtual_clock else float(request.arrival_step)
-            # Numbered on arrival, so that a trace fed as it goes and one queued at once count alike.
-            request.sequences[0].id = self.state.take_id()
-            if request.group is not None:
-                self.state.groups.append(request.group)
-            self.state.waiting.push(request.sequences[0])
-            self.state.note("arrive", request.sequences[0])
-
-    def _idle(self) -> None:
-        """Nothing to compute: wait for the next arrival, or end what can never go on."""
-        stuck = self.state.waiting.peek()
-        active = self.state.rows.active()
-        if self.state.tiers is not None and self.state.tiers.busy:
-            self.state.tiers.wait(self.state.arrivals[0][0] if self.state.arrivals else None)
-            return
-        if stuck is None and not len(active):
-            if self.state.arrivals:
-                self.executor.wait_until(self.state.arrivals[0][0])
-            return
-        last = self.state.rows.sequence(int(active[-1])) if len(active) else None
-        if last is not None and stuck is not None and stuck.request is not last.request:
-            self.life.preempt(last)
-            return
-        seq = stuck if stuck is not None else last
-        if seq is not None:
-            try:
-                stats = self.state.guarded.stats()
-            except FrameworkError as error:
-                self.life.fail(seq, error)
-                return
-            self.life.drop(seq.request)
-            self.life.end(
-                seq.request,
-                Status.FAILED,
-                f"needs room for {len(seq.tokens)} tokens, has {stats.free_blocks} free + {stats.cached_blocks} "
-                f"evictable of {stats.num_blocks} blocks and nothing else runs; raise cache.num_blocks",
-            )
 
     def _inject_preemption(self) -> None:
         """Preempt the newest row, unless its request is the only one running: that would never end."""
