@@ -32,7 +32,7 @@ class NativeAllocator(Allocator):
     Any hash scheme and any eviction policy works; `sha256`, `xxh3_128` and `lru` as the framework ships them run in C++
     too, with the same block hashes and the same victims. A policy passed in is then never called, not even `attach`.
 
-    Costs: about 0.14 microseconds a prompt block from lookup to commit, a quarter of it SHA-256; under 200 bytes a
+    Costs: about 0.1 microseconds a prompt block from lookup to commit, most of it SHA-256; under 200 bytes a
     block of capacity, and 37 a block of a live table. Args and errors: framework.paged.allocator.PagedAllocator.
     """
 

@@ -152,6 +152,9 @@ public:
 protected:
     static constexpr size_t kAhead = 8; // blocks whose memory is fetched before their turn
 
+    void fetch_facts(const Blocks &blocks, size_t at) const {
+        if (at < blocks.size()) __builtin_prefetch(&pool_.facts(blocks[at]), 1);
+    }
     /// To be written; it may lie on two lines.
     static void fetch_name(const BlockHash &name) {
         const auto *at = reinterpret_cast<const char *>(&name);
@@ -182,7 +185,7 @@ public:
     void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) override {
         const BlockHash *hashes = chain.begin(), *above = chain.parent != 0 ? &pool_.block_hash[chain.parent] : nullptr;
         HashPace pace(chain.hashes, chain.first + chain.count, chain.count);
-        mixed_.resize(chain.count);
+        uint64_t mixed[kAhead]; // of the next hashes, in a ring
         holders.resize(chain.count);
         int32_t parent = chain.parent;
         size_t known = 0; // of the mixed ones
@@ -191,12 +194,12 @@ public:
             if (at + kAhead < chain.count) fetch(blocks[at + kAhead]);
             pace.step();
             for (const size_t last = std::min({pace.made() - chain.first, at + kAhead, chain.count}); known < last; ++known)
-                blocks_.prefetch(mixed_[known] = hashes[known].mixed());
+                blocks_.prefetch(mixed[known % kAhead] = hashes[known].mixed());
             const BlockHash &block_hash = hashes[at];
-            int32_t found = blocks_.find(mixed_[at], [&](int32_t held) { return pool_.block_hash[held] == block_hash; });
+            int32_t found = blocks_.find(mixed[at % kAhead], [&](int32_t held) { return pool_.block_hash[held] == block_hash; });
             if (found == 0) {
                 found = blocks[at];
-                publish(found, block_hash, mixed_[at], above, parent);
+                publish(found, block_hash, mixed[at % kAhead], above, parent);
                 places.push_back(static_cast<int32_t>(at));
             }
             holders[at] = parent = found;
@@ -234,8 +237,8 @@ public:
 
     void remove(const Blocks &blocks, const HashList &hashes) override {
         HashPace pace(hashes, std::min(hashes.size(), hashes.made() + blocks.size() / 3), blocks.size());
-        for (size_t at = 0; at < blocks.size(); ++at) {
-            if (at + 2 * kAhead < blocks.size()) __builtin_prefetch(&pool_.facts(blocks[at + 2 * kAhead]), 1);
+        for (size_t at = 0; at < blocks.size(); ++at) { // to fetch for the first ones would wait before hashing begins
+            fetch_facts(blocks, at + 2 * kAhead);
             if (at + kAhead < blocks.size()) blocks_.prefetch(pool_.facts(blocks[at + kAhead]).tag);
             pace.step();
             HashIndex::remove(blocks[at]);
@@ -288,7 +291,6 @@ private:
     }
 
     IdSet blocks_;
-    std::vector<uint64_t> mixed_; // of the hashes that are being published
 
 public:
     std::vector<BlockHash, OnPages<BlockHash>> parents;                         // of a published block, empty at the root
@@ -393,8 +395,10 @@ public:
     }
 
     void remove(const Blocks &blocks, const HashList &) override {
+        for (size_t at = 0; at < 2 * kAhead; ++at) fetch_facts(blocks, at);
+        for (size_t at = 0; at < std::min(kAhead, blocks.size()); ++at) fetch(blocks[at]);
         for (size_t at = 0; at < blocks.size(); ++at) {
-            if (at + 2 * kAhead < blocks.size()) __builtin_prefetch(&pool_.facts(blocks[at + 2 * kAhead]), 1);
+            fetch_facts(blocks, at + 2 * kAhead);
             if (at + kAhead < blocks.size()) fetch(blocks[at + kAhead]);
             TrieIndex::remove(blocks[at]);
             pool_.unpublish(blocks[at]);
