@@ -11,27 +11,25 @@ from framework.config.check import checked_tiers
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
-from framework.engine.executors.build import largest_step_bytes, make_executor, require_graphs, require_writes_first
+from framework.engine.executors.build import largest_step_bytes, require_graphs, require_writes_first
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.kv_scales import require_scales
 from framework.engine.limits import LengthWarning, longest_sequence, pool_blocks, shortened
-from framework.engine.pool import KVPool
 from framework.engine.prompts import is_one_prompt, one_each
 from framework.engine.request import Request
 from framework.engine.streaming import RequestStream, abandon
 from framework.engine.text import StopTexts, StopWatch, add_texts
 from framework.engine.tiers.records import MakeTiers
-from framework.engine.tiers.setup import require_tiers, served_tiers
+from framework.engine.tiers.setup import require_one_rank, tier_maker
 from framework.engine.warm_up import Limits, warm_up
-from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
+from framework.errors import EngineInterrupted, InvalidArgument
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.kv_events.stream import EventStream
-from framework.model.loading import LoadedModel, load_model, read_model_config
-from framework.model.shard import Shard
+from framework.model.loading import LoadedModel
 from framework.model.tokenizer import encode
-from framework.parallel.spread import spread_over
+from framework.parallel.serving import load_served, serving_executor
 from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
@@ -109,42 +107,28 @@ class LLM:
         options = engine or EngineOptions()
         require_no_foresight(eviction)
         self._tiering, self._tiers = tiering, checked_tiers(tiers)
-        if self._tiers and options.tensor_parallel_size > 1:
-            raise ConfigError(
-                "tiers below the pool of a model over several ranks are not supported: each rank holds a part of every "
-                "block; set engine.tensor_parallel_size=1 or leave tiers out"
-            )
+        require_one_rank(self._tiers, options.tensor_parallel_size)
         self.device, self.seed = default_device(device), seed
         chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
         require_graphs(options, self.backend, self.device)
         require_writes_first(options, self.backend)
         self._owns_model = not isinstance(model, LoadedModel)
-        self._kv_scales = kv_scales
-        self.model = self._load(model, dtype, kv_dtype, block_size, layout, options)
+        self.model = load_served(
+            model, self.backend, device=self.device, dtype=dtype, kv_dtype=kv_dtype, kv_scales=kv_scales,
+            block_size=block_size, layout=layout, options=options,
+        )  # fmt: skip
         try:
             require_scales(kv_scales, kv_dtype, self.model.config)
-            own = str(self.model.decoder.dtype).removeprefix("torch.")
-            shape = self.model.decoder.shard.config(self.model.config)
-            self.spec = attention_spec(shape, own, block_size, layout, kv_dtype)
-            self.kv_dtype = self.spec.kv_dtype or own
-            require_backend(self.backend, self.spec, self.device)
-            self.num_blocks = pool_blocks(
-                num_blocks, memory_fraction, device=self.device, ranks=self.model.ranks, block_size=block_size,
-                num_layers=self.model.config.num_layers, num_kv_heads=self.spec.num_kv_heads,
-                head_dim=self.spec.head_dim, dtype=self.kv_dtype, needed=lambda: self._largest_step_bytes(options),
-            )  # fmt: skip
-            stored = own if self.kv_dtype == own else f"{own}/{self.kv_dtype}"
-            self.namespace = Namespace(model=f"{self.model.name}/{stored}")
-            self.max_model_len, advice = longest_sequence(
-                options.max_model_len, positions=self.model.config.max_position_embeddings,
-                num_blocks=self.num_blocks, block_size=block_size, model=self.model.name,
-            )  # fmt: skip
-            if said := shortened(options.max_model_len, self.max_model_len, advice):
-                warnings.warn(said, LengthWarning, stacklevel=2)
+            self._settle_spec(block_size, layout, kv_dtype)
+            advice = self._settle_sizes(num_blocks, memory_fraction, options)
             self._components, self._kv_events = (allocator, eviction, hash), kv_events
             built = self._build_allocator()
-            executor = self._make_executor(chosen, options, poison)
+            executor, own = serving_executor(
+                self.model, self.backend, self.spec, chosen=chosen, seed=seed, device=self.device, options=options,
+                num_blocks=self.num_blocks, max_len=self.max_model_len, poison=poison, kv_scales=kv_scales,
+            )  # fmt: skip
+            self.pool, self.backends = own.pool, own.by_layer
             self.recorder = RecordingExecutor(executor) if record else None
             self.executor: Executor = self.recorder or executor
             self.engine = self._make_engine(built, options, advice, log)
@@ -152,6 +136,32 @@ class LLM:
         except BaseException:
             self.close()
             raise
+
+    def _settle_spec(self, block_size: int, layout: str, kv_dtype: str | None) -> None:
+        """What attention computes, of one rank's heads, and the namespace of blocks that hold its K and V."""
+        own = str(self.model.decoder.dtype).removeprefix("torch.")
+        shape = self.model.decoder.shard.config(self.model.config)
+        self.spec = attention_spec(shape, own, block_size, layout, kv_dtype)
+        self.kv_dtype = self.spec.kv_dtype or own
+        require_backend(self.backend, self.spec, self.device)
+        stored = own if self.kv_dtype == own else f"{own}/{self.kv_dtype}"
+        self.namespace = Namespace(model=f"{self.model.name}/{stored}")
+
+    def _settle_sizes(self, num_blocks: int | None, memory_fraction: float | None, options: EngineOptions) -> str:
+        """The pool's blocks and the longest sequence; returns what to change where that is too short."""
+        config, block_size = self.model.config, self.spec.block_size
+        self.num_blocks = pool_blocks(
+            num_blocks, memory_fraction, device=self.device, ranks=self.model.ranks, block_size=block_size,
+            num_layers=config.num_layers, num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim, dtype=self.kv_dtype, needed=lambda: self._largest_step_bytes(options),
+        )  # fmt: skip
+        self.max_model_len, advice = longest_sequence(
+            options.max_model_len, positions=config.max_position_embeddings,
+            num_blocks=self.num_blocks, block_size=block_size, model=self.model.name,
+        )  # fmt: skip
+        if said := shortened(options.max_model_len, self.max_model_len, advice):
+            warnings.warn(said, LengthWarning, stacklevel=3)
+        return advice
 
     def _largest_step_bytes(self, options: EngineOptions) -> int:
         positions = self.model.config.max_position_embeddings
@@ -197,12 +207,7 @@ class LLM:
             self.executor,
             max_model_len=self.max_model_len,
             length_advice=advice,
-            max_batch_tokens=options.max_batch_tokens,
-            max_batch_requests=options.max_batch_requests,
-            chunk_size=options.chunk_size,
-            share_within_step=options.share_within_step,
-            scheduling=options.scheduling,
-            preempt_every=options.preempt_every,
+            **options.batching(),
             eos_token_ids=tokenizer.eos_token_ids,
             vocab_size=self.model.config.vocab_size,
             window=self.model.config.window_of_all_layers,
@@ -214,68 +219,11 @@ class LLM:
         )
 
     def _tier_maker(self, allocator: Allocator, copy_steps: int | None) -> MakeTiers:
-        """What makes the tiers, now and after each reset.
-
-        Raises:
-            ConfigError: blocks cannot be found by their hash alone.
-        """
-        from framework.engine.block_bytes import block_format, pool_bytes
-        from framework.model.loading import fingerprint
-
-        scheme = type(require_tiers(allocator, self._components[2], self.seed))
-        name = f"{scheme.__module__}.{scheme.__qualname__}"
-        format = block_format(self.pool, fingerprint(self.model.decoder), name)
-        shared = {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
-        bytes_of = pool_bytes(self.pool)
-        return lambda: served_tiers(self._tiers, self._tiering, shared, bytes_of, format, self.executor.now, copy_steps)
-
-    def _load(
-        self,
-        model: str | LoadedModel,
-        dtype: str | None,
-        kv_dtype: str | None,
-        block_size: int,
-        layout: str,
-        options: EngineOptions,
-    ) -> LoadedModel:
-        """The model, after its shape alone has shown that the backend can serve it."""
-        size = options.tensor_parallel_size
-        if isinstance(model, LoadedModel):
-            held = model.decoder.shard.size
-            if held != size:
-                raise ConfigError(
-                    f"engine.tensor_parallel_size is {size}, the model was loaded over {held} ranks; "
-                    f"load it with load_model(..., spread=spread_over({size})), or give its name"
-                )
-            return model
-        whole = read_model_config(model)
-        require_scales(self._kv_scales, kv_dtype, whole)
-        shape = Shard(0, size).config(whole)
-        own = dtype if dtype not in (None, "auto") else shape.dtype
-        require_backend(self.backend, attention_spec(shape, str(own), block_size, layout, kv_dtype), self.device)
-        spread = spread_over(size, timeout_s=options.collective_timeout_s)
-        return load_model(model, dtype=dtype, device=self.device, spread=spread)
-
-    def _make_executor(self, backend: Component, options: EngineOptions, poison: bool) -> Executor:
-        """This process's executor, which leads those of the other ranks if there are any."""
-        facts: dict[str, Any] = {
-            "num_blocks": self.num_blocks, "max_len": self.max_model_len, "options": options, "poison": poison,
-            "kv_scales": self._kv_scales,
-        }  # fmt: skip
-        ranks, decoder = self.model.ranks, self.model.decoder
-        if ranks is None:
-            executor = make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
-            self.pool: KVPool = executor.pool
-            self.backends = executor.by_layer
-            return executor
-        ranks.post("serve", backend=backend, spec=self.spec, seed=self.seed, **facts)
-        with ranks.in_step():
-            executor = make_executor(decoder, self.backend, self.spec, device=self.device, **facts)
-            self.pool, self.backends = executor.pool, executor.by_layer
-            ranks.answers()
-        from framework.parallel.leader import LeaderExecutor
-
-        return LeaderExecutor(executor, ranks)
+        """What makes the tiers, now and after each reset."""
+        return tier_maker(
+            self._tiers, self._tiering, allocator, self._components[2], self.pool, self.model.decoder,
+            self.executor.now, copy_steps, max_model_len=self.max_model_len, seed=self.seed,
+        )  # fmt: skip
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -360,16 +308,8 @@ class LLM:
         requests: list[Request] = []
         try:
             for ids, one, importance, who, talk, space in zip(encoded, *each, strict=True):
-                requests.append(
-                    self.engine.submit(
-                        ids,
-                        one or Sampling(),
-                        priority=importance,
-                        tenant=who,
-                        session=talk,
-                        namespace=self._namespace(space),
-                    )
-                )
+                own, facts = one or Sampling(), {"priority": importance, "tenant": who, "session": talk}
+                requests.append(self.engine.submit(ids, own, **facts, namespace=self._namespace(space)))
             self.drain(progress=progress)
         except BaseException:
             abandon(self.engine, requests)
@@ -427,19 +367,8 @@ class LLM:
         `cached_blocks` and `used_blocks`, which sum to `num_blocks`; `kv_bytes`.
         """
         state = self.engine.state
-        blocks = state.guarded.stats()
-        return {
-            **state.metrics.summary(state),
-            **self.executor.summary(),
-            "running": state.rows.num_active,
-            "waiting": len(state.waiting),
-            "unfinished": len(state.requests),
-            "num_blocks": blocks.num_blocks,
-            "free_blocks": blocks.free_blocks,
-            "cached_blocks": blocks.cached_blocks,
-            "used_blocks": blocks.used_blocks,
-            "kv_bytes": self.kv_bytes,
-        }
+        served = state.metrics.summary(state) | self.executor.summary()
+        return served | state.holdings() | {"kv_bytes": self.kv_bytes}
 
     def _recover(self) -> None:
         if self.engine.interrupted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from framework.config.setting import Section, setting
 from framework.errors import ConfigError
@@ -97,6 +97,11 @@ class EngineOptions(Section):
     collective_timeout_s: float = setting(
         300.0, "seconds a rank may keep the others waiting before the run fails", at_least=1, at_most=10**9
     )
+
+    def batching(self) -> dict[str, Any]:
+        """What `Engine` takes by these settings' names, in a serve run and in a replay alike."""
+        names = ("max_batch_tokens", "max_batch_requests", "chunk_size", "share_within_step", "scheduling")
+        return {name: getattr(self, name) for name in (*names, "preempt_every")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,19 @@ class EngineState:
         self.last_id += 1
         return RequestId(self.last_id)
 
+    def holdings(self) -> dict[str, Any]:
+        """Requests and blocks by what is done with them now."""
+        blocks = self.guarded.stats()
+        return {
+            "running": self.rows.num_active,
+            "waiting": len(self.waiting),
+            "unfinished": len(self.requests),
+            "num_blocks": blocks.num_blocks,
+            "free_blocks": blocks.free_blocks,
+            "cached_blocks": blocks.cached_blocks,
+            "used_blocks": blocks.used_blocks,
+        }
+
     def note(self, event: str, seq: Sequence, **facts: Any) -> None:
         """One line of the scheduling log: no wall clock, no object ids."""
         if self.log is not None:

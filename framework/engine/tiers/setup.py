@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.engine.tiers.records import TierSetup
+from framework.engine.tiers.records import MakeTiers, TierSetup
 from framework.errors import ConfigError, FrameworkError
 from framework.guard.store import GuardedStore
 from framework.interfaces.allocator import Allocator
@@ -19,8 +19,25 @@ from framework.tiers.links import Link, LinkTransfers
 from framework.tiers.worker import PoolBytes, WorkerTransfers
 from framework.types import ROOT_NAMESPACE, BlockHash
 
+if TYPE_CHECKING:
+    from framework.engine.pool import KVPool
+    from framework.model.decoder import Decoder
+
 TierEntry = Mapping[str, Any]
 """An entry of `tiers`, checked: store, eviction, num_blocks, and the model of its link."""
+
+
+def require_one_rank(tiers: Sequence[TierEntry], num_ranks: int) -> None:
+    """Raise if there are tiers below the pool of a model over several ranks.
+
+    Raises:
+        ConfigError: there are.
+    """
+    if tiers and num_ranks > 1:
+        raise ConfigError(
+            "tiers below the pool of a model over several ranks are not supported: each rank holds a part of every "
+            "block; set engine.tensor_parallel_size=1 or leave tiers out"
+        )
 
 
 def require_tiers(allocator: Allocator, hash: Component, seed: int) -> HashScheme:
@@ -167,3 +184,31 @@ def link_of(entry: TierEntry) -> Link:
         write_operation_s=entry.get("write_operation_s"),
         duplex=bool(entry.get("duplex", True)),
     )
+
+
+def tier_maker(
+    tiers: Sequence[TierEntry],
+    tiering: Component,
+    allocator: Allocator,
+    hash: Component,
+    pool: KVPool,
+    decoder: Decoder,
+    now: Callable[[], float],
+    copy_steps: int | None,
+    *,
+    max_model_len: int,
+    seed: int,
+) -> MakeTiers:
+    """What makes the tiers of a serve run, at first and after each reset. `copy_steps` as in `served_tiers`.
+
+    Raises:
+        ConfigError: blocks cannot be found by their hash alone.
+    """
+    from framework.engine.block_bytes import block_format, pool_bytes
+    from framework.model.loading import fingerprint
+
+    scheme = type(require_tiers(allocator, hash, seed))
+    format = block_format(pool, fingerprint(decoder), f"{scheme.__module__}.{scheme.__qualname__}")
+    shared = {"block_size": allocator.block_size, "max_model_len": max_model_len, "seed": seed}
+    bytes_of = pool_bytes(pool)
+    return lambda: served_tiers(tiers, tiering, shared, bytes_of, format, now, copy_steps)
