@@ -282,3 +282,13 @@ def test_an_earlier_run_s_rows_do_not_stay(tmp_path: Any, monkeypatch: Any) -> N
     kernel(tmp_path, Simulated, monkeypatch, prefill=[])
     assert len(read_jsonl(tmp_path / "run" / "kernel.jsonl")) == 3
     assert not (tmp_path / "run" / "roofline.png").exists(), "of another backend's times"
+
+
+def test_the_last_level_cache_is_the_largest_that_the_machine_names(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(benches, "Path", lambda folder: tmp_path)
+    assert benches.last_level_cache_bytes("cpu") == 32 * 2**20, "it names none"
+    for index, size in enumerate(("32K", "16M", "1024")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert benches.last_level_cache_bytes("cpu") == 16 * 2**20
