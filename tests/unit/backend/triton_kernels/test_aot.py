@@ -260,7 +260,7 @@ def test_launches_of_any_batch_compile_no_further_kernel() -> None:
         "rows = {'decode': [1, 2, 7, 16, 33, 64], 'chunk': [1, 2, 3, 16]}\n"
         "for context in (17, 600, 4000, 4096):\n"
         "    for kind, counts in rows.items():\n"
-        "        for count in counts:\n"
+        "        for count in (count for count in counts if count * context < 70_000):\n"
         "            queries = (1,) * count if kind == 'decode' else (min(context, 16 + count),) * count\n"
         "            problem = build_problem(Case(spec, (context,) * count, queries))\n"
         "            out = torch.empty_like(problem.q)\n"
