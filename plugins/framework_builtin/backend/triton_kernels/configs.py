@@ -151,6 +151,7 @@ ARCHS: dict[str, ArchConfig] = {
         decode=_DECODE
         | {
             ("half", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, max_m=32),
+            ("float", 64): DecodeConfig(block_n=16, num_warps=8, num_stages=2),  # 32: head dim 48, pages of 3 spill
             ("float", 256): DecodeConfig(block_n=16, num_warps=8, num_stages=2),
         },
         prefill=_PREFILL
@@ -204,6 +205,7 @@ ARCHS: dict[str, ArchConfig] = {
         native_fp8=False,
         decode=_DECODE | {("int8", 256): DecodeConfig(block_n=16, num_warps=4, num_stages=2, max_m=16)},
         prefill=_AMD_PREFILL,
+        halve_when_biased=True,
     ),
 }
 """Shipped configurations. Each compiles without a spill; `resources.json` beside this file has the numbers."""
