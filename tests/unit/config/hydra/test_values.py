@@ -63,10 +63,14 @@ def test_a_section_or_setting_of_another_type_says_what_it_must_be(section: str,
         assert f"{section} must be a mapping, found " in refusal(f"{section}={value.replace('@', '')}")
     else:
         assert refusal(f"{section}={value}").startswith(f"unknown key '{section}.a'; keys: ")
+    asked: set[str] = set()
     for field in fields(cls):
         text = "str" in str(field.type)
         if value == WRONG["scalar"] and text and "tuple" not in str(field.type):
             continue
+        if value != WRONG["mapping"] and str(field.type) in asked:
+            continue  # a mapping is given to every setting, the others once to each type
+        asked.add(str(field.type))
         said = refusal(f"{section}.{field.name}={value.replace('@', '')}")
         assert re.match(rf"{section}\.{field.name}(\[0\])? must be ", said), said
         assert ", found " in said, said
@@ -84,7 +88,7 @@ def test_a_setting_of_the_top_says_what_it_must_be(key: str) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("value", ["{a: 1}", "[]", "[1]", "[lru]", "[a,b]", "[{a: 1}]", "[[1]]", "5", "null"])
 def test_a_component_is_chosen_by_its_name(group: str, value: str) -> None:
-    for sign in ("", "+"):
+    for sign in ("", "+") if value == "[lru]" else ("",):
         said = refusal(f"{sign}{group}={value}")
         assert f"the {group} is chosen by its name, set {group}=NAME" in said, said
         assert f"{group}={value}" in said, said
