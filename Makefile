@@ -1,40 +1,65 @@
-# Short names for the commands of README.md and CONTRIBUTING.md. The virtual environment must be active.
-.PHONY: setup test test-all lint format docs bench bench-save bench-compare gpu engines engines-own ci clean
+# `make run` and `make test` set up what is missing in .venv, on a machine with Python 3.10 to 3.13 and nothing activated.
+# The other targets take their tools from the same environment; VENV=FOLDER names another one.
+.PHONY: run test test-all lint format docs bench bench-save bench-compare gpu engines engines-own ci clean
 
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+PIP := $(PYTHON) -m pip --disable-pip-version-check install --quiet
 # The name of this machine's benchmark baseline.
 BASELINE ?= $(shell hostname)
 
-setup:
-	python -m pip install --no-deps 'torch>=2.6,<2.14' --index-url https://download.pytorch.org/whl/cpu
-	python -m pip install -e '.[test,lint]'
+run: $(VENV)/installed
+	$(PYTHON) -m framework.run $(ARGS)
 
-test:
-	python -m pytest -n 3
+test: $(VENV)/installed-test
+	$(PYTHON) -m pytest -n 3 $(ARGS)
 
-test-all:
-	python -m pytest -n 3 -m "slow or not slow"
+# Where there is no NVIDIA GPU, PyTorch's own index has a build without CUDA, a few hundred megabytes instead of gigabytes.
+# It is asked for torch alone: with a second index beside it every other package could come from either.
+$(VENV)/installed: pyproject.toml
+	@echo "setting up $(VENV), which takes some minutes"
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || python3 -m venv $(VENV)
+	@if [ "$$(uname)" = Linux ] && ! nvidia-smi -L >/dev/null 2>&1 && ! $(PYTHON) -m pip show -qq torch 2>/dev/null; then \
+		$(PIP) --no-deps --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu \
+			"$$(sed -n 's/^ *"\(torch>=[^"]*\)",$$/\1/p' pyproject.toml)" >/dev/null 2>&1 \
+		|| echo "PyTorch's index of builds without CUDA cannot be reached; torch comes from PyPI"; \
+	fi
+	@$(PIP) -e .
+	@touch $@
 
-lint:
-	ruff format --check .
-	ruff check .
-	mypy
-	lint-imports
+$(VENV)/installed-test: $(VENV)/installed
+	@$(PIP) -e '.[test]'
+	@touch $@
 
-format:
-	ruff format .
-	ruff check --fix .
+$(VENV)/installed-lint: $(VENV)/installed
+	@$(PIP) -e '.[lint,docs]'
+	@touch $@
 
-bench:
-	python -m pytest tests/bench --benchmark-only --benchmark-disable-gc
+test-all: $(VENV)/installed-test
+	$(PYTHON) -m pytest -n 3 -m "slow or not slow"
 
-bench-save:
-	python tests/bench/baseline.py save $(BASELINE)
+lint: $(VENV)/installed-lint
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(PYTHON) -m mypy
+	$(VENV)/bin/lint-imports
 
-bench-compare:
-	python tests/bench/baseline.py compare $(BASELINE)
+format: $(VENV)/installed-lint
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
 
+bench: $(VENV)/installed-test
+	$(PYTHON) -m pytest tests/bench --benchmark-only --benchmark-disable-gc
+
+bench-save: $(VENV)/installed-test
+	$(PYTHON) tests/bench/baseline.py save $(BASELINE)
+
+bench-compare: $(VENV)/installed-test
+	$(PYTHON) tests/bench/baseline.py compare $(BASELINE)
+
+# Needs Python 3.11 or later, torch, triton and numpy only, so it uses the python3 of the GPU machine.
 gpu:
-	python experiments/gpu/run.py
+	python3 experiments/gpu/run.py
 
 # The real engines on a CPU: a virtual environment over this one with their packages alone, and the tests in it.
 engines: .engines/ready
@@ -42,9 +67,9 @@ engines: .engines/ready
 		.engines/bin/python -m pytest -n 0 -W ignore tests/engines tests/unit/export/test_vllm_connector.py \
 		tests/unit/export/test_real_engines.py
 
-.engines/ready: tests/engines/requirements.txt
-	python -m venv .engines
-	python -c 'import site; print("\n".join(f"import site; site.addsitedir({p!r})" for p in site.getsitepackages()))' \
+.engines/ready: tests/engines/requirements.txt | $(VENV)/installed-test
+	$(PYTHON) -m venv .engines
+	$(PYTHON) -c 'import site; print("\n".join(f"import site; site.addsitedir({p!r})" for p in site.getsitepackages()))' \
 		> "$$(.engines/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
 	.engines/bin/python -m pip install --no-deps -r tests/engines/requirements.txt
 	touch $@
@@ -67,8 +92,8 @@ engines-own: .engines/ready .engines/vllm-tests
 ci:
 	.ci/run
 
-docs:
-	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
+docs: $(VENV)/installed-lint
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
