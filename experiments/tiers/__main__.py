@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor
 
 from experiments.shared import parse, publish, save, trace_path, write_provenance, write_rows
 from experiments.tiers.cells import (
-    CORE,
     LINKS,
     OPERATION_S,
     TRACES,
@@ -50,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, own in found.items():
         write_rows(options.out / f"{name}.csv", own)
     assumed = {"links_bytes_per_s": LINKS, "timed_links_bytes_per_s": TIMED_LINKS, "operation_s": OPERATION_S}
-    counted = {"replay_core": CORE or "python"}
-    write_provenance(options, [trace_path(TRACES[trace]) for trace in traces], assumed=assumed, **counted)
+    write_provenance(options, [trace_path(TRACES[trace]) for trace in traces], assumed=assumed)
     tables = {"rules": rule_table(rows), "values": value_table(rows, loads), "sizes": size_table(sizes)}
     publish(options, {**tables, "timed": timed_table(timed), "load-or-recompute": load_table(loads)})
     for (trace, pool), ending in DRAWN.items():

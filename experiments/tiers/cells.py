@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 
 from experiments.shared import AGENTIC, CONVERSATION, digest, kept, trace_path
-from framework import registry
-from framework.interfaces.replay_counts import TieredReplayCounts
 from framework.registry.components import build_component
-from framework.replay.cores import count_over_tiers
 from framework.replay.path_cache import trace_paths
 from framework.replay.paths import RequestPaths
+from framework.replay.reference import replay
 from framework.replay.result import CacheOnlyResult
 from framework.replay.roofline import Roofline
 from framework.replay.stack import lru_curve, reuse_distances
 from framework.replay.tier_optimum import shares_of_best, tier_optima
-from framework.replay.tiers import TierSpec
+from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.workload.trace_file import TraceFile
 from framework_builtin.eviction.lru import Lru
 
@@ -46,9 +44,6 @@ WORTH_TOKENS = 8_192
 SHAPES = ("llama-3.1-8b", "llama-3.1-70b")
 CONTEXTS = (512, 2_048, 8_192, 32_768, 131_072)
 OPERATION_S = 100e-6  # a load's fixed time: SGLang's simulated storage
-
-CORE = "native" if "native" in registry.names("allocator") else None
-"""The allocator whose core counts; the framework's own counts the same integers, a hundred times slower."""
 
 Rows = list[dict[str, Any]]
 Cell = tuple[str, str, int, int]
@@ -93,10 +88,10 @@ def size_rows(trace: str) -> Rows:
     return rows
 
 
-def _replayed(paths: RequestPaths, rule: str, pool: int, host: int) -> tuple[CacheOnlyResult, TieredReplayCounts]:
+def _replayed(paths: RequestPaths, rule: str, pool: int, host: int) -> tuple[CacheOnlyResult, ReplayTiers]:
     """LRU in the pool and in the host tier."""
-    below, made = [TierSpec(host, Lru())], build_component("tiering", RULES[rule], {})
-    return count_over_tiers(CORE, paths, Lru(), pool, below, made)[1:]
+    below = ReplayTiers(paths, [TierSpec(host, Lru())], build_component("tiering", RULES[rule], {}))
+    return replay(paths, Lru(), pool, below=below), below
 
 
 def rule_row(cell: Cell) -> dict[str, Any]:
@@ -113,8 +108,8 @@ def rule_row(cell: Cell) -> dict[str, Any]:
         "host_blocks": host,
         "pool_hit_blocks": hits[0],
         "host_hit_blocks": hits[1],
-        "stored_blocks": tiers.tiers[0].stored,
-        "unread_blocks": tiers.tiers[0].unread,
+        "stored_blocks": tiers.lower.tiers[0].counts.stored,
+        "unread_blocks": tiers.lower.tiers[0].num_unread,
         "prompt_blocks": paths.num_references,
         "hit_rate_tokens": found.hit_rate,
         "best_pool_hit_blocks": best[0],

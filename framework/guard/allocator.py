@@ -16,8 +16,6 @@ from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.json_lines import Column, LineField
-from framework.interfaces.replay_counts import TieredReplayCounts
-from framework.interfaces.tiering import Tiering
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 _CONTRACT = (OutOfBlocks, InvariantViolation, PluginError)
@@ -296,19 +294,6 @@ class GuardedAllocator(Allocator):
     @classmethod
     def read_json_lines(cls, content: bytes, fields: Sequence[LineField]) -> tuple[Column, ...] | None:
         """Nobody's, as `replay_references`: `guard.json_lines` guards it."""
-        return None
-
-    @classmethod
-    def replay_tiers(
-        cls,
-        paths: ReferencePaths,
-        policies: Sequence[EvictionPolicy],
-        num_blocks: Sequence[int],
-        rule: Tiering,
-        *,
-        leaf_first: bool = False,
-    ) -> TieredReplayCounts | None:
-        """Nobody's, as `replay_references`: `replay_cores.count_tiers` guards it."""
         return None
 
 

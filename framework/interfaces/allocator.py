@@ -14,8 +14,6 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.json_lines import Column, LineField
 from framework.interfaces.replay_counts import ReferencePaths as ReferencePaths
 from framework.interfaces.replay_counts import ReplayCounts as ReplayCounts
-from framework.interfaces.replay_counts import TieredReplayCounts
-from framework.interfaces.tiering import Tiering
 from framework.types import BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 
@@ -317,28 +315,5 @@ class Allocator(ABC):
 
         Returns:
             One column a field, in their order; see LineField.
-        """
-        return None
-
-    @classmethod
-    def replay_tiers(
-        cls,
-        paths: ReferencePaths,
-        policies: Sequence[EvictionPolicy],
-        num_blocks: Sequence[int],
-        rule: Tiering,
-        *,
-        leaf_first: bool = False,
-    ) -> TieredReplayCounts | None:
-        """As `replay_references`, over a pool and the tiers below it: `executor=cache_only` with tiers asks here first.
-
-        Optional. Counts are those of `framework.replay.reference.replay` over `framework.replay.tiers.ReplayTiers`.
-
-        Args:
-            policies, num_blocks: of each tier, the pool first. No policy of the pool has `bypass`.
-            rule: fresh, as the policies are.
-
-        Raises:
-            InvalidArgument: any of `num_blocks` below 1.
         """
         return None

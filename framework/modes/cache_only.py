@@ -14,16 +14,16 @@ from framework.files.memo import remembered
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.replay_counts import TieredReplayCounts
 from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
-from framework.replay.cores import PYTHON, count, count_over_tiers
+from framework.replay.cores import PYTHON, count
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
+from framework.replay.reference import replay
 from framework.replay.result import CacheOnlyResult
 from framework.replay.tier_optimum import shares_of_best, tier_optima
-from framework.replay.tiers import TierSpec, tier_results
+from framework.replay.tiers import ReplayTiers, TierSpec
 
 OPTIMUM_RULES = (
     "exact: one atomic access a request, only prompts cached, content may be declined; pinned: the request at hand "
@@ -69,12 +69,11 @@ def cache_only(session: Session) -> dict[str, Any]:
 
     def work() -> None:
         began = time.perf_counter()
-        leaf_first, tiers = options.leaf_first, None
+        leaf_first, tiers, core = options.leaf_first, None, PYTHON
         if rule is not None:
-            core, counts, tiers = count_over_tiers(
-                chosen, paths, policy, num_blocks, below, rule, leaf_first=leaf_first
-            )
-            measured.update(tier_results(below, tiers, block_bytes(options, config.cache)))
+            tiers = ReplayTiers(paths, below, rule)
+            counts = replay(paths, policy, num_blocks, leaf_first=leaf_first, below=tiers)
+            measured.update(tiers.results(block_bytes(options, config.cache)))
         else:
             core, counts = count(chosen, paths, policy, num_blocks, leaf_first=leaf_first)
         measured.update(reported({"eviction": GuardedPolicy(policy)}))
@@ -126,7 +125,7 @@ def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
 
 
 def _log_requests(
-    session: Session, paths: RequestPaths, counts: CacheOnlyResult, tiers: TieredReplayCounts | None = None
+    session: Session, paths: RequestPaths, counts: CacheOnlyResult, tiers: ReplayTiers | None = None
 ) -> None:
     """`requests.jsonl`: what each request asked for and hit."""
     assert paths.known is not None
@@ -143,8 +142,8 @@ def _log_requests(
         "hit_blocks": counts.request_hits.tolist(),
     }
     if tiers is not None:
-        for number in range(1, tiers.tier_hits.shape[1]):
-            columns[f"tier{number}_blocks"] = tiers.tier_hits[:, number].tolist()
+        for number, hits in enumerate(tiers.tier_hits.T[1:], start=1):
+            columns[f"tier{number}_blocks"] = hits.tolist()
     for row in zip(*columns.values(), strict=True):
         session.run.log_request(dict(zip(columns, row, strict=True)))
 
@@ -154,7 +153,7 @@ def _against_optima(
     paths: RequestPaths,
     counts: CacheOnlyResult,
     sizes: Sequence[int],
-    tiers: TieredReplayCounts | None,
+    tiers: ReplayTiers | None,
 ) -> dict[str, Any]:
     """The optima of these capacities, the pool's first, remembered beside the runs, and the gaps to them."""
     config = session.config

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from framework import registry
 from framework.guard.json_lines import read_lines
-from framework.guard.replay_cores import count_references, count_tiers, has_core
+from framework.guard.replay_cores import count_references, has_core
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.json_lines import LineReader
-from framework.interfaces.replay_counts import TieredReplayCounts
-from framework.interfaces.tiering import Tiering
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
 from framework.replay.result import CacheOnlyResult, summarise
-from framework.replay.tiers import ReplayTiers, TierSpec
 
 PYTHON = "python"
 
@@ -46,37 +41,6 @@ def count(
             return name, summarise(paths, found.request_hits, found.admitted, found.evictions)
         _say_declined(name, type(policy).__name__)
     return PYTHON, replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
-
-
-def count_over_tiers(
-    allocator: Any,
-    paths: RequestPaths,
-    policy: EvictionPolicy,
-    num_blocks: int,
-    below: Sequence[TierSpec],
-    rule: Tiering,
-    *,
-    leaf_first: bool = False,
-) -> tuple[str, CacheOnlyResult, TieredReplayCounts]:
-    """`count` of a pool with tiers below it: who counted, hits of all tiers with the pool's moves, and hits by tier.
-
-    Raises:
-        InvalidArgument: a tier of no blocks.
-        PluginError: the core, the rule or a policy broke its contract.
-    """
-    name, kind = _chosen(allocator)
-    if kind is not None and (has_core(kind, "replay_tiers") or has_core(kind, "replay_references")):
-        policies, sizes = [policy, *(spec.policy for spec in below)], [num_blocks, *(spec.num_blocks for spec in below)]
-        found = None
-        if has_core(kind, "replay_tiers"):
-            found = count_tiers(kind, paths, policies, sizes, rule, leaf_first=leaf_first)
-        if found is not None:
-            hits = found.tier_hits.sum(axis=1, dtype=np.int32)
-            return name, summarise(paths, hits, int(found.admitted), int(found.evictions)), found
-        _say_declined(name, f"{type(rule).__name__} over {', '.join(type(policy).__name__ for policy in policies)}")
-    tiers = ReplayTiers(paths, below, rule)
-    result = replay(paths, policy, num_blocks, leaf_first=leaf_first, below=tiers)
-    return PYTHON, result, tiers.counted(result)
 
 
 def line_reader(allocator: Any) -> LineReader | None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.replay_counts import TieredReplayCounts
 from framework.interfaces.tiering import Tiering
 from framework.replay.paths import RequestPaths
 from framework.tiers.movement import LowerTiers
-from framework.tiers.tier import Tier, tier_facts
+from framework.tiers.tier import Tier
 from framework.types import UNKNOWN_REQUEST, BlockHash, RequestFacts
 
 
@@ -24,15 +24,6 @@ class TierSpec:
 
     num_blocks: int
     policy: EvictionPolicy
-
-
-class PoolCounts(Protocol):
-    """Blocks that entered and left the pool: a `CacheOnlyResult`."""
-
-    @property
-    def admitted(self) -> int: ...
-    @property
-    def evictions(self) -> int: ...
 
 
 class NodeContents:
@@ -150,25 +141,14 @@ class ReplayTiers:
         """The request is over."""
         self.lower.end(self._now)
 
-    def counted(self, pool: PoolCounts) -> TieredReplayCounts:
-        """What the replay counted; `pool` is its result."""
-        width = len(self.lower.tiers) + 1
-        return TieredReplayCounts(
-            tier_hits=np.array(self.request_hits, dtype=np.int32).reshape(-1, width),
-            pool_hit_tokens=self.pool_hit_tokens,
-            admitted=pool.admitted,
-            evictions=pool.evictions,
-            tiers=tuple(tier.counted() for tier in self.lower.tiers),
-        )
+    @property
+    def tier_hits(self) -> npt.NDArray[np.int32]:
+        """(R, T): `request_hits` as an array, the pool being tier 0 of T."""
+        return np.array(self.request_hits, dtype=np.int32).reshape(-1, len(self.lower.tiers) + 1)
 
-
-def tier_results(specs: Sequence[TierSpec], counts: TieredReplayCounts, block_bytes: int) -> dict[str, int]:
-    """What `result.json` says of the tiers, `block_bytes` each block."""
-    measured = {
-        "tier0_hit_blocks": int(counts.tier_hits[:, 0].sum(dtype=np.int64)),
-        "tier0_hit_tokens": int(counts.pool_hit_tokens),
-    }
-    for number, (spec, tier) in enumerate(zip(specs, counts.tiers, strict=True), start=1):
-        facts = tier_facts(spec.num_blocks, tier, block_bytes)
-        measured |= {f"tier{number}_{key}": int(value) for key, value in facts.items()}
-    return measured
+    def results(self, block_bytes: int) -> dict[str, int]:
+        """What `result.json` says of the tiers, `block_bytes` each block."""
+        measured = {"tier0_hit_blocks": self.pool_hits, "tier0_hit_tokens": self.pool_hit_tokens}
+        for tier in self.lower.tiers:
+            measured |= {f"tier{tier.number}_{key}": value for key, value in tier.facts(block_bytes).items()}
+        return measured

@@ -36,10 +36,7 @@ from framework.testing.promises import (
     check_unknown_tokens_cannot_be_promised,
     check_what_fits_is_given,
 )
-from framework.testing.replay_core import (
-    check_a_replay_core_counts_as_the_reference,
-    check_a_replay_core_counts_tiers_as_the_reference,
-)
+from framework.testing.replay_core import check_a_replay_core_counts_as_the_reference
 from framework.testing.subjects import PLAIN, SALTED, Make, collides_often, driver_of, fresh, info, traits_of
 from framework.types import Namespace, as_tokens
 
@@ -373,7 +370,6 @@ allocator_checks = (
     check_facts_are_plain,
     check_listening_ends,
     check_a_replay_core_counts_as_the_reference,
-    check_a_replay_core_counts_tiers_as_the_reference,
     check_json_lines_are_read_as_json,
     check_a_bad_policy_is_named_and_contained,
     check_a_failing_policy_leaves_sound_metadata,

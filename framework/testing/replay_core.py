@@ -1,9 +1,8 @@
-"""Checks that an allocator's own cores for cache-only replays count as the reference does."""
+"""Check that an allocator's own core for cache-only replays counts as the reference does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple
 from functools import partial
 from random import Random
 from typing import Any
@@ -15,12 +14,9 @@ from framework.errors import FrameworkError
 from framework.guard.replay_cores import has_core
 from framework.interfaces.allocator import Allocator, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.replay_counts import TieredReplayCounts
-from framework.interfaces.tiering import Tiering
 from framework.interfaces.workload import WorkloadRequest
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
-from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.testing.driver import Violation
 from framework.testing.oracles.eviction import SlowLru
 from framework.testing.subjects import Make, fresh
@@ -37,46 +33,6 @@ def check_a_replay_core_counts_as_the_reference(make: Make) -> None:
             requests, size = _requests(draw), draw.choice((1, 2, 3, 5, 8, 13))
             if not _compare(kind, requests, policy, size, {"leaf_first": seed % 3 == 1, "bypass": seed % 4 == 2}):
                 break
-
-
-def check_a_replay_core_counts_tiers_as_the_reference(make: Make) -> None:
-    """With `replay_tiers`: hits by request and tier, and all counts of each tier, for all rules and policies taken."""
-    kind = type(fresh(make, 4, 2))
-    if not has_core(kind, "replay_tiers"):
-        return
-    for rule in _rules():
-        for policy in _policies():
-            for seed in range(4):
-                draw = Random(seed)
-                requests, num_tiers = _requests(draw), draw.choice((2, 2, 3))
-                sizes = [draw.choice((1, 2, 3, 5, 8, 13)) for _ in range(num_tiers)]
-                if not _compare_tiers(kind, requests, rule, policy, sizes, leaf_first=seed % 3 == 1):
-                    break
-
-
-def _compare_tiers(
-    kind: type[Allocator],
-    requests: list[list[int]],
-    rule: Callable[[], Tiering],
-    policy: Callable[..., EvictionPolicy],
-    sizes: list[int],
-    *,
-    leaf_first: bool,
-) -> bool:
-    """Whether the core takes this rule with this policy in every tier."""
-    paths, made = paths_of(requests), [policy(num_blocks=size) for size in sizes]
-    found = kind.replay_tiers(paths, made, sizes, rule(), leaf_first=leaf_first)
-    if found is None:
-        return False
-    below = ReplayTiers(paths, [TierSpec(size, policy(num_blocks=size)) for size in sizes[1:]], rule())
-    wanted = below.counted(replay(paths, policy(num_blocks=sizes[0]), sizes[0], leaf_first=leaf_first, below=below))
-    if _tiers_shown(found) != _tiers_shown(wanted):
-        what = f"{type(rule()).__name__} over {type(made[0]).__name__} in tiers of {sizes} blocks"
-        raise Violation(
-            f"{kind.__name__}.replay_tiers counts {what}, leaf_first={leaf_first}, otherwise than the reference:\n"
-            f"found {_tiers_shown(found)}\nmeant {_tiers_shown(wanted)}\nrequests {requests}"
-        )
-    return True
 
 
 def _compare(
@@ -125,23 +81,6 @@ def _requests(draw: Random) -> list[list[int]]:
 
 def _shown(counts: ReplayCounts) -> tuple[Any, ...]:
     return [int(hits) for hits in counts.request_hits], int(counts.admitted), int(counts.evictions)
-
-
-def _tiers_shown(counts: TieredReplayCounts) -> tuple[Any, ...]:
-    pool = (int(counts.pool_hit_tokens), int(counts.admitted), int(counts.evictions))
-    return np.asarray(counts.tier_hits).tolist(), pool, [astuple(tier) for tier in counts.tiers]
-
-
-def _rules() -> list[Callable[[], Tiering]]:
-    """Every installed rule that can be made without options."""
-    found: list[Callable[[], Tiering]] = []
-    for name in registry.names("tiering"):
-        try:
-            registry.build("tiering", name, {}, {})
-        except FrameworkError:
-            continue
-        found.append(partial(registry.build, "tiering", name, {}, {}))
-    return found
 
 
 def _policies() -> list[Callable[..., EvictionPolicy]]:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from framework.errors import InvalidArgument
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
-from framework.interfaces.replay_counts import TierCounts
 from framework.types import BlockHash, BlockId, RequestFacts
 
 Key = Any
@@ -229,11 +228,20 @@ class Tier:
         """Blocks stored that were never a hit: those evicted so, and those still here."""
         return self.counts.unread + len(self._unread)
 
-    def counted(self) -> TierCounts:
-        """What happened so far, as a replay over tiers reports it."""
-        at = self.counts
-        own = (at.hits, at.hit_tokens, at.stored, at.read, at.evicted, at.dropped, at.refused)
-        return TierCounts(*own, unread=self.num_unread, peak=at.peak)
+    def facts(self, block_bytes: int) -> dict[str, int]:
+        """What happened so far, as results name it."""
+        counts = self.counts
+        return {
+            "num_blocks": self.num_blocks,
+            "hit_blocks": counts.hits,
+            "hit_tokens": counts.hit_tokens,
+            "bytes_in": counts.stored * block_bytes,
+            "bytes_out": counts.read * block_bytes,
+            "evictions": counts.evicted,
+            "unread_blocks": self.num_unread,
+            "refused_blocks": counts.refused,
+            "peak_blocks": counts.peak,
+        }
 
     def check(self) -> None:
         """Raise AssertionError where the blocks do not add up."""
@@ -268,21 +276,6 @@ class Tier:
         self._children[parent] -= 1
         if not self._children[parent]:
             del self._children[parent]
-
-
-def tier_facts(num_blocks: int, counts: TierCounts, block_bytes: int) -> dict[str, int]:
-    """Counts of one tier of `num_blocks`, as results name them."""
-    return {
-        "num_blocks": num_blocks,
-        "hit_blocks": counts.hits,
-        "hit_tokens": counts.hit_tokens,
-        "bytes_in": counts.stored * block_bytes,
-        "bytes_out": counts.read * block_bytes,
-        "evictions": counts.evicted,
-        "unread_blocks": counts.unread,
-        "refused_blocks": counts.refused,
-        "peak_blocks": counts.peak,
-    }
 
 
 @dataclass(frozen=True, slots=True)

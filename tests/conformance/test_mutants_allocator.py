@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,14 +12,12 @@ from framework import registry
 from framework.errors import OutOfBlocks, PluginError
 from framework.interfaces.allocator import AllocatorStats, Hit, ReplayCounts
 from framework.replay.reference import replay
-from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.testing import allocator as kit
 from framework.testing.driver import Violation
 from framework.testing.json_lines import slowly
 from framework.testing.oracles.allocator import Row, SlowAllocator
 from framework.testing.oracles.eviction import SlowLru
 from framework.types import BlockCopy, BlockId, TableChange
-from framework_builtin.tiering.on_eviction import OnEviction
 
 
 class Sound(SlowAllocator):
@@ -480,27 +477,6 @@ class IgnoresBypass(Sound):
         return ReplayCounts(request_hits=found.request_hits, admitted=found.admitted, evictions=found.evictions)
 
 
-class TakesEveryRuleForOne(Sound):
-    """A core of tiers that stores on eviction, whatever the rule says."""
-
-    @classmethod
-    def replay_tiers(cls, paths, policies, num_blocks, rule, *, leaf_first=False):
-        specs = [TierSpec(size, policy) for size, policy in zip(num_blocks[1:], policies[1:], strict=True)]
-        below = ReplayTiers(paths, specs, OnEviction())
-        return below.counted(replay(paths, policies[0], num_blocks[0], leaf_first=leaf_first, below=below))
-
-
-class CountsReadsForRequestsOnly(Sound):
-    """A core of tiers that forgets what is read to be stored in the next tier."""
-
-    @classmethod
-    def replay_tiers(cls, paths, policies, num_blocks, rule, *, leaf_first=False):
-        specs = [TierSpec(size, policy) for size, policy in zip(num_blocks[1:], policies[1:], strict=True)]
-        below = ReplayTiers(paths, specs, rule)
-        found = below.counted(replay(paths, policies[0], num_blocks[0], leaf_first=leaf_first, below=below))
-        return replace(found, tiers=tuple(replace(tier, read=tier.hits) for tier in found.tiers))
-
-
 class ReadsTheFirstOfTwoLines(Sound):
     """A reader of JSON lines that takes what stands first and is silent about the rest."""
 
@@ -683,8 +659,6 @@ MUTANTS = {
     TrustsNames: kit.check_a_bad_hash_is_named_and_contained,
     CountsEvictionsOfAnotherOrder: kit.check_a_replay_core_counts_as_the_reference,
     IgnoresBypass: kit.check_a_replay_core_counts_as_the_reference,
-    TakesEveryRuleForOne: kit.check_a_replay_core_counts_tiers_as_the_reference,
-    CountsReadsForRequestsOnly: kit.check_a_replay_core_counts_tiers_as_the_reference,
     ReadsTheFirstOfTwoLines: kit.check_json_lines_are_read_as_json,
     TakesNumbersOutOfBounds: kit.check_json_lines_are_read_as_json,
     TakesTheLastOfTwoKeys: kit.check_json_lines_are_read_as_json,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import InvariantViolation
-from framework.tiers.tier import tier_facts
 
 if TYPE_CHECKING:
     from framework.engine.tiers.engine_tiers import EngineTiers
@@ -55,7 +54,7 @@ def tier_summary(tiers: EngineTiers) -> dict[str, Any]:
         "load_wait_s": tiers.load_wait_s,
     }
     for tier, loads, stores in zip(at.lower.tiers, tiers.failed_loads, at.failed_stores, strict=True):
-        facts = {**tier_facts(tier.num_blocks, tier.counted(), size), "failed_loads": loads, "failed_stores": stores}
+        facts = {**tier.facts(size), "failed_loads": loads, "failed_stores": stores}
         measured |= {f"tier{tier.number}_{key}": value for key, value in facts.items()}
     measured |= {"tier_failure": at.first_failure} if at.first_failure else {}
     measured |= {"tiers_off": at.off} if at.off else {}

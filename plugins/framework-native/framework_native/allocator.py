@@ -13,8 +13,6 @@ from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.interfaces.json_lines import Column, LineField
-from framework.interfaces.replay_counts import TieredReplayCounts
-from framework.interfaces.tiering import Tiering
 from framework.paged.guard import GuardedHash, GuardedPolicy
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import num_tokens_of
@@ -23,7 +21,6 @@ from framework.types import Namespace, RequestFacts, RequestId, RequestInfo, Tab
 from framework_native._core import Core, json_lines
 from framework_native.audit import faults
 from framework_native.replay import replay_references
-from framework_native.tiers import replay_tiers
 
 
 class NativeAllocator(Allocator):
@@ -148,18 +145,6 @@ class NativeAllocator(Allocator):
     def read_json_lines(cls, content: bytes, fields: Sequence[LineField]) -> tuple[Column, ...] | None:
         found: tuple[Column, ...] | None = json_lines(content, fields)
         return found
-
-    @classmethod
-    def replay_tiers(
-        cls,
-        paths: ReferencePaths,
-        policies: Sequence[EvictionPolicy],
-        num_blocks: Sequence[int],
-        rule: Tiering,
-        *,
-        leaf_first: bool = False,
-    ) -> TieredReplayCounts | None:
-        return replay_tiers(paths, policies, num_blocks, rule, leaf_first=leaf_first)
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         requests, facts = self._requests, self._facts.get(request)

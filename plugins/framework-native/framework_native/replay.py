@@ -11,7 +11,6 @@ import numpy as np
 from framework.errors import InvalidArgument
 from framework.interfaces.allocator import ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
-from framework_native import hazard
 from framework_native._core import replay
 
 _Parameters = Callable[[Any], tuple[float, ...]]
@@ -26,8 +25,7 @@ def _counted(limit: int) -> float:
     return min(limit, 2**53)
 
 
-MOST_BLOCKS = 2**62
-
+_MOST_BLOCKS = 2**62
 _TWINS: Mapping[str, tuple[str, _Parameters]] = MappingProxyType(
     {
         "framework_builtin.eviction.lru:Lru": ("lru", _none),
@@ -49,35 +47,23 @@ _TWINS: Mapping[str, tuple[str, _Parameters]] = MappingProxyType(
 """Exactly these classes, no subclass of them: its name in C++, and its constructor's parameters in order."""
 
 
-def named(policy: EvictionPolicy) -> tuple[str, tuple[float, ...]] | None:
-    """The policy's name in C++ and its constructor's parameters; None where it has no twin."""
-    kind = type(policy)
-    twin = _TWINS.get(f"{kind.__module__}:{kind.__qualname__}")
-    return None if twin is None else (twin[0], twin[1](policy))
-
-
 def replay_references(
     paths: ReferencePaths, policy: EvictionPolicy, num_blocks: int, *, leaf_first: bool = False, bypass: bool = False
 ) -> ReplayCounts | None:
     """See Allocator.replay_references. None for policies that have no twin in C++, and for capacities beyond 64 bits.
 
-    10 to 100 ns a reference by policy, for hazard and hinted see `framework_native.hazard`; about 120 bytes a block of
-    capacity for lru, 4 a node of the trace. Lets go of the GIL.
+    10 to 100 ns a reference by policy; about 120 bytes a block of capacity for lru, 4 a node of the trace. Lets go of
+    the GIL.
     """
     if num_blocks < 1:
         raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
-    twin = named(policy)
-    if twin is None or num_blocks > MOST_BLOCKS:
-        counted = None if bypass else hazard.count(paths, policy, num_blocks, leaf_first=leaf_first)
-        return (
-            None
-            if counted is None
-            else ReplayCounts(request_hits=counted[0], admitted=counted[1], evictions=counted[2])
-        )
-    name, parameters = twin
+    twin = _TWINS.get(f"{type(policy).__module__}:{type(policy).__qualname__}")
+    if twin is None or num_blocks > _MOST_BLOCKS:
+        return None
+    name, parameters_of = twin
     hits, admitted, evictions = replay(
         name,
-        parameters,
+        parameters_of(policy),
         nodes=np.ascontiguousarray(paths.nodes, dtype=np.int32),
         starts=np.ascontiguousarray(paths.starts, dtype=np.int64),
         parents=np.ascontiguousarray(paths.parents, dtype=np.int32),

@@ -34,20 +34,10 @@ struct Counts {
     int64_t admitted = 0, evictions = 0;
 };
 
-/// What lies below a pool without tiers: nothing, and it costs nothing.
-struct NoTiers {
-    static constexpr bool kAny = false;
-    size_t begin(uint32_t, const int32_t *, const std::vector<int32_t> &, size_t hits) { return hits; }
-    void evicted(int32_t) {}
-    void settle(const int32_t *, const std::vector<int32_t> &) {}
-    void end() {}
-};
-
-/// `Below` is asked as framework.replay.tiers.ReplayTiers is; `begin` answers the request's hits in all tiers.
-template <class Policy, class Below = NoTiers> class Replay {
+template <class Policy> class Replay {
 public:
-    Replay(const Paths &paths, Switches switches, Residents &residents, Policy policy, Below below = {})
-        : paths_(paths), to_(switches), residents_(residents), policy_(std::move(policy)), below_(std::move(below)), block_of_(paths.num_nodes),
+    Replay(const Paths &paths, Switches switches, Residents &residents, Policy policy)
+        : paths_(paths), to_(switches), residents_(residents), policy_(std::move(policy)), block_of_(paths.num_nodes),
           children_(to_.leaf_first ? paths.num_nodes + 1 : 0), aside_(to_.leaf_first ? residents.rows() : 0) {
         for (size_t block = residents.rows(); --block > 0;) free_.push_back(static_cast<int32_t>(block));
         blocks_.reserve(paths.longest);
@@ -61,15 +51,13 @@ public:
             const auto length = static_cast<size_t>(paths_.starts[request + 1] - paths_.starts[request]);
             now_ = static_cast<uint32_t>(request) + 1;
             const size_t found = look_up(path, length);
-            counts_.hits.push_back(static_cast<int32_t>(below_.begin(now_, path, blocks_, hits_)));
+            counts_.hits.push_back(static_cast<int32_t>(hits_));
             if (found > 0) touch();
             if (found < length) admit(path, length, found);
-            if (Below::kAny) below_.settle(path, blocks_);
             if (paths_.next != nullptr) foresee(paths_.next + paths_.starts[request], length);
             for (size_t depth = length; depth-- > 0;)
                 if (blocks_[depth] != 0) policy_.release(blocks_[depth]);
             if (to_.bypass) evict(resident_ - to_.num_blocks);
-            if (Below::kAny) below_.end();
         }
         return std::move(counts_);
     }
@@ -158,7 +146,6 @@ private:
                 --counts_.admitted;
             } else {
                 ++counts_.evictions;
-                if (Below::kAny) below_.evicted(node);
             }
         }
     }
@@ -191,7 +178,6 @@ private:
     const Switches to_;
     Residents &residents_;
     Policy policy_;
-    Below below_;
     std::vector<int32_t> block_of_, children_;
     std::vector<uint8_t> aside_;
     std::vector<int32_t> free_, blocks_, fresh_;

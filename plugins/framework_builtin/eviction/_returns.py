@@ -106,20 +106,6 @@ class Returns:
             at = record % self._window
             self._end[at], self._stopped[at] = now, 1
 
-    def load(self, kinds: bytes, starts: bytes, ends: bytes, stopped: bytes, num: int) -> None:
-        """Take over records that a core kept, (H,) int32, float64, float64, uint8, of `num` made."""
-        self._kind, self._start, self._end, self._stopped, self._num = kinds, starts, ends, stopped, num
-
-    @property
-    def edges(self) -> Floats:
-        """(A,) ages at which bins begin."""
-        return self._edges
-
-    @property
-    def first_scores(self) -> list[float]:
-        """(C,) scores of groups that begin to wait, of kinds known when last learnt."""
-        return self._fresh
-
     @property
     def due(self) -> bool:
         """Whether there is enough news to learn from: at least 32 records, and a 32nd of those kept."""

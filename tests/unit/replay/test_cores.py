@@ -8,12 +8,9 @@ from replay_helpers import workload
 
 from framework.errors import InvalidArgument, PluginError, UnknownPlugin
 from framework.interfaces.allocator import Allocator, ReplayCounts
-from framework.interfaces.replay_counts import TierCounts, TieredReplayCounts
-from framework.replay.cores import PYTHON, count, count_over_tiers
+from framework.replay.cores import PYTHON, count
 from framework.replay.reference import replay
-from framework.replay.tiers import ReplayTiers, TierSpec
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.tiering.on_eviction import OnEviction
 
 PATHS = workload([[0, 1], [0, 2], [0, 1], [3]])
 
@@ -74,50 +71,3 @@ def test_hits_that_no_request_can_have_are_refused(hits):
 def test_an_unknown_allocator_is_refused():
     with pytest.raises(UnknownPlugin, match="no allocator named 'prefixx'"):
         count("prefixx", PATHS, Lru(), 2)
-
-
-class CountingTiers(Allocator):
-    """A core of tiers that says what its maker chose, and none of one cache."""
-
-    answer: object = None
-
-    @classmethod
-    def replay_tiers(cls, paths, policies, num_blocks, rule, *, leaf_first=False):
-        return cls.answer
-
-
-def over_tiers(allocator: object):
-    return count_over_tiers(allocator, PATHS, Lru(), 1, [TierSpec(2, Lru())], OnEviction())
-
-
-def meant():
-    below = ReplayTiers(PATHS, [TierSpec(2, Lru())], OnEviction())
-    result = replay(PATHS, Lru(), 1, below=below)
-    return result, below.counted(result)
-
-
-def test_an_allocator_without_cores_counts_tiers_in_python_and_says_nothing(capsys):
-    for allocator in (None, "prefix", {"name": "prefix_cow"}):
-        name, result, tiers = over_tiers(allocator)
-        wanted, wanted_tiers = meant()
-        assert (name, result, tiers.tiers) == (PYTHON, wanted, wanted_tiers.tiers), allocator
-        assert tiers.tier_hits.tolist() == wanted_tiers.tier_hits.tolist()
-    assert capsys.readouterr() == ("", "")
-
-
-def test_the_counts_of_a_core_of_tiers_are_the_result(capsys):
-    tier = TierCounts(1, 4, 3, 1, 2, 0, 0, 2, 2)
-    hits = np.array([[0, 0], [1, 0], [1, 1], [0, 0]], np.int32)
-    said = TieredReplayCounts(tier_hits=hits, pool_hit_tokens=8, admitted=5, evictions=4, tiers=(tier,))
-    name, result, tiers = over_tiers(type("Mine", (CountingTiers,), {"answer": said}))
-    assert (name, tiers) == ("Mine", said)
-    assert (result.hit_blocks, result.request_hits.tolist(), result.evictions) == (3, [0, 1, 2, 0], 4)
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("kind", [CountingTiers, Counting])
-def test_a_core_that_declines_or_has_no_tiers_is_said_so_in_one_sentence(kind, capsys):
-    name, result, _ = over_tiers(type("Mine", (kind,), {}))
-    assert (name, result) == (PYTHON, meant()[0])
-    says = "allocator=Mine cannot count OnEviction over Lru, Lru itself: counted in Python, the same integers\n"
-    assert capsys.readouterr().err == says
