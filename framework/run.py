@@ -129,7 +129,8 @@ def _prepare(
     from framework import registry
     from framework.config.check import without_effect
     from framework.config.hydra.compose import checked
-    from framework.sweep.job import begin, config_hash
+    from framework.sweep.identity import identity
+    from framework.sweep.job import begin
 
     _refuse_chdir(hydra.job.chdir)
     if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
@@ -140,7 +141,7 @@ def _prepare(
         for said in (*registry.clashes(settings.plain()), *without_effect(settings)):
             complain(said)
     else:
-        on_begin = partial(begin, overrides=list(hydra.overrides.task), digest=config_hash(settings.plain()))
+        on_begin = partial(begin, overrides=list(hydra.overrides.task), wanted=identity(settings.plain()))
         # The sweep's own progress has the terminal.
         settings = replace(
             settings, run=replace(settings.run, progress=False, group=settings.run.group or Path(sweep).name)

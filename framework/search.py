@@ -23,7 +23,8 @@ from framework.registry.signatures import did_you_mean
 from framework.report.trials import Trial, Trials, write_trials
 from framework.results.catalogue import CATALOGUE, find
 from framework.results.reading import read_result, what_went_wrong
-from framework.sweep.job import JobDone, begin, config_hash, fail, folder_name, is_done
+from framework.sweep.identity import identity
+from framework.sweep.job import JobDone, begin, fail, folder_name, is_done
 from framework.tracking import lock
 
 JOURNAL = "search.journal"
@@ -228,12 +229,12 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
     directory = plan.folder.absolute() / folder_name(words)
     try:
         settings = checked(compose(words))
-        digest = config_hash(settings.plain())
-        if is_done(directory, digest):
+        wanted = identity(settings.plain())
+        if is_done(directory, wanted):
             result: Mapping[str, Any] = read_result(directory)
         else:
             where = replace(settings.run, dir=str(directory), group=plan.folder.name, progress=False)
-            on_begin = partial(begin, overrides=words, digest=digest)
+            on_begin = partial(begin, overrides=words, wanted=wanted)
             try:
                 result = run(replace(settings, run=where), on_begin=on_begin)
             except JobDone:  # a sweep in the same folder was faster

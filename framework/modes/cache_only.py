@@ -15,7 +15,7 @@ from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import EvictionPolicy
 from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, what_fewer_bits_buy, workload_of
-from framework.modes.session import Session, names_of
+from framework.modes.session import KINDS, Session, names_of
 from framework.registry.components import build_component
 from framework.replay.cores import PYTHON, count
 from framework.replay.optimum import optimum_hits
@@ -24,6 +24,7 @@ from framework.replay.reference import replay
 from framework.replay.result import CacheOnlyResult
 from framework.replay.tier_optimum import shares_of_best, tier_optima
 from framework.replay.tiers import ReplayTiers, TierSpec
+from framework.sweep.identity import identity
 
 OPTIMUM_RULES = (
     "exact: one atomic access a request, only prompts cached, content may be declined; pinned: the request at hand "
@@ -160,6 +161,8 @@ def _against_optima(
     rules = OPTIMUM_RULES + (OVER_TIERS if tiers is not None else "")
     facts = {"sha256": session.facts.get("trace_sha256"), "sizes": list(sizes), "rules": rules}
     facts |= {"workload": config.workload.plain(), "seed": config.seed, "num_requests": paths.num_requests}
+    kinds = ("configuration", *(f"{kind}=" for kind in KINDS))  # that requests do not depend on
+    facts |= {"made_of": {k: v for k, v in identity(config.plain()).items() if not k.startswith(kinds)}}
     facts |= {"block_size": config.cache.block_size, "full_blocks_only": config.replay.full_blocks_only}
     best = remembered(session.shared_folder, facts, lambda: _optima(paths, sizes))
     gaps = {

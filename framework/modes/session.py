@@ -19,6 +19,7 @@ from framework.modes.kv_events import event_file, publisher_of
 from framework.modes.watchdog import Watchdog
 from framework.results.layout import JOB, KV_EVENTS, SHARED
 from framework.results.reading import read_json, what_went_wrong
+from framework.sweep import identity
 from framework.sweep.job import fail
 from framework.tracking import RunDirectory, RunLabel, Trackers
 from framework.tracking.provenance import headline
@@ -162,7 +163,9 @@ class Session:
             work()
             measured = measure(True)
         except BaseException as error:
-            self._finish({**self._failure(error), **self._salvage(measure)})
+            found = self._salvage(measure)
+            failure = self._failure(error)
+            self._finish({**found, **failure, "reasons": [*failure["reasons"], *found.get("reasons", ())]})
             raise
         return self._finish({"status": "ok", **measured})
 
@@ -201,12 +204,15 @@ class Session:
             fail(self.run.path, "failed", reason, job.get("overrides") or ())
 
     def _provenance(self, device: str, checkout: Mapping[str, Any]) -> dict[str, Any]:
-        path = self.config.workload.options.get("path")
+        plain = self.config.plain()
+        read = dict(identity.inputs(plain))
+        path = read.pop("workload.path") if read.get("workload.path", Path()).is_file() else None
         return tracking.collect_provenance(
-            components=self._components(),
+            components=identity.components(plain),
             seeds={"seed": self.facts["seed"]},
             device=device,
-            inputs=[Path(str(path))] if path else [],
+            inputs=[path] if path is not None else [],
+            other_inputs={f"{key}={path}": identity.digest_of(path) for key, path in read.items()},
             checkout=checkout,
         )
 

@@ -1,6 +1,7 @@
 """Installed plugins: finding them, describing their constructors, making one."""
 
 from framework.registry.construction import build, check_options, checked_options, own_options, parameters
+from framework.registry.content import content_of, framework_content
 from framework.registry.entry_points import choice, clashes, entries, find, names
 from framework.registry.kinds import KINDS, SHARED, Kind, check_kind, groups, interface_of, kinds
 from framework.registry.lookup import load, title
@@ -19,8 +20,10 @@ __all__ = [
     "checked_options",
     "choice",
     "clashes",
+    "content_of",
     "entries",
     "find",
+    "framework_content",
     "groups",
     "interface_of",
     "kinds",

@@ -8,7 +8,6 @@ made anew; the least recently used go when all are above `MAX_BYTES`. `KVLAB_CAC
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -21,9 +20,10 @@ import numpy as np
 import orjson
 import xxhash
 
+from framework import registry
+from framework.errors import UnknownPlugin
 from framework.files.atomic import beside
-from framework.replay import column_paths as columns_module
-from framework.replay import paths as paths_module
+from framework.files.digest import sha256_of
 from framework.replay.column_paths import column_paths
 from framework.replay.cores import line_reader
 from framework.replay.paths import KnownRequests, RequestPaths, build_paths
@@ -97,12 +97,9 @@ def _place(trace: Trace, limit: int | None, full_blocks_only: bool) -> Path | No
     choices = [VERSION, trace.format, trace.line_tokens, trace.block_tokens, trace.on_error, limit, full_blocks_only]
     digest = hashlib.sha256(repr(choices).encode())
     try:
-        for module in (inspect.getfile(trace.reader), paths_module.__file__, columns_module.__file__, __file__):
-            digest.update(Path(module).read_bytes())  # another reader reads otherwise
-        with trace.path.open("rb") as file:
-            while chunk := file.read(2**20):
-                digest.update(chunk)
-    except (OSError, TypeError):
+        reader = registry.content_of(registry.find("trace", trace.format))  # another reader reads otherwise
+        digest.update(f"{registry.framework_content()} {reader} {sha256_of(trace.path)}".encode())
+    except (OSError, UnknownPlugin):
         return None
     return folder / f"{digest.hexdigest()}.safetensors"
 

@@ -1,40 +1,32 @@
 """The folder of a sweep's job: its name, whether the job is done, and what a failure leaves.
 
-A job's folder holds `job.json` (its overrides and the hash of its configuration), the files of its run directory,
-and `failure.json` when it ended badly. `result.json` is removed before `job.json` is replaced, so that a result always
-belongs to the hash beside it, whenever the process is killed; both happen only once the job has read what it needs.
+A job's folder holds `job.json` (its overrides and its identity), the files of its run directory, and `failure.json`
+when it ended badly. `result.json` is removed before `job.json` is replaced, so that a result always belongs to the
+identity beside it, whenever the process is killed; both happen only once the job has read what it needs.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from framework.errors import FrameworkError, RunDirectoryError
 from framework.files.atomic import write_json
 from framework.files.faults import is_disk_failure as is_disk_failure
-from framework.files.jsonl import to_plain
 from framework.results.layout import FAILURE, JOB, RESULT
 from framework.results.reading import read_json, read_result, what_went_wrong
+from framework.sweep.identity import NOT_IN_HASH, Identity
 
 State = Literal["ok", "failed", "unavailable", "skipped", "elsewhere"]
 
 _LONGEST = 80
 _HASH_CHARACTERS = 8
-_NOT_IN_HASH = frozenset(
-    {
-        "name", "group", "dir", "sweep", "overwrite", "progress", "report", "stop_after_io_failures",
-        "stall_timeout_s", "timeout_s",
-    }
-)  # fmt: skip
-"""Keys of `run` that say where a job writes or how it is watched, not what it computes."""
-_NOT_A_JOB = re.compile(r"^[+~]*(hydra|tracker|run\.(" + "|".join(sorted(_NOT_IN_HASH)) + r"))\b")
+_NOT_A_JOB = re.compile(r"^[+~]*(hydra|tracker|run\.(" + "|".join(sorted(NOT_IN_HASH)) + r"))\b")
 _FIRST = ("mode", "allocator", "eviction", "hash", "backend", "model", "cache", "seed")
 
 
@@ -83,37 +75,43 @@ def folder_name(overrides: Sequence[str]) -> str:
     return f"{readable or 'default'}-{digest}"
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
-    """A name of what a configuration computes: everything but trackers and where a run writes. 32 hex digits."""
-    kept = {key: value for key, value in config.items() if key not in ("tracker", "sweep", "experiment")}
-    kept["run"] = {key: value for key, value in (config.get("run") or {}).items() if key not in _NOT_IN_HASH}
-    text = json.dumps(to_plain(kept), sort_keys=True, ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def what_changed(directory: Path, wanted: Identity) -> tuple[str, ...] | None:
+    """What of a job differs from what made the good result in `directory`; nothing where the job is done.
 
-
-def is_done(directory: Path, digest: str) -> bool:
-    """Whether `directory` holds the good result of this very configuration. Whatever is unreadable is not done."""
+    Returns:
+        None where there is no good result; whatever is unreadable is none.
+    """
     try:
         result = read_result(directory)
     except RunDirectoryError:
-        return False
-    return (read_json(directory / JOB) or {}).get("config_hash") == digest and not what_went_wrong(result)
+        return None
+    if what_went_wrong(result) or (job := read_json(directory / JOB)) is None:
+        return None
+    made_of = job.get("identity")
+    if not isinstance(made_of, dict):
+        return ("what made the result is not recorded",)
+    return tuple(sorted(name for name in {*wanted, *made_of} if wanted.get(name) != made_of.get(name)))
 
 
-def begin(directory: Path, overrides: Sequence[str], digest: str) -> None:
+def is_done(directory: Path, wanted: Identity) -> bool:
+    """Whether `directory` holds the good result of this very job."""
+    return what_changed(directory, wanted) == ()
+
+
+def begin(directory: Path, overrides: Sequence[str], wanted: Identity) -> None:
     """Mark `directory`, which this process holds, as this job's, with no result yet.
 
     Raises:
         JobDone: the good result of this job is there; nothing is changed.
         RunDirectoryError: it cannot be written.
     """
-    if is_done(directory, digest):
+    if is_done(directory, wanted):
         raise JobDone(f"{directory} holds the result of this job already")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in (RESULT, FAILURE):
             (directory / name).unlink(missing_ok=True)
-        write_json(directory / JOB, {"overrides": list(overrides), "config_hash": digest})
+        write_json(directory / JOB, {"overrides": list(overrides), "identity": wanted})
     except OSError as fault:
         raise RunDirectoryError(fault.errno or 0, f"{directory} cannot be written: {fault.strerror}") from fault
 

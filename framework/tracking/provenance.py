@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from framework import registry
+from framework.errors import FrameworkError
+from framework.files.digest import sha256_of
 
 DISTRIBUTION = "kvcache-framework"
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -26,29 +29,37 @@ _LIBRARIES = (
 
 def collect(
     *,
-    components: Mapping[str, str] | None = None,
+    components: Iterable[tuple[str, str]] = (),
     seeds: Mapping[str, int] | None = None,
     device: str | None = None,
     argv: Sequence[str] | None = None,
     inputs: Sequence[Path] = (),
+    other_inputs: Mapping[str, str] | None = None,
     outputs: Sequence[Path] = (),
     checkout: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A plain dict for `provenance.json`. Imports no library: versions come from the installed metadata.
 
     Args:
-        components: kind -> chosen name (`{"allocator": "prefix"}`), reported with the distribution each came from.
+        components: (key, chosen name), as in `("allocator", "prefix")`; the last part of a key is the kind. Each is
+            reported with the distribution it came from and the SHA-256 of its code.
         seeds: every seed of the run by name.
         device: where the model ran, as torch names it.
         argv: the command line; default this process's.
-        inputs: files that the run reads, such as its trace; each is named with its SHA-256.
+        inputs: files of requests that the run reads, such as its trace; each is named with its SHA-256.
+        other_inputs: dotted key -> digest of what else it reads, such as its model.
         outputs: folders that the run writes to; what lies there makes no checkout dirty.
         checkout: what `checkout_state` said before the run's first output; None asks it now.
     """
     state = checkout_state(outputs) if checkout is None else checkout
     return {
-        "package": {"name": DISTRIBUTION, "version": _version(DISTRIBUTION), **state},
-        "components": {kind: _component(kind, name) for kind, name in (components or {}).items()},
+        "package": {
+            "name": DISTRIBUTION,
+            "version": _version(DISTRIBUTION),
+            "content_sha256": registry.framework_content(),
+            **state,
+        },
+        "components": {key: _component(key, name) for key, name in components},
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
         "argv": list(sys.argv if argv is None else argv),
         "command": command_line() if argv is None else shlex.join(argv),
@@ -59,6 +70,7 @@ def collect(
         "platform": platform.platform(),
         "host": platform.node(),
         "inputs": [_input(path) for path in inputs if path.is_file()],
+        "other_inputs": dict(other_inputs or {}),
         "environment": {
             name: os.environ[name]
             for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "PYTHONHASHSEED")
@@ -70,11 +82,7 @@ def collect(
 
 
 def _input(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return {"name": path.name, "path": str(path), "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"name": path.name, "path": str(path), "bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def headline(provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,15 +115,18 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _component(kind: str, name: str) -> dict[str, Any]:
-    from framework import registry
-    from framework.errors import FrameworkError
-
+def _component(key: str, name: str) -> dict[str, Any]:
     try:
-        found = registry.find(kind, name)
+        found = registry.find(key.rpartition(".")[2], name)
     except FrameworkError:
         return {"name": name, "class": None, "distribution": None, "version": None}
-    return {"name": name, "class": found.value, "distribution": found.distribution, "version": found.version}
+    return {
+        "name": name,
+        "class": found.value,
+        "distribution": found.distribution,
+        "version": found.version,
+        "content_sha256": registry.content_of(found),
+    }
 
 
 def checkout_state(outputs: Sequence[Path] = ()) -> dict[str, Any]:

@@ -231,6 +231,35 @@ def test_a_changed_configuration_is_run_again(trace: Path, command: Command, tmp
         assert [result["num_blocks"] for result in results] == [num_blocks] * 2
 
 
+def test_jobs_whose_policy_or_trace_changed_run_again_and_the_sweep_says_why(trace: Path, elsewhere: Path) -> None:
+    policy = "class Mine(ScoredPolicy):\n    def score(self, block, now):\n        return {sign} * block.last_access\n"
+    words = ("cache.num_blocks=16", "eviction=ed.py:Mine,lru", "run.sweep=ed", "run.report=false")
+
+    def swept() -> tuple[str, float]:
+        process = launch(elsewhere, *words)
+        _, said = process.communicate(timeout=600)
+        assert process.returncode == 0, said
+        (mine,) = (elsewhere / "sweeps" / "ed").glob("*Mine*")
+        return said.decode(), read_result(mine)["hit_rate"]
+
+    own = "from framework.interfaces.eviction import ScoredPolicy\n\n\n"
+    (elsewhere / "ed.py").write_text(own + policy.format(sign=1))
+    _, first = swept()
+    assert "again" not in swept()[0]
+    (elsewhere / "ed.py").write_text(own + policy.format(sign=-1))
+    said, second = swept()
+    assert "1 job runs again, since this has changed: eviction=ed.py:Mine (1)" in said, said
+    assert second < first, (first, second)
+    make_trace(elsewhere, num_requests=60)
+    said, _ = swept()
+    assert "2 jobs run again, since this has changed: workload.path=trace.jsonl (2)" in said, said
+    (mine,) = (elsewhere / "sweeps" / "ed").glob("*Mine*")
+    provenance = json.loads((mine / "provenance.json").read_text())
+    made_of = json.loads((mine / "job.json").read_text())["identity"]
+    assert provenance["components"]["eviction"]["content_sha256"] == made_of["eviction=ed.py:Mine"]
+    assert provenance["package"]["content_sha256"] == made_of["framework"]
+
+
 @pytest.mark.parametrize("damage", [b"", b'{"status": "ok"', b"\x00\xff", b"[1]", b'{"status": "failed"}'])
 def test_a_job_whose_result_is_damaged_is_run_again(damage: bytes, trace: Path, command: Command) -> None:
     words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +31,8 @@ from framework.config.check import check_sweep_name
 from framework.config.hydra.compose import checked
 from framework.errors import ConfigError, FrameworkError
 from framework.results.layout import RESULT
-from framework.sweep.job import Outcome, config_hash, folder_name, is_done
+from framework.sweep.identity import identity
+from framework.sweep.job import Outcome, folder_name, what_changed
 from framework.sweep.seeds import Repeats
 from framework.sweep.watch import Watch
 
@@ -47,6 +49,8 @@ class _Sweep:
     context: HydraContext
     task: Task
     repeats: Repeats = field(default_factory=Repeats)
+    changed: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Of jobs with a good result that is not theirs any more: what changed since."""
 
     @property
     def folder(self) -> Path:
@@ -80,6 +84,14 @@ class _Sweep:
             which = ", ".join(f"{name} ({count})" for name, count in self.repeats.names.items())
             print(f"run with one seed only, since nothing in them uses it: {which}", file=sys.stderr)  # noqa: T201
 
+    def say_changed(self) -> None:
+        """One sentence on the jobs whose results are there and not believed."""
+        if self.changed:
+            counts = Counter(name for names in self.changed.values() for name in names)
+            which = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
+            who = "1 job runs" if len(self.changed) == 1 else f"{len(self.changed)} jobs run"
+            print(f"{who} again, since this has changed: {which}", file=sys.stderr)  # noqa: T201
+
 
 @dataclass(frozen=True)
 class _Job:
@@ -109,10 +121,11 @@ class _Job:
         if self.directory is None or not (self.directory / RESULT).exists():
             return None
         try:
-            digest = config_hash(self.plain)
+            changed = what_changed(self.directory, identity(self.plain))
         except FrameworkError:
             return None  # the job itself will say why
-        if not is_done(self.directory, digest):
+        if changed != ():
+            self.sweep.changed.update({self.number: changed} if changed else {})
             return None
         report = bool(self.sweep.config.run.report)
         return Outcome(directory=str(self.directory), sweep=str(self.sweep.folder), state="skipped", report=report)
@@ -184,6 +197,7 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     planned = sweep.plan(jobs)
     sweep.say_repeats()
     done = {job.number: outcome for job in planned if (outcome := job.done()) is not None}
+    sweep.say_changed()
     if _is(sweeper.launcher, BasicLauncher):
         yield from _in_process(sweep, planned, done)
     else:

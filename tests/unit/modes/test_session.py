@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from framework import api
-from framework.errors import ConfigError, FrameworkError, WorkloadError
+from framework.errors import ConfigError, FrameworkError, TimedOut, WorkloadError
 from framework.files.jsonl import read_jsonl
 from framework.modes import session as sessions
 from framework.results.reading import read_result
@@ -102,6 +102,32 @@ def test_a_replay_with_failed_requests_is_no_success_for_trackers(
     real = Metrics.summary
     monkeypatch.setattr(Metrics, "summary", lambda *args: real(*args) | {"num_failed": 1})
     api.run(replay(trace, "none", tmp_path / "run"))
+    assert [failed for failed, _ in followed.ended] == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (KeyboardInterrupt(), "interrupted", "interrupted by"),
+        (TimedOut("the run was ended after run.timeout_s=5 seconds"), "failed", "TimedOut: the run was ended"),
+    ],
+)
+def test_a_kernel_grid_that_was_ended_is_not_ok(
+    tmp_path: Path, followed: Followed, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: str, reason: str
+) -> None:
+    from framework.modes.kernel import Grid
+
+    def ended(grid: Grid) -> Any:
+        yield from ()
+        raise error
+
+    monkeypatch.setattr(Grid, "run", ended)
+    config = {"mode": "kernel", "backend": "torch", "device": "cpu", "run": {"dir": str(tmp_path), "progress": False}}
+    with pytest.raises(type(error)):
+        api.run({**config, "kernel": {"heads": ["2/1/16"], "batch": [1], "context": [16], "prefill": []}})
+    result = read_result(tmp_path)
+    assert (result["status"], result["num_cells"]) == (status, 0), result
+    assert result["reasons"][0].startswith(reason), result
     assert [failed for failed, _ in followed.ended] == [True]
 
 

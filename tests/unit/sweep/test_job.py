@@ -12,48 +12,61 @@ import pytest
 
 from framework.errors import RunDirectoryError
 from framework.results.reading import read_json
-from framework.sweep.job import JobDone, begin, config_hash, fail, folder_name, is_disk_failure, is_done
+from framework.sweep.identity import config_hash
+from framework.sweep.job import JobDone, begin, fail, folder_name, is_disk_failure, is_done, what_changed
 from framework.tracking import RunDirectory
 
 CONFIG: dict[str, Any] = {"mode": "replay", "cache": {"num_blocks": 64}, "run": {"dir": "a", "events": False}}
 
 
 def test_a_job_killed_after_it_began_anew_is_not_done(tmp_path: Path) -> None:
-    begin(tmp_path, ["seed=0"], "old")
+    begin(tmp_path, ["seed=0"], {"configuration": "old"})
     with RunDirectory(tmp_path) as run:
         run.write_result({"status": "ok"})
-    assert is_done(tmp_path, "old")
-    assert not is_done(tmp_path, "new")
-    begin(tmp_path, ["seed=0"], "new")  # and killed here
-    assert not is_done(tmp_path, "new"), "a result of another configuration counts for this one"
-    assert not is_done(tmp_path, "old")
+    assert is_done(tmp_path, {"configuration": "old"})
+    assert not is_done(tmp_path, {"configuration": "new"})
+    begin(tmp_path, ["seed=0"], {"configuration": "new"})  # and killed here
+    assert not is_done(tmp_path, {"configuration": "new"}), "a result of another configuration counts for this one"
+    assert not is_done(tmp_path, {"configuration": "old"})
 
 
 def test_a_job_that_another_process_did_since_it_was_looked_at_is_not_done_again(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
-        run.begin(lambda path: begin(path, ["seed=0"], "d"))
+        run.begin(lambda path: begin(path, ["seed=0"], {"configuration": "d"}))
         run.write_result({"status": "ok", "hit_blocks": 7})
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with RunDirectory(tmp_path, overwrite=True) as run, pytest.raises(JobDone, match="result of this job already"):
-        run.begin(lambda path: begin(path, ["seed=0"], "d"))
+        run.begin(lambda path: begin(path, ["seed=0"], {"configuration": "d"}))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
     with RunDirectory(tmp_path, overwrite=True) as run:
-        run.begin(lambda path: begin(path, ["seed=0"], "another"))
+        run.begin(lambda path: begin(path, ["seed=0"], {"configuration": "another"}))
     assert not (tmp_path / "result.json").exists()
+
+
+def test_what_changed_since_a_result_is_named(tmp_path: Path) -> None:
+    made_of = {"configuration": "c", "framework": "f", "eviction=ed.py:Mine": "1"}
+    assert what_changed(tmp_path, made_of) is None, "there is no result"
+    begin(tmp_path, [], made_of)
+    (tmp_path / "result.json").write_text('{"status": "ok"}')
+    assert what_changed(tmp_path, made_of) == ()
+    assert what_changed(tmp_path, {**made_of, "eviction=ed.py:Mine": "2"}) == ("eviction=ed.py:Mine",)
+    assert what_changed(tmp_path, {**made_of, "framework": "g", "trace=csv": "r"}) == ("framework", "trace=csv")
+    (tmp_path / "job.json").write_text('{"overrides": [], "config_hash": "c"}')
+    assert what_changed(tmp_path, made_of) == ("what made the result is not recorded",)
 
 
 def test_a_good_result_ends_an_earlier_failure(tmp_path: Path) -> None:
     fail(tmp_path, "failed", "boom", ["seed=0"])
     assert read_json(tmp_path / "failure.json") == {"status": "failed", "reason": "boom", "overrides": ["seed=0"]}
-    begin(tmp_path, ["seed=0"], "d")
+    begin(tmp_path, ["seed=0"], {"configuration": "d"})
     assert not (tmp_path / "failure.json").exists()
 
 
 @pytest.mark.parametrize("result", [{"status": "failed"}, {"status": "ok", "num_failed": 1}, {"dense_mismatches": 2}])
 def test_a_result_that_tells_of_trouble_is_not_done(result: dict[str, Any], tmp_path: Path) -> None:
-    begin(tmp_path, [], "d")
+    begin(tmp_path, [], {"configuration": "d"})
     (tmp_path / "result.json").write_text(json.dumps(result))
-    assert not is_done(tmp_path, "d")
+    assert not is_done(tmp_path, {"configuration": "d"})
 
 
 def test_a_folder_s_name_is_short_safe_and_given_by_the_override_set_alone() -> None:

@@ -34,7 +34,7 @@ while True:
 def test_a_run_leaves_every_file_and_lets_go_of_the_directory(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "a" / "run") as run:
         run.write_config({"seed": 1, "cache": {"block_size": 16, "path": Path("x")}})
-        run.write_provenance(collect_provenance(components={"eviction": "lru"}, seeds={"run": 1}, device="cpu"))
+        run.write_provenance(collect_provenance(components=[("eviction", "lru")], seeds={"run": 1}, device="cpu"))
         for step in range(3):
             run.log_metrics({"step": step, "loss": float("nan")})
         run.log_event({"event": "evict", "block": 3})

@@ -1,0 +1,133 @@
+"""What a run's numbers are made of: its configuration, the framework's and its plugins' code, the files it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from framework import registry
+from framework.errors import FrameworkError
+from framework.files.digest import sha256_of
+from framework.files.jsonl import to_plain
+
+NOT_IN_HASH = frozenset(
+    {
+        "name", "group", "dir", "sweep", "overwrite", "progress", "report", "stop_after_io_failures",
+        "stall_timeout_s", "timeout_s",
+    }
+)  # fmt: skip
+"""Keys of `run` that say where a job writes or how it is watched, not what it computes."""
+_FOLDERS = ("workload", "model")
+"""Groups whose options may name a folder that is read: a trace of many files, a checkpoint."""
+_LARGE_BYTES = 256 * 2**20
+
+Identity = dict[str, str]
+"""What was used, in words -> a digest of it."""
+
+
+def identity(config: Mapping[str, Any]) -> Identity:
+    """All that decides what a run of this configuration computes: two runs of one identity give the same counts.
+
+    Args:
+        config: resolved, plain and checked.
+    """
+    return {
+        "configuration": config_hash(config),
+        "framework": registry.framework_content(),
+        **{f"{key}={name}": digest for key, name in components(config) if (digest := _content(key, name))},
+        **{f"{key}={path}": digest for key, path in inputs(config) if (digest := digest_of(path))},
+    }
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """A name of what a configuration computes: everything but trackers and where a run writes. 32 hex digits."""
+    kept = {key: value for key, value in config.items() if key not in ("tracker", "sweep", "experiment")}
+    kept["run"] = {key: value for key, value in (config.get("run") or {}).items() if key not in NOT_IN_HASH}
+    text = json.dumps(to_plain(kept), sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def components(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, name) of every plugin that a run may use; the last part of a key is the kind: `tiers.1.store`.
+
+    Of a trace whose format nobody named, all readers that others installed: which one recognises it is up to all.
+    """
+    for kind in registry.groups():
+        if kind != "tracker" and (name := _name(config.get(kind))):
+            yield kind, name
+    for number, tier in enumerate(config.get("tiers") or (), start=1):
+        for kind in ("store", "eviction"):
+            if name := _name(tier.get(kind)):
+                yield f"tiers.{number}.{kind}", name
+    workload = config.get("workload")
+    if _name(workload) == "trace" and isinstance(workload, Mapping):
+        if (format := str(workload.get("format") or "auto")) != "auto":
+            yield "trace", format
+            return
+        for reader in registry.entries("trace"):
+            if not reader.is_built_in:
+                yield f"auto.{reader.full_name}.trace", reader.full_name
+
+
+def inputs(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """(dotted key, path) of the files that a configuration names, and of the folders that are a trace or a model.
+
+    Where a run writes, and what a tier's store keeps, is no input.
+    """
+    for key, value in config.items():
+        if key not in ("run", "tracker", "kv_events"):
+            yield from _files(key, value, folders=key in _FOLDERS)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, or over the names and digests of a folder's files; empty where it cannot be read.
+
+    A model's weights of 256 MiB and more count by size and time of change: reading them all takes as long as a run.
+    """
+    try:
+        if path.is_dir():
+            files = sorted(inner for inner in path.rglob("*") if inner.is_file())
+            text = "".join(f"{inner.relative_to(path)}\0{digest_of(inner)}\0" for inner in files)
+            return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        found = path.stat()
+        if found.st_size >= _LARGE_BYTES and path.suffix in (".safetensors", ".bin", ".pt", ".gguf"):
+            return hashlib.sha256(f"{found.st_size} {found.st_mtime_ns}".encode()).hexdigest()
+        return sha256_of(path)
+    except OSError:
+        return ""
+
+
+def _content(key: str, name: str) -> str:
+    """Of a component that is none of the framework's own, whose code is counted once; else empty."""
+    try:
+        plugin = registry.find(key.rpartition(".")[2], name)
+    except FrameworkError:
+        return ""  # the run itself will say why
+    return "" if plugin.is_built_in else registry.content_of(plugin)
+
+
+def _name(node: Any) -> str:
+    name = node.get("name") if isinstance(node, Mapping) else node
+    return name if isinstance(name, str) else ""
+
+
+def _files(key: str, value: Any, *, folders: bool) -> Iterator[tuple[str, Path]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name not in ("name", "store"):
+                yield from _files(f"{key}.{name}", inner, folders=folders)
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value, start=1):
+            yield from _files(f"{key}.{number}", inner, folders=folders)
+    elif isinstance(value, (str, Path)) and str(value) and _is_input(path := Path(value), folders):
+        yield key, path
+
+
+def _is_input(path: Path, folders: bool) -> bool:
+    try:
+        return path.is_file() or (folders and path.is_dir())
+    except (OSError, ValueError):  # a text that no file system takes as a name
+        return False

@@ -1,0 +1,79 @@
+"""What makes a run's numbers: two runs that differ in any of it have two identities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.sweep import identity as identities
+from framework.sweep.identity import components, digest_of, identity, inputs
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "mode": "replay",
+        "workload": {"name": "trace", "path": "t.jsonl"},
+        "eviction": {"name": "lru"},
+        "tiers": [],
+        "tracker": {"name": "none"},
+        "run": {"dir": "x"},
+    }
+    return plain | changes
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jsonl").write_text("{}\n")
+    return tmp_path
+
+
+def test_code_and_inputs_that_change_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "ed.py").write_text("class Mine: ...\n")
+    made_of = identity(config(eviction={"name": "ed.py:Mine"}))
+    assert set(made_of) == {"configuration", "framework", "eviction=ed.py:Mine", "workload.path=t.jsonl"}
+    assert identity(config(eviction={"name": "ed.py:Mine"})) == made_of
+    (folder / "t.jsonl").write_text("{} \n")
+    monkeypatch.setattr(identities.registry, "framework_content", lambda: "another")
+    changed = identity(config(eviction={"name": "ed.py:Mine"}))
+    assert {name for name in made_of if made_of[name] != changed[name]} == {"framework", "workload.path=t.jsonl"}
+
+
+def test_a_run_s_plugins_are_those_of_its_tiers_and_its_trace_too() -> None:
+    tiers = [{"store": {"name": "disk", "path": "here"}, "num_blocks": 4, "eviction": {"name": "fifo"}}]
+    found = dict(components(config(tiers=tiers, workload={"name": "trace", "format": "csv", "path": "t"})))
+    assert found == {
+        "workload": "trace",
+        "eviction": "lru",
+        "tiers.1.store": "disk",
+        "tiers.1.eviction": "fifo",
+        "trace": "csv",
+    }
+
+
+def test_what_a_run_writes_is_no_input_and_folders_are_those_of_traces_and_models(folder: Path) -> None:
+    for name in ("model", "kept", "out"):
+        (folder / name).mkdir()
+        (folder / name / "file.json").write_text("{}")
+    (folder / "scales.json").write_text("{}")
+    plain = config(
+        model={"name": "hf", "path": "model"},
+        cache={"kv_scales": "scales.json", "num_blocks": 4},
+        tiers=[{"store": {"name": "disk", "path": "scales.json"}, "link": "scales.json"}],
+        eviction={"name": "lru", "table": "kept"},
+        run={"dir": "out"},
+        tracker={"name": "lines", "file": "scales.json"},
+    )
+    found = {key: str(path) for key, path in inputs(plain)}
+    assert found == {
+        "workload.path": "t.jsonl",
+        "model.path": "model",
+        "cache.kv_scales": "scales.json",
+        "tiers.1.link": "scales.json",
+    }
+    before = digest_of(folder / "model")
+    (folder / "model" / "file.json").write_text("[]")
+    assert digest_of(folder / "model") != before
+    assert digest_of(folder / "missing") == ""
