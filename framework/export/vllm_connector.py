@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -14,9 +16,25 @@ from framework.export.pool_facts import PoolFacts
 from framework.export.vllm_idle import MovesNothing
 from framework.export.vllm_watch import PoolWatch
 
-TESTED = ("0.33.0",)
-"""Versions of vLLM whose BlockPool this was written for and tested with."""
+TESTED = ("0.32.0", "0.33.0")
+"""Versions of vLLM with which every hook below was tested; others are led where they have the same hooks."""
 
+HOOKS: dict[str, dict[str, list[str]]] = {
+    "KVCacheManager": {
+        "allocate_slots": ["request"], "new_step_starts": [], "free": ["request"], "pop_blocks_for_free": ["request"],
+    },
+    "BlockPool": {
+        "touch": ["blocks"], "evict_blocks": ["block_ids"], "reset_prefix_cache": [],
+        "cache_full_blocks": ["request", "blocks", "num_cached_blocks", "num_full_blocks"],
+    },
+    "FreeKVCacheBlockQueue": {
+        "popleft": [], "popleft_n": ["n"], "remove": ["block"], "append_n": ["blocks"], "prepend_n": ["blocks"],
+    },
+    "KVConnectorBase_V1": {"bind_kv_cache_manager": ["kv_cache_manager"], "on_new_request": ["request"]},
+}  # fmt: skip
+"""Methods of vLLM's classes that are wrapped, replaced or waited for, and their leading parameters."""
+
+_LOGGER = logging.getLogger("vllm.framework.export")  # below vLLM's own logger, whose handlers print it
 _OPTIONS = ("eviction", "seed", "clock")
 _CLOCKS = ("seconds", "steps")
 
@@ -40,10 +58,11 @@ def lead(
         clock: the policy's `now`, non-decreasing.
 
     Raises:
-        Unsupported: another version of vLLM; prefix caching is off; several KV cache groups; a policy of the future.
+        Unsupported: vLLM lacks a hook; prefix caching is off; several KV cache groups; a policy of the future.
         InvalidArgument, UnknownPlugin and others: as `build_policy`.
     """
-    require_version()
+    pool = manager.block_pool
+    require_hooks(KVCacheManager=manager, BlockPool=pool, FreeKVCacheBlockQueue=pool.free_block_queue)
     if not manager.enable_caching:
         raise Unsupported("prefix caching is off, so there is nothing to evict; --enable-prefix-caching")
     if manager.num_kv_cache_groups != 1:
@@ -51,24 +70,51 @@ def lead(
             f"the model has {manager.num_kv_cache_groups} KV cache groups; a hit needs a block of every group, and "
             "a policy orders single blocks; serve it with --disable-hybrid-kv-cache-manager or without PolicyConnector"
         )
-    num_blocks = manager.block_pool.num_gpu_blocks - 1
+    num_blocks = pool.num_gpu_blocks - 1
     block_size = manager.coordinator.single_type_managers[0].block_size
     policy = build_policy(eviction, num_blocks, block_size=block_size, seed=seed)
     hash_of = importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
-    return PoolWatch(manager, PoolFacts(policy, num_blocks, block_size, clock), hash_of)
+    watch = PoolWatch(manager, PoolFacts(policy, num_blocks, block_size, clock), hash_of)
+    version = importlib.import_module("vllm.version").__version__
+    tested = "" if version.partition("+")[0] in TESTED else f"; tested with {' and '.join(TESTED)}, this is {version}"
+    _LOGGER.info(
+        "%s names what vLLM evicts, over %d blocks of %d tokens%s",
+        type(policy).__name__,
+        num_blocks,
+        block_size,
+        tested,
+    )
+    return watch
 
 
-def require_version(what: str = "PolicyConnector") -> None:
-    """Raises Unsupported unless `what` was tested with the vLLM that is installed."""
+def require_hooks(**objects: Any) -> None:
+    """Raises Unsupported, naming what is missing, unless each of vLLM's objects, or classes, has its `HOOKS`."""
+    missing = []
+    for owner, found in objects.items():
+        for method, expected in HOOKS[owner].items():
+            call = getattr(found, method, None)
+            parameters = [name for name in inspect.signature(call).parameters if name != "self"] if call else None
+            if parameters is None or parameters[: len(expected)] != expected:
+                missing.append(f"{owner}.{method}({', '.join(expected)})")
+    if missing:
+        raise Unsupported(
+            f"this vLLM lacks what our connectors stand on: {', '.join(missing)}; "
+            f"they were tested with vLLM {' and '.join(TESTED)}"
+        )
+
+
+def connector_base() -> Any:
+    """vLLM's module of connectors.
+
+    Raises:
+        Unsupported: vLLM cannot be imported, or its connectors lack a hook.
+    """
     try:
-        found = str(importlib.import_module("vllm.version").__version__)
+        base = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
     except ImportError as error:
         raise Unsupported(f"vLLM cannot be imported ({error}); pip install vllm=={TESTED[-1]}") from error
-    if found.partition("+")[0] not in TESTED:
-        raise Unsupported(
-            f"vLLM {found} is not a version that {what} was tested with ({', '.join(TESTED)}); "
-            f"pip install vllm=={TESTED[-1]}, or a release of this package that names yours"
-        )
+    require_hooks(KVConnectorBase_V1=base.KVConnectorBase_V1)
+    return base
 
 
 def options_of(extra: Mapping[str, Any]) -> tuple[Any, int, str]:
@@ -90,8 +136,7 @@ def options_of(extra: Mapping[str, Any]) -> tuple[Any, int, str]:
 
 @cache
 def _connector_classes() -> dict[str, type]:
-    require_version()
-    base = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+    base = connector_base()
 
     class PolicyConnector(_Methods, base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[name-defined, misc]
         """An eviction policy of this package's in vLLM's GPU tier; it moves no KV."""
@@ -100,6 +145,17 @@ def _connector_classes() -> dict[str, type]:
             super().__init__(vllm_config, role, kv_cache_config)
             self.options = options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
             self.watch, self._start = None, time.monotonic()
+
+        @classmethod
+        def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+            """Nothing is copied layer by layer. vLLM asks before it loads the model, so a wrong option ends there."""
+            build_policy(options_of(extra_config)[0], 1)
+            return False
+
+        @classmethod
+        def get_required_kvcache_layout(cls, vllm_config: Any) -> None:
+            """Any layout will do. Asked before the model is loaded, as above."""
+            build_policy(options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)[0], 1)
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Nothing for the workers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
-from framework.export.vllm_connector import require_version
+from framework.export.vllm_connector import connector_base
 from framework.export.vllm_idle import MovesNothing
 from framework.workload.traces.private import LiveRequest, PrivateTrace
 
@@ -99,8 +98,7 @@ class TraceMethods(MovesNothing):
 
 @cache
 def _connector_classes() -> dict[str, type]:
-    require_version("TraceConnector")
-    base = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+    base = connector_base()
 
     class TraceConnector(TraceMethods, base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[name-defined, misc]
         """Writes a trace of what is served; it moves no KV."""

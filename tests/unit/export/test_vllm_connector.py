@@ -14,23 +14,16 @@ import pytest
 from engine_stand_ins import FreeQueue
 from installed_engines import installed
 
-from framework.export.vllm_connector import _Methods
+from framework.export.vllm_connector import HOOKS, _Methods
 
-_POOL = "v1/core/block_pool.py", "BlockPool"
-_MANAGER = "v1/core/kv_cache_manager.py", "KVCacheManager"
 _QUEUE = "v1/core/kv_cache_utils.py", "FreeKVCacheBlockQueue"
 _CONNECTOR = "distributed/kv_transfer/kv_connector/v1/base.py", "KVConnectorBase_V1"
-WRAPPED = {
-    (*_POOL, "touch"): ["blocks"],
-    (*_POOL, "cache_full_blocks"): ["request", "blocks", "num_cached_blocks", "num_full_blocks"],
-    (*_POOL, "evict_blocks"): ["block_ids"],
-    (*_POOL, "reset_prefix_cache"): [],
-    (*_MANAGER, "allocate_slots"): ["request"],
-    (*_MANAGER, "new_step_starts"): [],
-    (*_MANAGER, "free"): ["request"],
-    (*_MANAGER, "pop_blocks_for_free"): ["request"],
+FILES = {
+    "BlockPool": "v1/core/block_pool.py",
+    "KVCacheManager": "v1/core/kv_cache_manager.py",
+    "FreeKVCacheBlockQueue": _QUEUE[0],
+    "KVConnectorBase_V1": _CONNECTOR[0],
 }
-"""Methods that are wrapped, and their leading parameters."""
 
 
 @cache
@@ -45,10 +38,10 @@ def methods(file: str, name: str) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize(("file", "owner", "method"), WRAPPED)
-def test_a_wrapped_method_has_the_parameters_that_are_read(file: str, owner: str, method: str) -> None:
-    expected = WRAPPED[file, owner, method]
-    assert methods(file, owner)[method][: len(expected)] == expected
+@pytest.mark.parametrize(("owner", "method"), [(owner, method) for owner in HOOKS for method in HOOKS[owner]])
+def test_a_hook_has_the_parameters_that_are_read(owner: str, method: str) -> None:
+    expected = HOOKS[owner][method]
+    assert methods(FILES[owner], owner)[method][: len(expected)] == expected
 
 
 @pytest.mark.parametrize("name", ["popleft", "popleft_n", "remove", "append_n", "prepend_n"])

@@ -11,7 +11,7 @@ from engine_stand_ins import FreeQueue, PoolBlock
 from framework.errors import ConfigError, Unsupported
 from framework.export.host_blocks import build_policy
 from framework.export.pool_facts import PoolFacts
-from framework.export.vllm_connector import options_of, require_version
+from framework.export.vllm_connector import HOOKS, options_of, require_hooks
 from framework.export.vllm_queue import PolicyQueue
 from framework.interfaces.eviction import EvictionPolicy, ScoredPolicy
 
@@ -118,11 +118,20 @@ def test_options_are_checked() -> None:
             options_of(wrong)
 
 
+def test_a_hook_that_vllm_lacks_is_named_with_its_parameters() -> None:
+    queue = FreeQueue([])
+    require_hooks(FreeKVCacheBlockQueue=queue)
+    queue.append_n = lambda several: None  # type: ignore[method-assign, assignment]
+    with pytest.raises(Unsupported, match=r"FreeKVCacheBlockQueue\.append_n\(blocks\); .*0\.32\.0 and 0\.33\.0"):
+        require_hooks(FreeKVCacheBlockQueue=queue)
+    with pytest.raises(Unsupported, match=r"BlockPool\.touch\(blocks\), BlockPool\.evict_blocks"):
+        require_hooks(BlockPool=object())
+    assert len(HOOKS["BlockPool"]) == 4
+
+
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_the_connector_says_what_to_install() -> None:
     from framework.export import vllm_connector
 
     with pytest.raises(Unsupported, match=r"pip install vllm==0\.33\.0"):
         vllm_connector.PolicyConnector
-    with pytest.raises(Unsupported):
-        require_version()
