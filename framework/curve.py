@@ -58,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from framework.replay.column_paths import trace_paths
     from framework.replay.curves import hit_curves
-    from framework.replay.path_cache import trace_paths
 
     if options.plot and Path(options.plot).suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"--plot takes a .png or .svg, found {options.plot}")

@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, settings
 # Before any test imports torch: workers share the machine's few cores, and their sums must not depend on its number.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
-os.environ["KVLAB_CACHE"] = "0"  # tests of the cache turn it on in a folder of their own
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.shared import AGENTIC, CONVERSATION, digest, kept, trace_path
 from framework.registry.components import build_component
-from framework.replay.path_cache import trace_paths
+from framework.replay.column_paths import trace_paths
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
 from framework.replay.result import CacheOnlyResult

@@ -17,8 +17,6 @@ MAX_LINE_BYTES = 64 * 2**20
 """A longer line is taken for damage, so that memory stays bounded whatever the file holds."""
 
 _CHUNK = 2**16
-_USUAL_FLAGS = (b"\x00", b"\x08")
-"""Of a gzip header without fields, or with a file's name: ISA-L reads headers that zlib refuses."""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -91,7 +89,7 @@ def whole_file(path: str | Path, most: int) -> bytes | None:
     """
     with open_bytes(path) as file:
         try:
-            content = _inflated(path, most) if _is_gzip(path) else file.read(most + 1)
+            content = file.read(most + 1)
         except Exception as error:
             if not _is_damage(error):
                 raise
@@ -101,34 +99,6 @@ def whole_file(path: str | Path, most: int) -> bytes | None:
     if len(content) > MAX_LINE_BYTES and max(map(len, content.split(b"\n"))) > MAX_LINE_BYTES:
         return None
     return content
-
-
-def _is_gzip(path: str | Path) -> bool:
-    with Path(path).open("rb") as file:
-        return file.read(2) == _GZIP
-
-
-def _inflated(path: str | Path, most: int) -> bytes:
-    """At most `most` + 1 bytes of a gzip file; EOFError where it has several members, no end or is damaged."""
-    packed = Path(path).read_bytes()
-    library: Any = _fast_zlib() if packed[3:4] in _USUAL_FLAGS else zlib
-    inflate = library.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    try:
-        content: bytes = inflate.decompress(packed, most + 1)
-    except library.error as error:
-        raise EOFError(str(error)) from error
-    if len(content) <= most and (not inflate.eof or inflate.unused_data):
-        raise EOFError
-    return content
-
-
-def _fast_zlib() -> Any:
-    """ISA-L's, in half the time, where it is installed: it has no build for some processors."""
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib
-    return isal_zlib
 
 
 def read_lines(path: str | Path) -> Generator[tuple[int, bytes], None, None]:

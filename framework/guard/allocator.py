@@ -15,7 +15,6 @@ from framework.guard.counts import is_count
 from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.json_lines import Column, LineField
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 _CONTRACT = (OutOfBlocks, InvariantViolation, PluginError)
@@ -289,11 +288,6 @@ class GuardedAllocator(Allocator):
         bypass: bool = False,
     ) -> ReplayCounts | None:
         """Nobody's: a replay core belongs to a class, and `replay_cores.count_references` guards it."""
-        return None
-
-    @classmethod
-    def read_json_lines(cls, content: bytes, fields: Sequence[LineField]) -> tuple[Column, ...] | None:
-        """Nobody's, as `replay_references`: `guard.json_lines` guards it."""
         return None
 
 

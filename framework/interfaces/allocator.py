@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.json_lines import Column, LineField
 from framework.interfaces.replay_counts import ReferencePaths as ReferencePaths
 from framework.interfaces.replay_counts import ReplayCounts as ReplayCounts
 from framework.types import BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
@@ -299,21 +298,5 @@ class Allocator(ABC):
 
         Raises:
             InvalidArgument: `num_blocks` below 1.
-        """
-        return None
-
-    @classmethod
-    def read_json_lines(cls, content: bytes, fields: Sequence[LineField]) -> tuple[Column, ...] | None:
-        """A faster way to read a trace for a cache-only replay that this class counts, where an allocator has one.
-
-        Optional. None: a line is not plainly these fields, and the framework reads it. What may be None is any file
-        with an unknown or repeated key, a blank line, an escape, an exponent or a sign; what may not be taken is a
-        value that JSON or a field's bounds do not allow. The kit compares.
-
-        Args:
-            content: the file's, decompressed: one JSON object a line.
-
-        Returns:
-            One column a field, in their order; see LineField.
         """
         return None

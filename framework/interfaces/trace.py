@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import orjson
 
-from framework.interfaces.json_lines import Column, LineField, LineReader
 from framework.interfaces.records import (
     MAX_TOKENS,
     FieldError,
@@ -31,14 +30,11 @@ from framework.interfaces.workload import BlockIdArray, Hint, Message, Namespace
 __all__ = [
     "MAX_TOKENS",
     "BlockIdArray",
-    "Column",
     "CsvReader",
     "FieldError",
     "Hint",
     "JsonLinesReader",
     "Line",
-    "LineField",
-    "LineReader",
     "Message",
     "Namespace",
     "Record",
@@ -73,9 +69,6 @@ class TraceReader(ABC):
             makes of the ones read.
         absolute_times: `arrival_s` are seconds since 1970; the framework subtracts the first request's.
         unsorted: requests may come in any order; the framework holds them all and sorts by arrival, ties as read.
-        json_lines: on an object that reads a whole file, the fast reader of the allocator that counts, where it has
-            one; see Allocator.read_json_lines.
-        single_file: the requests depend on the file alone, not on others beside it, so that they may be cached.
         example: a small trace of the format, for its kit: file name -> text, the trace first, then what lies beside it.
     """
 
@@ -83,8 +76,6 @@ class TraceReader(ABC):
     sizes_vary: ClassVar[bool] = False
     absolute_times: ClassVar[bool] = False
     unsorted: ClassVar[bool] = False
-    json_lines: LineReader | None = None
-    single_file: ClassVar[bool] = True
     example: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @classmethod

@@ -42,7 +42,7 @@ def cache_only(session: Session) -> dict[str, Any]:
     options, block_size = config.replay, config.cache.block_size
     name, workload = workload_of(config)
     chosen = config.allocator.plain()
-    paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only, allocator=chosen)
+    paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only)
     num_blocks = pool_blocks(config.cache, options, working_set=paths.num_nodes)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": config.seed}
     policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)

@@ -12,8 +12,8 @@ from framework.config.sections import CacheOptions, ReplayOptions
 from framework.errors import ConfigError
 from framework.interfaces.workload import Workload
 from framework.modes.equal_bytes import equal_bytes
+from framework.replay.column_paths import trace_paths
 from framework.replay.curves import capacity_blocks
-from framework.replay.path_cache import trace_paths
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.roofline import Roofline
 from framework.workload import requests_of
@@ -27,13 +27,8 @@ def workload_of(config: Config) -> tuple[str, Workload]:
     return chosen.name, workload.make(chosen.name, chosen.options, seed=config.seed)
 
 
-def paths_of(
-    found: Workload, name: str, block_size: int, *, full_blocks_only: bool, allocator: Any = None
-) -> RequestPaths:
-    """A workload as paths of blocks of `block_size`, for cache-only replay; a trace's from the cache where it is there.
-
-    Args:
-        allocator: see path_cache.trace_paths.
+def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: bool) -> RequestPaths:
+    """A workload as paths of blocks of `block_size`, for cache-only replay.
 
     Raises:
         ConfigError: lengths only, or blocks of another size.
@@ -51,7 +46,7 @@ def paths_of(
             f"cache.block_size={trace.block_tokens} or a multiple, or use executor=none"
         )
     if found.speed == 1.0:
-        return trace_paths(trace, limit=found.limit, full_blocks_only=full_blocks_only, allocator=allocator)
+        return trace_paths(trace, limit=found.limit, full_blocks_only=full_blocks_only)
     return build_paths(found.limited(trace), full_blocks_only=full_blocks_only)
 
 

@@ -1,16 +1,18 @@
-"""Paths of a trace that was read at once, numbered in array operations."""
+"""Paths of a trace, numbered in array operations where it is read at once."""
 
 # Shapes: R requests  E block references  N nodes  S ids of all namespaces
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from framework.interfaces.trace_columns import TraceColumns
-from framework.replay.paths import KnownRequests, RequestPaths
+from framework.replay.paths import KnownRequests, RequestPaths, build_paths
+from framework.workload.traces.reader import Trace
 
 Ints = npt.NDArray[np.integer[Any]]
 Ints64 = npt.NDArray[np.int64]
@@ -18,6 +20,25 @@ Ints32 = npt.NDArray[np.int32]
 
 _LOOSE = 4
 """Ids may be numbered with gaps, up to so many times as many as there are references, before they are sorted."""
+
+
+def trace_paths(trace: Trace, *, limit: int | None = None, full_blocks_only: bool = False) -> RequestPaths:
+    """`build_paths` of an open trace's first `limit` requests, at once where its reader and numbering can.
+
+    Raises:
+        WorkloadError: see Trace and build_paths.
+    """
+    columns = trace.read_columns() if limit is None else None
+    if columns is not None:
+        found = column_paths(
+            columns,
+            line_tokens=trace.line_tokens,
+            block_tokens=trace.block_tokens,
+            full_blocks_only=full_blocks_only,
+        )
+        if found is not None:
+            return found
+    return build_paths(islice(trace, limit), full_blocks_only=full_blocks_only)
 
 
 def column_paths(

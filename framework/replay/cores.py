@@ -1,18 +1,15 @@
-"""Selection of the core that counts a cache-only replay, and reads its trace: the allocator's own, or Python's."""
+"""Selection of the core that counts a cache-only replay: the allocator's own, or Python's."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from framework import registry
-from framework.guard.json_lines import read_lines
 from framework.guard.replay_cores import count_references, has_core
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.json_lines import LineReader
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
 from framework.replay.result import CacheOnlyResult, summarise
@@ -41,12 +38,6 @@ def count(
             return name, summarise(paths, found.request_hits, found.admitted, found.evictions)
         _say_declined(name, type(policy).__name__)
     return PYTHON, replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
-
-
-def line_reader(allocator: Any) -> LineReader | None:
-    """The allocator's own reader of a trace's JSON lines, guarded; None where it has none. `allocator`: see `count`."""
-    _, kind = _chosen(allocator)
-    return partial(read_lines, kind) if kind is not None and has_core(kind, "read_json_lines") else None
 
 
 def _chosen(allocator: Any) -> tuple[str, type[Allocator] | None]:

@@ -26,7 +26,6 @@ from framework.testing.hostile import (
     check_a_failing_release_loses_no_copy,
     check_a_scheme_that_lies_costs_misses_only,
 )
-from framework.testing.json_lines import check_json_lines_are_read_as_json
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
 from framework.testing.promises import (
     check_a_promise_is_kept,
@@ -370,7 +369,6 @@ allocator_checks = (
     check_facts_are_plain,
     check_listening_ends,
     check_a_replay_core_counts_as_the_reference,
-    check_json_lines_are_read_as_json,
     check_a_bad_policy_is_named_and_contained,
     check_a_failing_policy_leaves_sound_metadata,
     check_a_failing_release_loses_no_copy,

@@ -1,12 +1,9 @@
-"""Block references a second of CPU time from a trace file to LRU's hits, the first time and once its paths are cached;
-and the offline optima beside it.
+"""Block references a second of CPU time from a trace file to LRU's hits, and the offline optima beside it.
 
 pytest tests/bench/test_bench_trace_to_hits.py --benchmark-only -s
 
-`read` is opening, parsing and numbering blocks, the first time also writing the cache; `line by line` is how a file is
-read that is not plainly of its format. `inflate alone` is by ISA-L where it is installed, else by zlib; `parse alone`
-is msgspec over the lines, `core's parse alone` the core's own reader. `count` is the replay by the fastest installed
-core, else in Python.
+`read` is opening, parsing and numbering blocks; `line by line` is how a file is read that is not plainly of its format;
+`parse alone` is msgspec over the lines. `count` is the replay by the fastest installed core, else in Python.
 The counts are exact and asserted; time is only printed. KVLAB_BENCH_ROUNDS=3 by default.
 """
 
@@ -25,12 +22,12 @@ import pytest
 from framework import registry
 from framework.files.lines import whole_file
 from framework.interfaces.allocator import Allocator
-from framework.replay.cores import count, line_reader
+from framework.replay.column_paths import trace_paths
+from framework.replay.cores import count
 from framework.replay.optimum import optimum_hits
-from framework.replay.path_cache import read_paths, trace_paths
 from framework.replay.paths import build_paths
 from framework.workload.traces import open_trace
-from framework.workload.traces.block_columns import MooncakeLine, RunsLine, mooncake_columns
+from framework.workload.traces.block_columns import MooncakeLine, RunsLine
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
 
@@ -54,47 +51,34 @@ def core() -> str | None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(("file", "block_tokens", "references", "hits"), TRACES, ids=["conversation", "agentic"])
 def test_trace_file_to_hits(
-    benchmark, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    file: str, block_tokens: int | None, references: int, hits: int,
-) -> None:  # fmt: skip
+    benchmark, traces: Path, file: str, block_tokens: int | None, references: int, hits: int
+) -> None:
     if not (traces / file).exists():
         pytest.skip(f"no {file} among the traces")
-    monkeypatch.setenv("KVLAB_CACHE", "1")
-    name, spent = core(), {"first": [], "cached": []}  # type: ignore[var-annotated]
-
-    def from_file(kind: str) -> None:
-        start = time.process_time()
-        paths = trace_paths(open_trace(traces / file, block_tokens=block_tokens), allocator=name)
-        read = time.process_time()
-        _, found = count(name, paths, Lru(), CAPACITY)
-        spent[kind].append((read - start, time.process_time() - read))
-        assert (paths.num_references, found.hit_blocks) == (references, hits)
+    name, spent = core(), []
 
     def one_round() -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(len(spent["first"]))))
-        from_file("first")
-        for _ in range(3):
-            from_file("cached")
+        start = time.process_time()
+        paths = trace_paths(open_trace(traces / file, block_tokens=block_tokens))
+        read = time.process_time()
+        _, found = count(name, paths, Lru(), CAPACITY)
+        spent.append((read - start, time.process_time() - read))
+        assert (paths.num_references, found.hit_blocks) == (references, hits)
 
     benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
-    for kind, times in spent.items():
-        read, counted = (min(column) for column in zip(*times, strict=True))
-        rate = references / (read + counted) / 1e6
-        benchmark.extra_info[f"{kind} M references/s"] = round(rate, 2)
-        print(
-            f"\n{kind:7} {rate:6.2f} M references/s of CPU (read {read:.4f} s, count {counted:.4f} s, {name})", end=""
-        )
+    read, counted = (min(column) for column in zip(*spent, strict=True))
+    rate = references / (read + counted) / 1e6
+    benchmark.extra_info["M references/s"] = round(rate, 2)
+    print(f"\n{rate:6.2f} M references/s of CPU (read {read:.4f} s, count {counted:.4f} s, {name})", end="")
 
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(("file", "block_tokens", "references", "hits"), TRACES, ids=["conversation", "agentic"])
-def test_what_the_first_read_is_made_of(
-    benchmark, traces: Path, monkeypatch: pytest.MonkeyPatch,
-    file: str, block_tokens: int | None, references: int, hits: int,
-) -> None:  # fmt: skip
+def test_what_reading_is_made_of(
+    benchmark, traces: Path, file: str, block_tokens: int | None, references: int, hits: int
+) -> None:
     if not (traces / file).exists():
         pytest.skip(f"no {file} among the traces")
-    monkeypatch.setenv("KVLAB_CACHE", "0")
     spent: dict[str, list[float]] = {}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
@@ -107,11 +91,8 @@ def test_what_the_first_read_is_made_of(
         content = timed("inflate alone", lambda: whole_file(traces / file, 2**29))
         kind = MooncakeLine if block_tokens is None else RunsLine
         timed("parse alone", lambda: msgspec.json.Decoder(kind).decode_lines(content.rstrip(b"\n")))
-        reader = line_reader(core()) if block_tokens is None else None
-        if reader is not None:
-            timed("core's parse alone", lambda: mooncake_columns(content, 512, reader))
         trace = open_trace(traces / file, block_tokens=block_tokens)
-        fast = timed("at once", lambda: read_paths(trace, None, False, core()))
+        fast = timed("at once", lambda: trace_paths(trace))
         slow = timed("line by line", lambda: build_paths(iter(trace)))
         assert fast.num_references == slow.num_references == references
         assert all(np.array_equal(getattr(fast, name), getattr(slow, name)) for name in ("nodes", "parents", "depths"))
@@ -138,7 +119,7 @@ def test_the_offline_optima(
     name, spent = core(), []
 
     def one_round() -> None:
-        paths = read_paths(open_trace(traces / file, block_tokens=block_tokens), None, False)
+        paths = trace_paths(open_trace(traces / file, block_tokens=block_tokens))
         start = time.process_time()
         found = [int(optimum_hits(paths, CAPACITY, pinned=bound).sum()) for bound in (False, True)]
         both = time.process_time()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +13,6 @@ from framework.interfaces.allocator import AllocatorStats, Hit, ReplayCounts
 from framework.replay.reference import replay
 from framework.testing import allocator as kit
 from framework.testing.driver import Violation
-from framework.testing.json_lines import slowly
 from framework.testing.oracles.allocator import Row, SlowAllocator
 from framework.testing.oracles.eviction import SlowLru
 from framework.types import BlockCopy, BlockId, TableChange
@@ -477,30 +475,6 @@ class IgnoresBypass(Sound):
         return ReplayCounts(request_hits=found.request_hits, admitted=found.admitted, evictions=found.evictions)
 
 
-class ReadsTheFirstOfTwoLines(Sound):
-    """A reader of JSON lines that takes what stands first and is silent about the rest."""
-
-    @classmethod
-    def read_json_lines(cls, content, fields):
-        return slowly(content[: content.find(b"\n") + 1], fields)
-
-
-class TakesNumbersOutOfBounds(Sound):
-    @classmethod
-    def read_json_lines(cls, content, fields):
-        return slowly(content, [field._replace(low=-(2**63), high=2**63 - 1) for field in fields])
-
-
-class TakesTheLastOfTwoKeys(Sound):
-    @classmethod
-    def read_json_lines(cls, content, fields):
-        try:
-            rows = [json.dumps(json.loads(line)) for line in content.splitlines()]
-        except ValueError:
-            return None
-        return slowly("\n".join(rows).encode(), fields)
-
-
 PASSED = kit.check_blocks_that_windows_passed_are_unreferenced_soundly
 RANDOM, COLLIDING = kit.check_random_histories, kit.check_random_histories_under_colliding_hashes
 
@@ -659,9 +633,6 @@ MUTANTS = {
     TrustsNames: kit.check_a_bad_hash_is_named_and_contained,
     CountsEvictionsOfAnotherOrder: kit.check_a_replay_core_counts_as_the_reference,
     IgnoresBypass: kit.check_a_replay_core_counts_as_the_reference,
-    ReadsTheFirstOfTwoLines: kit.check_json_lines_are_read_as_json,
-    TakesNumbersOutOfBounds: kit.check_json_lines_are_read_as_json,
-    TakesTheLastOfTwoKeys: kit.check_json_lines_are_read_as_json,
 }
 
 # The slow allocator judges a policy's choice and does not contain a callback that raises.

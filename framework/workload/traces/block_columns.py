@@ -1,5 +1,4 @@
-"""Whole files of block ids read at once: msgspec checks every line against a schema, NumPy reads the lists of ids; or
-the reader of the allocator that will count does both.
+"""Whole files of block ids read at once: msgspec checks every line against a schema, NumPy reads the lists of ids.
 
 A file of which anything is not as the schema has it is left to the readers of single lines, which say what is wrong.
 """
@@ -8,17 +7,14 @@ A file of which anything is not as the schema has it is left to the readers of s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import chain
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from framework.interfaces.json_lines import Column, LineField, LineReader
 from framework.interfaces.records import MAX_TOKENS
 from framework.interfaces.trace_columns import TraceColumns
 
@@ -30,9 +26,6 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
 _MOST_ID = 2**62
-_KINDS: Mapping[str, Literal["number", "integer", "integers", "text"]] = MappingProxyType(
-    {"FloatType": "number", "IntType": "integer", "RawType": "integers", "StrType": "text"}
-)
 
 
 class MooncakeLine(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -62,62 +55,25 @@ class RunsLine(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     model: str | None = None
 
 
-def mooncake_columns(content: bytes, block_tokens: int, json_lines: LineReader | None = None) -> TraceColumns | None:
-    """A file of MooncakeLine; None where a line is anything else.
-
-    Args:
-        json_lines: asked first, before msgspec.
-    """
-    found: Any = None if json_lines is None else json_lines(content, _fields(MooncakeLine))
-    found = found or _mooncake_lines(content)
-    if found is None:
-        return None
-    times, input_tokens, _, (ids, starts), sessions, turns, categories, tenants, _ = found
-    tenants = _named(tenants)
-    columns = TraceColumns(
-        arrival_s=times / 1000,
-        input_tokens=input_tokens,
-        run_starts=starts,
-        firsts=ids,
-        tenants=[tenant or "" for tenant in tenants] if tenants else None,
-        sessions=_named(sessions),
-        categories=_named(categories),
-        turns=turns,
-    )
-    return columns if _plausible(columns, block_tokens) else None
-
-
-def _mooncake_lines(content: bytes) -> tuple[Column, ...] | None:
-    """A column for each field of MooncakeLine, see LineField."""
+def mooncake_columns(content: bytes, block_tokens: int) -> TraceColumns | None:
+    """A file of MooncakeLine; None where a line is anything else."""
     rows = _rows(content, MooncakeLine)
     lists = None if rows is None else _flat_lists([row.hash_ids for row in rows])
     if rows is None or lists is None:
         return None
-    return (
-        np.array([row.timestamp for row in rows]),
-        np.array([row.input_length for row in rows], dtype=np.int64),
-        None,  # output_length: checked, not read
-        lists,
-        _known([row.session_id for row in rows]),
-        _known([row.turn for row in rows]),
-        _known([row.type for row in rows]),
-        _known([row.tenant for row in rows]),
-        None,  # priority: checked, not read
+    ids, starts = lists
+    tenants = _known([row.tenant or None for row in rows])
+    columns = TraceColumns(
+        arrival_s=np.array([row.timestamp for row in rows]) / 1000,
+        input_tokens=np.array([row.input_length for row in rows], dtype=np.int64),
+        run_starts=starts,
+        firsts=ids,
+        tenants=[tenant or "" for tenant in tenants] if tenants else None,
+        sessions=_known([row.session_id or None for row in rows]),
+        categories=_known([row.type or None for row in rows]),
+        turns=_known([row.turn for row in rows]),
     )
-
-
-@cache
-def _fields(kind: type[msgspec.Struct]) -> list[LineField]:
-    """The fields of a line's schema; a list that stays raw is one of block ids."""
-    described: Any = msgspec.inspect.type_info(kind)
-    found = []
-    for field in described.fields:
-        types = getattr(field.type, "types", (field.type,))
-        meant = next(one for one in types if not isinstance(one, msgspec.inspect.NoneType))
-        name = _KINDS[type(meant).__name__]
-        low, high = (meant.ge, meant.le) if name == "integer" else (0, _MOST_ID if name == "integers" else 0)
-        found.append(LineField(field.encode_name, name, field.required, low, high))
-    return found
+    return columns if _plausible(columns, block_tokens) else None
 
 
 def runs_columns(content: bytes, block_tokens: int) -> TraceColumns | None:
@@ -183,10 +139,6 @@ def _flat_lists(lists: Sequence[Any]) -> tuple[Ints, Ints] | None:
     if len(counts) != len(lists) or len(ids) != starts[-1] or (len(ids) and (ids.min() < 0 or ids.max() > _MOST_ID)):
         return None
     return ids, starts
-
-
-def _named(column: list[str | None] | None) -> list[str | None] | None:
-    return None if column is None else _known([name or None for name in column])
 
 
 def _known(column: list[T | None]) -> list[T | None] | None:

@@ -56,7 +56,7 @@ class Mooncake(JsonLinesReader):
         """See TraceReader."""
         from framework.workload.traces.block_columns import mooncake_columns
 
-        return mooncake_columns(content, self.block_tokens, self.json_lines)
+        return mooncake_columns(content, self.block_tokens)
 
 
 class HashIds(Mooncake):

@@ -45,7 +45,6 @@ class RagPulse(JsonLinesReader):
 
     block_tokens = 16
     sizes_vary = True
-    single_file = False
 
     example: ClassVar[Mapping[str, str]] = {
         "0_trace.jsonl": '{"timestamp": "82", "input_length": 40, "output_length": 19, "hash_ids": {"sys_prompt": [1], '

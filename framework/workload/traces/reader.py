@@ -10,7 +10,7 @@ from typing import Literal
 from framework import registry
 from framework.errors import FrameworkError, InvalidArgument, PluginError, UnknownPlugin, WorkloadError
 from framework.files.lines import first_lines, read_lines, whole_file
-from framework.interfaces.trace import FieldError, Line, LineReader, Record, TraceColumns, TraceReader, WorkloadRequest
+from framework.interfaces.trace import FieldError, Line, Record, TraceColumns, TraceReader, WorkloadRequest
 from framework.workload.traces.archives import archive_hint
 from framework.workload.traces.block_ids import coarsen
 
@@ -63,11 +63,8 @@ class Trace:
             )
             raise WorkloadError(f"{self.path} holds 0 requests{first}; there is nothing to replay")
 
-    def read_columns(self, json_lines: LineReader | None = None) -> TraceColumns | None:
+    def read_columns(self) -> TraceColumns | None:
         """Every request at once, as the file has them, where its reader has a fast way; else None: iterate.
-
-        Args:
-            json_lines: of the allocator that will count, see TraceReader.json_lines.
 
         Raises:
             WorkloadError: the file cannot be read.
@@ -79,7 +76,7 @@ class Trace:
         content = whole_file(self.path, _MOST_AT_ONCE)
         if content is None:
             return None
-        reader.block_tokens, reader.json_lines = self.line_tokens, json_lines
+        reader.block_tokens = self.line_tokens
         try:
             found = reader.read_columns(content)
         except FrameworkError:

@@ -12,13 +12,12 @@ from framework.errors import InvalidArgument, InvariantViolation
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.interfaces.json_lines import Column, LineField
 from framework.paged.guard import GuardedHash, GuardedPolicy
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import num_tokens_of
 from framework.paged.table import count_of
 from framework.types import Namespace, RequestFacts, RequestId, RequestInfo, TableChange, TokenArray
-from framework_native._core import Core, json_lines
+from framework_native._core import Core
 from framework_native.audit import faults
 from framework_native.replay import replay_references
 
@@ -140,11 +139,6 @@ class NativeAllocator(Allocator):
         bypass: bool = False,
     ) -> ReplayCounts | None:
         return replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
-
-    @classmethod
-    def read_json_lines(cls, content: bytes, fields: Sequence[LineField]) -> tuple[Column, ...] | None:
-        found: tuple[Column, ...] | None = json_lines(content, fields)
-        return found
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         requests, facts = self._requests, self._facts.get(request)

@@ -153,7 +153,6 @@ void bind_core(nb::module_ &module) {
 
 void bind_attention(nb::module_ &module);
 void bind_replay(nb::module_ &module);
-void bind_json_lines(nb::module_ &module);
 
 } // namespace native
 
@@ -162,5 +161,4 @@ NB_MODULE(_core, module) {
     native::bind_core(module);
     native::bind_attention(module);
     native::bind_replay(module);
-    native::bind_json_lines(module);
 }

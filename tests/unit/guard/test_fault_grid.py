@@ -86,7 +86,6 @@ NOT_CALLED = {
         "foresee",
         "facts",
         "replay_references",
-        "read_json_lines",
     },
     "eviction": {"attach", "victims", "facts"},
     "hash": set(),
