@@ -69,7 +69,13 @@ class InvariantViolation(FrameworkError):
 
 
 class PluginError(FrameworkError):
-    """A plugin broke its contract: the text names the plugin, the method and the rule."""
+    """A plugin broke its contract: the text names the plugin, the method and the rule.
+
+    Attributes:
+        names_plugin: whether it does; False of one that a plugin raised and no boundary has seen.
+    """
+
+    names_plugin: bool = False
 
 
 class StoreFailed(FrameworkError):

@@ -93,7 +93,7 @@ def job(config: DictConfig) -> Outcome:
         if reason := what_went_wrong(result):
             status, state = FAILED, "failed"
             complain(f"{_job_name(hydra)}{reason}; see {directory}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a plugin that exits where no boundary is ends its job, not the sweep
         if full_error() and sweep is None:
             raise
         reason = sentence(error)

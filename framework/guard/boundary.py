@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from framework import errors
-from framework.errors import FrameworkError, Interruption, PluginError
+from framework.errors import FrameworkError, Interruption, OutOfBlocks, PluginError
 
 OUTSIDE = (KeyboardInterrupt, Interruption)
 """Raised into whatever runs, by a user, a signal or the watchdog: no plugin's failure, so nothing contains it."""
@@ -39,6 +39,21 @@ def _installed_origin(package: str) -> str:
     return f"{names[0]} {metadata.version(names[0])}" if names else ""
 
 
+def is_own(cls: type) -> bool:
+    """Whether `cls` is the framework's or a built-in plugin: what it raises on purpose says enough."""
+    return cls.__module__.startswith("framework.") or origin_of(cls).startswith("kvcache-framework ")
+
+
+def text_of(error: BaseException) -> str:
+    """`str(error)`; of an error whose text cannot be had, its type."""
+    try:
+        return str(error)
+    except OUTSIDE:
+        raise
+    except BaseException:
+        return shown(error)
+
+
 def shown(value: object) -> str:
     """`repr(value)` on one line, cut short; of a value that cannot be shown, its type."""
     try:
@@ -66,7 +81,12 @@ class Boundary:
 
     def fault(self, hook: str, rule: str) -> PluginError:
         """The error of a plugin whose `hook` broke `rule`."""
-        return PluginError(f"{origin_of(self.cls)}: {self.what} {self.cls.__name__}.{hook}: {rule}")
+        error = PluginError(self._named(hook, rule))
+        error.names_plugin = True
+        return error
+
+    def _named(self, hook: str, text: str) -> str:
+        return f"{origin_of(self.cls)}: {self.what} {self.cls.__name__}.{hook}: {text}"
 
     def call(self, hook: str, method: Callable[..., Any], *given: Any) -> Any:
         """`method(*given)`, contained. Hooks of a step write this out: a call more costs them 60 ns."""
@@ -78,13 +98,21 @@ class Boundary:
     def contain(self, hook: str, error: BaseException, doing: str = "") -> NoReturn:
         """Raise what `hook` raised as a PluginError, unless it belongs to the contract or comes from outside.
 
+        An error of the contract that somebody else's plugin raised keeps its class and gets the plugin's name in front;
+        OutOfBlocks, by which allocators answer, stays as it is, and so does what names a plugin already.
+
         Args:
             doing: follows what was raised: " for 3 blocks".
         """
         if isinstance(error, OUTSIDE):
             raise error
         if isinstance(error, self._passing):
-            raise _readable(error)
+            error = _readable(error)
+            if not (isinstance(error, OutOfBlocks) or getattr(error, "names_plugin", False) or is_own(self.cls)):
+                error.args = (self._named(hook, text_of(error)), *error.args[1:])
+                if isinstance(error, PluginError):
+                    error.names_plugin = True
+            raise error
         raise self.fault(hook, f"raised {shown(error)}{doing}") from error
 
     def wrong(self, hook: str, rule: str, found: Any) -> NoReturn:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, Protocol
 
-from framework.errors import PluginError
+from framework.errors import FrameworkError
 from framework.guard.boundary import Boundary
 
 Facts = dict[str, str | int | float]
@@ -38,7 +38,7 @@ def reported(plugins: Mapping[str, Reporting]) -> dict[str, Any]:
     for kind, plugin in plugins.items():
         try:
             result.update({f"{kind}_{name}": value for name, value in plugin.facts().items()})
-        except PluginError as error:
+        except FrameworkError as error:
             result.setdefault("first_failure", str(error))
     return result
 

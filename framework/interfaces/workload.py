@@ -147,5 +147,6 @@ class Workload(ABC):
         """
 
     def facts(self) -> Mapping[str, Any]:
-        """What a run's result should hold of this workload, once the requests were drawn: plain values."""
+        """What a run's result should hold of this workload, once the requests were drawn: names to texts and finite
+        numbers, each kept as `workload_<name>`."""
         return {}

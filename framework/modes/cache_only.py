@@ -13,6 +13,7 @@ from framework.errors import ConfigError
 from framework.files.memo import remembered
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
+from framework.guard.workload import GuardedWorkload
 from framework.interfaces.eviction import EvictionPolicy
 from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import KINDS, Session, names_of
@@ -54,6 +55,8 @@ def cache_only(session: Session) -> dict[str, Any]:
             "no pool above other tiers can; leave tiers out or choose another policy"
         )
     session.facts |= {
+        "num_skipped_lines": 0,
+        **GuardedWorkload(workload).result(),
         **names_of(config, ("eviction", "workload")),
         **(names_of(config, ("tiering",)) if below else {}),
         "num_blocks": num_blocks,
@@ -62,8 +65,6 @@ def cache_only(session: Session) -> dict[str, Any]:
         "infinite_hit_blocks": int(paths.infinite_hits.sum()),
         "infinite_hit_rate": float(paths.hit_tokens(paths.infinite_hits).sum() / max(1, paths.input_tokens.sum())),
         **({"eviction_needs_future": True} if policy.needs_future else {}),
-        "num_skipped_lines": 0,
-        **workload.facts(),
     }
     session.begin("none")
     measured: dict[str, Any] = {}

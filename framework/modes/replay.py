@@ -17,6 +17,7 @@ from framework.engine.tiers.setup import replayed_tiers, require_tiers
 from framework.errors import ConfigError
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
+from framework.guard.workload import GuardedWorkload
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.kv_events.stream import EventStream
@@ -96,14 +97,14 @@ def full_replay(session: Session) -> dict[str, Any]:
             summary |= reference
             summary["gap_to_offline_next_use"] = _gap(summary["hit_rate"], reference["offline_next_use_hit_rate"])
         return {
+            "num_skipped_lines": 0,
+            **GuardedWorkload(source.workload).result(),
             **reported({"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}),
             **summary,
             **bought,
             "clock": source.clock,
             "num_blocks": engine.allocator.num_blocks,
             "block_size": engine.allocator.block_size,
-            "num_skipped_lines": 0,
-            **source.workload.facts(),
             "replay_s": time.perf_counter() - start,
         }
 

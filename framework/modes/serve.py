@@ -23,6 +23,7 @@ from framework.errors import ConfigError
 from framework.guard.backend import GuardedBackend
 from framework.guard.facts import Reporting, reported
 from framework.guard.policy import GuardedPolicy
+from framework.guard.workload import GuardedWorkload
 from framework.kv_events.stream import EventStream
 from framework.llm import LLM
 from framework.model.choice import build_model, model_config
@@ -41,7 +42,7 @@ from framework.registry.components import build_component
 from framework.replay.items import submit
 from framework.replay.recording import write_recording
 from framework.results.layout import RECORDING
-from framework.workload import WorkloadRequest
+from framework.workload import Workload, WorkloadRequest
 
 
 def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
@@ -54,7 +55,9 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
         require_no_foresight(config.eviction.plain())
         check_backend(config)
         with closing(load_model(config)) as model:
-            items = build_workload(config, model)
+            requests = workload.make(config.workload.name, config.workload.options, seed=config.seed)
+            items = build_workload(requests, config.workload.name, model)
+            session.facts |= GuardedWorkload(requests).result()
             longest = max(item.max_total_tokens for item in items)
             events, log = session.kv_events(), session.event_log()
             with build_llm(config, model, longest=longest, log=log, kv_events=events) as llm:
@@ -154,15 +157,14 @@ def build_llm(
         )
 
 
-def build_workload(config: Config, model: LoadedModel) -> list[WorkloadRequest]:
-    """The workload's requests with prompts of token ids, through the model's tokenizer.
+def build_workload(source: Workload, name: str, model: LoadedModel) -> list[WorkloadRequest]:
+    """The requests of workload `name` with prompts of token ids, through the model's tokenizer.
 
     Raises:
         WorkloadError: no request.
         ConfigError: prompts known by length or by block names only, which no model can read.
     """
-    name, options = config.workload.name, config.workload.options
-    return [encoded(item, model, name) for item in workload.stream(name, options, seed=config.seed)]
+    return [encoded(item, model, name) for item in workload.requests_of(source, name)]
 
 
 def encoded(request: WorkloadRequest, model: LoadedModel, name: str) -> WorkloadRequest:

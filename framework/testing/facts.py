@@ -1,4 +1,4 @@
-"""Check of `facts()`, which policies and allocators share: plain values, and nothing changed by asking."""
+"""Check of `facts()`, which all kinds share that have it: plain values, and nothing changed by asking."""
 
 from __future__ import annotations
 

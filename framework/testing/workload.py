@@ -14,9 +14,9 @@ from collections.abc import Callable
 from hashlib import sha256
 from itertools import islice
 
-from framework.files.jsonl import to_plain
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.testing.driver import Violation
+from framework.testing.facts import require_plain_facts
 
 Make = Callable[[], Workload]
 
@@ -75,12 +75,12 @@ def check_turns_count_up_in_their_session(make: Make) -> None:
 
 
 def check_facts_are_plain(make: Make) -> None:
-    """`facts` is a mapping that JSON can hold, before and after the requests were drawn."""
+    """`facts` gives names to texts and finite numbers, before and after the requests were drawn."""
     workload = make()
-    to_plain(dict(workload.facts()))
+    require_plain_facts("workload", workload)
     for _ in islice(workload.requests(), MANY):
         pass
-    to_plain(dict(workload.facts()))
+    require_plain_facts("workload", workload)
 
 
 def check_processes_agree(make: Make) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from framework import registry
-from framework.errors import FrameworkError, PluginError, WorkloadError
+from framework.errors import WorkloadError
+from framework.guard.workload import GuardedWorkload
 from framework.interfaces.workload import Message, Workload, WorkloadRequest
 
 __all__ = ["Message", "Workload", "WorkloadRequest", "build", "make", "names", "requests_of", "stream"]
@@ -51,15 +52,8 @@ def requests_of(workload: Workload, name: str) -> Iterator[WorkloadRequest]:
         PluginError: the workload raised something else, or yielded something else than requests.
     """
     count = 0
-    try:
-        for request in workload.requests():
-            if not isinstance(request, WorkloadRequest):
-                raise PluginError(f"workload {name!r} yielded {type(request).__name__}, expected WorkloadRequest")
-            count += 1
-            yield request
-    except FrameworkError:
-        raise
-    except Exception as error:
-        raise PluginError(f"workload {name!r}: requests() raised {type(error).__name__}: {error}") from error
+    for request in GuardedWorkload(workload).requests():
+        count += 1
+        yield request
     if not count:
         raise WorkloadError(f"workload={name} makes 0 requests; there is nothing to serve or replay")

@@ -536,3 +536,24 @@ def test_an_interrupted_sweep_reports_what_it_has(
     monkeypatch.setattr(api, "run", interrupted)
     assert call(["-m", *COMMON, "run.sweep=s", "eviction=random", "seed=0,1,2,3"]) == 130
     assert "(2 ok, 1 unfinished)" in capsys.readouterr().out
+
+
+def test_a_workload_that_exits_is_a_failed_job_and_the_sweep_goes_on(command: Command, elsewhere: Path) -> None:
+    (elsewhere / "leaves.py").write_text(
+        "import sys\n"
+        "from framework.interfaces.workload import Workload, WorkloadRequest\n\n\n"
+        "class Leaves(Workload):\n"
+        "    def __init__(self, *, seed: int) -> None:\n        self.seed = seed\n\n"
+        "    def requests(self):\n"
+        "        if self.seed == 2:\n            sys.exit(0)\n"
+        "        yield WorkloadRequest(prompt=[1, 2, self.seed], output_tokens=1)\n"
+    )
+    words = ("mode=replay", "workload=leaves.py:Leaves", "cache.num_blocks=8", "run.progress=false", "run.report=false")
+    status, _, err = command("-m", *words, "seed=1,2,3,4", "run.sweep=s")
+    assert status == 1
+    assert "workload Leaves.requests: raised SystemExit(0)" in err, err
+    ended = sorted(read_result(path.parent)["status"] for path in Path("sweeps/s").glob("*/result.json"))
+    assert ended == ["failed", "ok", "ok", "ok"]
+    status, _, err = command(*words, "seed=2", "run.dir=one")
+    assert status == 1, err
+    assert err.count("\n") == 1, err

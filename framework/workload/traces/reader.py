@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from framework import registry
 from framework.errors import FrameworkError, InvalidArgument, PluginError, UnknownPlugin, WorkloadError
 from framework.files.lines import first_lines, read_lines, whole_file
-from framework.interfaces.trace import FieldError, Line, Record, TraceColumns, TraceReader, WorkloadRequest
+from framework.guard.boundary import Boundary, is_own, text_of
+from framework.guard.construct import construct
+from framework.guard.counts import is_count
+from framework.interfaces.trace import (
+    MAX_TOKENS,
+    FieldError,
+    Line,
+    Record,
+    TraceColumns,
+    TraceReader,
+    WorkloadRequest,
+)
 from framework.workload.traces.archives import archive_hint
 from framework.workload.traces.block_ids import coarsen
 
 OnError = Literal["raise", "skip"]
 
+_READ = (WorkloadRequest, FieldError)
 _MOST_AT_ONCE = 2**29
 """Bytes of decompressed content that are held at once; a larger file is read line by line."""
 
@@ -70,22 +82,21 @@ class Trace:
             WorkloadError: the file cannot be read.
             PluginError: the reader raised.
         """
-        reader = self.reader()
+        reader = _made(self.reader)
         if not _reads_at_once(self.reader) or reader.absolute_times or reader.unsorted or self.path.is_dir():
             return None
         content = whole_file(self.path, _MOST_AT_ONCE)
         if content is None:
             return None
         reader.block_tokens = self.line_tokens
-        try:
-            found = reader.read_columns(content)
-        except FrameworkError:
-            raise
-        except Exception as error:
-            raise _blamed(self.format, self.reader, "read_columns", error) from error
+        boundary = _boundary(self.reader)
+        found: Any = boundary.call("read_columns", reader.read_columns, content)
+        if found is not None and not isinstance(found, TraceColumns):
+            boundary.wrong("read_columns", "must return TraceColumns or None", found)
         if found is not None:
             self.num_requests, self.num_skipped, self.first_error = len(found.input_tokens), 0, ""
-        return found
+        columns: TraceColumns | None = found
+        return columns
 
     def _accepted(self, record: WorkloadRequest | FieldError, last: float) -> WorkloadRequest:
         if isinstance(record, FieldError):
@@ -113,21 +124,31 @@ class Trace:
             yield line_number, record
 
     def _records(self) -> Iterator[Record]:
-        """What the reader yields; whatever it raises is named."""
-        position = [0]
+        """What the reader yields, checked; whatever it raises is named, but for what our own lines raise."""
+        boundary, lines = _boundary(self.reader), _Lines(self.path)
+        reader = _made(self.reader)
+        reader.block_tokens = self.line_tokens
         try:
-            reader = self.reader()
-            reader.block_tokens = self.line_tokens
-            yield from reader.read(_counted(lines_of(self.path), position), self.path)
-        except FieldError as error:
-            raise WorkloadError(f"{self.path}:{max(1, position[0])}: {error}") from error
-        except FrameworkError:
+            for record in reader.read(iter(lines), self.path):
+                answer: Any = record
+                if type(answer) is not tuple or len(answer) != 2 or not isinstance(answer[1], _READ):
+                    boundary.wrong("read", "must yield (line number, WorkloadRequest or FieldError)", answer)
+                size = getattr(answer[1], "block_tokens", 0)
+                if size != self.line_tokens and getattr(answer[1], "block_ids", None) is not None:
+                    rule = f"yielded blocks of {size} tokens where block_size said {self.line_tokens}"
+                    raise boundary.fault("read", rule)
+                yield record
+        except GeneratorExit:
             raise
-        except Exception as error:
-            raise _blamed(self.format, self.reader, "read", error) from error
+        except FieldError as error:
+            raise WorkloadError(f"{self.path}:{max(1, lines.number)}: {text_of(error)}") from error
+        except BaseException as error:
+            if error is lines.error:
+                raise
+            boundary.contain("read", error)
 
     def _failed(self, line_number: int, error: FieldError) -> None:
-        message = f"{self.path}:{line_number}: {error}"
+        message = f"{self.path}:{line_number}: {text_of(error)}"
         if self.on_error == "raise":
             raise WorkloadError(f"{message}; on_error=skip leaves such lines out and counts them") from error
         self.num_skipped += 1
@@ -147,10 +168,21 @@ def _arrival(record: WorkloadRequest | FieldError) -> float:
     return record.arrival_s if isinstance(record, WorkloadRequest) else 0.0
 
 
-def _counted(lines: Iterator[Line], position: list[int]) -> Iterator[Line]:
-    for line in lines:
-        position[0] = line[0]
-        yield line
+class _Lines:
+    """A file's lines, with the number of the last one, and the error that reading them ended with."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.number = path, 0
+        self.error: WorkloadError | None = None
+
+    def __iter__(self) -> Iterator[Line]:
+        try:
+            for line in lines_of(self._path):
+                self.number = line[0]
+                yield line
+        except WorkloadError as error:
+            self.error = error
+            raise
 
 
 def lines_of(path: Path) -> Iterator[Line]:
@@ -158,8 +190,13 @@ def lines_of(path: Path) -> Iterator[Line]:
     return iter(()) if path.is_dir() else read_lines(path)
 
 
-def _blamed(name: str, reader: type[TraceReader], method: str, error: Exception) -> PluginError:
-    return PluginError(f"trace format {name!r}: {reader.__name__}.{method} raised {type(error).__name__}: {error}")
+def _boundary(reader: type[TraceReader]) -> Boundary:
+    return Boundary("trace reader", reader, (FrameworkError,) if is_own(reader) else (WorkloadError, PluginError))
+
+
+def _made(reader: type[TraceReader]) -> TraceReader:
+    made: TraceReader = construct("trace", reader.__name__, reader, {})
+    return made
 
 
 def formats() -> tuple[str, ...]:
@@ -183,23 +220,31 @@ def detect_format(path: str | Path) -> str:
     head = _head(path)
     if not head and not path.is_dir():
         raise WorkloadError(f"{path}: empty, so its format cannot be recognised; name it: {', '.join(formats())}")
-    found = [name for name in formats() if _recognises(name, head, path)]
+    failed: list[str] = []
+    found = [name for name in formats() if _recognises(name, head, path, failed)]
     if not found and path.is_dir():
         raise WorkloadError(f"{path} is a folder that no reader knows; give a file, or name the format of the folder")
     if not found:
         where = f"{path}:{head[0][0]}" if head else str(path)
-        raise WorkloadError(f"{where}: no known trace format; name one: {', '.join(formats())}")
+        broken = f"; could not be asked: {'; '.join(failed)}" if failed else ""
+        raise WorkloadError(f"{where}: no known trace format; name one: {', '.join(formats())}{broken}")
     if len(found) > 1:
         raise WorkloadError(f"{path}: of several trace formats, {' and '.join(found)}; say which with format=NAME")
     return found[0]
 
 
-def _recognises(name: str, head: Sequence[Line], path: Path) -> bool:
-    """Asks one reader; one that cannot be imported or that raises does not recognise the file."""
+def _recognises(name: str, head: Sequence[Line], path: Path, failed: list[str]) -> bool:
+    """Asks one reader. One that cannot be imported, raises or answers no bool goes to `failed`; others are asked."""
     try:
-        return bool(_reader(name).recognises(head, path))
-    except Exception:  # what a reader that nobody chose does wrong must not stop the others
+        reader = _reader(name)
+        boundary = _boundary(reader)
+        answer: Any = boundary.call("recognises", reader.recognises, head, path)
+        if type(answer) is not bool:
+            boundary.wrong("recognises", "must return a bool", answer)
+    except FrameworkError as error:
+        failed.append(text_of(error))
         return False
+    return bool(answer)
 
 
 def _head(path: Path) -> list[Line]:
@@ -231,7 +276,7 @@ def open_trace(
         reader = _reader(name)
     except UnknownPlugin:
         raise InvalidArgument(f"no trace format {format!r}; known: auto, {', '.join(formats())}") from None
-    size = _block_size(name, reader, path, block_tokens)
+    size = _block_size(reader, path, block_tokens)
     if block_tokens is not None and size and block_tokens % size:
         raise InvalidArgument(
             f"{path} has blocks of {size} tokens; {block_tokens} (cache.block_size, or block_tokens) is no multiple; "
@@ -240,13 +285,14 @@ def open_trace(
     return Trace(path, name, reader, size, (block_tokens or size) if size else 0, on_error)
 
 
-def _block_size(name: str, reader: type[TraceReader], path: Path, asked: int | None) -> int:
-    head = _head(path)
+def _block_size(reader: type[TraceReader], path: Path, asked: int | None) -> int:
+    head, boundary, made = _head(path), _boundary(reader), _made(reader)
     try:
-        return int(reader().block_size(head, asked))
+        size: Any = made.block_size(head, asked)
     except FieldError as error:
-        raise WorkloadError(f"{path}:1: {error}") from error
-    except FrameworkError:
-        raise
-    except Exception as error:
-        raise _blamed(name, reader, "block_size", error) from error
+        raise WorkloadError(f"{path}:1: {text_of(error)}") from error
+    except BaseException as error:
+        boundary.contain("block_size", error)
+    if not is_count(size) or size > MAX_TOKENS:
+        boundary.wrong("block_size", f"must return an int from 0 to {MAX_TOKENS:,}", size)
+    return int(size)

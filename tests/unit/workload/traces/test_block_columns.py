@@ -100,7 +100,7 @@ def test_a_reader_that_changes_what_a_line_means_is_read_line_by_line(tmp_path: 
 def test_a_reader_that_raises_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(MOONCAKE)
-    with pytest.raises(PluginError, match=r"'own': Broken.read_columns raised KeyError"):
+    with pytest.raises(PluginError, match=r"trace reader Broken.read_columns: raised KeyError"):
         opened(Broken, path).read_columns()
 
 
