@@ -80,6 +80,8 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
         requests.extend(submit_workload(llm, items))
         llm.drain(progress=session.progress, on_step=on_step)
         llm.engine.check()
+        if (tiers := llm.engine.state.tiers) is not None:
+            tiers.close(drain=True)  # before the result, which says what failed at the end as well
 
     def outcome(complete: bool) -> dict[str, Any]:
         llm.add_texts(requests)

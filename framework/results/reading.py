@@ -50,6 +50,8 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
         reasons.append(f"{result['num_failed']} requests failed{first}")
     elif result.get("num_rejected") and not result.get("num_finished") and not result.get("num_cancelled"):
         reasons.append(f"all {result['num_rejected']} requests were rejected; requests.jsonl says why")
+    if result.get("store_failure"):
+        reasons.append(f"a tier's store failed: {result['store_failure']}")
     if result.get("tiers_off"):
         reasons.append(f"the tiers below the pool were turned off: {result['tiers_off']}")
     if result.get("dense_mismatches") and result.get("attention_error") is not None:

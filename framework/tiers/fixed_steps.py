@@ -25,6 +25,11 @@ class FixedSteps:
         self._asked: deque[tuple[int, Copy]] = deque()  # (step at which it is over, copy)
         self._ended: set[Copy] = set()
 
+    @property
+    def failure(self) -> str:
+        """See Transfers."""
+        return self._transfers.failure
+
     def submit(self, copies: Sequence[Copy]) -> None:
         """See Transfers."""
         due = self._step_number() + self._steps

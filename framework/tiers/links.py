@@ -56,6 +56,8 @@ class LinkTransfers:
         now, wait_until: the run's clock. Where it counts steps, links must take no time.
     """
 
+    failure = ""  # see Transfers: a model of a link does nothing wrong
+
     def __init__(
         self, links: Sequence[Link], block_bytes: int, now: Callable[[], float], wait_until: Callable[[float], None]
     ) -> None:

@@ -39,6 +39,11 @@ class Transfers(Protocol):
     happens in the order of the calls, so that a tier's bytes follow its keys.
     """
 
+    @property
+    def failure(self) -> str:
+        """The first thing that a store did wrong, with its tier; empty while none did. A block that is not there, or
+        damaged, is no failure of a store that says so."""
+
     def submit(self, copies: Sequence[Copy]) -> None:
         """Begin these copies; those of one call are one operation of their links."""
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import FrameworkError
+from framework.guard.boundary import OUTSIDE, shown
 from framework.guard.store import GuardedStore
 from framework.tiers.transfers import Copy
 from framework.types import BlockHash
@@ -76,6 +77,9 @@ class WorkerTransfers:
     Args:
         stores: opened, of the tiers from 1 on. A store that keeps keys only gets nothing, and finds nothing.
         now: the run's clock.
+
+    Attributes:
+        failure: see Transfers.
     """
 
     def __init__(self, pool: PoolBytes, stores: Sequence[GuardedStore], now: Callable[[], float]) -> None:
@@ -90,6 +94,7 @@ class WorkerTransfers:
         self._num_staged = self.num_pending = self._loads_in_a_row = 0
         self._read_s: list[float | None] = [None for _ in stores]
         self._closing = False
+        self.failure = ""
         self._listing = [store.lists for store in self._stores]
         self._seen: list[set[BlockHash]] = [set() for _ in stores]
         self._found: list[tuple[int, list[BlockHash]]] = []
@@ -186,13 +191,24 @@ class WorkerTransfers:
         self._thread.join(None if drain else _PATIENCE_S)
         if self._thread.is_alive():
             return
-        for store in self._stores:
+        for number, store in enumerate(self._stores, start=1):
             try:
                 store.close()
-            except FrameworkError:
-                continue  # what it took ends with the process
+            except FrameworkError as error:  # what it took ends with the process
+                self._failed(number, error)
 
-    # The thread's side
+    # The thread's side. What a store raises in it is the store's, also what looks like an interrupt from outside.
+
+    def _failed(self, tier: int, error: BaseException) -> str:
+        """Note what a store did wrong; returns it as a copy's failure."""
+        if isinstance(error, FrameworkError):
+            said = str(error)
+        elif isinstance(error, OUTSIDE):
+            said = f"store {self._stores[tier - 1].name} raised {shown(error)}"
+        else:
+            said = f"internal error: {type(error).__name__}: {error}"  # of the copy itself
+        self.failure = self.failure or f"tier {tier}: {said}"
+        return f"tier {tier}: {said}"
 
     def _run(self) -> None:
         while True:
@@ -216,8 +232,9 @@ class WorkerTransfers:
             try:
                 listed = store.keys()
                 new = [key for key in listed if key not in seen]
-            except FrameworkError:
+            except BaseException as error:
                 self._listing[number - 1] = False
+                self._failed(number, error)
                 continue
             seen.update(new)
             if new:
@@ -263,10 +280,13 @@ class WorkerTransfers:
 
     def _begin(self, job: _Job) -> None:
         """Read the pool's block, straight into the store's memory where it has some."""
+        store = self._stores[job.tier - 1]
         try:
-            place = self._stores[job.tier - 1].reserve(job.key)
-        except FrameworkError:
-            place = None  # `write` says why
+            place = store.reserve(job.key)
+        except BaseException as error:
+            place = None
+            self._failed(job.tier, error)
+            self._undo(store, job)
         if place is None:
             self._stage(job)
             return
@@ -274,6 +294,13 @@ class WorkerTransfers:
         job.placed = True
         self._num_staged += 1
         job.staged = self._pool.read(job.copy.block, np.frombuffer(place, dtype=np.uint8))
+
+    def _undo(self, store: GuardedStore, job: _Job) -> None:
+        """Remove what a `reserve` may have taken and nobody fills."""
+        try:
+            store.remove(job.key)
+        except BaseException as error:
+            self._failed(job.tier, error)
 
     def _must_wait(self, load: _Job) -> bool:
         return (load.tier, load.key) in self._of_key or self._loads_in_a_row >= _MOST_LOADS
@@ -288,10 +315,8 @@ class WorkerTransfers:
                 return self._load(copy)
             else:
                 return self._store(copy, job)
-        except FrameworkError as error:
-            return f"tier {job.tier}: {error}"
-        except Exception as error:  # of the copy itself: a block less, not the run
-            return f"tier {job.tier}: internal error: {type(error).__name__}: {error}"
+        except BaseException as error:  # a block less, not the run
+            return self._failed(job.tier, error)
         return ""
 
     def _store(self, copy: Copy, job: _Job) -> str:
@@ -301,7 +326,7 @@ class WorkerTransfers:
                 data = job.staged()
             except BaseException:
                 if job.placed:
-                    target.remove(copy.key)
+                    self._undo(target, job)
                 raise
             if job.placed:
                 return ""

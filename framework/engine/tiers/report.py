@@ -57,6 +57,7 @@ def tier_summary(tiers: EngineTiers) -> dict[str, Any]:
         facts = {**tier.facts(size), "failed_loads": loads, "failed_stores": stores}
         measured |= {f"tier{tier.number}_{key}": value for key, value in facts.items()}
     measured |= {"tier_failure": at.first_failure} if at.first_failure else {}
+    measured |= {"store_failure": tiers.transfers.failure} if tiers.transfers.failure else {}
     measured |= {"tiers_off": at.off} if at.off else {}
     return measured
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,10 +105,16 @@ def open_stores(tiers: Sequence[TierEntry], format: BlockFormat, pool: PoolBytes
         for entry in tiers:
             opened.append(open_store(entry, format, pool))
     except BaseException:
-        for store in opened:
-            store.close()
+        close_stores(opened)
         raise
     return opened
+
+
+def close_stores(stores: Sequence[GuardedStore]) -> None:
+    """Close what a run that cannot begin has opened; the first error is the one to report."""
+    for store in stores:
+        with suppress(FrameworkError):
+            store.close()
 
 
 def served_tiers(
@@ -131,8 +138,7 @@ def served_tiers(
         try:
             found.append(list(store.keys()))
         except FrameworkError as error:
-            for opened in stores:
-                opened.close()
+            close_stores(stores)
             raise ConfigError(f"tier {number}: what {store.name} holds cannot be listed: {error}") from error
     return TierSetup(
         tiers=policies,

@@ -153,7 +153,7 @@ def test_failures_are_named_by_tier_and_end_the_copy_alone() -> None:
     for copy in copies:
         moves.submit([copy])
         moves.step()
-    assert copies[0].failed == "tier 1: the disk is full"
+    assert copies[0].failed.endswith("store Broken.write: the disk is full")
     assert "must return a bool" in copies[1].failed
     assert copies[2].failed == "tier 2: a block was not there, or damaged"
 
@@ -245,3 +245,65 @@ def test_a_place_whose_copy_failed_is_removed() -> None:
         moves.step()
     assert copies[0].failed == "tier 1: internal error: RuntimeError: the device was lost"
     assert copies[1].failed == "tier 1: a block was not there, or damaged"
+
+
+class Raises(Host):
+    """Raises in one method once a block was stored; Host has places, so `write` and `read` go through them."""
+
+    method, error = "", StoreFailed("broken")
+    calls: list[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in ("reserve", "view", "remove", "close"):
+            return super().__getattribute__(name)
+        found = super().__getattribute__(name)
+
+        def called(*given: Any) -> Any:
+            self.calls.append(name)
+            answer = found(*given)  # what it does is done when it raises
+            if name == type(self).method:
+                raise type(self).error
+            return answer
+
+        return called
+
+
+ERRORS = (StoreFailed("broken"), ArithmeticError("broken"), SystemExit(0), KeyboardInterrupt())
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("method", ["reserve", "view", "remove", "close"])
+def test_whatever_a_store_raises_is_said_and_ends_no_thread(method: str, error: BaseException) -> None:
+    if method == "close" and isinstance(error, KeyboardInterrupt):
+        return  # in the run's own thread, where it may be a user's
+    broken = type("Broken", (Raises,), {"method": method, "error": error})()
+    moves, _ = stepped(WorkerTransfers, [broken])
+    try:
+        moves.submit([store("a", 1)])
+        moves.wait(None)
+        moves.submit([load("a", 2)])
+        moves.remove(BlockHash(b"a"), 1)
+        moves.submit([store("b", 3)])
+        while moves.num_pending:
+            moves.wait(None)
+            moves.finished()
+    finally:
+        moves.close(drain=True)
+    assert moves.failure.startswith("tier 1: "), moves.failure
+    assert "Broken" in moves.failure, moves.failure
+    assert broken.calls[-1] == "close"
+    if method == "reserve":
+        assert broken.calls[:2] == ["reserve", "remove"], "what it took stays taken"
+
+
+def test_a_block_that_is_not_there_is_no_failure_of_its_store() -> None:
+    moves, _ = stepped()
+    moves.submit([load("a", 2)])
+    moves._carry_out()
+    (copy,) = moves.finished()
+    assert copy.failed == "tier 1: a block was not there, or damaged"
+    assert moves.failure == ""
