@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from framework.kernel.ceilings import measure
+from framework.kernel.grid import measure
 
 QUERIES = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
 

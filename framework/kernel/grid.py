@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,14 +12,136 @@ from torch.nn.functional import scaled_dot_product_attention
 from framework.config.sections import KernelOptions
 from framework.errors import ConfigError, PluginError, Unsupported
 from framework.guard.backend import GuardedBackend
+from framework.guard.boundary import OUTSIDE, shown
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, CompiledKernel
 from framework.kernel import bench as benches
 from framework.kernel.bench import Bench
-from framework.kernel.ceilings import Ceilings, measure
 from framework.kernel.cells import Cell, cells
 from framework.kernel.floors import Work, arch_of, floor_s, work_of
-from framework.kernel.gate import Gate, gate
 from framework.kernel.timing import Call, Times, time_on_cpu, time_on_cuda
+from framework.testing.attention_cases import Case, build_problem, torch_dtype
+from framework.testing.attention_runs import Make, Verdict, judge, prepared, run_attention
+
+_CPU_BYTES, _CUDA_BYTES = 128 * 2**20, 4 * 2**30
+_CPU_SIDE, _CUDA_SIDE = 1024, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The best that simple programs reached; `*_by` names them.
+
+    Attributes:
+        bytes_per_s: a CPU's reads; a GPU's device copy, bytes read and written, as KV reads rarely pass it.
+        flops_per_s: a square matrix product in the queries' dtype.
+    """
+
+    bytes_per_s: float
+    bytes_by: str
+    flops_per_s: float
+    flops_by: str
+
+
+def measure(device: str, dtype: str, budget_s: float) -> Ceilings:
+    """Fill large buffers and take the best of each kind. About 4 * budget_s seconds."""
+    if device.startswith("cuda"):
+        return _cuda(device, dtype, budget_s)
+    data = torch.ones(_CPU_BYTES // 4)
+    other = torch.empty_like(data)
+    times = time_on_cpu(
+        {
+            "sum": lambda turn: _use(data.sum()),
+            "dot": lambda turn: _use(torch.dot(data, data)),
+            "copy": lambda turn: _use(other.copy_(data)),
+        },
+        budget_s,
+    )
+    moved = {"sum": _CPU_BYTES, "dot": _CPU_BYTES, "copy": 2 * _CPU_BYTES}
+    rates = {name: moved[name] / found.min_s for name, found in times.items()}
+    best = max(rates, key=rates.__getitem__)
+    call, flop = _product("cpu", dtype, _CPU_SIDE)
+    product = time_on_cpu({"product": call}, budget_s)["product"]
+    return Ceilings(
+        rates[best],
+        f"torch {best} of {_CPU_BYTES // 2**20} MiB float32, best of {len(times[best].samples)}",
+        flop / product.min_s,
+        f"{_CPU_SIDE}^3 {dtype} product, best of {len(product.samples)}",
+    )
+
+
+def _cuda(device: str, dtype: str, budget_s: float) -> Ceilings:
+    free, _ = torch.cuda.mem_get_info(device)
+    size = min(_CUDA_BYTES, int(free) // 8)
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    copy: Times = time_on_cuda(lambda turn: _use(target.copy_(source)), budget_s, num_turns=1, graph=True)
+    call, flop = _product(device, dtype, _CUDA_SIDE)
+    product = time_on_cuda(call, budget_s, num_turns=1, graph=True)
+    return Ceilings(
+        2 * size / copy.median_s,
+        f"device copy of {size // 2**20} MiB, median of {len(copy.samples)}",
+        flop / product.median_s,
+        f"{_CUDA_SIDE}^3 {dtype} product, median of {len(product.samples)}",
+    )
+
+
+def _product(device: str, dtype: str, side: int) -> tuple[Call, int]:
+    a, b = (torch.randn(side, side, device=device).to(torch_dtype(dtype)) for _ in range(2))
+    out = torch.empty_like(a)
+    return (lambda turn: _use(torch.mm(a, b, out=out))), 2 * side**3
+
+
+def _use(result: torch.Tensor) -> None:
+    """Eager torch computes in any case; a name for "the value is not wanted"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What became of one spec: the worst verdict of all cases, and what was wrong, a sentence each."""
+
+    num_cases: int
+    worst: Verdict | None
+    wrong: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was wrong."""
+        return not self.wrong
+
+
+def gate(make: Make, spec: AttentionSpec, device: str) -> Gate:
+    """Run decode, chunks and mixed batches with page edges, empty rows and NaN in every unused slot against fp64.
+
+    A backend that raises is wrong, as one that miscounts.
+    """
+    verdicts: list[Verdict] = []
+    wrong: list[str] = []
+    chosen = list(gate_cases(spec))
+    for case in chosen:
+        problem = build_problem(case, device)
+        try:
+            backend = prepared(make, spec, device)
+            out, _ = run_attention(backend, problem)
+        except OUTSIDE:
+            raise
+        except AssertionError as error:
+            wrong.append(f"{case}: {error}")
+        except BaseException as error:  # a plugin may fail in any way: it is named, and not timed
+            wrong.append(f"{case}: raised {shown(error)}")
+            continue
+        verdict = judge(out, problem, backend.capabilities.lossy)
+        verdicts.append(verdict)
+        if not verdict.ok:
+            wrong.append(str(verdict))
+    worst = max(verdicts, key=lambda verdict: verdict.error / verdict.limit, default=None)
+    return Gate(len(chosen), worst, tuple(wrong))
+
+
+def gate_cases(spec: AttentionSpec) -> Iterator[Case]:
+    """Two batches of few rows: each costs a slow simulator a program a row and head."""
+    size = spec.block_size
+    yield Case(spec, (1, size, 5 * size + 3, 0, 2 * size + 1), (1,) * 5, seed=1)
+    yield Case(spec, (size + 1, 3 * size - 1, 2 * size + 2), (1, 1, size + 2), seed=2)
+
 
 Row = dict[str, Any]
 

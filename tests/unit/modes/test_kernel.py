@@ -16,12 +16,12 @@ from framework.figures import roofline
 from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import AttentionSpec, Capabilities, CompiledKernel
 from framework.kernel import bench as benches
-from framework.kernel import gate as gates
+from framework.kernel import grid as gates
 from framework.kernel import grid as grids
 from framework.kernel.bench import build, judge_timed, num_pools
-from framework.kernel.ceilings import Ceilings
 from framework.kernel.cells import Cell, cells, for_device
 from framework.kernel.floors import floor_s, work_of
+from framework.kernel.grid import Ceilings
 from framework.kernel.timing import time_on_cpu
 from framework.report.kernel import print_kernel
 from framework_builtin.backend.gather import GatherBackend
