@@ -35,8 +35,11 @@ def origin_of(cls: type) -> str:
 def _installed_origin(package: str) -> str:
     from importlib import metadata
 
-    names = metadata.packages_distributions().get(package)
-    return f"{names[0]} {metadata.version(names[0])}" if names else ""
+    try:
+        names = metadata.packages_distributions().get(package)
+        return f"{names[0]} {metadata.version(names[0])}" if names else ""
+    except (ValueError, OSError, metadata.PackageNotFoundError):  # somebody's metadata is no UTF-8, say
+        return ""
 
 
 def is_own(cls: type) -> bool:

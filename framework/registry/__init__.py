@@ -2,7 +2,7 @@
 
 from framework.registry.construction import build, check_options, checked_options, own_options, parameters
 from framework.registry.content import content_of, framework_content
-from framework.registry.entry_points import choice, clashes, entries, find, names
+from framework.registry.entry_points import choice, clashes, entries, find, names, points
 from framework.registry.kinds import KINDS, SHARED, Kind, check_kind, groups, interface_of, kinds
 from framework.registry.lookup import load, title
 from framework.registry.plugin import Plugin
@@ -31,6 +31,7 @@ __all__ = [
     "names",
     "own_options",
     "parameters",
+    "points",
     "read_source",
     "source_path",
     "summary",

@@ -43,21 +43,47 @@ def _fingerprint() -> tuple[tuple[str, int], ...]:
 
 @functools.lru_cache(maxsize=4)
 def _installed(fingerprint: tuple[tuple[str, int], ...]) -> dict[str, list[Plugin]]:
-    points = importlib.metadata.entry_points()
     return {
-        kind: sorted({Plugin(kind, p.name, p.value, *_origin(p)) for p in points.select(group=f"framework.{kind}")})
+        kind: sorted(
+            {Plugin(kind, point.name, point.value, *origin) for point, origin in _points(fingerprint)
+             if point.group == f"framework.{kind}"}
+        )
         for kind in KINDS
-    }
+    }  # fmt: skip
 
 
-def _origin(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    return ("unknown", "unknown") if point.dist is None else _name_and_version(point.dist)
+def points(group: str) -> list[tuple[importlib.metadata.EntryPoint, str]]:
+    """(entry point, its distribution) of one group of ours, `framework.NAME`, sorted by name."""
+    found = ((point, origin[0]) for point, origin in _points(_fingerprint()) if point.group == group)
+    return sorted(found, key=lambda entry: entry[0].name)
 
 
-@functools.lru_cache(maxsize=256)  # all entry points of a distribution share the object, and each look parses a file
-def _name_and_version(distribution: importlib.metadata.Distribution) -> tuple[str, str]:
-    metadata = distribution.metadata
-    return metadata["Name"] or "unknown", metadata["Version"] or "unknown"
+@functools.lru_cache(maxsize=4)
+def _points(
+    fingerprint: tuple[tuple[str, int], ...],
+) -> tuple[tuple[importlib.metadata.EntryPoint, tuple[str, str]], ...]:
+    """Every entry point of our groups with its distribution's name and version; of namesakes the first on the path.
+
+    A distribution whose metadata cannot be read is named on standard error and left out.
+    """
+    found: list[tuple[importlib.metadata.EntryPoint, tuple[str, str]]] = []
+    seen = set()
+    for distribution in importlib.metadata.distributions():
+        place = getattr(distribution, "_path", distribution)
+        name = getattr(distribution, "_normalized_name", None) or str(place)
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            ours = [point for point in distribution.entry_points if point.group.startswith("framework.")]
+            if ours:
+                metadata = distribution.metadata  # parsed by each look: most distributions have nothing of ours
+                origin = metadata["Name"] or "unknown", metadata["Version"] or "unknown"
+                found += [(point, origin) for point in ours]
+        except Exception as error:  # of somebody's installation: no reason to stop
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"skipped: the metadata in {place} cannot be read: {what}", file=sys.stderr)  # noqa: T201
+    return tuple(found)
 
 
 def names(kind: str) -> list[str]:

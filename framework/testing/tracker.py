@@ -31,6 +31,8 @@ STEPS: tuple[Mapping[str, Any], ...] = (
     {"time_s": 0.2, "utilisation": float("nan"), "live_slots": 2**40, "late": 1},
     {},
 )
+MANY = 1000
+"""Steps of a run that is long enough to show what goes wrong after the first few."""
 LABEL = RunLabel(name="a run", group="a sweep", job_type="prefix-lru", tags=("one",))
 
 
@@ -68,13 +70,13 @@ def _follow(tracker: Tracker, folder: Path, *, failed: bool = False) -> None:
 
 
 def check_it_follows_a_run(make: Make) -> None:
-    """start, log and finish take what a run gives them, None, NaN and text beyond ASCII included; label or not."""
+    """It takes what a run of many steps gives it, None, NaN and text beyond ASCII included; label or not."""
     for label in (LABEL, RunLabel()):
         with _folder() as folder:
             tracker = make()
             _call(tracker, "start", CONFIG, folder, label)
-            for step, metrics in enumerate(STEPS):
-                _call(tracker, "log", step, metrics)
+            for step in range(MANY):
+                _call(tracker, "log", 3 * step, STEPS[step % len(STEPS)])
             _call(tracker, "finish", SUMMARY)
 
 

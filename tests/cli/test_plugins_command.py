@@ -83,3 +83,20 @@ def test_an_unknown_kind_is_refused(capsys: Any) -> None:
 @pytest.mark.parametrize("kind", registry.kinds())
 def test_one_kind_alone(kind: str) -> None:
     assert {entry.kind for entry in installed(kind, device="cpu")} == {kind}
+
+
+@pytest.mark.parametrize("file", ["METADATA", "entry_points.txt"])
+def test_a_distribution_whose_metadata_is_no_utf_8_is_named_and_stops_nothing(
+    file: str, distribution: Any, command: Any
+) -> None:
+    site = distribution("latin", "[framework.eviction]\nlatin = latin:Latin\n", latin="Latin = 1")
+    path = site / "latin-1.5.dist-info" / file
+    path.write_bytes(path.read_bytes() + "\nSummary: caf\u00e9".encode("latin-1"))
+    words = ("mode=replay", "executor=cache_only", "workload=conversations", "cache.num_blocks=64")
+    status, _, err = command(*words, "run.progress=false", "run.dir=one")
+    assert status == 0, err
+    assert err.count("\n") == 1, err
+    assert f"skipped: the metadata in {path.parent} cannot be read: UnicodeDecodeError" in err, err
+    status, _, err = command(*words, "eviction=latin", "run.dir=two")
+    assert status == 2
+    assert "UnknownPlugin: no eviction named 'latin'" in err, err

@@ -557,3 +557,10 @@ def test_a_workload_that_exits_is_a_failed_job_and_the_sweep_goes_on(command: Co
     status, _, err = command(*words, "seed=2", "run.dir=one")
     assert status == 1, err
     assert err.count("\n") == 1, err
+
+
+def test_a_directory_for_one_run_is_refused_for_a_sweep(command: Command, elsewhere: Path) -> None:
+    status, _, err = command("-m", "workload=chat", "seed=1,2", "run.dir=here")
+    assert status == 2
+    assert err.startswith("ConfigError: run.dir is for a single run; the jobs of a sweep lie below sweeps/NAME"), err
+    assert list(elsewhere.iterdir()) == []

@@ -40,6 +40,15 @@ class SumsNumbers(Lines):
         sum(metrics.values())
 
 
+class HasRoomForFive(Lines):
+    """The first steps are well."""
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        super().log(step, metrics)
+        if self.lines is not None and len(self.lines) > 5:
+            raise BufferError("full")
+
+
 class CannotFail(Lines):
     def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
         super().finish({"rate": summary["hit_rate"]})
@@ -96,6 +105,7 @@ class OneRunAtATime(Lines):
 
 
 MUTANTS = [
+    (HasRoomForFive, kit.check_it_follows_a_run),
     (SumsNumbers, kit.check_it_follows_a_run),
     (CannotFail, kit.check_it_follows_a_failed_run),
     (ClosesWhatWasNeverOpened, kit.check_a_run_that_never_started_can_finish),

@@ -184,6 +184,8 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     given = parser.parse_overrides(list(arguments))
     keys = {override.get_key_element() for override in given}
     merged = [override for override in overrides if override.get_key_element() not in keys] + given
+    if "run.dir" in keys:
+        raise ConfigError("run.dir is for a single run; the jobs of a sweep lie below sweeps/NAME: set run.sweep=NAME")
     _require_so_many(merged)
     check_sweep_name(str(sweep.config.run.sweep))
     jobs = sweeper.split_arguments(merged, None)[0]

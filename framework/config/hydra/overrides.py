@@ -40,8 +40,9 @@ def normalise(
 ) -> list[str]:
     """The same overrides, each in the one spelling that plain Hydra takes.
 
-    `+g=x`, `++g=x` and `g=x` become `g=x`; `+g.key=v` becomes `++g.key=v` where `g` checks its own keys, else
-    `g.key=v`; `model=PATH` becomes `model=checkpoint model.path='PATH'`. Idempotent, but for the last.
+    `g={name: x, key: v}` becomes `g=x` and `g.key=v`; `+g=x`, `++g=x` and `g=x` become `g=x`; `+g.key=v` becomes
+    `++g.key=v` where `g` checks its own keys, else `g.key=v`; `model=PATH` becomes `model=checkpoint` and
+    `model.path='PATH'`. Idempotent, but for the last.
 
     Args:
         exists: whether a word names a file or folder; asked only for words that are no option.
@@ -58,6 +59,9 @@ def _normalise(override: str, groups: Groups, exists: Callable[[str], bool]) -> 
     if match is None or match["key"] not in groups.names:
         return [override]
     group, path, value = match["key"], match["path"], match["value"]
+    if not path and (node := _node(value)) is not None:
+        chosen = [f"{group}={node.pop('name')}", *(f"+{group}.{key}={own}" for key, own in node.items())]
+        return [normal for word in chosen for normal in _normalise(word, groups, exists)]
     if path:
         if match["sign"] != "+":
             return [override]
@@ -67,6 +71,17 @@ def _normalise(override: str, groups: Groups, exists: Callable[[str], bool]) -> 
         if words and all(_is_file(word, groups.options.get(group, ()), exists) for word in words):
             return [f"{group}={groups.files[group]}", f"++{group}.path={','.join(map(quote, words))}"]
     return [f"{group}={value}"]
+
+
+def _node(value: str) -> dict[str, str] | None:
+    """The texts of a mapping with a name, as YAML writes a component: `{name: lru_k, k: 2}`; else None."""
+    text = value.strip()
+    if not (text.startswith("{") and text.endswith("}")) or len(split_choices(text)) != 1:
+        return None
+    pairs = [part.partition(":") for part in split_choices(text[1:-1])]
+    node = {key.strip(): own.strip() for key, _, own in pairs}
+    readable = len(node) == len(pairs) and all(key.isidentifier() and node[key] for key in node)
+    return node if readable and "name" in node else None
 
 
 def check_choices(normal: Sequence[str]) -> None:

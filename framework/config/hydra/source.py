@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -123,13 +122,13 @@ class EveryPlugin(SearchPathPlugin):
 def preset_folders() -> list[tuple[str, Path]]:
     """Distribution and folder of every readable preset package. Imports none; an unreadable one is named on stderr."""
     folders = []
-    for point in sorted(importlib.metadata.entry_points(group=PRESETS), key=lambda point: point.name):
+    for point, distribution in registry.points(PRESETS):
         path = registry.source_path(point.value)
         folder = path.parent if path is not None and path.is_file() else path
         if folder is None or not folder.is_dir():
             print(f"skipped: presets {point.name!r}: no folder {point.value}", file=sys.stderr)  # noqa: T201
             continue
-        folders.append((point.dist.metadata["Name"] if point.dist else point.name, folder))
+        folders.append((distribution, folder))
     return folders
 
 

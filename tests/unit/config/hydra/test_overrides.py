@@ -63,6 +63,11 @@ TABLE = [
     ("workload=prompts.jsonl", ["workload=prompts", "++workload.path='prompts.jsonl'"]),
     ("workload=here", ["workload=prompts", "++workload.path='here'"]),
     ("workload=chat", ["workload=chat"]),
+    ("allocator={name: cow, x: 2, y: [1, {z: 3}]}", ["allocator=cow", "++allocator.x=2", "++allocator.y=[1, {z: 3}]"]),
+    ("+allocator={name: cow.py:Cow}", ["allocator=cow.py:Cow"]),
+    ("allocator={x: 2}", ["allocator={x: 2}"]),
+    ("allocator={name: cow, x}", ["allocator={name: cow, x}"]),
+    ("allocator={name: cow},{name: naive}", ["allocator={name: cow},{name: naive}"]),
 ]
 
 
