@@ -112,6 +112,7 @@ class ReplayOptions(Section):
 
     step_s: float = setting(0.025, "executor=none: seconds a step takes", above=0, at_most=10**9)
     leaf_first: bool = setting(False, "executor=cache_only: evict only blocks without resident children")
+    core: str = setting("python", "executor=cache_only: what counts, python or an installed replay core")
     full_blocks_only: bool = setting(False, "executor=cache_only: a partial last block is never cached")
     optimum: bool = setting(True, "executor=cache_only: also run the offline optimum and report the gap to it")
     offline_reference: bool = setting(

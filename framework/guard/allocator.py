@@ -13,8 +13,7 @@ from framework.errors import DuplicateRequest, InvariantViolation, OutOfBlocks, 
 from framework.guard.boundary import Boundary
 from framework.guard.counts import is_count
 from framework.guard.facts import Facts, checked_facts
-from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
-from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 _CONTRACT = (OutOfBlocks, InvariantViolation, PluginError)
@@ -276,19 +275,6 @@ class GuardedAllocator(Allocator):
 
     def facts(self) -> Facts:
         return checked_facts(self._boundary, self._boundary.call("facts", self.plugin.facts))
-
-    @classmethod
-    def replay_references(
-        cls,
-        paths: ReferencePaths,
-        policy: EvictionPolicy,
-        num_blocks: int,
-        *,
-        leaf_first: bool = False,
-        bypass: bool = False,
-    ) -> ReplayCounts | None:
-        """Nobody's: a replay core belongs to a class, and `replay_cores.count_references` guards it."""
-        return None
 
 
 def _bounds(ids: npt.NDArray[np.int32]) -> tuple[int, int]:

@@ -103,6 +103,10 @@ class GuardedPolicy:
         except BaseException as error:
             self._boundary.contain("evicted", error, f" for block {block}")
 
+    def parameters(self) -> dict[str, float]:
+        found: dict[str, float] = self._boundary.call("parameters", self._policy.parameters)
+        return found
+
     def facts(self) -> Facts:
         """What the policy reports of itself; nothing of one that was never attached."""
         if not hasattr(self._policy, "blocks"):

@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.replay_counts import ReferencePaths as ReferencePaths
-from framework.interfaces.replay_counts import ReplayCounts as ReplayCounts
 from framework.types import BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 
@@ -279,24 +276,3 @@ class Allocator(ABC):
         Asked after the work; changes nothing. Kept as `allocator_<name>`.
         """
         return {}
-
-    @classmethod
-    def replay_references(
-        cls,
-        paths: ReferencePaths,
-        policy: EvictionPolicy,
-        num_blocks: int,
-        *,
-        leaf_first: bool = False,
-        bypass: bool = False,
-    ) -> ReplayCounts | None:
-        """A faster way to count a cache-only replay, where an allocator has one: `executor=cache_only` asks here first.
-
-        Optional. Counts are those of `framework.replay.reference.replay` with the same arguments, to the last block;
-        the kit compares. `policy` is fresh and not attached. None: not for this policy, nothing was done, and the
-        framework counts in Python and says so.
-
-        Raises:
-            InvalidArgument: `num_blocks` below 1.
-        """
-        return None

@@ -167,6 +167,10 @@ class EvictionPolicy(ABC):
             chosen.append(block)
         return chosen
 
+    def parameters(self) -> dict[str, float]:
+        """How this policy is set: what its class in another language needs to decide as it does. Default: nothing."""
+        return {}
+
     def facts(self) -> dict[str, str | int | float]:
         """What the policy learned or settled on (a target, sizes of queues), for the results. Default: nothing.
 

@@ -15,10 +15,11 @@ from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.replay_core import ReplayCore
 from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import KINDS, Session, names_of
 from framework.registry.components import build_component
-from framework.replay.cores import PYTHON, count
+from framework.replay.cores import PYTHON, core_of, count
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
@@ -42,7 +43,7 @@ def cache_only(session: Session) -> dict[str, Any]:
     config, start = session.config, time.perf_counter()
     options, block_size = config.replay, config.cache.block_size
     name, workload = workload_of(config)
-    chosen = config.allocator.plain()
+    core = core_of(options.core)
     paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only)
     num_blocks = pool_blocks(config.cache, options, working_set=paths.num_nodes)
     shared = {"num_blocks": num_blocks, "block_size": block_size, "seed": config.seed}
@@ -71,17 +72,19 @@ def cache_only(session: Session) -> dict[str, Any]:
 
     def work() -> None:
         began = time.perf_counter()
-        leaf_first, tiers, core = options.leaf_first, None, PYTHON
+        leaf_first, tiers, native = options.leaf_first, None, False
         if rule is not None:
             tiers = ReplayTiers(paths, below, rule)
             counts = replay(paths, policy, num_blocks, leaf_first=leaf_first, below=tiers)
             measured.update(tiers.results(block_bytes(options, config.cache)))
         else:
-            core, counts = count(chosen, paths, policy, num_blocks, leaf_first=leaf_first)
+            native, counts = count(core, paths, policy, num_blocks, leaf_first=leaf_first)
         measured.update(reported({"eviction": GuardedPolicy(policy)}))
-        measured.update(_counted(counts), replay_core=core, count_s=time.perf_counter() - began)
+        measured.update(
+            _counted(counts), replay_core=options.core if native else PYTHON, count_s=time.perf_counter() - began
+        )
         if not below:
-            asked = None if core == PYTHON else chosen  # that it cannot count was said already
+            asked = core if native else None  # that it cannot count was said already
             measured.update(
                 what_fewer_bits_buy(config, num_blocks, lambda blocks: _hit_rate(config, asked, paths, blocks))
             )
@@ -94,11 +97,11 @@ def cache_only(session: Session) -> dict[str, Any]:
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
 
 
-def _hit_rate(config: Config, allocator: Any, paths: RequestPaths, num_blocks: int) -> float:
-    """Of a pool of `num_blocks`, counted by `allocator`'s core; None: by Python."""
+def _hit_rate(config: Config, core: ReplayCore | None, paths: RequestPaths, num_blocks: int) -> float:
+    """Of a pool of `num_blocks`, counted by `core`; None: by Python."""
     shared = {"num_blocks": num_blocks, "block_size": config.cache.block_size, "seed": config.seed}
     policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)
-    return count(allocator, paths, policy, num_blocks, leaf_first=config.replay.leaf_first)[1].hit_rate
+    return count(core, paths, policy, num_blocks, leaf_first=config.replay.leaf_first)[1].hit_rate
 
 
 def tiers_of(config: Config, shared: Mapping[str, Any]) -> list[TierSpec]:

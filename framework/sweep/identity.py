@@ -62,6 +62,8 @@ def components(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for kind in ("store", "eviction"):
             if name := _name(tier.get(kind)):
                 yield f"tiers.{number}.{kind}", name
+    if (core := str((config.get("replay") or {}).get("core") or "python")) != "python":
+        yield "replay_core", core
     workload = config.get("workload")
     if _name(workload) == "trace" and isinstance(workload, Mapping):
         if (format := str(workload.get("format") or "auto")) != "auto":

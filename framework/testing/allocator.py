@@ -35,7 +35,6 @@ from framework.testing.promises import (
     check_unknown_tokens_cannot_be_promised,
     check_what_fits_is_given,
 )
-from framework.testing.replay_core import check_a_replay_core_counts_as_the_reference
 from framework.testing.subjects import PLAIN, SALTED, Make, collides_often, driver_of, fresh, info, traits_of
 from framework.types import Namespace, as_tokens
 
@@ -368,7 +367,6 @@ allocator_checks = (
     check_unknown_tokens_cannot_be_promised,
     check_facts_are_plain,
     check_listening_ends,
-    check_a_replay_core_counts_as_the_reference,
     check_a_bad_policy_is_named_and_contained,
     check_a_failing_policy_leaves_sound_metadata,
     check_a_failing_release_loses_no_copy,

@@ -1,4 +1,4 @@
-"""Check that an allocator's own core for cache-only replays counts as the reference does."""
+"""Conformance kit for replay cores: `replay_core_checks`."""
 
 from __future__ import annotations
 
@@ -10,52 +10,56 @@ from typing import Any
 import numpy as np
 
 from framework import registry
-from framework.errors import FrameworkError
-from framework.guard.replay_cores import has_core
-from framework.interfaces.allocator import Allocator, ReplayCounts
+from framework.errors import FrameworkError, InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.replay_core import ReplayCore, ReplayCounts
 from framework.interfaces.workload import WorkloadRequest
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.testing.driver import Violation
 from framework.testing.oracles.eviction import SlowLru
-from framework.testing.subjects import Make, fresh
+
+Make = Callable[[], ReplayCore]
 
 
-def check_a_replay_core_counts_as_the_reference(make: Make) -> None:
-    """With `replay_references`: hits of each request, admissions and evictions, for every policy it takes."""
-    kind = type(fresh(make, 4, 2))
-    if not has_core(kind, "replay_references"):
-        return
+def check_it_counts_as_the_reference(make: Make) -> None:
+    """Hits of each request, admissions and evictions are the reference's, for every policy it takes."""
+    core = make()
     for policy in _policies():
         for seed in range(12):
             draw = Random(seed)
             requests, size = _requests(draw), draw.choice((1, 2, 3, 5, 8, 13))
-            if not _compare(kind, requests, policy, size, {"leaf_first": seed % 3 == 1, "bypass": seed % 4 == 2}):
-                break
+            _compare(core, requests, policy, size, {"leaf_first": seed % 3 == 1, "bypass": seed % 4 == 2})
+
+
+def check_a_pool_of_no_blocks_is_refused(make: Make) -> None:
+    """InvalidArgument, whatever the policy."""
+    for policy in _policies():
+        try:
+            found = make().count(paths_of([[0, 1]]), policy(num_blocks=1), 0)
+        except InvalidArgument:
+            continue
+        raise Violation(f"{type(make()).__name__}.count of 0 blocks must raise InvalidArgument, returned {found}")
+
+
+replay_core_checks = (check_it_counts_as_the_reference, check_a_pool_of_no_blocks_is_refused)
 
 
 def _compare(
-    kind: type[Allocator],
-    requests: list[list[int]],
-    policy: Callable[..., EvictionPolicy],
-    size: int,
-    switches: Any,
-) -> bool:
-    """Whether the core takes this policy."""
+    core: ReplayCore, requests: list[list[int]], policy: Callable[..., EvictionPolicy], size: int, switches: Any
+) -> None:
     paths = paths_of(requests)
-    found = kind.replay_references(paths, policy(num_blocks=size), size, **switches)
+    found = core.count(paths, policy(num_blocks=size), size, **switches)
     if found is None:
-        return False
+        return
     meant = replay(paths, policy(num_blocks=size), size, **switches)
     wanted = ReplayCounts(request_hits=meant.request_hits, admitted=meant.admitted, evictions=meant.evictions)
     if _shown(found) != _shown(wanted):
         name = type(policy(num_blocks=size)).__name__
         raise Violation(
-            f"{kind.__name__}.replay_references counts {name} with {size} blocks and {switches} otherwise than the "
+            f"{type(core).__name__}.count counts {name} with {size} blocks and {switches} otherwise than the "
             f"reference:\nfound {_shown(found)}\nmeant {_shown(wanted)}\nrequests {requests}"
         )
-    return True
 
 
 def paths_of(requests: list[list[int]], block_tokens: int = 4) -> RequestPaths:

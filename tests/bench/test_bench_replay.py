@@ -5,7 +5,7 @@ pytest tests/bench/test_bench_replay.py --benchmark-only -s
 LRU. Rounds are interleaved, so that a machine whose speed drifts slows all alike; ratios are of one round's pair.
 A rate is that of the replay alone, of paths built beforehand (kvcache-simulator's plan too), from arrays to counts; in
 brackets with the time that building the paths takes, and with reading the trace on top: both are Python for everybody.
-`framework` is the reference in Python, `native` (any allocator with `replay_references`) the core in C++.
+`framework` is the reference in Python, `native` (any installed replay core) the one in C++.
 `plain` is an OrderedDict loop with prefix semantics; kvcache-simulator is theirs in Python, `C++` their C++ program;
 libcachesim is a C core without prefix semantics, fed one object at a time from Python. KVLAB_BENCH_ROUNDS=3 by default.
 """
@@ -32,9 +32,8 @@ from plain_caches import plain_lru
 from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.interfaces.allocator import Allocator
 from framework.registry.components import build_allocator
-from framework.replay.cores import count
+from framework.replay.cores import core_of, count
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.sampling import Sampling
@@ -96,20 +95,10 @@ def kvcache_simulator_cpp_seconds(paths: RequestPaths, size: int) -> float:
     return (spent[1] - spent[0]) / 8
 
 
-def cores() -> list[str]:
-    """Installed allocators with a replay core of their own, one of each distribution."""
-    found: dict[str, str] = {}
-    for plugin in registry.entries("allocator"):
-        kind: Any = registry.load("allocator", plugin.name)
-        if kind.replay_references.__func__ is not Allocator.replay_references.__func__:  # type: ignore[attr-defined]
-            found.setdefault(plugin.distribution, plugin.name)
-    return list(found.values())
-
-
-def core_lru(allocator: str, paths: RequestPaths, size: int) -> int:
-    """As `executor=cache_only allocator=...` does."""
-    name, counts = count(allocator, paths, Lru(), size)
-    assert name == allocator, f"{allocator} has no core for lru"
+def core_lru(name: str, paths: RequestPaths, size: int) -> int:
+    """As `executor=cache_only replay.core=...` does."""
+    native, counts = count(core_of(name), paths, Lru(), size)
+    assert native, f"{name} has no version of lru"
     return counts.hit_blocks
 
 
@@ -122,7 +111,7 @@ def test_cache_only_replay(benchmark, traces: Path, file: str, block_tokens: int
     lists = list(paths.walk())
     subjects: dict[str, Callable[[], object]] = {
         "framework": lambda: replay(paths, Lru(), size).hit_blocks,
-        **{name: partial(core_lru, name, paths, size) for name in cores()},
+        **{name: partial(core_lru, name, paths, size) for name in registry.names("replay_core")},
         "plain": lambda: plain_lru(lists, size),
         "kvcache-simulator": kvcache_simulator_lru(paths, size),
         "libcachesim": lambda: libcachesim_lru(paths, size),
@@ -145,7 +134,9 @@ def test_cache_only_replay(benchmark, traces: Path, file: str, block_tokens: int
         timed("paths", lambda: build_paths(requests))
 
     benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
-    prefix = {name: hits for name, hits in answers.items() if name in ("framework", "plain", *cores())}
+    prefix = {
+        name: hits for name, hits in answers.items() if name in ("framework", "plain", *registry.names("replay_core"))
+    }
     assert len(set(prefix.values())) == 1, answers
     before = {"paths": min(seconds["paths"]), "read and paths": min(seconds["read"]) + min(seconds["paths"])}
     million = paths.num_references / 1e6

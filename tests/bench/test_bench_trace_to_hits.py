@@ -21,9 +21,8 @@ import pytest
 
 from framework import registry
 from framework.files.lines import whole_file
-from framework.interfaces.allocator import Allocator
 from framework.replay.column_paths import trace_paths
-from framework.replay.cores import count
+from framework.replay.cores import PYTHON, core_of, count
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import build_paths
 from framework.workload.traces import open_trace
@@ -39,13 +38,7 @@ TRACES = [
 ]
 
 
-def core() -> str | None:
-    """An installed allocator that counts by itself."""
-    for name in registry.names("allocator"):
-        method = registry.load("allocator", name).replay_references  # type: ignore[attr-defined]
-        if method.__func__ is not Allocator.replay_references.__func__:  # type: ignore[attr-defined]
-            return name
-    return None
+CORE = next(iter(registry.names("replay_core")), PYTHON)
 
 
 @pytest.mark.timeout(0)
@@ -55,13 +48,13 @@ def test_trace_file_to_hits(
 ) -> None:
     if not (traces / file).exists():
         pytest.skip(f"no {file} among the traces")
-    name, spent = core(), []
+    spent = []
 
     def one_round() -> None:
         start = time.process_time()
         paths = trace_paths(open_trace(traces / file, block_tokens=block_tokens))
         read = time.process_time()
-        _, found = count(name, paths, Lru(), CAPACITY)
+        _, found = count(core_of(CORE), paths, Lru(), CAPACITY)
         spent.append((read - start, time.process_time() - read))
         assert (paths.num_references, found.hit_blocks) == (references, hits)
 
@@ -69,7 +62,7 @@ def test_trace_file_to_hits(
     read, counted = (min(column) for column in zip(*spent, strict=True))
     rate = references / (read + counted) / 1e6
     benchmark.extra_info["M references/s"] = round(rate, 2)
-    print(f"\n{rate:6.2f} M references/s of CPU (read {read:.4f} s, count {counted:.4f} s, {name})", end="")
+    print(f"\n{rate:6.2f} M references/s of CPU (read {read:.4f} s, count {counted:.4f} s, {CORE})", end="")
 
 
 @pytest.mark.timeout(0)
@@ -116,7 +109,7 @@ def test_the_offline_optima(
     file, block_tokens, references, _ = trace
     if not (traces / file).exists():
         pytest.skip(f"no {file} among the traces")
-    name, spent = core(), []
+    spent = []
 
     def one_round() -> None:
         paths = trace_paths(open_trace(traces / file, block_tokens=block_tokens))
@@ -124,10 +117,10 @@ def test_the_offline_optima(
         found = [int(optimum_hits(paths, CAPACITY, pinned=bound).sum()) for bound in (False, True)]
         both = time.process_time()
         assert (paths.num_references, found) == (references, [published, pinned])
-        assert count(name, paths, Optimum(), CAPACITY)[1].hit_blocks == published, "replayed block by block"
+        assert count(core_of(CORE), paths, Optimum(), CAPACITY)[1].hit_blocks == published, "replayed block by block"
         spent.append((both - start, time.process_time() - both))
 
     benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
     both, replayed = (min(column) for column in zip(*spent, strict=True))
-    benchmark.extra_info.update(both_optima_s=round(both, 4), replayed_s=round(replayed, 4), core=str(name))
-    print(f"\nboth optima {both:.4f} s of CPU; eviction=optimum block by block {replayed:.4f} s ({name})", end="")
+    benchmark.extra_info.update(both_optima_s=round(both, 4), replayed_s=round(replayed, 4), core=CORE)
+    print(f"\nboth optima {both:.4f} s of CPU; eviction=optimum block by block {replayed:.4f} s ({CORE})", end="")

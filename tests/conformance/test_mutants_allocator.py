@@ -9,8 +9,7 @@ import pytest
 
 from framework import registry
 from framework.errors import OutOfBlocks, PluginError
-from framework.interfaces.allocator import AllocatorStats, Hit, ReplayCounts
-from framework.replay.reference import replay
+from framework.interfaces.allocator import AllocatorStats, Hit
 from framework.testing import allocator as kit
 from framework.testing.driver import Violation
 from framework.testing.oracles.allocator import Row, SlowAllocator
@@ -459,22 +458,6 @@ class TrustsNames(Sound):
         return self.hash.blocks(root, tokens, self.block_size)
 
 
-class CountsEvictionsOfAnotherOrder(Sound):
-    """A replay core that takes every policy for LRU."""
-
-    @classmethod
-    def replay_references(cls, paths, policy, num_blocks, *, leaf_first=False, bypass=False):
-        found = replay(paths, SlowLru(), num_blocks, leaf_first=leaf_first, bypass=bypass)
-        return ReplayCounts(request_hits=found.request_hits, admitted=found.admitted, evictions=found.evictions)
-
-
-class IgnoresBypass(Sound):
-    @classmethod
-    def replay_references(cls, paths, policy, num_blocks, *, leaf_first=False, bypass=False):
-        found = replay(paths, policy, num_blocks, leaf_first=leaf_first)
-        return ReplayCounts(request_hits=found.request_hits, admitted=found.admitted, evictions=found.evictions)
-
-
 PASSED = kit.check_blocks_that_windows_passed_are_unreferenced_soundly
 RANDOM, COLLIDING = kit.check_random_histories, kit.check_random_histories_under_colliding_hashes
 
@@ -631,8 +614,6 @@ MUTANTS = {
     PromisesTooMuch: kit.check_ever_fits_tells_the_truth,
     AcceptsAnyVictim: kit.check_a_bad_policy_is_named_and_contained,
     TrustsNames: kit.check_a_bad_hash_is_named_and_contained,
-    CountsEvictionsOfAnotherOrder: kit.check_a_replay_core_counts_as_the_reference,
-    IgnoresBypass: kit.check_a_replay_core_counts_as_the_reference,
 }
 
 # The slow allocator judges a policy's choice and does not contain a callback that raises.

@@ -26,7 +26,7 @@ def project(repository: Path) -> Any:
 
 @pytest.mark.parametrize("kind", registry.kinds())
 def test_the_installed_plugins_are_those_of_pyproject(kind: str, project: Any) -> None:
-    written = project["entry-points"][f"framework.{kind}"]
+    written = project["entry-points"].get(f"framework.{kind}", {})
     installed = {
         plugin.name: plugin.value for plugin in registry.entries(kind) if plugin.distribution == project["name"]
     }

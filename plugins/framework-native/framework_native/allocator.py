@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import InvalidArgument, InvariantViolation
-from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit, ReferencePaths, ReplayCounts
+from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.guard import GuardedHash, GuardedPolicy
@@ -19,7 +19,6 @@ from framework.paged.table import count_of
 from framework.types import Namespace, RequestFacts, RequestId, RequestInfo, TableChange, TokenArray
 from framework_native._core import Core
 from framework_native.audit import faults
-from framework_native.replay import replay_references
 
 
 class NativeAllocator(Allocator):
@@ -127,18 +126,6 @@ class NativeAllocator(Allocator):
 
     def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
         self._core.foresee(request, next_use)
-
-    @classmethod
-    def replay_references(
-        cls,
-        paths: ReferencePaths,
-        policy: EvictionPolicy,
-        num_blocks: int,
-        *,
-        leaf_first: bool = False,
-        bypass: bool = False,
-    ) -> ReplayCounts | None:
-        return replay_references(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         requests, facts = self._requests, self._facts.get(request)

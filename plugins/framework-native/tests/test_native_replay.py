@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from framework.errors import InvalidArgument
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
+from framework.testing import replay_core_checks
 from framework.testing.replay_core import paths_of
 from framework.workload.traces import open_trace
 from framework_builtin.eviction.arc import Arc
@@ -29,8 +30,7 @@ from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.eviction.sieve import Sieve
 from framework_builtin.eviction.slru import Slru
 from framework_native._core import replay as core
-from framework_native.allocator import NativeAllocator
-from framework_native.replay import _TWINS
+from framework_native.replay import _TWINS, NativeReplay
 
 POLICIES = {
     "lru": Lru,
@@ -49,12 +49,19 @@ POLICIES = {
     "s3fifo": S3Fifo,
     "s3fifo wide": partial(S3Fifo, small=0.4, ghosts=2.0, promote_hits=1),
 }
+
+
+@pytest.mark.parametrize("check", replay_core_checks, ids=lambda check: check.__name__)
+def test_it_passes_its_kit(check):
+    check(NativeReplay)
+
+
 TREES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=60)
 
 
 def both(paths: RequestPaths, make, size: int, **switches: bool) -> tuple[tuple[list[int], int, int], ...]:
     """What the core and the reference count."""
-    counts = NativeAllocator.replay_references(paths, make(), size, **switches)
+    counts = NativeReplay().count(paths, make(), size, **switches)
     meant = replay(paths, make(), size, **switches)
     assert counts is not None, make
     return tuple((list(map(int, c.request_hits)), c.admitted, c.evictions) for c in (counts, meant))
@@ -99,7 +106,7 @@ def test_options_beyond_64_bits_count_as_the_reference(make):
 
 def test_a_capacity_beyond_64_bits_is_left_to_the_framework():
     paths = paths_of([[0, 1], [0, 2]])
-    assert NativeAllocator.replay_references(paths, Lru(), 10**19) is None
+    assert NativeReplay().count(paths, Lru(), 10**19) is None
     found, meant = both(paths, Lru, 2**62)
     assert found == meant
 
@@ -115,13 +122,13 @@ def test_what_the_core_does_not_know_is_left_to_the_framework():
 
     paths = paths_of([[0, 1], [0, 2]])
     for policy in (Mine(), Arc()):
-        assert NativeAllocator.replay_references(paths, policy, 2) is None
+        assert NativeReplay().count(paths, policy, 2) is None
 
 
 def test_wrong_arguments_are_refused():
     paths = paths_of([[0, 1], [0, 2]])
     with pytest.raises(InvalidArgument, match="num_blocks must be at least 1, found 0"):
-        NativeAllocator.replay_references(paths, Lru(), 0)
+        NativeReplay().count(paths, Lru(), 0)
     sound = {"nodes": paths.nodes, "starts": paths.starts, "parents": paths.parents, "next_requests": None}
     broken = [
         {"nodes": np.array([0, 1, 0, 9], np.int32)},
@@ -170,7 +177,7 @@ def test_golden_hit_blocks_of_the_real_traces(trace):
     for name, hits in GOLDEN[file].items():
         make = POLICIES[name]
         for size, wanted in hits.items():
-            counts = NativeAllocator.replay_references(paths, make(), size, bypass=make.bypass)
+            counts = NativeReplay().count(paths, make(), size, bypass=make.bypass)
             assert int(counts.request_hits.sum()) == wanted, (name, size)
 
 
@@ -179,7 +186,7 @@ def test_fifo_leaf_first_on_the_conversation_trace(trace):
     if file != CONVERSATION:
         pytest.skip("golden figures of the other trace")
     for size, wanted in {100_000: 104_922, 50_000: 102_250, 30_000: 93_985, 10_000: 60_852, 1_000: 12_842}.items():
-        counts = NativeAllocator.replay_references(paths, Fifo(), size, leaf_first=True)
+        counts = NativeReplay().count(paths, Fifo(), size, leaf_first=True)
         assert int(counts.request_hits.sum()) == wanted, size
 
 

@@ -29,6 +29,9 @@ class Clock(EvictionPolicy):
         self._queue = Queue()
         self._count: dict[BlockId, int] = {}
 
+    def parameters(self) -> dict[str, float]:
+        return {"max_count": self._max_count}
+
     def admit(self, blocks: Sequence[BlockId], now: float) -> None:
         for block in blocks:
             self._count[block] = 0

@@ -23,6 +23,9 @@ class Lfu(ScoredPolicy):
         self._aged = aged
         self._age = 0
 
+    def parameters(self) -> dict[str, float]:
+        return {"aged": self._aged}
+
     def score(self, block: Block, now: float) -> tuple[int, int]:
         return (block.hits + 1 + self._age, block.last_access)
 

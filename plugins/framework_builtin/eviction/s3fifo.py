@@ -43,6 +43,9 @@ class S3Fifo(EvictionPolicy):
         self._has_evicted = False
         self._choice: BlockId | None = None
 
+    def parameters(self) -> dict[str, float]:
+        return {"small": self._small_share, "ghosts": self._ghost_share, "promote_hits": self._promote_hits}
+
     def admit(self, blocks: Sequence[BlockId], now: float) -> None:
         self._ghosts.capacity = int(self.blocks.num_blocks * self._ghost_share)
         self._choice = None

@@ -25,6 +25,9 @@ class Slru(EvictionPolicy):
         self._segments = [Queue() for _ in range(num_segments)]
         self._level: dict[BlockId, int] = {}
 
+    def parameters(self) -> dict[str, float]:
+        return {"num_segments": len(self._segments)}
+
     def admit(self, blocks: Sequence[BlockId], now: float) -> None:
         size = self._size()
         for block in blocks:

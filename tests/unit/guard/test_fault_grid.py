@@ -85,9 +85,8 @@ NOT_CALLED = {
         "listen",
         "foresee",
         "facts",
-        "replay_references",
     },
-    "eviction": {"attach", "victims", "facts"},
+    "eviction": {"attach", "victims", "facts", "parameters"},
     "hash": set(),
 }
 """Methods that no request reaches: tested one by one, here or beside their caller."""

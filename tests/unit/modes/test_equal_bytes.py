@@ -109,11 +109,10 @@ def test_where_no_request_fits_into_the_other_pool_there_is_no_hit_rate(tmp_path
 
 def test_that_a_core_cannot_count_the_policy_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(
-        "from framework_builtin.allocator.prefix import PrefixAllocator\n\n\n"
-        "class Declines(PrefixAllocator):\n"
-        '    """Has a core that knows no policy."""\n\n'
-        "    @classmethod\n"
-        "    def replay_references(cls, paths, policy, num_blocks, *, leaf_first=False, bypass=False):\n"
+        "from framework.interfaces.replay_core import ReplayCore\n\n\n"
+        "class Declines(ReplayCore):\n"
+        '    """Knows no policy."""\n\n'
+        "    def count(self, paths, policy, num_blocks, *, leaf_first=False, bypass=False):\n"
         "        return None\n"
     )
     api.run(
@@ -121,9 +120,9 @@ def test_that_a_core_cannot_count_the_policy_is_said_once(tmp_path: Path, capsys
             "mode": "replay",
             "executor": "cache_only",
             "workload": {"name": "shared_prefix"},
-            "allocator": {"name": f"{tmp_path}/mine.py:Declines"},
+            "replay": {"core": f"{tmp_path}/mine.py:Declines"},
             "cache": {"num_blocks": 60, "kv_dtype": "int8"},
             "run": {"dir": str(tmp_path / "run"), "progress": False},
         }
     )
-    assert capsys.readouterr().err.count("cannot count Lru itself") == 1
+    assert capsys.readouterr().err.count("cannot count Lru") == 1

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from framework.errors import InvalidArgument, PluginError
-from framework.guard.replay_cores import count_references, has_core
-from framework.interfaces.allocator import Allocator, ReplayCounts
+from framework.guard.replay_core import GuardedReplayCore
+from framework.interfaces.replay_core import ReplayCounts
 
 
 class Paths:
@@ -20,16 +20,16 @@ class Paths:
 def core(answer: object) -> Any:
     """A class whose core answers, or raises, this."""
 
-    def answered(cls: type, *args: Any, **options: Any) -> Any:
+    def answered(self: Any, *args: Any, **options: Any) -> Any:
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
-    return type("Core", (), {"replay_references": classmethod(answered)})
+    return type("Core", (), {"count": answered})
 
 
 def count(answer: object) -> Any:
-    return count_references(core(answer), Paths, None, 4)  # type: ignore[arg-type]
+    return GuardedReplayCore(core(answer)()).count(Paths, None, 4)  # type: ignore[arg-type]
 
 
 def counts(hits: Any, **changed: Any) -> ReplayCounts:
@@ -61,17 +61,10 @@ def test_sound_counts_pass_and_none_is_none() -> None:
     ],
 )
 def test_a_core_that_fails_or_counts_what_cannot_be_is_named(answer: object, says: str) -> None:
-    with pytest.raises(PluginError, match=rf"allocator Core\.replay_references: .*{says}"):
+    with pytest.raises(PluginError, match=rf"replay core Core\.count: .*{says}"):
         count(answer)
 
 
 def test_errors_of_the_contract_pass() -> None:
     with pytest.raises(InvalidArgument, match="typed"):
         count(InvalidArgument("typed"))
-
-
-def test_only_a_core_of_its_own_counts_as_one() -> None:
-    old: Any = type("Old", (), {})
-    assert has_core(core(None), "replay_references")
-    assert not has_core(old, "replay_references")
-    assert not has_core(Allocator, "replay_references")

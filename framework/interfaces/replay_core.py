@@ -1,13 +1,15 @@
-"""What an allocator that counts cache-only replays itself is given, and what it answers."""
+"""The extension point for replay cores: cache-only replays counted faster than in Python."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from framework.interfaces.eviction import EvictionPolicy
 from framework.types import RequestFacts
 
 
@@ -15,7 +17,8 @@ class ReferencePaths(Protocol):
     """A trace as paths through a prefix tree: R requests, E block references, N nodes (distinct prefixes).
 
     Attributes:
-        nodes: (E,) int32, the references of all requests, in order. A request names a node once.
+        nodes: (E,) int32, the references of all requests, in order. A request names a node once; nodes are numbered in
+            the order of their first reference.
         starts: (R + 1,) int64, request i references `nodes[starts[i]:starts[i + 1]]`, root side first.
         parents: (N,) int32, the node above, -1 at the root.
         next_requests: (E,) int32, the next request that references the same node; R when there is none.
@@ -56,3 +59,29 @@ class ReplayCounts:
     request_hits: npt.NDArray[np.int32]
     admitted: int
     evictions: int
+
+
+class ReplayCore(ABC):
+    """Counts a cache-only replay: each request is one atomic access. Made without arguments but its own options."""
+
+    @abstractmethod
+    def count(
+        self,
+        paths: ReferencePaths,
+        policy: EvictionPolicy,
+        num_blocks: int,
+        *,
+        leaf_first: bool = False,
+        bypass: bool = False,
+    ) -> ReplayCounts | None:
+        """The counts of `framework.replay.reference.replay` with the same arguments, to the last block.
+
+        None: not for this policy, nothing was done, and the framework counts in Python and says so.
+
+        Args:
+            policy: fresh and not attached. What it is, its class says, no subclass of it; how it is set, its
+                `parameters`.
+
+        Raises:
+            InvalidArgument: `num_blocks` below 1.
+        """
