@@ -110,8 +110,7 @@ class BeamSearch:
         k = group.num_candidates
         _, ids, values = self.state.executor.logprobs(index, np.zeros(len(index), dtype=np.int64), k)
         if not np.isfinite(values[:, 0]).all():
-            self.life.drop(request)
-            self.life.end(request, Status.FAILED, f"logits not finite at step {self.state.step_number}")
+            self.life.fail_unsound(request)
             return
         self.life.mark_first_token(request, now)
         length = int(self.state.rows.length[group.live[0].row]) + 1

@@ -243,9 +243,14 @@ class Engine:
         """End a request now and free its blocks. What it generated so far is kept. Idempotent.
 
         Raises:
+            InvalidArgument: another engine's request.
             EngineInterrupted: the engine must be reset first, which ends all requests.
         """
         if not request.status.ended:
+            if self.state.requests.get(request.number) is not request:
+                raise InvalidArgument(
+                    f"request {request.number} was not submitted to this engine; cancel it where it was"
+                )
             self._change.begin()
             self._cancel(request, reason)
             self._change.end()

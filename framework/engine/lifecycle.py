@@ -190,6 +190,21 @@ class Lifecycle:
         named.__cause__ = error
         self.fail(seq, named)
 
+    def fail_unsound(self, request: Request) -> None:
+        """End `request`, whose logits are not finite. What it attended to leaves the cache and the tiers: some of it is
+        not finite either, and would fail every later request that shares it."""
+        for seq in request.sequences:
+            if seq.row < 0:
+                continue
+            try:
+                if self.state.tiers is not None:
+                    self.state.tiers.discard(seq)
+                self.state.guarded.discard(seq.id)
+            except FrameworkError as error:
+                request.plugin_error = request.plugin_error or error
+        self.drop(request)
+        self.end(request, Status.FAILED, f"logits not finite at step {self.state.step_number}")
+
     def drop(self, request: Request) -> None:
         """Take every sequence of a request out of rows and queues; keep what they generated so far."""
         for seq in request.sequences:

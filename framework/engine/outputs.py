@@ -7,7 +7,7 @@ import numpy as np
 from framework.engine.beam import BeamSearch
 from framework.engine.executors.base import BoolArray, Step
 from framework.engine.lifecycle import Lifecycle
-from framework.engine.request import Sequence, Status, TokenLogprobs
+from framework.engine.request import Sequence, TokenLogprobs
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
 from framework.errors import FrameworkError
@@ -98,8 +98,7 @@ class Outputs:
         """One token of a row with stop ids, log-probabilities or forks due, or with logits that are not finite."""
         rows, request = self.state.rows, parent.request
         if bad:
-            self.life.drop(request)
-            self.life.end(request, Status.FAILED, f"logits not finite at step {self.state.step_number}")
+            self.life.fail_unsound(request)
             return
         self.life.mark_first_token(request, now)
         seq = parent

@@ -33,6 +33,8 @@ class RunningFirst(Scheduler):
         budget = self._continue(num_new)
         if state.num_preemptions == preempted:
             self._admit(num_new, budget)
+            if not num_new.any():  # beams that came back and found all but their last tokens cached
+                self._continue(num_new)
         if promises is not None:
             promises.require(num_new)
         num_new[[row for row, seq in enumerate(rows.sequences) if seq is None]] = 0
@@ -45,7 +47,7 @@ class RunningFirst(Scheduler):
         for row, seq in [(row, rows.sequence(row)) for row in rows.active().tolist()]:
             if seq.row != row:
                 continue
-            need = int(rows.length[row] - rows.computed[row]) - (row in held)
+            need = int(rows.length[row] - rows.computed[row]) - (row in held or self._too_wide(seq, num_new, budget))
             count = min(need, budget, max(1, self.chunk_size))
             if count <= 0:
                 continue
@@ -54,6 +56,11 @@ class RunningFirst(Scheduler):
                 num_new[row] = count
                 budget -= count
         return budget
+
+    def _too_wide(self, seq: Sequence, num_new: IntArray, budget: int) -> bool:
+        """Whether `seq` is of a beam group whose last tokens do not all fit the budget: one step computes them."""
+        group = seq.request.group
+        return group is not None and budget < sum(not num_new[beam.row] for beam in group.live if beam.row >= 0)
 
     def _make_room_for(self, seq: Sequence, count: int) -> None:
         """Blocks for the next `count` tokens of `seq`, which has a row, and the promise of what they fill."""
@@ -79,22 +86,29 @@ class RunningFirst(Scheduler):
             except Exception as error:
                 self.life.fail_unforeseen(seq, error)
                 continue
-            if not count:
+            if count is None:
                 return
-            self._make_room_for(seq, count)
+            if count:
+                self._make_room_for(seq, count)
             if seq.row >= 0:
                 num_new[seq.row] = count
                 budget -= count
 
-    def _place(self, seq: Sequence, budget: int) -> int:
-        """Give `seq` a table for its first chunk, and a row; returns the chunk, 0 where not all of it fits the pool."""
+    def _place(self, seq: Sequence, budget: int) -> int | None:
+        """Give `seq` a table for its first chunk, and a row; returns the chunk, None where not all of it fits the pool.
+
+        A beam among others does without its last token until the next step: they compute that together.
+        """
         guarded = self.state.guarded
         hit = seq.hit = guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)
         if not guarded.fits(seq.info, seq.tokens, hit):
-            return 0
-        count = min(len(seq.tokens) - hit.num_tokens, budget, self.chunk_size)
-        guarded.allocate_part(seq.info, seq.tokens, hit, hit.num_tokens + count)
-        self.life.place(seq, hit.num_tokens, room=hit.num_tokens + count)
+            return None
+        group = seq.request.group
+        waits = group is not None and len(group.live) > 1
+        count = min(len(seq.tokens) - hit.num_tokens - waits, budget, self.chunk_size)
+        room = hit.num_tokens + max(1, count)
+        guarded.allocate_part(seq.info, seq.tokens, hit, room)
+        self.life.place(seq, hit.num_tokens, room=room)
         self.state.waiting.pop()
         self.life.admitted(seq, hit.num_tokens)
         return count

@@ -174,6 +174,9 @@ class GuardedAllocator(Allocator):
     def truncate(self, request: RequestId, num_tokens: int) -> None:
         self._boundary.call("truncate", self.plugin.truncate, request, num_tokens)
 
+    def discard(self, request: RequestId) -> None:
+        self._boundary.call("discard", self.plugin.discard, request)
+
     def free(self, request: RequestId) -> None:
         self._num_null.pop(request, None)
         try:

@@ -218,6 +218,19 @@ class Allocator(ABC):
             UnknownRequest, InvalidArgument: nothing changed.
         """
 
+    def discard(self, request: RequestId) -> None:
+        """The KV that the request's table names is not sound: no lookup finds any of it from here on.
+
+        Called where the logits that followed from it are not finite, before the request is freed, and while nothing is
+        promised. Who else has one of these blocks in its table keeps it, and publishes nothing below it.
+
+        Optional: an allocator without it forgets all cached content.
+
+        Raises:
+            UnknownRequest: nothing changed. PluginError: the policy failed. It is done nonetheless.
+        """
+        self.reset()
+
     @abstractmethod
     def free(self, request: RequestId) -> None:
         """Drop the request's table: blocks without other users become free, or cached if published.

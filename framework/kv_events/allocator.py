@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from framework.errors import PluginError
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator, CacheEvent, Hit
 from framework.kv_events.schema import GPU, BlockRemoved, BlockStored
@@ -125,9 +127,18 @@ class EventAllocator(GuardedAllocator):
             if self._came:
                 self._settle(request)
 
-    def free(self, request: RequestId) -> None:
-        table = self._blocks(request)  # a block published by this very call is in the table that ends with it
+    def discard(self, request: RequestId) -> None:
         try:
+            super().discard(request)
+        finally:
+            if self._came:
+                self._settle(request)
+
+    def free(self, request: RequestId) -> None:
+        table: list[int] = []  # a block published by this very call is in the table that ends with it
+        try:
+            with suppress(PluginError):  # of `table`: the request is freed all the same
+                table = self._blocks(request)
             super().free(request)
         finally:
             if self._came:

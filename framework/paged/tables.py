@@ -120,6 +120,28 @@ class PagedTables(Allocator):
             self._version += 1
             self.cache.unref(dropped[::-1])
 
+    def discard(self, request: RequestId) -> None:
+        table, pool = self._table(request), self.pool
+        if self.promises.owner:
+            raise InvalidArgument(f"discard of request {request} while blocks are promised; commit or withdraw them")
+        gone = {block for block in table.blocks if pool.block_hash[block] is not None}
+        above = self.cache.index.parent(min(gone, key=pool.depth.__getitem__)) if gone else 0
+        while above:  # what a window has passed
+            gone.add(above)
+            above = self.cache.index.parent(above)
+        for held in self._tables.values():
+            first = next((at for at, block in enumerate(held.blocks[: held.published]) if block in gone), None)
+            if first is not None:
+                held.published, held.closed, held.shared = first, True, True
+        blocks = sorted(gone, key=pool.depth.__getitem__, reverse=True)
+        cached = [block for block in blocks if not pool.ref[block]]
+        self._version += 1
+        pool.access += 1
+        try:
+            self.cache.unpublish(blocks)
+        finally:
+            pool.set_free(cached)
+
     def free(self, request: RequestId) -> None:
         table = self._table(request)
         try:

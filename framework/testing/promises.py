@@ -1,4 +1,4 @@
-"""Checks of what an allocator promises an engine: `fits`, `promise` and `withdraw`, `commit`, `facts`."""
+"""Checks of what an allocator promises an engine: `fits`, `promise` and `withdraw`, `commit`, `discard`, `facts`."""
 
 from __future__ import annotations
 
@@ -104,6 +104,40 @@ def check_a_withdrawn_promise_is_gone(make: Make) -> None:
         allocator.extend(FIRST, len(prompt))
         allocator.commit(FIRST, prompt)
         allocator.free(FIRST)
+        allocator.check()
+        stats = allocator.stats()
+        _need(allocator, not stats.used_blocks, "blocks are in use though nobody is", stats)
+
+
+def check_discarded_content_is_not_found(make: Make) -> None:
+    """After `discard` nothing of the table is found, also once who shares it has ended; what is computed anew is."""
+    for passed in (0, 2):
+        allocator, prompt, longer = fresh(make, 12, 2), as_tokens(PROMPT), as_tokens([*PROMPT, 1, 1, 0])
+        for request, tokens in ((FIRST, prompt), (SECOND, longer)):
+            if request == SECOND and not allocator.lookup(longer, PLAIN).num_tokens:
+                return  # it shares nothing
+            _allocate(allocator, info(request, 10), tokens)
+            allocator.extend(request, len(tokens))
+            allocator.commit(request, tokens)
+        if passed:
+            allocator.unref_leading(FIRST, passed)
+        allocator.discard(FIRST)
+        allocator.check()
+        _need(allocator, not allocator.lookup(longer, PLAIN).num_tokens, "what was discarded is found")
+        allocator.free(FIRST)
+        grown = as_tokens([*longer.tolist(), 0, 1])
+        allocator.extend(SECOND, len(grown))
+        allocator.commit(SECOND, grown)
+        allocator.check()
+        allocator.free(SECOND)
+        allocator.check()
+        found = allocator.lookup(longer, PLAIN).num_tokens
+        _need(allocator, not found, "what shared a discarded block is found below it", found)
+        third = RequestId(3)
+        _allocate(allocator, info(third, 10), prompt)
+        allocator.extend(third, len(prompt))
+        allocator.commit(third, prompt)
+        allocator.free(third)
         allocator.check()
         stats = allocator.stats()
         _need(allocator, not stats.used_blocks, "blocks are in use though nobody is", stats)

@@ -52,7 +52,7 @@ class Counts:
         evicted: given up by the policy to make room. `dropped`: left because the pool got the content back.
         refused: stores for which no block could be evicted.
         adopted: that an earlier process had stored.
-        lost: held until a write or a read of their bytes failed.
+        lost: held until a write or a read of their bytes failed, or they proved not sound.
         unread: evicted without ever having been a hit here.
         peak: most blocks held at once.
     """
@@ -219,7 +219,8 @@ class Tier:
             self._forget(key, now)
 
     def lose(self, key: Key, now: float) -> None:
-        """The bytes of a content, which is not pinned, could not be written or read: it is held no longer."""
+        """The bytes of a content, which is not pinned, could not be written or read, or are not sound: it is held no
+        longer."""
         self.counts.lost += 1
         self._forget(key, now)
 

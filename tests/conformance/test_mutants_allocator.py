@@ -30,6 +30,11 @@ class FreesTwiceInSilence(Sound):
             super().free(request)
 
 
+class KeepsWhatIsNotSound(Sound):
+    def discard(self, request):
+        pass
+
+
 class IgnoresUnknownExtend(Sound):
     def extend(self, request, num_tokens):
         return super().extend(request, num_tokens) if request in self.rows else TableChange(0)
@@ -598,6 +603,7 @@ MUTANTS = {
     HandsOutABlockTwice: RANDOM,
     HonoursStaleHits: kit.check_a_stale_hit_is_refused_or_still_true,
     ResetKeepsNames: kit.check_reset_forgets_all_content,
+    KeepsWhatIsNotSound: kit.check_discarded_content_is_not_found,
     PublishesOldWeightsAfterReset: kit.check_reset_forgets_all_content,
     LosesABlockOnFree: RANDOM,
     NeverReusesCached: RANDOM,

@@ -11,11 +11,13 @@ import torch
 from framework import registry
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, InvalidTokens
+from framework.kv_events.stream import EventStream
 from framework.llm import LLM, EngineOptions
 from framework.model.dense import dense_logits
 from framework.model.loading import load_model
 from framework.sampling import Sampling
 from framework.testing.checkpoints import make_checkpoint
+from framework_builtin.backend.torch import TorchBackend
 
 PROMPTS = [[5, 9, 13, 40, 22, 31, 8, 17, 60, 33, 2 + i, 71] for i in range(3)]
 
@@ -128,6 +130,63 @@ def test_a_row_of_nan_logits_fails_its_request_alone(checkpoint: Path, sampling:
     assert "not finite" in requests[1].reason, requests[1].reason
     assert [requests[i].completions[0].tokens for i in (0, 2)] == [good_before[0], good_before[2]]
     llm.engine.check()
+
+
+class NanOnce(TorchBackend):
+    """Answers NaN for every head of one token, in the first call of its life."""
+
+    spoilt = False
+
+    def attend(self, q, pool, batch, out, *, lse=None):  # type: ignore[no-untyped-def]
+        super().attend(q, pool, batch, out, lse=lse)
+        if not self.spoilt:
+            self.spoilt, out[1] = True, float("nan")
+
+
+@pytest.mark.parametrize("sampling", [Sampling(max_tokens=4), Sampling(max_tokens=4, beam_width=2)])
+@pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
+@pytest.mark.parametrize("allocator", ["prefix_cow", "radix"])
+def test_one_nan_fails_one_request_and_is_found_by_nobody_afterwards(
+    checkpoint: Path, allocator: str, scheduling: Any, sampling: Sampling
+) -> None:
+    model, options = str(checkpoint), EngineOptions(max_model_len=64, chunk_size=8, scheduling=scheduling)
+    parts = {"dtype": "float32", "num_blocks": 80, "block_size": 4, "device": "cpu", "allocator": allocator}
+    (wanted,) = LLM(model, engine=options, **parts).generate(PROMPTS[0], sampling)
+    stream = EventStream([])
+    llm = LLM(model, engine=options, backend=NanOnce(), kv_events=stream, **parts)
+    (failed,) = llm.generate(PROMPTS[0], sampling)
+    assert failed.status is Status.FAILED, failed
+    assert "not finite" in failed.reason, failed.reason
+    assert llm.allocator.stats().cached_blocks == 0, llm.allocator.stats()
+    assert stream.num_stored == stream.num_removed > 0, (stream.num_stored, stream.num_removed)
+    (again,) = llm.generate(PROMPTS[0], sampling)
+    assert again.completions == wanted.completions, again.reason
+    assert again.num_cached_tokens == 0, again
+    llm.engine.check()
+
+
+@pytest.mark.parametrize("copy_steps", [None, 1, 50])
+def test_what_a_failed_request_wrote_leaves_the_tiers_and_the_next_process_finds_none(
+    checkpoint: Path, tmp_path: Path, copy_steps: int | None
+) -> None:
+    options = EngineOptions(max_model_len=64, chunk_size=8, tier_copy_steps=copy_steps)
+    tiers = [
+        {"store": "host", "num_blocks": 40},
+        {"store": {"name": "disk", "path": str(tmp_path)}, "num_blocks": 40},
+    ]
+    parts: dict[str, Any] = {
+        "dtype": "float32", "num_blocks": 80, "block_size": 4, "device": "cpu", "engine": options,
+        "tiers": tiers, "tiering": {"name": "write_through"},
+    }  # fmt: skip
+    sampling = Sampling(max_tokens=4)
+    with LLM(str(checkpoint), backend=NanOnce(), **parts) as llm:
+        (failed,) = llm.generate(PROMPTS[0], sampling)
+        assert failed.status is Status.FAILED, failed
+    assert not list(tmp_path.rglob("*.kv")), "the next process would load it"
+    with LLM(str(checkpoint), **parts) as llm:
+        (again,) = llm.generate(PROMPTS[0], sampling)
+        assert again.status is Status.FINISHED, again.reason
+    assert list(tmp_path.rglob("*.kv")), "nothing was stored"
 
 
 def test_one_bad_prompt_in_a_list_is_refused_before_any_is_queued() -> None:

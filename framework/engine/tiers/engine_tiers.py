@@ -184,6 +184,10 @@ class EngineTiers:
         """`seq` is about to free its table."""
         self.placement.used(self._hits.pop(seq.id, ()))
 
+    def discard(self, seq: Row) -> None:
+        """The KV that the table of `seq` names is not sound: nothing of it stays below, nor goes there."""
+        self.placement.discard(self._state.guarded.table(seq.id))
+
     # As copies end
 
     def poll(self) -> None:

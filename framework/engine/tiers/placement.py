@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from framework.engine.request import Sequence as Row
@@ -52,6 +52,7 @@ class Placement:
         self.pool: dict[BlockHash, int] = {}
         self._evicted: list[tuple[int, BlockHash]] = []
         self.reading: dict[int, list[Copy]] = {}
+        self._unsound: set[tuple[int, BlockHash]] = set()  # (tier, content) to lose once no copy pins it
         self.failed_stores = [0] * len(tiers)
         self.first_failure = self.off = ""
         for number, keys in enumerate(setup.found, start=1):
@@ -166,6 +167,27 @@ class Placement:
         recompute = None if estimate is None else tuple(estimate(cached, tokens) for tokens in num_tokens)
         return self.transfers.load_times(tiers), recompute
 
+    def discard(self, blocks: Iterable[int]) -> None:
+        """The KV of these blocks of the pool, 0 left out, is not sound: their contents leave the tiers.
+
+        NOTE. What is being copied to or from a tier is pinned there until that has ended; its bytes are removed right
+        behind the copy, for nobody may be there to see it end.
+        """
+        if self.off:
+            return
+        with self.sound():
+            for key in [self.names[block] for block in blocks if block in self.names]:
+                self.pool.pop(key, None)
+                for tier in self.lower.tiers:
+                    if key not in tier:
+                        continue
+                    if tier.is_pinned(key):
+                        self._unsound.add((tier.number, key))
+                        self.transfers.remove(key, tier.number)
+                    else:
+                        tier.lose(key, self.now)
+                        self.remove(key, tier.number)
+
     # As copies end
 
     def stored(self, copy: Copy) -> None:
@@ -188,6 +210,7 @@ class Placement:
 
     def end_at(self, tier: Tier, copy: Copy) -> None:
         """Unpin what was copied to or from `tier`; where that failed, the content is lost there."""
+        unsound = (tier.number, copy.key) in self._unsound
         lost = bool(copy.failed) and self.setup.holds_kv[tier.number - 1]
         if lost:
             self.first_failure = self.first_failure or copy.failed
@@ -195,7 +218,8 @@ class Placement:
             return
         with self.sound():
             tier.unpin((copy.key,), self.now)
-            if lost and not tier.is_pinned(copy.key):
+            if (lost or unsound) and not tier.is_pinned(copy.key):
+                self._unsound.discard((tier.number, copy.key))
                 tier.lose(copy.key, self.now)
                 self.remove(copy.key, tier.number)
 

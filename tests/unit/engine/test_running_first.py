@@ -11,7 +11,7 @@ from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, PluginError, Unsupported
 from framework.sampling import Sampling
-from framework.testing.engines import drive, expected, fake_engine, tokens_of
+from framework.testing.engines import drive, expected, fake_engine, slow_beams, tokens_of
 from framework.testing.fake_executor import FakeModel
 
 MODEL = FakeModel()
@@ -19,9 +19,8 @@ MODEL = FakeModel()
 
 def engine_of(**options: Any) -> tuple[Engine, list[dict[int, int]]]:
     """An engine, and the tokens of each step by request."""
-    engine = fake_engine(
-        {"name": "prefix", "watermark": 0.0}, **{"scheduling": "running_first", "block_size": 4, **options}
-    )
+    parts = {"allocator": {"name": "prefix", "watermark": 0.0}, "scheduling": "running_first", "block_size": 4}
+    engine = fake_engine(**{**parts, **options})
     steps: list[dict[int, int]] = []
     forward = engine.executor.forward
 
@@ -153,3 +152,22 @@ def test_an_allocator_without_parts_makes_room_for_the_whole_prompt(allocator: s
     requests = submit(engine, 14, 9)
     drive(engine)
     assert_right(requests)
+
+
+@pytest.mark.parametrize("preempt_every", [0, 3])
+@pytest.mark.parametrize("max_batch_tokens", [6, 12, 2048])
+@pytest.mark.parametrize("num_blocks", [13, 16, 20])
+def test_beams_that_were_preempted_come_back_together(
+    num_blocks: int, max_batch_tokens: int, preempt_every: int
+) -> None:
+    engine, _ = engine_of(
+        allocator="prefix_cow", block_size=2, num_blocks=num_blocks, max_batch_tokens=max_batch_tokens,
+        max_batch_requests=6, preempt_every=preempt_every,
+    )  # fmt: skip
+    sampling = Sampling(max_tokens=8, beam_width=2)
+    requests = [engine.submit([number, *range(8, 16)], sampling) for number in range(3)]
+    drive(engine)
+    assert sum(request.num_preemptions for request in requests), "nothing was preempted"
+    for request in requests:
+        assert request.status is Status.FINISHED, request.reason
+        assert tokens_of(request) == slow_beams(MODEL, request.prompt.tolist(), sampling), f"request {request.number}"

@@ -83,3 +83,16 @@ def test_a_longest_sequence_that_cannot_be_is_said_when_the_engine_is_made() -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert LLM("tiny", num_blocks=2, engine=EngineOptions(max_model_len=32)).max_model_len == 32
+
+
+def test_another_engines_request_of_the_same_number_is_refused_and_harms_nobody() -> None:
+    ours, theirs = fake_engine(), fake_engine()
+    own, other = (engine.submit([1, 2, 3], Sampling(max_tokens=4)) for engine in (ours, theirs))
+    for engine in (ours, theirs):
+        engine.step()
+    with pytest.raises(InvalidArgument, match=r"request 0 was not submitted to this engine"):
+        ours.cancel(other)
+    for engine, request in ((ours, own), (theirs, other)):
+        drive(engine)
+        assert request.status is Status.FINISHED, request.reason
+    ours.cancel(other)  # it has ended: nothing to do

@@ -79,6 +79,7 @@ HOOKS = {
 NOT_CALLED = {
     "allocator": {
         "truncate",
+        "discard",
         "withdraw",
         "reset",
         "check",
