@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.cli.exit import command, exit_with
+from framework.cli.exit import command, complain, exit_with
 from framework.errors import ConfigError
 from framework.workload.traces import formats, open_trace
 
@@ -61,6 +61,8 @@ def _run(options: argparse.Namespace) -> None:
     from framework.replay.column_paths import trace_paths
     from framework.replay.curves import hit_curves
 
+    if options.limit is not None and options.limit < 1:
+        raise ConfigError(f"--limit must be at least 1, found {options.limit}")
     if options.plot and Path(options.plot).suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"--plot takes a .png or .svg, found {options.plot}")
     trace = open_trace(
@@ -84,6 +86,8 @@ def _run(options: argparse.Namespace) -> None:
         _write_csv(Path(options.csv), points)
     if options.plot:
         _plot(Path(options.plot), name, points, _ceiling(paths))
+    if trace.num_skipped:
+        complain(f"{trace.num_skipped:,} lines were left out (--on-error skip); the first: {trace.first_error}")
     _report(options, name, trace.num_skipped, paths, points)
 
 

@@ -90,6 +90,8 @@ def job(config: DictConfig) -> Outcome:
     try:
         settings, on_begin = _prepare(config, hydra, directory, sweep)
         result = run(settings, on_begin=on_begin)
+        if skipped := result.get("num_skipped_lines"):
+            complain(f"{_job_name(hydra)}{skipped:,} lines of the trace were left out (workload.on_error=skip)")
         if reason := what_went_wrong(result):
             status, state = FAILED, "failed"
             complain(f"{_job_name(hydra)}{reason}; see {directory}")

@@ -51,11 +51,13 @@ class KvCacheTester(TraceReader):
 
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
-        """By a folder's first .json file, or by a document that begins with a `requests` list."""
+        """By a folder's first .json file, or by a document that begins with a `requests` list, on however many lines."""
         if path.is_dir():
             first = next(iter(_documents(path)), None)
             return first is not None and _is_session(_beginning(first))
-        return _is_session(b"\n".join(line for _, line in head))
+        if not head or _complete(head[0][1]):
+            return bool(head) and _is_session(head[0][1])
+        return _is_session(_beginning(path))
 
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
         """64; a document that says otherwise is an error as it is read."""
@@ -63,6 +65,7 @@ class KvCacheTester(TraceReader):
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         """See TraceReader. Holds one document, and the framework all requests, to sort them."""
+        self._sessions: set[str] = set()
         if path.is_dir():
             for number_, file in enumerate(_documents(path), start=1):
                 with open_bytes(file) as opened:
@@ -93,7 +96,12 @@ class KvCacheTester(TraceReader):
             size = integer(session, "block_size", 1, 2**20) if "block_size" in session else self.block_tokens
             if size != self.block_tokens:
                 raise FieldError("block_size", f"{place}expected {self.block_tokens}, found {size}")
-            scope = "" if session.get("hash_id_scope") == "global" else name
+            scope = session.get("hash_id_scope", "local")
+            if scope not in ("local", "global"):
+                raise FieldError("hash_id_scope", f"{place}expected local or global, found {str(scope)[:40]!r}")
+            if name in self._sessions:
+                raise FieldError("id", f"{place}session {name!r} appears twice; give each session an id of its own")
+            self._sessions.add(name)
             requests = _requests(session, f"{place}requests", name, 0)
         except FieldError as error:
             yield line_number, error
@@ -101,7 +109,7 @@ class KvCacheTester(TraceReader):
         turns: Counter[str] = Counter()
         for where, who, record in requests:
             try:
-                yield line_number, self._request(record, scope, who, turns[who])
+                yield line_number, self._request(record, "" if scope == "global" else name, who, turns[who])
                 turns[who] += 1
             except FieldError as error:
                 yield line_number, FieldError(where, str(error))

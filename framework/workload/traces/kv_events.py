@@ -73,8 +73,11 @@ class KVEventTrace(TraceReader):
             if isinstance(found, FieldError):
                 yield number, found
                 continue
-            for request in requests.take(*found):
-                yield number, request
+            try:
+                for request in requests.take(*found):
+                    yield number, request
+            except FieldError as error:
+                yield number, error
         for request in requests.finish():
             yield number, request
 
@@ -117,12 +120,20 @@ class Requests:
         self.finder = RequestFinder(report_hits=header.report_hits, clock=header.clock, medium=medium)
         self.num_gaps = self.num_missing = 0
         self._next = 0
+        self._last_ts = 0.0
         self._numbers: dict[Hash, int] = {}
 
     def take(self, number: int, batch: EventBatch) -> Iterator[WorkloadRequest]:
-        """Requests that are over by the time of this batch."""
+        """Requests that are over by the time of this batch.
+
+        Raises:
+            FieldError: its time lies before that of the last.
+        """
         if number < self._next:
             return
+        if batch.ts < self._last_ts:
+            raise FieldError("ts", f"{batch.ts} s after {self._last_ts} s: the clock went back; part the stream there")
+        self._last_ts = batch.ts
         if number > self._next:
             self.num_gaps += 1
             self.num_missing += number - self._next

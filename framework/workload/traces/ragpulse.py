@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,6 +41,8 @@ class RagPulse(JsonLinesReader):
     5_web_search.jsonl, plain or .gz). A prompt is the tokens of its chunks in the order of its parts, so that two
     prompts share exactly their common leading chunks, at any block size. Tokens that `input_length` counts beyond the
     chunks are nobody else's. `category` is "web" or "chat" by whether anything was searched on the web.
+    The published file is two weeks, one after the other, each with a clock of its own: where the clock starts again,
+    at or before the file's first time, the second week goes on from the last time of the first.
     Source: Wang et al. 2025, arXiv:2511.12979; github.com/flashserve/RAGPulse.
     """
 
@@ -61,6 +64,8 @@ class RagPulse(JsonLinesReader):
     def __init__(self) -> None:
         self._chunks: dict[int, tuple[int, int]] = {}
         self._num_unnamed = 0
+        self._start_s: float | None = None
+        self._last_s = self._before_s = 0.0
 
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
@@ -70,6 +75,7 @@ class RagPulse(JsonLinesReader):
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         """See TraceReader; keeps two numbers a chunk."""
         self._chunks, self._num_unnamed = _chunks(path.parent), 0
+        self._start_s, self._last_s, self._before_s = None, 0.0, 0.0
         return super().read(lines, path)
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
@@ -79,7 +85,7 @@ class RagPulse(JsonLinesReader):
             raise FieldError("hash_ids", "expected an object of one list of chunk ids per part")
         names = {f"hash_ids.{part}": ids for part, ids in parts.items()}
         tokens = self._tokens([integers(names, part).tolist() for part in names], integer(record, "input_length", 1))
-        return WorkloadRequest(
+        request = WorkloadRequest(
             prompt=tokens,
             arrival_s=number(record, "timestamp"),
             output_tokens=integer(record, "output_length", 0),
@@ -88,6 +94,15 @@ class RagPulse(JsonLinesReader):
             session=text(record, "session_id"),
             category="web" if parts.get("web_search") else "chat",
         )
+        return replace(request, arrival_s=self._continued(request.arrival_s))
+
+    def _continued(self, time_s: float) -> float:
+        """A line's time on one clock for the whole file."""
+        self._start_s = time_s if self._start_s is None else self._start_s
+        if time_s <= self._start_s and time_s < self._last_s - self._before_s:
+            self._before_s = self._last_s
+        self._last_s = max(self._last_s, self._before_s + time_s)
+        return self._before_s + time_s
 
     def _tokens(self, parts: Sequence[Sequence[int]], input_tokens: int) -> TokenArray:
         pieces = []
@@ -120,6 +135,11 @@ def _chunks(folder: Path) -> dict[int, tuple[int, int]]:
                 chunk, length = _chunk(json_object(line))
             except FieldError as error:
                 raise WorkloadError(f"{file}:{line_number}: {error}") from error
+            if chunk in chunks:
+                raise WorkloadError(
+                    f"{file}:{line_number}: chunk {chunk} appears twice, here and before, there with "
+                    f"{chunks[chunk][1]} tokens; a chunk has one length, in one of {', '.join(_CHUNK_FILES)}"
+                )
             chunks[chunk] = used, length
             used += length
     if used >= _UNNAMED:

@@ -138,6 +138,55 @@ def test_kv_cache_tester_sessions_are_read_from_a_file_a_line_and_a_folder(tmp_p
         list(open_trace(tmp_path / "one.json"))
 
 
+def _ragpulse(folder: Path, times: list[float]) -> Path:
+    example = registry.load("trace", "ragpulse").example  # type: ignore[attr-defined]
+    for file, text in example.items():
+        (folder / file).write_text(text)
+    line = json.loads(example["0_trace.jsonl"].splitlines()[0])
+    path = folder / "0_trace.jsonl"
+    path.write_text("".join(json.dumps({**line, "timestamp": str(time)}) + "\n" for time in times))
+    return path
+
+
+def test_a_ragpulse_file_whose_clock_starts_again_is_read_whole(tmp_path: Path) -> None:
+    trace = open_trace(_ragpulse(tmp_path, [82, 93, 604453, 0, 27, 300]))
+    assert [one.arrival_s for one in trace] == [82, 93, 604453, 604453, 604480, 604753]
+    assert [one.arrival_s for one in trace] == [82, 93, 604453, 604453, 604480, 604753], "read anew"
+    with pytest.raises(WorkloadError, match=r"0_trace\.jsonl:3: arrival time: 93\.0 s after 200\.0 s"):
+        list(open_trace(_ragpulse(tmp_path, [82, 200, 93])))
+
+
+@pytest.mark.parametrize("file", ["1_sys_prompt.jsonl", "4_user_input.jsonl"])
+def test_a_ragpulse_chunk_has_one_length_in_one_file(tmp_path: Path, file: str) -> None:
+    path = _ragpulse(tmp_path, [82])
+    with (tmp_path / file).open("a") as lines:
+        lines.write('{"sys_prompt_id": 1, "token_length": 9}\n')
+    with pytest.raises(WorkloadError, match=rf"{file}:2: chunk 1 appears twice.*with 16 tokens"):
+        list(open_trace(path))
+
+
+def test_kv_cache_tester_documents_are_known_over_many_lines_and_their_ids_are_their_own(tmp_path: Path) -> None:
+    (text,) = registry.load("trace", "kv_cache_tester").example.values()  # type: ignore[attr-defined]
+    document = json.loads(text)
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(document, indent=2))
+    assert len(list(open_trace(path))) == 3
+    path.write_text(json.dumps({**document, "hash_id_scope": "glob"}))
+    with pytest.raises(WorkloadError, match=r"one\.json:1: hash_id_scope: .*local or global, found 'glob'"):
+        list(open_trace(path))
+    path.write_text(2 * (json.dumps(document) + "\n"))
+    with pytest.raises(WorkloadError, match=r"one\.json:2: id: session 'trace_0001' appears twice"):
+        list(open_trace(path))
+
+
+def test_kv_events_whose_time_goes_back_are_refused(tmp_path: Path) -> None:
+    (text,) = registry.load("trace", "kv_events").example.values()  # type: ignore[attr-defined]
+    path = tmp_path / "events.jsonl"
+    path.write_text(text.replace('"ts": 99', '"ts": 0'))
+    with pytest.raises(WorkloadError, match=r"events\.jsonl:3: ts: 0\.0 s after 1\.0 s"):
+        list(open_trace(path))
+
+
 def test_bailian_chats_are_followed_to_their_root(tmp_path: Path) -> None:
     path = tmp_path / "b.jsonl"
     line = {"timestamp": 1.0, "input_length": 3, "output_length": 1, "type": "text", "hash_ids": [1]}
