@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.cli.exit import command, complain, exit_with
 from framework.errors import ConfigError
+from framework.files.atomic import require_new
 from framework.workload.traces import formats, open_trace
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--json", metavar="FILE", help="- for stdout alone")
     parser.add_argument("--plot", metavar="FILE", help=".png or .svg")
+    parser.add_argument("--force", action="store_true", help="replace files that exist already")
     return parser
 
 
@@ -65,6 +67,9 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--limit must be at least 1, found {options.limit}")
     if options.plot and Path(options.plot).suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"--plot takes a .png or .svg, found {options.plot}")
+    for output in (options.csv, options.plot, options.json):
+        if output and output != "-":
+            require_new(output, force=options.force)
     trace = open_trace(
         options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from framework.config.check import checked_tiers
+import numpy as np
+
+from framework.config.check import NO_TIERING, checked_tiers
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
@@ -23,7 +26,7 @@ from framework.engine.text import StopTexts, StopWatch, add_texts
 from framework.engine.tiers.records import MakeTiers
 from framework.engine.tiers.setup import require_one_rank, tier_maker
 from framework.engine.warm_up import Limits, warm_up
-from framework.errors import EngineInterrupted, InvalidArgument
+from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.kv_events.stream import EventStream
@@ -34,6 +37,7 @@ from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
 from framework.registry.components import build_with_policy
+from framework.registry.signatures import convert, shown, signature
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
 
@@ -104,12 +108,23 @@ class LLM:
         tiers: Sequence[Mapping[str, Any]] = (),
         engine: EngineOptions | None = None,
     ) -> None:
-        options = engine or EngineOptions()
+        given = locals()
+        for one in signature(LLM).parameters:
+            convert(given[one.name], one.annotation, one.name)
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"seed must be 0 to 2**63 - 1, found {shown(seed)}")
+        if log is not None and not callable(log):
+            raise ConfigError(f"log must be a function or None, found {shown(log)}")
+        if tiering != NO_TIERING and not tiers:
+            raise ConfigError(f"tiering={shown(tiering)} has no tier to move blocks to; give tiers, or leave it out")
+        options = EngineOptions() if engine is None else engine
         require_no_foresight(eviction)
         self._tiering, self._tiers = tiering, checked_tiers(tiers)
         require_one_rank(self._tiers, options.tensor_parallel_size)
         self.device, self.seed = default_device(device), seed
-        chosen = backend or ("triton" if self.device.startswith("cuda") else "torch")
+        chosen = backend
+        if chosen is None:
+            chosen = "triton" if self.device.startswith("cuda") else "torch"
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
         require_graphs(options, self.backend, self.device)
         require_writes_first(options, self.backend)
@@ -132,6 +147,7 @@ class LLM:
             self.recorder = RecordingExecutor(executor) if record else None
             self.executor: Executor = self.recorder or executor
             self.engine = self._make_engine(built, options, advice, log)
+            weakref.finalize(self, _close_tiers, self.engine, drain=True)
             self.warm_up_s = self._warm_up(options)
         except BaseException:
             self.close()
@@ -251,9 +267,8 @@ class LLM:
         self.close()
 
     def _close_tiers(self, *, drain: bool) -> None:
-        engine = getattr(self, "engine", None)  # None where construction failed
-        if engine is not None and engine.state.tiers is not None:
-            engine.state.tiers.close(drain=drain)
+        if hasattr(self, "engine"):  # not where construction failed
+            _close_tiers(self.engine, drain=drain)
 
     def encode(self, prompt: Prompt) -> TokenArray:
         """Token ids (n,) int32 of a text, of chat messages ({"role", "content"}), or of ids already."""
@@ -267,7 +282,7 @@ class LLM:
         """Queue one prompt; see Engine.submit for `facts` (arrival_s, priority, tenant, session, namespace)."""
         self._recover()
         facts["namespace"] = self._namespace(facts.get("namespace"))
-        return self.engine.submit(self.encode(prompt), sampling or Sampling(), **facts)
+        return self.engine.submit(self.encode(prompt), _sampling(sampling), **facts)
 
     def generate(
         self,
@@ -295,6 +310,8 @@ class LLM:
             InvalidArgument, InvalidTokens, ModelError: a prompt or a value that cannot be. Nothing is queued.
             EngineInterrupted: the engine must be reset and cannot be, see `reset`.
         """
+        if not isinstance(prompts, (str, Sequence, np.ndarray)):
+            raise InvalidArgument(f"prompts must be one prompt or a list of prompts, found {shown(prompts)}")
         batch: list[Any] = [prompts] if is_one_prompt(prompts) else list(prompts)
         each = [
             one_each(name, values, len(batch))
@@ -304,12 +321,13 @@ class LLM:
             )
         ]  # fmt: skip
         encoded = [self.encode(prompt) for prompt in batch]  # a bad one raises before any is queued
+        each[0], each[4] = [_sampling(one) for one in each[0]], [self._namespace(space) for space in each[4]]
         self._recover()
         requests: list[Request] = []
         try:
             for ids, one, importance, who, talk, space in zip(encoded, *each, strict=True):
-                own, facts = one or Sampling(), {"priority": importance, "tenant": who, "session": talk}
-                requests.append(self.engine.submit(ids, own, **facts, namespace=self._namespace(space)))
+                facts = {"priority": importance, "tenant": who, "session": talk}
+                requests.append(self.engine.submit(ids, one, **facts, namespace=space))
             self.drain(progress=progress)
         except BaseException:
             abandon(self.engine, requests)
@@ -326,7 +344,7 @@ class LLM:
         Raises:
             InvalidArgument: beam search, whose tokens are not settled before its end.
         """
-        if sampling is not None and sampling.beam_width > 1:
+        if _sampling(sampling).beam_width > 1:
             raise InvalidArgument("a beam search cannot be streamed: its tokens are settled at its end; use generate")
         tokenizer = self.model.tokenizer
         request = self.submit(prompt, sampling, **facts)
@@ -377,6 +395,8 @@ class LLM:
     def _namespace(self, asked: Namespace | str | None) -> Namespace:
         if asked is None:
             return self.namespace
+        if not isinstance(asked, (str, Namespace)):
+            raise InvalidArgument(f"namespace must be a Namespace or a text, its salt, found {shown(asked)}")
         return self.namespace_for(Namespace(salt=asked) if isinstance(asked, str) else asked)
 
     def drain(self, *, progress: bool = False, on_step: Callable[[Engine], Any] | None = None) -> None:
@@ -394,3 +414,15 @@ class LLM:
         tokenizer = self.model.tokenizer
         if tokenizer.has_text:
             add_texts(requests, tokenizer.decode, tokenizer.eos_token_ids)
+
+
+def _sampling(asked: Sampling | None) -> Sampling:
+    if asked is not None and not isinstance(asked, Sampling):
+        raise InvalidArgument(f"sampling must be a Sampling, found {shown(asked)}")
+    return asked or Sampling()
+
+
+def _close_tiers(engine: Engine, *, drain: bool) -> None:
+    """Also called for an LLM that nobody holds any more: the engine does not refer to it."""
+    if engine.state.tiers is not None:
+        engine.state.tiers.close(drain=drain)

@@ -9,6 +9,7 @@ killed search, and a trial that was run before is read, not run again.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +19,19 @@ from typing import Any, cast
 
 from framework import registry
 from framework.cli.exit import FAILED, command, exit_with
+from framework.config.check import check_below
 from framework.errors import ConfigError
+from framework.files.atomic import no_empty_folders
+from framework.files.faults import is_disk_failure
 from framework.registry.signatures import did_you_mean
 from framework.report.trials import Trial, Trials, write_trials
 from framework.results.catalogue import CATALOGUE, find
+from framework.results.layout import JOURNAL, LOCK
 from framework.results.reading import read_result, what_went_wrong
 from framework.sweep.identity import identity
-from framework.sweep.job import JobDone, begin, fail, folder_name, is_done
+from framework.sweep.job import JobDone, begin, fail, folder_name, is_done, require_sweep_folder
 from framework.tracking import lock
 
-JOURNAL = "search.journal"
 _CHECKED = ("allocator", "eviction", "hash", "backend")
 _LOST = "lost"  # a trial that a killed process had begun
 _MAX_ALIKE = 5
@@ -102,12 +106,18 @@ def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Best
     goes on from there.
 
     Raises:
-        ConfigError: optuna is not installed, or the plan cannot be composed.
-        RunDirectoryError: another process searches here.
+        ConfigError: optuna is not installed, the plan cannot be composed, or `plan.folder` holds foreign files.
+        RunDirectoryError: another process searches here, or nothing can be written; that trial will be tried again.
     """
     optuna = _optuna()
+    require_sweep_folder(plan.folder)
+    with no_empty_folders(plan.folder.absolute()):
+        return _locked(optuna, plan, say)
+
+
+def _locked(optuna: Any, plan: Search, say: Callable[[str], None]) -> Best:
     plan.folder.mkdir(parents=True, exist_ok=True)
-    guard = plan.folder / "lock"
+    guard = plan.folder / LOCK
     lock.acquire(guard)
     try:
         study = _study(optuna, plan)
@@ -176,6 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
     if options.trials < 1:
         raise ConfigError(f"--trials must be at least 1, found {options.trials}")
+    if options.seed < 0:
+        raise ConfigError(f"--seed must be at least 0, found {options.seed}")
+    check_below("search NAME", options.name)
     fixed, axes = axes_of(options.overrides)
     plan = Search(
         folder=Path(options.folder) / options.name,
@@ -206,7 +219,7 @@ def _fail_alike(reasons: Sequence[str]) -> bool:
 def _one(optuna: Any, study: Any, plan: Search, say: Callable[[str], None]) -> str:
     """Run one more trial. Why it failed, empty where it did not."""
     done = len(_finished(study))
-    study.sampler = optuna.samplers.TPESampler(seed=plan.seed * 1_000_003 + done)
+    study.sampler = optuna.samplers.TPESampler(seed=(plan.seed * 1_000_003 + done) % 2**32)
     trial = study.ask()
     varied = [axis.suggest(trial) for axis in plan.axes]
     words = (*plan.fixed, *varied)
@@ -243,6 +256,8 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
         if not reason and not isinstance(result.get(plan.metric), (int, float)):
             reason = f"its result has no number {plan.metric!r}"
     except Exception as error:  # one failed trial is one failed row, whatever a plugin raised
+        if is_disk_failure(error):
+            raise  # it says nothing of the trial, which stays begun and is tried again
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if reason:
         fail(directory, "failed", reason, words)
@@ -325,17 +340,23 @@ def _best(optuna: Any, study: Any, plan: Search) -> Best:
 def _axis(override: Any) -> Axis:
     from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 
+    from framework.config.hydra.multirun import MOST_JOBS, num_values
+
     key: str = override.get_key_element()
     value: Any = override.value()
     if isinstance(value, IntervalSweep):
-        low, high = value.start, value.end
-        assert low is not None
-        assert high is not None
+        low, high = (math.nan if bound is None else bound for bound in (value.start, value.end))
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise ConfigError(f"{override.input_line}: an interval needs two finite numbers, the lower one first")
+        if "log" in value.tags and low <= 0:
+            raise ConfigError(f"{override.input_line}: orders of magnitude begin above 0, found {low}")
         whole = isinstance(low, int) and isinstance(high, int)
         return Axis(key=key, low=float(low), high=float(high), whole=whole, log="log" in value.tags)
     if isinstance(value, RangeSweep):
-        whole = all(isinstance(bound, int) for bound in (value.start, value.stop, value.step))
+        if not 0 < num_values(override) <= MOST_JOBS:
+            raise ConfigError(f"{override.input_line}: a range of no value, or of more than {MOST_JOBS:,}")
         steps = [float(word) for word in override.sweep_string_iterator()]
+        whole = all(isinstance(bound, int) for bound in (value.start, value.stop, value.step))
         return Axis(key=key, low=min(steps), high=max(steps), step=float(abs(value.step)), whole=whole)
     choices = tuple(override.sweep_string_iterator())
     if key in _CHECKED:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.cli.exit import command, exit_with
 from framework.errors import ConfigError, WorkloadError
-from framework.files.atomic import write_text
+from framework.files.atomic import require_new, write_text
 from framework.workload.traces import Trace, formats, open_trace, write_trace
 
 if TYPE_CHECKING:
@@ -40,11 +40,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_input(describe)
     describe.add_argument("--plot", metavar="FILE", help="draw the reuse distances (.png or .svg)")
     describe.add_argument("--json", metavar="FILE", help="also write it as JSON; - for stdout alone")
+    _add_force(describe)
     describe.set_defaults(run=_describe)
     convert = commands.add_parser("convert", help="write a trace in our own format")
     _add_input(convert)
     convert.add_argument("output", metavar="OUT", help="a name in .gz or .zst is compressed")
     convert.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
+    _add_force(convert)
     convert.set_defaults(run=_convert)
     synth = commands.add_parser("synth", help="write a synthetic workload as a trace")
     synth.add_argument("name", metavar="NAME", help="of token ids, such as agents, conversations or rag")
@@ -52,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     synth.add_argument("--out", required=True, metavar="OUT", help="a name in .gz or .zst is compressed")
     synth.add_argument("--seed", type=int, default=0)
     synth.add_argument("--block-tokens", type=int, metavar="N", help="write block names of N tokens, not tokens")
+    _add_force(synth)
     synth.set_defaults(run=_synth)
     fetch = commands.add_parser("fetch", help="get a public trace by name; without a name, list them")
     fetch.add_argument("name", nargs="?")
@@ -73,8 +76,13 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind, what in (("seconds", float, "have passed"), ("batches", int, "have come")):
         record.add_argument(f"--{name}", type=kind, metavar="N", help=f"end when so many {what}; default: Ctrl-C")
     record.add_argument("--idle", type=float, metavar="S", help="end when nothing has come for S seconds")
+    _add_force(record)
     record.set_defaults(run=_record)
     return parser
+
+
+def _add_force(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", action="store_true", help="replace a file that exists already")
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +100,7 @@ def _describe(options: argparse.Namespace) -> int:
     from framework.replay.description import describe
 
     for output in (options.plot, options.json):
-        _keep_apart(options.file, output)
+        _may_write(options.file, output, force=options.force)
     trace = _open(options)
     found, distances = describe(trace)
     if options.plot:
@@ -130,17 +138,21 @@ def _write(path: Path, text: str) -> None:
         raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _keep_apart(source: str | Path, output: str | Path | None) -> None:
-    """Refuse to write over what is read, under whatever name.
+def _may_write(source: str | Path, output: str | Path | None, *, force: bool) -> None:
+    """Refuse to write over what is read, under whatever name, and over what exists unless `force`.
 
     Raises:
-        ConfigError: both are the same file, by name or by link.
+        ConfigError: both are the same file, by name or by link; or `output` exists.
     """
-    if output is None or not Path(source).exists():
+    if output is None or output == "-":
+        return
+    if not Path(source).exists():
+        require_new(output, force=force)
         return
     read, written = Path(source), Path(output)
     if read.resolve() == written.resolve() or (written.exists() and read.samefile(written)):
         raise ConfigError(f"{output} is the file that is read; nothing was written: choose another name")
+    require_new(output, force=force)
 
 
 def _print(found: TraceDescription, first_error: str) -> None:
@@ -192,7 +204,7 @@ def _rows(found: TraceDescription) -> Iterator[tuple[str, str]]:
 def _convert(options: argparse.Namespace) -> int:
     if options.limit is not None and options.limit < 1:
         raise ConfigError(f"--limit must be at least 1, found {options.limit}")
-    _keep_apart(options.file, options.output)
+    _may_write(options.file, options.output, force=options.force)
     trace = _open(options)
     requests = islice(trace, options.limit)
     count = write_trace(options.output, requests, source=trace.path.name, source_format=trace.format)
@@ -206,7 +218,8 @@ def _synth(options: argparse.Namespace) -> int:
     chosen = dict(_option(word) for word in options.words)
     for value in chosen.values():
         if isinstance(value, str):
-            _keep_apart(value, options.out)
+            _may_write(value, options.out, force=options.force)
+    require_new(options.out, force=options.force)
     requests = synthetic_trace(options.name, chosen, seed=options.seed, block_tokens=options.block_tokens)
     count = write_trace(options.out, requests, synthetic=options.name, seed=options.seed, options=chosen)
     print(f"{options.out}: {count} requests")  # noqa: T201
@@ -217,7 +230,7 @@ def _record(options: argparse.Namespace) -> int:
     for name in ("seconds", "batches", "idle", "block_tokens"):
         if getattr(options, name) is not None and not getattr(options, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, found {getattr(options, name)}")
-    _keep_apart(options.source, options.out)
+    _may_write(options.source, options.out, force=options.force)
     print(_record_events(options) if "://" in options.source else _record_log(options))  # noqa: T201
     return 0
 

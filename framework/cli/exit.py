@@ -43,6 +43,9 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a command and exit with its status; a reader that has read enough, such as `head`, is no failure."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
         with signals.interrupts():
             status = main()

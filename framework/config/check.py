@@ -63,22 +63,29 @@ def parse(config: Mapping[str, Any]) -> Config:
     check_executor(checked.mode, checked.executor)
     check_tiering(checked)
     check_kv_events(checked)
-    check_sweep_name(checked.run.sweep)
+    if checked.run.sweep:  # empty where nothing is swept
+        check_below("run.sweep", checked.run.sweep)
     return checked
 
 
-def check_sweep_name(name: str) -> None:
-    """Refuse a name by which a sweep's folder would not lie below sweeps/.
+_BELOW: Mapping[str, tuple[str, str]] = {
+    "run.sweep": ("below sweeps/", "for a folder elsewhere set hydra.sweep.dir=FOLDER instead"),
+    "search NAME": ("below sweeps/", "for a folder elsewhere set --folder FOLDER"),
+    "hydra.sweep.subdir": ("below the sweep's", "for a sweep elsewhere set hydra.sweep.dir=FOLDER"),
+    "hydra.output_subdir": ("below the run's", "for a run elsewhere set run.dir=FOLDER"),
+}
+
+
+def check_below(key: str, name: str) -> None:
+    """Refuse a name by which a folder would not lie below the one where it belongs.
 
     Raises:
         ConfigError: with what to set instead.
     """
     path = PurePath(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise ConfigError(
-            f"run.sweep is a folder's name below sweeps/, found {shown(name)}; for a folder elsewhere set "
-            "hydra.sweep.dir=FOLDER instead"
-        )
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        where, instead = _BELOW[key]
+        raise ConfigError(f"{key} is a folder's name {where}, found {shown(name)}; {instead}")
 
 
 def check_executor(mode: str, executor: str | None) -> None:

@@ -1,13 +1,14 @@
-"""Whole files or none: written beside, made durable, renamed into place."""
+"""Whole files or none: written beside, made durable, renamed into place; and what may be written over."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from framework.errors import ConfigError
 from framework.files.jsonl import json_text
 
 
@@ -65,6 +66,41 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         OSError: nothing can be written here.
     """
     write_text(path, json_text(value, indent=2) + "\n")
+
+
+def require_new(path: str | Path, *, force: bool = False) -> None:
+    """Refuse to write over a file that a user has; devices and pipes are written to.
+
+    Args:
+        force: the user said so.
+
+    Raises:
+        ConfigError: it exists; names it.
+    """
+    if not force and Path(path).is_file():
+        raise ConfigError(f"{path} exists already; nothing was written: choose another name, or --force to replace it")
+
+
+@contextmanager
+def no_empty_folders(path: Path) -> Iterator[None]:
+    """Folders at and above `path` that were made within the block and are empty at its end are removed."""
+    made = missing_folders(path)
+    try:
+        yield
+    finally:
+        remove_empty(made)
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """`path` and the folders above it that do not exist yet, deepest first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, deepest first, up to the first that is not empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _sync(path: Path, flags: int) -> None:

@@ -83,7 +83,7 @@ class Subscriber:
             deadline = time.monotonic() + _ANSWER_S
             while socket.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
                 frames = socket.recv_multipart()
-                if frames[-2] == END:
+                if len(frames) > 1 and frames[-2] == END:
                     return
                 found = self._numbered(frames)
                 if found is not None:

@@ -47,7 +47,7 @@ def decode(data: bytes) -> EventBatch:
     msgspec = package("msgspec")
     try:
         record = msgspec.msgpack.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise FieldError("message", f"no msgpack: {error}") from error
     return from_array(record)
 

@@ -268,8 +268,11 @@ def _read(path: Path, file: Any, name: str, piece: tuple[slice, ...]) -> Tensor:
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
-        named = set(read_json(folder / _INDEX).get("weight_map", {}).values())
-        odd = [name for name in named if Path(str(name)).name != name]
+        found = read_json(folder / _INDEX).get("weight_map", {})
+        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+            raise ModelError(f"'{folder / _INDEX}': weight_map must be an object of file names")
+        named = set(found.values())
+        odd = [name for name in named if Path(name).name != name]
         if odd or not named:
             raise ModelError(
                 f"'{folder / _INDEX}' names no files of its own folder: {_some(odd) or 'weight_map is empty'}"
@@ -279,7 +282,7 @@ def _weight_files(folder: Path) -> list[Path]:
             raise ModelError(f"'{folder}' lacks {len(absent)} of {len(named)} weight files: {_some(absent)}")
         return [folder / name for name in sorted(named)]
     files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else []
-    files = files or sorted(folder.glob("*.safetensors"))
+    files = files or sorted(file for file in folder.glob("*.safetensors") if file.is_file())
     if not files:
         raise ModelError(f"'{folder}' holds no *.safetensors; convert other formats with transformers' save_pretrained")
     return files

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from framework.errors import InvalidArgument, ModelError
 from framework.model.config import ModelConfig
 from framework.types import TokenArray, as_tokens
+
+_MOST_CHARACTERS = 2**26  # of a rendered conversation: above what any context holds
 
 
 class Tokenizer(Protocol):
@@ -91,9 +94,17 @@ def load_tokenizer(folder: Path, config: ModelConfig) -> CheckpointTokenizer | N
     settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        try:
+            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"'{folder / 'chat_template.jinja'}' cannot be read: {error}") from error
+    if isinstance(template, list) and all(isinstance(entry, Mapping) for entry in template):
+        template = {str(entry.get("name")): entry.get("template") for entry in template}.get("default")
+    if template is not None and not isinstance(template, str):
+        raise ModelError(
+            f"'{folder / 'tokenizer_config.json'}': chat_template must be text, or a list of objects of name and "
+            f"template, found {template!r:.60}"
+        )
     return CheckpointTokenizer(path, config.eos_token_ids, template=template, special=_special_tokens(settings))
 
 
@@ -184,15 +195,22 @@ class CheckpointTokenizer:
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The conversation as text, ending where the assistant is to speak. Raises ModelError as `apply_chat`."""
-        from jinja2 import TemplateError
-
         if self._template is None:
             raise ModelError("this checkpoint has no chat template; give plain text prompts")
         try:
             template = _chat_environment().from_string(self._template)
-            return str(template.render(messages=list(messages), add_generation_prompt=True, **self._special))
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ModelError(f"the chat template refuses these messages: {error}") from error
+            return _joined(template.generate(messages=list(messages), add_generation_prompt=True, **self._special))
+        except Exception as error:  # a template is a program from elsewhere, and raises what it likes
+            raise ModelError(f"the chat template refuses these messages: {type(error).__name__}: {error}") from error
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    text = ""
+    for piece in pieces:
+        text += piece
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"its text has more than {_MOST_CHARACTERS:,} characters")
+    return text
 
 
 def _chat_environment() -> Any:
@@ -207,7 +225,23 @@ def _chat_environment() -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    class Bounded(ImmutableSandboxedEnvironment):
+        """Also refuses products of a text or a list, powers and formats, which are as long as somebody likes."""
+
+        intercepted_binops = frozenset(("*", "**", "%"))
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [len(side) for side in (left, right) if hasattr(side, "__len__")]
+            times = [abs(side) for side in (left, right) if isinstance(side, int)]
+            if operator == "%" and isinstance(left, str) and re.search(r"%[^a-zA-Z%]*(\*|\d{5})", left):
+                raise TemplateError("a format of so many characters")
+            if operator == "*" and sizes and times and sizes[0] * times[0] > _MOST_CHARACTERS:
+                raise TemplateError(f"a product of more than {_MOST_CHARACTERS:,} entries")
+            if operator == "**" and isinstance(right, int) and abs(right) > 1024:
+                raise TemplateError(f"a power of {right}")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)

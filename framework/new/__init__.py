@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+import shutil
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +13,7 @@ from string import Template
 
 from framework import registry
 from framework.errors import ConfigError
+from framework.files.atomic import missing_folders, remove_empty
 from framework.interfaces import CONTRACT
 from framework.registry.contract import SINCE
 
@@ -31,12 +33,17 @@ def create(name: str, kind: str, folder: str | Path = ".") -> Path:
     if place.exists() or place.is_symlink():
         raise ConfigError(f"{place} exists already; nothing was written: choose another name or --dir")
     texts = _texts(name, package, kind)
+    made = missing_folders(Path(folder))
     try:
         for path, text in texts.items():
             target = place / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
-    except OSError as error:
+    except BaseException as error:
+        shutil.rmtree(place, ignore_errors=True)  # no half package
+        remove_empty(made)
+        if not isinstance(error, OSError):
+            raise
         raise ConfigError(f"cannot write {place}: {error.strerror}; choose another --dir") from error
     return place
 

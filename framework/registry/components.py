@@ -10,13 +10,24 @@ from framework.guard.construct import construct as guarded_construct
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.construction import build
-from framework.registry.signatures import signature
+from framework.registry.signatures import shown, signature
 
 Component = str | Mapping[str, Any] | type | object
 
 
 def build_component(kind: str, component: Component, shared: Mapping[str, Any]) -> Any:
-    """A name, a mapping with a name, or a class becomes an object; an object stays itself."""
+    """A name, a mapping with a name, or a class becomes an object; an object stays itself.
+
+    Raises:
+        ConfigError: nothing of these. And what `build` raises.
+    """
+    if isinstance(component, Mapping) and not isinstance(component.get("name"), str):
+        raise ConfigError(f"{kind} must be a name, or a mapping with a name, found {shown(component)}")
+    of = component if isinstance(component, type) else type(component)
+    if not isinstance(component, (str, Mapping)) and of.__module__ == "builtins":
+        raise ConfigError(
+            f"{kind} must be a name, a mapping with a name, a class or an object, found {shown(component)}"
+        )
     if isinstance(component, str):
         return build(kind, component, {}, shared)
     if isinstance(component, Mapping):

@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metric=options.metric,
         baseline=options.baseline,
         title=options.title,
+        force=options.force,
     )
     print_study(report.study)
     for path in report.files:
@@ -34,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--to", metavar="FOLDER", help="where the files go; default the first DIR")
     parser.add_argument("--metric", help="rank by this key of result.json; default hit_rate, else a throughput")
     parser.add_argument("--baseline", metavar="KEY=VALUE", help="compare with this, such as eviction=lru")
+    parser.add_argument("--force", action="store_true", help="replace files of these names that are no report's")
     parser.add_argument("--title", help="of the page; default the folders' names")
     return parser
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from framework.files.atomic import require_new, write_json
 from framework.report.page import page
 from framework.report.plots import pictures_of, plots_of
 from framework.report.study import Study
 from framework.report.tables import latex, print_study, runs_csv, settings_csv
 from framework.report.trials import read_trials
-from framework.results.layout import CONFIG, FAILURE, RESULT
+from framework.results.layout import CONFIG, FAILURE, REPORT, RESULT
 from framework.results.records import collect
 
 PAGE, RUNS, SETTINGS, LATEX = "report.html", "runs.csv", "settings.csv", "report.tex"
@@ -38,21 +39,26 @@ def write_report(
     metric: str | None = None,
     baseline: str | None = None,
     title: str | None = None,
+    force: bool = False,
 ) -> Report:
     """Read the runs below `folders` and write `report.html`, `runs.csv`, `settings.csv` and `report.tex` into `to`.
 
     Args:
         metric, baseline: see Study.
         title: of the page; default the folders' names.
+        force: write over files of these names that are no report's.
 
     Raises:
-        ConfigError: no run there, or no such metric or baseline.
+        ConfigError: no run there, no such metric or baseline, or a file of these names that is no report's.
         OSError: `to` cannot be written.
     """
     trials = read_trials(Path(folders[0])) if len(folders) == 1 else None
     study = Study(collect(folders), metric=metric, baseline=baseline, trials=trials)
     title = title or ", ".join(Path(folder).resolve().name for folder in folders)
     target = Path(to)
+    if not force and not (target / REPORT).is_file():
+        for name in (PAGE, RUNS, SETTINGS, LATEX):
+            require_new(target / name)
     target.mkdir(parents=True, exist_ok=True)
     texts = {
         PAGE: page(study, plots_of(study), pictures_of(study), title=title),
@@ -60,6 +66,7 @@ def write_report(
         SETTINGS: settings_csv(study),
         LATEX: latex(study, title),
     }
+    write_json(target / REPORT, {"files": list(texts)})
     for name, text in texts.items():
         temporary = target / f".{name}.tmp"
         temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")

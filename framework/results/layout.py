@@ -7,5 +7,7 @@ JOB, FAILURE = "job.json", "failure.json"
 ROOFLINE_SVG, RECORDING = "roofline.svg", "recording.jsonl"
 LINKS, LINK_ROWS = "links.json", "links.jsonl"  # LINKS: also what tiers.link_files looks for in a folder
 KV_EVENTS = "kv_events.jsonl"
+SWEEP, JOURNAL = "multirun.yaml", "search.journal"
 LOCK, MARK = "lock", ".run-directory"
 SHARED = ".shared"
+REPORT = ".report"  # lies where a report was written, whose files the next report replaces

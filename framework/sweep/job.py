@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from framework.errors import FrameworkError, RunDirectoryError
+from framework.errors import ConfigError, FrameworkError, RunDirectoryError
 from framework.files.atomic import write_json
 from framework.files.faults import is_disk_failure as is_disk_failure
-from framework.results.layout import FAILURE, JOB, RESULT
+from framework.files.secrets import masked
+from framework.results.layout import FAILURE, JOB, JOURNAL, REPORT, RESULT, SHARED, SWEEP
 from framework.results.reading import read_json, read_result, what_went_wrong
 from framework.sweep.identity import NOT_IN_HASH, Identity
 
@@ -111,7 +112,7 @@ def begin(directory: Path, overrides: Sequence[str], wanted: Identity) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         for name in (RESULT, FAILURE):
             (directory / name).unlink(missing_ok=True)
-        write_json(directory / JOB, {"overrides": list(overrides), "identity": wanted})
+        write_json(directory / JOB, {"overrides": masked(list(overrides)), "identity": wanted})
     except OSError as fault:
         raise RunDirectoryError(fault.errno or 0, f"{directory} cannot be written: {fault.strerror}") from fault
 
@@ -120,7 +121,25 @@ def fail(directory: Path, state: State, reason: str, overrides: Sequence[str] = 
     """Leave `failure.json`, if anything can be written at all; the reason is on standard error as well."""
     with suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / FAILURE, {"status": state, "reason": reason, "overrides": list(overrides)})
+        write_json(directory / FAILURE, {"status": state, "reason": reason, "overrides": masked(list(overrides))})
+
+
+def require_sweep_folder(folder: Path) -> None:
+    """Refuse a folder of files that no sweep, search or report wrote.
+
+    Raises:
+        ConfigError: names them; or it is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; name another for the sweep")
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    ours = {SWEEP, JOURNAL, REPORT, SHARED} & set(names) or any((folder / name / JOB).exists() for name in names)
+    foreign = [name for name in names if not name.startswith((".", "lock"))]
+    if foreign and not ours:
+        raise ConfigError(
+            f"{folder} holds files that are no sweep's ({', '.join(foreign[:3])}{', ...' if foreign[3:] else ''}); "
+            "nothing was changed: name another folder for the sweep, or move them"
+        )
 
 
 def _bare(word: str) -> str:

@@ -66,13 +66,15 @@ def _split(named: str) -> tuple[str, str]:
 
 
 def _links(path: Path) -> Mapping[str, Any]:
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"link: {path} is no regular file")
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"link: {path} cannot be read: {error.strerror}; mode=kernel kernel.measure=links writes such a file"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"link: {path} is no JSON: {error}") from error
     links = found.get("links") if isinstance(found, Mapping) else None
     if not isinstance(links, Mapping) or not links or found.get("version") != VERSION:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from framework.errors import RunDirectoryError, RunDirectoryInUse
+from framework.files.atomic import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,7 @@ def acquire(path: Path) -> bool:
                     f"wait for that run to end, or delete {path} if that machine is gone"
                 )
             stale = True
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(Holder.this_process())))
-        temporary.replace(path)
+        write_json(path, asdict(Holder.this_process()))
         return stale
 
 

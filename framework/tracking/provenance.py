@@ -16,6 +16,7 @@ from typing import Any
 from framework import registry
 from framework.errors import FrameworkError
 from framework.files.digest import sha256_of
+from framework.files.secrets import masked
 
 DISTRIBUTION = "kvcache-framework"
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -61,8 +62,8 @@ def collect(
         },
         "components": {key: _component(key, name) for key, name in components},
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
-        "argv": list(sys.argv if argv is None else argv),
-        "command": command_line() if argv is None else shlex.join(argv),
+        "argv": masked(list(sys.argv if argv is None else argv)),
+        "command": masked(command_line() if argv is None else shlex.join(argv)),
         "seeds": dict(seeds or {}),
         "device": _device(device),
         "cpu": {"model": _cpu_model(), "num_logical": os.cpu_count(), "num_usable": _usable_cpus()},

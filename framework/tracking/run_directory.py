@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from framework.errors import ConfigError, FrameworkError, RunDirectoryError
-from framework.files.atomic import write_json, write_text
+from framework.files.atomic import missing_folders, remove_empty, write_json, write_text
 from framework.files.jsonl import dump_line, to_plain
+from framework.files.secrets import masked
 from framework.results.layout import (
     CONFIG,
     EVENTS,
@@ -156,10 +157,15 @@ class RunDirectory:
         self.path = _own_folder(path)
         self.begun = False
         self._writers: dict[str, JsonLinesWriter] = {}
+        self._made = missing_folders(self.path)
         with _as_run_directory_error(self.path):
-            _refuse_foreign(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.took_over = lock.acquire(self._lock)
+            refuse_foreign(self.path)
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.took_over = lock.acquire(self._lock)
+            except BaseException:
+                remove_empty(self._made)
+                raise
         if self.holds_result and not overwrite:
             lock.release(self._lock)
             raise RunDirectoryError(f"{self.path} holds a finished run; choose another directory or allow overwriting")
@@ -188,12 +194,14 @@ class RunDirectory:
         self.begun = True
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the resolved configuration, a plain mapping, as YAML in its own order."""
+        """Write the resolved configuration, a plain mapping, as YAML in its own order; secrets are masked."""
         import yaml
 
         self.begin()
         with _as_run_directory_error(self.path / CONFIG):
-            write_text(self.path / CONFIG, yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
+            write_text(
+                self.path / CONFIG, yaml.safe_dump(masked(to_plain(config)), sort_keys=False, allow_unicode=True)
+            )
 
     def write_provenance(self, provenance: Mapping[str, Any]) -> None:
         """Write what made the run; see `framework.tracking.provenance.collect`."""
@@ -238,6 +246,8 @@ class RunDirectory:
             except RunDirectoryError as error:
                 fault = fault or error
         lock.release(self._lock)
+        if not self.begun:
+            remove_empty(self._made)
         if fault is not None:
             raise fault
 
@@ -274,7 +284,7 @@ def _own_folder(path: str | Path) -> Path:
     return own
 
 
-def _refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path) -> None:
     """Raise where `path` is a file, or a folder with files that no run wrote."""
     if not path.exists():
         return

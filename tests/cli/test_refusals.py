@@ -225,3 +225,20 @@ def test_a_locale_that_cannot_read_a_name_is_said_and_with_utf8_it_is_read(utf8:
     else:
         assert (done.returncode, done.stdout, said.count("\n")) == (2, b"", 1), said
         assert "set PYTHONUTF8=1" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("hydra.output_subdir=../mine",), ("-m", "seed=1,2", "hydra.output_subdir=../mine"),
+     ("-m", "seed=1,2", "hydra.sweep.subdir=../../x"), ("-m", "seed=1,2", "hydra.sweep.dir=foreign"),
+     ("run.dir=foreign", "hydra.output_subdir=.hydra"), ("run.dir=new", "cache.block_size=-1"),
+     ("-m", "seed=1,2", "run.sweep=''")],
+)  # fmt: skip
+def test_a_refused_command_writes_nothing_anywhere(words: tuple[str, ...], command: Any, elsewhere: Path) -> None:
+    for folder in ("mine", "foreign"):
+        (elsewhere / folder).mkdir()
+        (elsewhere / folder / "config.yaml").write_text("mine")
+    status, _, said = command(*words, "run.report=false")
+    assert (status, said.count("\n")) == (2, 1), said
+    found = {str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*")}
+    assert found == {"mine", "foreign", "mine/config.yaml", "foreign/config.yaml"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -64,6 +65,45 @@ def test_overrides_part_into_fixed_words_and_axes() -> None:
         Axis(key="replay.slo_ttft_s", low=0.01, high=10, log=True),
         Axis(key="engine.chunk_size", low=1, high=64, whole=True),
     )
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["interval(5,1)", "interval(nan,1)", "interval(0,inf)", "tag(log,interval(0,1))", "range(0,1,0)", "range(inf)",
+     "range(5,1)"],
+)  # fmt: skip
+def test_a_space_that_holds_nothing_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"seed=.*(interval|range|magnitude)"):
+        axes_of([f"seed={word}"])
+
+
+@pytest.mark.parametrize("words", [("../x",), ("",), ("x", "--seed", "-1")])
+def test_a_search_lies_below_its_folder(place: Path, words: tuple[str, ...], capsys: Any) -> None:
+    assert main([*words, *FIXED, *VARIED, "--trials", "1"]) == 2
+    assert "NAME is a folder's name below sweeps/" in (said := capsys.readouterr().err) or "--seed must" in said
+    assert [path.name for path in place.iterdir()] == ["trace.jsonl"], "nothing was written"
+
+
+def test_a_foreign_folder_is_not_searched_in(place: Path) -> None:
+    (place / "mine").mkdir()
+    (place / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"mine holds files that are no sweep's \(notes\.txt\)"):
+        search(plan(1, folder=Path("mine")))
+    assert [path.name for path in (place / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_full_disk_ends_a_search_and_its_trial_is_tried_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from framework import api
+
+    def full(config: Config, **begin: Any) -> dict[str, Any]:
+        raise RunDirectoryError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "run", full)
+        with pytest.raises(RunDirectoryError, match="no space left"):
+            search(plan(3))
+    best = search(plan(3))
+    assert (best.num_trials, best.num_failed) == (3, 0)
 
 
 def test_nothing_to_search_is_refused() -> None:

@@ -98,7 +98,7 @@ def test_convert_writes_our_format_with_the_same_requests(
         assert old.block_ids is not None
         assert new.block_ids is not None
         assert old.block_ids.tolist() == new.block_ids.tolist()
-    assert trace.main(["convert", str(mooncake), str(out), "--limit", "1"]) == 0
+    assert trace.main(["convert", str(mooncake), str(out), "--limit", "1", "--force"]) == 0
     assert len(list(open_trace(out))) == 1
 
 
@@ -147,3 +147,22 @@ def test_the_module_runs_from_another_directory(mooncake: Path, tmp_path: Path) 
     )  # fmt: skip
     assert absent.returncode == 2
     assert absent.stderr.count("\n") == 1, absent.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("convert", "{trace}", "{mine}"), ("synth", "rag", "--out", "{mine}"), ("describe", "{trace}", "--json", "{mine}"),
+     ("describe", "{trace}", "--plot", "{mine}"), ("record", "tcp://127.0.0.1:1", "--out", "{mine}")],
+)  # fmt: skip
+def test_what_exists_is_written_over_only_by_force(
+    mooncake: Path, tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.png"
+    mine.write_text("mine")
+    asked = [word.format(trace=mooncake, mine=mine) for word in words]
+    assert trace.main(asked) == 2
+    assert "mine.png exists already" in capsys.readouterr().err
+    assert mine.read_text() == "mine"
+    if words[0] in ("convert", "describe"):
+        assert trace.main([*asked, "--force"]) == 0
+        assert mine.read_bytes() != b"mine"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from framework import registry
 from framework.engine.request import Request, Status
-from framework.errors import ConfigError, InvalidTokens
+from framework.errors import ConfigError, InvalidArgument, InvalidTokens
 from framework.kv_events.stream import EventStream
 from framework.llm import LLM, EngineOptions
 from framework.model.dense import dense_logits
@@ -204,3 +206,37 @@ def test_a_policy_that_needs_the_future_is_refused_however_it_is_given(given: st
     eviction = {"name": "belady", "mapping": {"name": "belady"}, "class": cls, "object": cls()}[given]
     with pytest.raises(ConfigError, match=r"needs every block's next use.*mode=replay"):
         LLM("tiny", eviction=eviction)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"block_size": "x"}, {"num_blocks": 2.5}, {"dtype": 5}, {"seed": -1}, {"seed": 2**70}, {"poison": "a"},
+     {"log": 5}, {"kv_events": 5}, {"tiering": 5}, {"tiering": "write_through"}, {"tiers": [5]}, {"engine": {}},
+     {"model": None}, {"allocator": 5}, {"allocator": {}}, {"eviction": {"x": 1}}, {"eviction": int}, {"hash": []},
+     {"backend": {}}, {"backend": 5}],
+)  # fmt: skip
+def test_a_wrong_argument_is_refused_by_its_name(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=name):
+        LLM("tiny", **{"num_blocks": 16, **wrong}) if name != "model" else LLM(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(((5,), {}), "prompts must be"), (((None,), {}), "prompts must be"), ((([1, 2], "x"), {}), "sampling must be"),
+     ((([1, 2],), {"namespace": 5}), "namespace must be")],
+)  # fmt: skip
+def test_wrong_prompts_sampling_and_namespaces_are_refused_and_nothing_is_queued(arguments: Any, says: str) -> None:
+    llm = LLM("tiny", num_blocks=16)
+    with pytest.raises(InvalidArgument, match=says):
+        llm.generate(*arguments[0], **arguments[1])
+    assert llm.engine.num_unfinished == 0
+
+
+def test_an_llm_that_nobody_holds_ends_its_thread() -> None:
+    llm = LLM("tiny", num_blocks=16, tiers=[{"store": "host", "num_blocks": 8}], tiering="write_through")
+    before = {thread for thread in threading.enumerate() if thread.name == "tiers"}
+    assert before, "its thread"
+    del llm
+    gc.collect()
+    assert not before & set(threading.enumerate())

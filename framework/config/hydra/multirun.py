@@ -27,12 +27,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from framework import registry
 from framework.cli.progress import sweep_progress
-from framework.config.check import check_sweep_name
+from framework.config.check import check_below
 from framework.config.hydra.compose import checked
+from framework.config.hydra.launch import check_folders
 from framework.errors import ConfigError, FrameworkError
-from framework.results.layout import RESULT
+from framework.files.atomic import no_empty_folders
+from framework.files.secrets import masked
+from framework.results.layout import RESULT, SWEEP
 from framework.sweep.identity import identity
-from framework.sweep.job import Outcome, folder_name, what_changed
+from framework.sweep.job import Outcome, folder_name, require_sweep_folder, what_changed
 from framework.sweep.seeds import Repeats
 from framework.sweep.watch import Watch
 
@@ -55,6 +58,10 @@ class _Sweep:
     @property
     def folder(self) -> Path:
         return Path(str(self.config.hydra.sweep.dir)).absolute()
+
+    def directory_of(self, config: DictConfig) -> Path:
+        """The folder of one of its jobs."""
+        return job_directory(config.hydra) or self.folder / str(config.hydra.sweep.subdir)
 
     def composed(self, number: int, words: Sequence[str]) -> DictConfig:
         """The configuration of one job, Hydra's node included."""
@@ -187,15 +194,20 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     if "run.dir" in keys:
         raise ConfigError("run.dir is for a single run; the jobs of a sweep lie below sweeps/NAME: set run.sweep=NAME")
     _require_so_many(merged)
-    check_sweep_name(str(sweep.config.run.sweep))
+    check_below("run.sweep", str(sweep.config.run.sweep))
     jobs = sweeper.split_arguments(merged, None)[0]
     composed = [sweep.composed(number, words) for number, words in enumerate(_representatives(jobs))]
     for sentence in dict.fromkeys(said for config in composed for said in _clashes(config)):
         print(sentence, file=sys.stderr)  # noqa: T201
     if not jobs:
         return
+    for config in composed:
+        if str(config.hydra.sweep.subdir) != _OWN_SUBDIR:
+            check_below("hydra.sweep.subdir", str(config.hydra.sweep.subdir))
+        check_folders(config.hydra, sweep.directory_of(config))
+    require_sweep_folder(sweep.folder)
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(sweep.config, sweep.folder / "multirun.yaml")
+    OmegaConf.save(masked(OmegaConf.to_container(sweep.config, enum_to_str=True)), sweep.folder / SWEEP)
     planned = sweep.plan(jobs)
     sweep.say_repeats()
     done = {job.number: outcome for job in planned if (outcome := job.done()) is not None}
@@ -212,14 +224,19 @@ def _require_so_many(overrides: Sequence[Override]) -> None:
     Raises:
         ConfigError: names the override that has most values.
     """
-    counts = {override.input_line: _num_values(override) for override in overrides if override.is_sweep_override()}
+    counts = {override.input_line: num_values(override) for override in overrides if override.is_sweep_override()}
     total = math.prod(counts.values())
     if total > MOST_JOBS:
         widest = max(counts, key=lambda word: counts[word])
         raise ConfigError(f"{widest}: the sweep has {total:.3g} jobs; at most {MOST_JOBS:,}")
 
 
-def _num_values(override: Override) -> float:
+def num_values(override: Override) -> float:
+    """How many values an override asks for; inf where that cannot be counted.
+
+    Raises:
+        ConfigError: an interval, or a range without an end or a step.
+    """
     swept = override.value()
     if isinstance(swept, RangeSweep):
         if swept.start is None or swept.stop is None or not swept.step:
@@ -280,13 +297,14 @@ def _in_process(sweep: _Sweep, jobs: Sequence[_Job], done: Mapping[int, Outcome]
 
 def _run(sweep: _Sweep, config: DictConfig) -> Outcome:
     setup_globals()
-    returned = run_job(
-        hydra_context=sweep.context,
-        task_function=sweep.task,
-        config=config,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-    )
+    with no_empty_folders(sweep.directory_of(config)):
+        returned = run_job(
+            hydra_context=sweep.context,
+            task_function=sweep.task,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
     outcome = returned.return_value
     assert isinstance(outcome, Outcome)
     return outcome

@@ -18,9 +18,9 @@ from framework.config.hydra.values import wrong_value
 from framework.errors import ConfigError, FrameworkError
 from framework.registry.signatures import did_you_mean, listing
 
-HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 """What Hydra raises for overrides it refuses; a choice that is no name is a plain ValueError, a damaged file of a
-`--config-dir` a YAMLError."""
+`--config-dir` a YAMLError, one that names itself or is nested without end a RecursionError."""
 
 
 def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSearchPath) -> FrameworkError:
@@ -30,6 +30,10 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
         if isinstance(cause, FrameworkError):
             return cause
         cause = cause.__cause__
+    if isinstance(error, RecursionError):
+        return ConfigError(
+            "a YAML file's defaults list names itself, or one is nested too deeply; look at what was added last"
+        )
     if (said := _too_long(overrides)) is not None:
         return said
     if (refused := wrong_value(overrides, lambda: _composed(overrides, path))) is not None:

@@ -51,7 +51,7 @@ class KvCacheTester(TraceReader):
 
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
-        """By a folder's first .json file, or by a document that begins with a `requests` list, on however many lines."""
+        """By a folder's first .json file, or by a document with a list of `requests`, on however many lines."""
         if path.is_dir():
             first = next(iter(_documents(path)), None)
             return first is not None and _is_session(_beginning(first))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -115,6 +116,17 @@ def test_an_index_that_lies_is_found_out(folder):
         load(folder)
     index.write_text("{}")
     with pytest.raises(ModelError, match="weight_map is empty"):
+        load(folder)
+    for wrong in ([], "text", {"a": ["model.safetensors"]}):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        with pytest.raises(ModelError, match="weight_map must be an object of file names"):
+            load(folder)
+
+
+def test_a_pipe_in_place_of_weights_is_not_waited_for(folder):
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"holds no \*\.safetensors"):
         load(folder)
 
 

@@ -15,7 +15,7 @@ from framework.model.checkpoint import weight_targets
 from framework.model.decoder import Decoder
 from framework.model.hf_config import read_hf_config
 from framework.model.tiny import ByteTokenizer
-from framework.model.tokenizer import encode
+from framework.model.tokenizer import CheckpointTokenizer, encode, load_tokenizer
 from framework.sampling import Sampling
 
 CONFIG = {
@@ -71,3 +71,27 @@ def test_what_is_no_prompt_is_refused(prompt, error, message):
 def test_a_prompt_is_made_an_array_once():
     ids = np.array([1, 2, 3], dtype=np.int32)
     assert encode(ByteTokenizer(), ids) is ids or np.shares_memory(encode(ByteTokenizer(), ids), ids)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ 'x' * 10**10 }}", "{{ 1 / 0 }}", "{{ '%99999999999d' % 1 }}", "{{ 2 ** 10000 }}",
+     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+     "{% for i in range(9999) %}{% for j in range(9999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"],
+)  # fmt: skip
+def test_a_chat_template_without_end_or_sense_is_one_sentence(source):
+    tokenizer = object.__new__(CheckpointTokenizer)
+    tokenizer._template, tokenizer._special = source, {}
+    with pytest.raises(ModelError, match="the chat template refuses these messages"):
+        tokenizer.render_chat([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("template", [5, ["text"], [{"name": "default", "template": [1]}]])
+def test_a_chat_template_that_is_no_text_is_refused(tmp_path, template):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(ModelError, match="chat_template must be text"):
+        load_tokenizer(tmp_path, read_hf_config(CONFIG))
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja' cannot be read"):
+        load_tokenizer(tmp_path, read_hf_config(CONFIG))

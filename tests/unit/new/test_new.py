@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,21 @@ def test_every_kind_can_be_begun_and_every_python_file_compiles(kind: str, tmp_p
 def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         create(name, "eviction", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_half_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, write = [], Path.write_text
+
+    def full(path: Path, text: str, **how: Any) -> int:
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        written.append(path)
+        return write(path, text, **how)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match=r"cannot write .*No space left"):
+        create("my-first-idea", "eviction", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,6 +8,9 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
+from framework.errors import ConfigError
 from framework.report.study import Study
 from framework.report.tables import escape_latex, latex, runs_csv, settings_csv
 from framework.report.write import write_report
@@ -45,3 +48,15 @@ def test_the_same_runs_make_the_same_files(sweep: Path, tmp_path: Path) -> None:
         report = write_report([sweep], tmp_path / "out")
         texts.append([path.read_bytes() for path in report.files])
     assert texts[0] == texts[1]
+
+
+def test_a_foreign_file_is_not_replaced_by_a_report_and_a_report_is(sweep: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "runs.csv").write_text("mine")
+    with pytest.raises(ConfigError, match=r"runs\.csv exists already"):
+        write_report([sweep], there)
+    assert [(path.name, path.read_text()) for path in there.iterdir()] == [("runs.csv", "mine")]
+    write_report([sweep], there, force=True)
+    assert (there / "runs.csv").read_text() != "mine"
+    write_report([sweep], there)

@@ -1,5 +1,6 @@
 """A run directory: one owner, whole files, and nothing lost when the disk is full or the run is killed."""
 
+import errno
 import json
 import os
 import signal
@@ -295,3 +296,17 @@ def test_paths_with_spaces_and_accents_work(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "läuf 1, ü") as run:
         run.log_metrics({"step": 0})
     assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 0}]
+
+
+def test_a_refused_run_and_a_failed_lock_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunDirectory(tmp_path / "a" / "b"):
+        pass
+    assert list(tmp_path.iterdir()) == [], "it never began"
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunDirectoryError, match="No space left"):
+        RunDirectory(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []

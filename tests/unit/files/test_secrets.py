@@ -1,0 +1,27 @@
+"""What looks like a secret is not kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.files.secrets import masked
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ({"tracker": {"api_key": "abc", "project": "p"}}, {"tracker": {"api_key": "***", "project": "p"}}),
+        ({"stores": [{"password": "x", "num_blocks": 3}]}, {"stores": [{"password": "***", "num_blocks": 3}]}),
+        (["a", "tracker.api_key=abc", "seed=1"], ["a", "tracker.api_key=***", "seed=1"]),
+        (["+tracker={name: wandb, api_key: abc}"], ["+tracker={name: wandb, api_key: ***}"]),
+        ("redis://me:abc@host:1/0", "redis://***@host:1/0"),
+        ("tracker.project=hidden-value", "tracker.project=***"),
+        ("tracker.api_key=${oc.env:MY_KEY}", "tracker.api_key=${oc.env:MY_KEY}"),
+        ({"max_tokens": 5, "stop_token_ids": [1], "eviction": "lru", "token": None}, None),
+    ],
+)
+def test_secrets_are_masked_and_the_rest_is_kept(value: Any, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "hidden-value")
+    assert masked(value) == (value if kept is None else kept)
