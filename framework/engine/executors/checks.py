@@ -59,7 +59,7 @@ def require_no_foresight(eviction: Component) -> None:
     Raises:
         ConfigError: the policy needs every block's next use.
     """
-    name = eviction["name"] if isinstance(eviction, Mapping) else eviction
+    name = eviction.get("name") if isinstance(eviction, Mapping) else eviction
     policy = registry.load("eviction", name) if isinstance(name, str) else name
     if getattr(policy, "needs_future", False):
         called = name if isinstance(name, str) else getattr(name, "__name__", type(name).__name__)
