@@ -53,7 +53,8 @@ class PagedAllocator(GrowingTables):
 
     Raises:
         InvalidArgument: a size below 1, a watermark outside 0 to 1, `duplicates` that are kept with `leaf_only` or
-            by a hash scheme that is not collision resistant.
+            by a hash scheme that is not collision resistant; `leaf_only`, or `duplicates` that are kept, without
+            `share_prefix`.
 
     Source: Kwon et al. 2023, arXiv:2309.06180; prefix sharing as in vLLM's automatic prefix caching.
     """
@@ -73,6 +74,11 @@ class PagedAllocator(GrowingTables):
         self.block_size = count_of("block_size", block_size, 1)
         if not 0.0 <= watermark < 1.0:
             raise InvalidArgument(f"watermark must be a fraction from 0 to below 1, found {watermark}")
+        if not self.share_prefix and (leaf_only or duplicates != "merge"):
+            raise InvalidArgument(
+                f"leaf_only and duplicates are about blocks that requests share, and {type(self).__name__} shares none "
+                "across requests; leave them out or take allocator=prefix or prefix_cow"
+            )
         self._reserve = int(watermark * num_blocks)
         self.pool = BlockPool(num_blocks, block_size)
         index = index_of(self.pool, hash, duplicates, leaf_only=leaf_only)
@@ -177,9 +183,9 @@ class PagedAllocator(GrowingTables):
         blocks = array("i", hit.blocks)
         blocks.fromlist(self.cache.take(need, hit.blocks, request.priority))
         table = Table(request, blocks, root, anchor, self._tenant(request.tenant))
+        table.held = bytearray(tokens)
         if self.share_prefix:
             table.hashes = hashes
-            table.held = bytearray(tokens)
             table.published = len(hit.blocks)
         table.committed = hit.num_tokens
         if self._requests is not None:

@@ -81,17 +81,16 @@ class GrowingTables(PagedTables):
             )
         if self.promises.owner or self.promises.broken:
             self.promises.keep_all(table, num_tokens)
-        if self.share_prefix:
-            if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or not tokens.flags.c_contiguous:
-                tokens = _as_tokens(tokens)
-            data, held = tokens.data, table.held  # as buffers: their slices cost less than an array's
-            known = len(held) // 4
-            if not held.startswith(data[:known]):
-                table.refuse(tokens)
-            if num_tokens // size > table.published and not table.closed:
-                start = self._publish(table, num_tokens // size, tokens, data)
-            if known < num_tokens:
-                held += data[known:]
+        if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or not tokens.flags.c_contiguous:
+            tokens = _as_tokens(tokens)
+        data, held = tokens.data, table.held  # as buffers: their slices cost less than an array's
+        known = len(held) // 4
+        if not held.startswith(data[:known]):
+            table.refuse(tokens)
+        if self.share_prefix and num_tokens // size > table.published and not table.closed:
+            start = self._publish(table, num_tokens // size, tokens, data)
+        if known < num_tokens:
+            held += data[known:]
         table.committed = num_tokens
         return self._changes.without_copies(start)
 

@@ -21,7 +21,7 @@ class Table:
         published: leading blocks that lookups can find, or could when they were unreferenced.
         num_null: leading blocks that were unreferenced since no layer reads them any more.
         hashes: of the leading full blocks as far as they are known; a prompt's are from the start.
-        held: the known tokens as int32 bytes: the prompt, and what was committed since. Empty without prefix sharing.
+        held: the known tokens as int32 bytes: the prompt, and what was committed since.
         closed: nothing more is published: a collision, or a reset, cut the chain.
         facts: what a policy may read of the request; unknown unless it asks.
         shared: a block from the committed length on may be shared; `extend` looks.

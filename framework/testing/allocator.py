@@ -191,6 +191,20 @@ def check_a_stale_hit_is_refused_or_still_true(make: Make) -> None:
     driver.do_free(0)
     driver.do_lookup([0, 1, 0], PLAIN)
     driver.do_admit([0, 1, 0], PLAIN, hit=hit)
+    for grows in (1, 3, 5, 0):  # by a block, by two, or by a fork's copy: those of the hit are evicted for it
+        driver = driver_of(make, 3, 2)
+        driver.do_admit([0, 1, 0, 1], PLAIN)
+        driver.do_compute(0, 4, extend=True, commit=True)
+        driver.do_free(0)
+        driver.do_admit([1], SALTED, more=5)
+        driver.do_compute(0, 1, extend=True, commit=True)
+        hit = driver.do_lookup([0, 1, 0, 1, 0], PLAIN)
+        if grows:
+            driver.do_append(0, [1] * grows)
+            driver.do_compute(0, grows, extend=True, commit=False)
+        else:
+            driver.do_fork(0, 0)
+        driver.do_admit([0, 1, 0, 1, 0][: hit.num_tokens + 1], PLAIN, hit=hit)
 
 
 def check_reset_forgets_all_content(make: Make) -> None:

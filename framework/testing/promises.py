@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from framework.errors import InvalidArgument, OutOfBlocks
-from framework.interfaces.allocator import Allocator
+from framework.errors import InvalidArgument, OutOfBlocks, StaleHit
+from framework.interfaces.allocator import Allocator, Hit
 from framework.testing.driver import Driver, Violation
 from framework.testing.facts import require_plain_facts
 from framework.testing.subjects import PLAIN, Make, driver_of, fresh, info
@@ -14,7 +14,10 @@ PROMPT = (0, 1, 1, 0, 1)
 
 
 def check_what_fits_is_given(make: Make) -> None:
-    """At every fill of a pool `allocate` gives what `fits` says it would, and refuses what it says it would not."""
+    """At every fill of a pool `allocate` gives what `fits` says it would, and refuses what it says it would not.
+
+    So also beside 80 blocks that are hit: 20 more are there, and no more, whether or not those are in use.
+    """
     for held in range(1, 12):
         for wanted in range(1, 13):
             allocator = fresh(make, 6, 2)
@@ -33,6 +36,14 @@ def check_what_fits_is_given(make: Make) -> None:
                     f"{_name(allocator)}: fits said {promised} of {wanted} tokens beside {held} in 6 blocks of 2, "
                     f"allocate said {given}"
                 )
+    found = [0, 1] * 40
+    for in_use, more in ((False, 20), (False, 21), (True, 20), (True, 21)):
+        driver = driver_of(make, 100, 1)
+        driver.do_admit(found, PLAIN)
+        driver.do_compute(0, len(found), extend=True, commit=True)
+        if not in_use:
+            driver.do_free(0)
+        driver.do_admit(found + [9] * more, PLAIN)
 
 
 def _allocate(allocator: Allocator, request: RequestInfo, prompt: TokenArray) -> bool:
@@ -91,14 +102,19 @@ def check_a_promise_is_kept(make: Make) -> None:
 
 
 def check_a_withdrawn_promise_is_gone(make: Make) -> None:
-    """After `withdraw` nothing finds the block, whoever shares it is named, and every block comes back."""
+    """After `withdraw` nothing finds the block, whoever shares it is named, and every block comes back.
+
+    A hit from before it is stale.
+    """
     for relied in (False, True):
         allocator, prompt, shared = _promised(make, relied=relied)
         if not shared:
             return
+        hit = allocator.lookup(prompt, PLAIN)
         broken = [int(request) for request in allocator.withdraw(FIRST)]
         _need(allocator, broken == ([2] if relied else []), "withdraw must name who relies on the promise", broken)
         _need(allocator, not allocator.lookup(prompt, PLAIN).num_tokens, "what was withdrawn is found")
+        _need(allocator, _is_stale(allocator, prompt, hit), "a hit of what was withdrawn is taken", hit)
         if relied:
             allocator.free(SECOND)
         allocator.extend(FIRST, len(prompt))
@@ -141,6 +157,14 @@ def check_discarded_content_is_not_found(make: Make) -> None:
         allocator.check()
         stats = allocator.stats()
         _need(allocator, not stats.used_blocks, "blocks are in use though nobody is", stats)
+
+
+def _is_stale(allocator: Allocator, prompt: TokenArray, hit: Hit) -> bool:
+    try:
+        allocator.allocate(info(3, 8), prompt, hit)
+    except StaleHit:
+        return True
+    return False
 
 
 def check_unknown_tokens_cannot_be_promised(make: Make) -> None:

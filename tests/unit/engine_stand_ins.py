@@ -2,6 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -101,3 +102,94 @@ class FreeQueue:
 
     def prepend_n(self, blocks: list[PoolBlock]) -> None:
         self.free = blocks + self.free
+
+
+class Pool:
+    """vLLM's BlockPool: block 0 is null, contents are found by hash, and what is taken is evicted."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = [PoolBlock(number) for number in range(num_blocks + 1)]
+        self.num_gpu_blocks, self.cached, self.evicted = num_blocks + 1, {}, []
+        self.blocks[0].is_null = True
+        self.free_block_queue: Any = FreeQueue(self.blocks[1:])
+
+    def get_new_blocks(self, count: int) -> list[PoolBlock]:
+        taken = self.free_block_queue.popleft_n(count)
+        for block in taken:
+            self._maybe_evict_cached_block(block)
+            block.ref_cnt += 1
+        return taken
+
+    def _maybe_evict_cached_block(self, block: PoolBlock) -> None:
+        if block.block_hash is not None:
+            self.evicted.append(block.block_hash)
+            self.cached[block.block_hash].remove(block)
+            block.block_hash = block.block_hash_num_tokens = None
+
+    def touch(self, blocks: list[PoolBlock]) -> None:
+        for block in blocks:
+            if not block.ref_cnt and not block.is_null:
+                self.free_block_queue.remove(block)
+            block.ref_cnt += 1
+
+    def cache_full_blocks(self, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int) -> None:
+        for place in range(num_cached_blocks, num_full_blocks):
+            block = blocks[place]
+            block.block_hash, block.block_hash_num_tokens = request.block_hashes[place], 16 * (place + 1)
+            self.cached.setdefault(block.block_hash, []).append(block)
+
+    def free_blocks(self, blocks: list[PoolBlock]) -> None:
+        for block in blocks:
+            block.ref_cnt -= 1
+        idle = [block for block in blocks if not block.ref_cnt]
+        self.free_block_queue.prepend_n([block for block in idle if block.block_hash is None])
+        self.free_block_queue.append_n([block for block in idle if block.block_hash is not None])
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        for number in block_ids:
+            self._maybe_evict_cached_block(self.blocks[number])
+
+    def reset_prefix_cache(self) -> bool:
+        if any(block.ref_cnt for block in self.blocks[1:]):
+            return False
+        for block in self.blocks:
+            block.block_hash = None
+        self.cached.clear()
+        return True
+
+
+class Manager:
+    """vLLM's KVCacheManager over a Pool, for requests that are computed in one step: 16 tokens a block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.block_pool, self.enable_caching, self.num_kv_cache_groups = Pool(num_blocks), True, 1
+        self.tables: dict[str, list[PoolBlock]] = {}
+        self.coordinator = SimpleNamespace(single_type_managers=[SimpleNamespace(block_size=16)])
+
+    def new_step_starts(self) -> None:
+        pass
+
+    def hit(self, request: Any) -> list[PoolBlock]:
+        names = request.block_hashes[: (request.num_tokens - 1) // 16]
+        found = itertools.takewhile(bool, (self.block_pool.cached.get(name) for name in names))
+        return [blocks[0] for blocks in found]
+
+    def allocate_slots(self, request: Any) -> Any:
+        found = self.hit(request)
+        idle = sum(not block.ref_cnt for block in found)
+        need = -(-request.num_tokens // 16) - len(found)
+        if need + idle > self.block_pool.free_block_queue.num_free_blocks:
+            return None
+        self.block_pool.touch(found)
+        table = self.tables[request.request_id] = [*found, *self.block_pool.get_new_blocks(need)]
+        self.block_pool.cache_full_blocks(request, table, len(found), request.num_tokens // 16)
+        return len(found)
+
+    def get_blocks(self, request_id: str) -> Any:
+        return SimpleNamespace(blocks=(self.tables.get(request_id, []),))
+
+    def free(self, request: Any) -> None:
+        self.block_pool.free_blocks(self.tables.pop(request.request_id)[::-1])
+
+    def pop_blocks_for_free(self, request: Any) -> list[PoolBlock]:
+        return self.tables.pop(request.request_id)[::-1]

@@ -54,7 +54,7 @@ class FlashAttnBackend(AttentionBackend):
         self._kernels = load(chosen[0])(spec)
 
     def plan(self, batch: Batch) -> None:
-        """What version 2 wants beside the batch; nothing for the others."""
+        """What version 2 wants beside the batch, and version 3's schedule; nothing for version 4."""
         self._ready().plan(batch)
 
     def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:

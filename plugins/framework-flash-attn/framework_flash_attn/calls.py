@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from framework_flash_attn.versions import TILE
+
 if TYPE_CHECKING:
     from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
     from torch import Tensor
@@ -78,27 +80,58 @@ class Version2:
 
 
 class Version3:
-    """flash_attn_interface (Hopper): decode rows and chunks in one call."""
+    """flash_attn_interface (Hopper): decode rows and chunks in one call, scheduled once a step for all layers.
+
+    NOTE. Chunks of pages that hold whole key tiles are loaded by TMA, unused slots too, and 0 times a NaN in V is NaN.
+    With `cache_leftpad`, here zeros, the kernel loads tokens by cp.async instead, which puts zeros behind the last one
+    (read in hopper/flash_api.cpp, get_pagedkv_tma, and paged_kv.h, load_V; not run).
+    """
 
     def __init__(self, spec: AttentionSpec) -> None:
-        from flash_attn_interface import flash_attn_with_kvcache
+        from flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata
 
-        self._call = flash_attn_with_kvcache
+        self._call, self._schedule, self._spec = flash_attn_with_kvcache, get_scheduler_metadata, spec
         self._shared = {"softmax_scale": spec.softmax_scale, "causal": True, "softcap": spec.soft_cap or 0.0}
         self._shared["window_size"] = (-1 if spec.sliding_window is None else spec.sliding_window - 1, -1)
 
     def plan(self, batch: Batch) -> None:
-        """Nothing: the call takes the batch as it is."""
+        """The kernel's schedule for these lengths, made on the device, where a CUDA graph makes it anew."""
+        import torch
+
+        spec, lengths = self._spec, batch.context_lens
+        whole = batch.max_query_len > 1 and spec.block_size >= TILE
+        self._left = torch.zeros_like(lengths) if whole else None
+        self._metadata = self._schedule(
+            len(lengths),
+            batch.max_query_len,
+            batch.block_tables.shape[1] * spec.block_size,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            lengths,
+            qkv_dtype=getattr(torch, spec.dtype),
+            cu_seqlens_q=batch.query_starts,
+            cache_leftpad=self._left,
+            page_size=spec.block_size,
+            causal=True,
+            window_size=self._shared["window_size"],
+            has_softcap=spec.soft_cap is not None,
+        )
+        self._planned = batch
 
     def attend(self, q: Tensor, pool: LayerKV, batch: Batch, with_lse: bool) -> Found:
+        if getattr(self, "_planned", None) is not batch:
+            self.plan(batch)
         found = self._call(
             q,
             pool.k,
             pool.v,
             cache_seqlens=batch.context_lens,
+            cache_leftpad=self._left,
             page_table=batch.block_tables,
             cu_seqlens_q=batch.query_starts,
             max_seqlen_q=batch.max_query_len,
+            scheduler_metadata=self._metadata,
             return_softmax_lse=with_lse,
             **self._shared,
         )

@@ -16,8 +16,9 @@ _INSTALL = {
     "4": "flash_attn.cute is not installed: pip install --pre flash-attn-4",
 }
 _PAGE = 256
-_TILE = 64
-"""Version 4's smallest key tile. A page of whole tiles is loaded with its unused slots, which may hold NaN."""
+TILE = 64
+"""The smallest key tile of versions 3 and 4. A page of whole tiles is loaded with its unused slots, which may hold NaN:
+version 4 is not asked for such pages, version 3 is told to load tokens."""
 
 
 def is_installed(version: str) -> bool:
@@ -42,8 +43,8 @@ def reasons_against(version: str, spec: AttentionSpec, capability: tuple[int, in
     if version == "2" and size % _PAGE:
         nearest = max(1, round(size / _PAGE)) * _PAGE
         reasons.append(f"page {size} is not a multiple of {_PAGE}; nearest: {nearest}")
-    if version == "4" and size >= _TILE:
-        reasons.append(f"page {size} is loaded whole, unused slots too, and these may hold NaN; nearest: {_TILE // 2}")
+    if version == "4" and size >= TILE:
+        reasons.append(f"page {size} is loaded whole, unused slots too, and these may hold NaN; nearest: {TILE // 2}")
     if capability is not None:
         majors = {"2": (8, 9, 10, 11, 12), "3": (9,), "4": (9, 10, 11)}[version]
         if capability[0] not in majors:

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import torch
 
+TILE_3 = 64  # keys of version 3's smallest tile
+
 
 def attend_row(q, k_cache, v_cache, table, length, scale, left, right, softcap):
     """q (n, H, D) at the end of `length` cached tokens: out (n, H, D), lse (H, n); the mask is bottom-right."""
@@ -100,6 +102,7 @@ def with_kvcache_3(
     v_cache,
     *,
     cache_seqlens,
+    cache_leftpad=None,
     page_table,
     cu_seqlens_q,
     max_seqlen_q,
@@ -107,9 +110,14 @@ def with_kvcache_3(
     causal=False,
     window_size=(-1, -1),
     softcap=0.0,
+    scheduler_metadata=None,
     num_splits=0,
     return_softmax_lse=False,
 ):
+    width = page_table.shape[1] * k_cache.shape[1]
+    asked = [len(cache_seqlens), max_seqlen_q, width, *q.shape[1:2], *k_cache.shape[2:], cache_leftpad is not None]
+    assert scheduler_metadata[: len(asked)].tolist() == asked, "the schedule is of another call"
+    assert torch.equal(scheduler_metadata[len(asked) :], cache_seqlens), "the schedule is of other lengths"
     out, lse = _packed(
         q,
         k_cache,
@@ -123,7 +131,39 @@ def with_kvcache_3(
         causal,
         softcap,
     )
+    by_tma = cache_leftpad is None and k_cache.shape[1] % TILE_3 == 0 and max_seqlen_q > 1
+    for b, length in enumerate(cache_seqlens.tolist()):
+        unused = length % k_cache.shape[1]
+        if by_tma and unused:  # whole pages are loaded, and 0 times NaN is NaN
+            page = v_cache[page_table[b, length // k_cache.shape[1]], unused:]
+            out[cu_seqlens_q[b] : cu_seqlens_q[b + 1]] += 0 * page.sum()
     return (out, lse) if return_softmax_lse else out
+
+
+def get_scheduler_metadata(
+    batch_size,
+    max_seqlen_q,
+    max_seqlen_k,
+    num_heads_q,
+    num_heads_kv,
+    headdim,
+    cache_seqlens,
+    qkv_dtype=torch.bfloat16,
+    cu_seqlens_q=None,
+    cache_leftpad=None,
+    page_size=None,
+    causal=False,
+    window_size=(-1, -1),
+    has_softcap=False,
+    num_splits=0,
+):
+    """What it was made for: the numbers, then the lengths."""
+    assert causal
+    assert page_size
+    assert cu_seqlens_q.dtype == cache_seqlens.dtype == torch.int32
+    assert len(cu_seqlens_q) == batch_size + 1
+    numbers = [batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_leftpad is not None]
+    return torch.cat([torch.tensor(numbers, dtype=torch.int32), cache_seqlens])
 
 
 def varlen_4(
@@ -167,7 +207,7 @@ def modules() -> dict[str, ModuleType]:
         for name in ("flash_attn", "flash_attn_interface", "flash_attn.cute", "flash_attn.cute.interface")
     )
     two.flash_attn_with_kvcache, two.flash_attn_varlen_func = with_kvcache_2, varlen_2
-    three.flash_attn_with_kvcache = with_kvcache_3
+    three.flash_attn_with_kvcache, three.get_scheduler_metadata = with_kvcache_3, get_scheduler_metadata
     four.flash_attn_varlen_func = varlen_4
     two.__path__ = cute.__path__ = []
     return {module.__name__: module for module in (two, three, cute, four)}

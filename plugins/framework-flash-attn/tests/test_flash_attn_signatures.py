@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import stand_ins
+import torch
 
 REAL = [
     ("flash-attn", "flash_attn/flash_attn_interface.py", "flash_attn_with_kvcache", stand_ins.with_kvcache_2),
     ("flash-attn", "flash_attn/flash_attn_interface.py", "flash_attn_varlen_func", stand_ins.varlen_2),
     ("flash_attn_3", "flash_attn_interface.py", "flash_attn_with_kvcache", stand_ins.with_kvcache_3),
+    ("flash_attn_3", "flash_attn_interface.py", "get_scheduler_metadata", stand_ins.get_scheduler_metadata),
     ("flash-attn-4", "flash_attn/cute/interface.py", "flash_attn_varlen_func", stand_ins.varlen_4),
 ]
 
@@ -30,14 +32,21 @@ def source_of(distribution: str, path: str) -> Path:
     pytest.skip(f"{distribution} {metadata.version(distribution)} has no {path}")
 
 
+def value_of(default: ast.expr) -> object:
+    """A default as a Python value; torch's dtypes too."""
+    if isinstance(default, ast.Attribute):
+        return getattr(torch, default.attr)
+    return ast.literal_eval(default)
+
+
 def parameters(function: ast.FunctionDef) -> dict[str, object]:
     """Each parameter's default as a Python value; `inspect.Parameter.empty` where it has none."""
     arguments = function.args.posonlyargs + function.args.args
     found: dict[str, object] = {argument.arg: inspect.Parameter.empty for argument in arguments}
     for argument, default in zip(reversed(arguments), reversed(function.args.defaults), strict=False):
-        found[argument.arg] = ast.literal_eval(default)
+        found[argument.arg] = value_of(default)
     for argument, keyword in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
-        found[argument.arg] = inspect.Parameter.empty if keyword is None else ast.literal_eval(keyword)
+        found[argument.arg] = inspect.Parameter.empty if keyword is None else value_of(keyword)
     return found
 
 

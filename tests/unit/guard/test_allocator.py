@@ -1,22 +1,108 @@
-"""Counts that an allocator gives of itself."""
+"""What an allocator answers: blocks that cannot be, hits of too much, counts that do not add up."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from paged_helpers import NS, admit, info, make, tokens
 
 from framework import registry
 from framework.errors import PluginError
 from framework.guard.allocator import GuardedAllocator
+from framework.interfaces.allocator import Hit
 from framework.sampling import Sampling
 from framework.testing.engines import drive, fake_engine
+from framework.types import BlockCopy, BlockId, RequestId, TableChange
+
+ONE = RequestId(1)
+PROMPT = tokens(1, 2, 3, 4)
+
+
+def hit(num_tokens: int) -> Hit:
+    return Hit(num_tokens, tuple(map(BlockId, range(1, num_tokens // 2 + 1))))
+
+
+def copies(source: int, destination: int) -> TableChange:
+    return TableChange(0, (BlockCopy(BlockId(source), BlockId(destination)),))
+
+
+def blocks(*ids: int) -> Any:
+    return np.array(ids, dtype=np.int32)
+
+
+CALLS: dict[str, Any] = {
+    "lookup": lambda guarded: guarded.lookup(PROMPT, NS),
+    "extend": lambda guarded: guarded.extend(ONE, 4),
+    "commit": lambda guarded: guarded.commit(ONE, PROMPT),
+    "fork": lambda guarded: guarded.fork(ONE, info(2), 2),
+    "table": lambda guarded: guarded.table(ONE, 4),
+    "unref_leading": lambda guarded: guarded.unref_leading(ONE, 5),
+    "withdraw": lambda guarded: guarded.withdraw(ONE),
+}
+SOUND: list[tuple[str, Any]] = [
+    ("lookup", hit(2)), ("lookup", Hit(3)), ("withdraw", [1, 2]), ("unref_leading", 2), ("unref_leading", 0),
+    *((hook, copies(1, 8)) for hook in ("extend", "commit", "fork")),
+    ("table", blocks(1, 8)), ("table", blocks(1, 2, 3, 4)),
+]  # fmt: skip
+WRONG: list[tuple[str, Any]] = [
+    ("lookup", hit(4)), ("lookup", hit(6)), ("lookup", Hit(-2)),
+    *((hook, copies(*pair)) for hook in ("extend", "commit", "fork") for pair in ((1, 0), (0, 1), (1, 9), (9, 1))),
+    ("table", blocks(0, 1)), ("table", blocks(1, 9)), ("table", blocks(-1, 1)),
+    ("table", blocks(1)), ("table", blocks(1, 2, 3, 4, 5)), ("table", blocks(1, 2).astype(np.int64)),
+    ("unref_leading", 3), ("unref_leading", -1), ("unref_leading", True),
+    ("withdraw", None), ("withdraw", [-1]), ("withdraw", ["1"]),
+]  # fmt: skip
+
+
+def answering(hook: str, answer: Any) -> GuardedAllocator:
+    """Around 8 blocks of 2, tables of at most 4; `hook` gives `answer`."""
+    plugin: Any = make(8, 2)
+    admit(plugin, 1, PROMPT)
+    setattr(plugin, hook, lambda *args: answer)
+    return GuardedAllocator(plugin, 4)
+
+
+@pytest.mark.parametrize(("hook", "answer"), SOUND)
+def test_what_can_be_is_passed_on(hook: str, answer: Any) -> None:
+    assert CALLS[hook](answering(hook, answer)) is answer
+
+
+@pytest.mark.parametrize(("hook", "answer"), WRONG)
+def test_what_cannot_be_is_refused_and_named(hook: str, answer: Any) -> None:
+    with pytest.raises(PluginError, match=rf"PrefixCowAllocator\.{hook}: must "):
+        CALLS[hook](answering(hook, answer))
+
+
+def test_leading_blocks_that_were_unreferenced_are_null_in_a_fork_too_and_forgotten_at_the_end() -> None:
+    guarded = answering("table", blocks(0, 0, 3, 4))
+    plugin: Any = guarded.plugin
+    plugin.unref_leading, plugin.fork = lambda *args: 2, lambda *args: TableChange(0)
+    assert guarded.unref_leading(ONE, 5) == 2
+    guarded.fork(ONE, info(2), 4)
+    for request in (ONE, RequestId(2)):
+        assert guarded.table(request).tolist() == [0, 0, 3, 4]
+    plugin.table = lambda *args: blocks(5, 0, 3, 4)
+    with pytest.raises(PluginError, match="must begin with 2 null blocks"):
+        guarded.table(ONE)
+    plugin.table = lambda *args: blocks(0, 0, 3, 4)
+    guarded.free(ONE)
+    with pytest.raises(PluginError, match="must name blocks 1 to 8"):
+        guarded.table(ONE)
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"free_blocks": 3}, {"used_blocks": -1, "free_blocks": 65}, {"free_blocks": 64.0}, {"external_blocks": "a"}],
+    [
+        {"free_blocks": 3},
+        {"used_blocks": -1, "free_blocks": 65},
+        {"cached_blocks": -1, "free_blocks": 65},
+        {"free_blocks": -1, "cached_blocks": 65},
+        {"free_blocks": 64.0},
+        {"external_blocks": "a"},
+    ],
 )
 def test_counts_that_do_not_add_up_are_refused_at_once(change: dict[str, Any]) -> None:
     engine = fake_engine(_with(change))

@@ -11,6 +11,7 @@ from paged_helpers import make
 
 from framework.errors import OutOfBlocks
 from framework.guard.allocator import GuardedAllocator
+from framework.interfaces.eviction import ScoredPolicy
 from framework.kv_events.allocator import EventAllocator
 from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from framework.kv_events.stream import EventStream
@@ -113,6 +114,27 @@ def test_a_block_whose_content_another_holds_is_not_stored_again() -> None:
     only(cache.events())
     cache.commit(2, [1, 2, 3])
     assert cache.events() == []
+
+
+def test_a_block_between_whose_content_is_held_parts_what_is_stored() -> None:
+    class KeepsTheSecond(ScoredPolicy):
+        def score(self, block: Any, now: float) -> bool:
+            return bool(block.depth == 1)
+
+    cache = Cache(num_blocks=6, eviction=KeepsTheSecond())
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    cache.admit(1, [*text, 9])
+    cache.commit(1, text)
+    names = only(cache.events()).block_hashes
+    cache.allocator.free(RequestId(1))
+    cache.admit(2, [20, 21, 22, 23, 24, 25, 26, 27, 28])  # takes two free blocks and all but the second
+    cache.allocator.free(RequestId(2))
+    cache.events()
+    cache.admit(3, [*text, 9])
+    cache.commit(3, text)
+    stored = cache.events()
+    told = [(event.block_hashes, event.parent_block_hash, event.token_ids) for event in stored]  # type: ignore[union-attr]
+    assert told == [(names[:1], None, [1, 2]), (names[2:], names[1], [5, 6, 7, 8])]
 
 
 def test_a_reset_is_one_event_that_clears_everything() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,8 +113,9 @@ def test_truncate_forgets_tokens_but_nothing_that_is_published() -> None:
     allocator.check()
 
 
-def test_commit_refuses_tokens_that_differ_from_those_it_holds() -> None:
-    allocator = make(8, 2)
+@pytest.mark.parametrize("kind", [PrefixCowAllocator, PrefixAllocator, CowAllocator, NaiveAllocator])
+def test_commit_refuses_tokens_that_differ_from_those_it_holds(kind: type[PagedAllocator]) -> None:
+    allocator = make(8, 2, kind=kind)
     admit(allocator, 1, tokens(1, 2, 3, 4, 5))
     with pytest.raises(InvalidArgument, match="token 2 is 9, it was 3"):
         allocator.commit(ONE, tokens(1, 2, 9, 4))
@@ -155,6 +157,15 @@ def test_the_watermark_keeps_blocks_free_at_admission_only() -> None:
 def test_a_watermark_outside_its_range_is_refused(bad: float) -> None:
     with pytest.raises(InvalidArgument, match="watermark"):
         make(watermark=bad)
+
+
+@pytest.mark.parametrize("kind", [NaiveAllocator, CowAllocator])
+@pytest.mark.parametrize("option", [{"duplicates": "keep"}, {"leaf_only": True}])
+def test_what_an_allocator_that_shares_no_prefix_would_ignore_is_refused(
+    kind: type[PagedAllocator], option: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"{kind.__name__} shares none across requests"):
+        kind(num_blocks=4, block_size=2, hash=Xxh64(), eviction=Lru(), **option)
 
 
 @pytest.mark.parametrize("name", ["num_blocks", "block_size"])

@@ -154,17 +154,52 @@ def test_spaced_requests_hit_in_the_engine_what_forced_belady_hits() -> None:
 
 
 def test_a_preempted_request_finds_its_blocks_near() -> None:
-    seen: list[list[float]] = []
+    seen: list[tuple[int, list[float], bool]] = []
     requests = requests_of([[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3]], gap_s=0.0)
     engine = engine_of(Belady(), 30, 4, preempt_every=3)
     future = Foresight(engine.allocator, requests, max_len=200)
-    plain = engine.allocator.foresee
-    engine.allocator.foresee = lambda request, uses: (seen.append(list(uses)), plain(request, uses))[1]  # type: ignore[method-assign]
     future.attach(engine)
+    plain, told = engine.allocator.foresee, engine.state.foresee
+    current: list[tuple[int, bool]] = []
+
+    def tell(seq: Any, returning: bool) -> None:
+        current.append((seq.request.number, returning))
+        told(seq, returning)
+
+    def foresee(request: Any, uses: Any) -> None:
+        number, returning = current[-1]
+        seen.append((number, list(uses), returning))
+        plain(request, uses)
+
+    engine.state.foresee, engine.allocator.foresee = tell, foresee  # type: ignore[method-assign]
     drain(engine, requests)
     assert engine.state.num_preemptions > 0
-    own = [uses for uses in seen if uses and set(uses) <= {1.0, 2.0, 3.0, 4.0}]
-    assert own, seen
+    returning = [(request, uses) for request, uses, back in seen if back]
+    assert returning
+    for number, uses in returning:
+        assert set(uses) == {number + 1.0}, "its own, nearer than any to come"
+        assert len(uses) in (3, 4), "its full blocks"
+    assert {number: uses for number, uses, back in seen if not back}[0] == [4.0] * 3
+
+
+def test_who_releases_a_block_late_takes_back_no_later_use() -> None:
+    requests = requests_of([[1], [1], [2], [1]])
+    future = Foresight(engine_of(Belady(), 50, 4).allocator, requests, max_len=200)
+    assert future.next_uses(1).tolist() == [4]
+    assert future.next_uses(0).tolist() == [4], "request 2 has been and gone"
+
+
+def test_a_request_that_just_fits_is_foreseen_and_one_of_beams_by_its_prompt_alone() -> None:
+    requests = requests_of([[1], [1, 2], [1]])
+    longest = requests[1].input_tokens + 3
+    for max_len, expected in ((longest, 2), (longest - 1, 3)):
+        future = Foresight(engine_of(Belady(), 50, 4).allocator, requests, max_len=max_len)
+        assert future.next_uses(0).tolist() == [expected]
+    text = list(range(12))
+    first, second = spoken([(text[:4], text[4:12]), (text, [7])])
+    first = replace(first, sampling=replace(first.sampling, beam_width=2))
+    future = Foresight(engine_of(Belady(), 50, 4).allocator, [first, second], max_len=200)
+    assert future.next_uses(0).tolist() == [2], "which beam it took, nobody knows"
 
 
 @pytest.fixture

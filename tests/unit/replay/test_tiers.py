@@ -309,3 +309,60 @@ def test_a_tier_without_blocks_and_a_pool_that_declines_are_refused() -> None:
         ReplayTiers(paths, [TierSpec(0, Lru())], Never())
     with pytest.raises(InvalidArgument, match="neither with bypass"):
         replay(paths, Lru(), 4, bypass=True, below=ReplayTiers(paths, [TierSpec(4, Lru())], Never()))
+
+
+class Asked(Tiering):
+    """Stores what `wanted` says, and notes each question."""
+
+    def __init__(self, *wanted: tuple[Event, int]) -> None:
+        self.wanted, self.log = wanted, list[tuple[Event, int, int]]()
+
+    def store(self, block: TierBlock, event: Event, now: float) -> bool:
+        self.log.append((event, block.tier, block.depth))
+        return (event, block.tier) in self.wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "log", "hits_of"),
+    [
+        ([("written", 0), ("written", 1)], [("written", 0, 0), ("written", 1, 0)], (0, 1, 0)),
+        (
+            [("written", 0), ("used", 1)],
+            [("written", 0, 0), ("written", 1, 0), ("used", 0, 0), ("used", 1, 0)],
+            (0, 1, 0),
+        ),
+        ([("written", 0), ("evicted", 1)], [("written", 0, 0), ("written", 1, 0)], (0, 0, 1)),
+    ],
+    ids=["written", "used", "evicted"],
+)
+def test_a_rule_is_asked_about_each_edge_as_content_comes_is_used_and_goes(
+    wanted: list[tuple[Event, int]], log: list[tuple[Event, int, int]], hits_of: tuple[int, ...]
+) -> None:
+    rule, evicts = Asked(*wanted), wanted[1] == ("evicted", 1)
+    below = replayed(workload([[1], [2], [1], [1]] if evicts else [[1], [1], [2], [1]]), rule, 1, 1 if evicts else 2, 2)
+    assert below.request_hits[2 if evicts else 3] == hits_of
+    if wanted[1] == ("used", 1):
+        log = [*log[:2], ("used", 1, 0)]  # tier 1 holds it, so the pool's edge is not asked about
+    assert rule.log[: len(log)] == log
+    for tier in below.lower.tiers[1:]:
+        assert tier.counts.stored >= 1, "what tier 1 held went on to tier 2"
+
+
+def test_a_rule_s_loads_begin_behind_what_the_pool_holds() -> None:
+    """The pool holds the first two of four: half of the rest is loaded, and the tokens of the two are said."""
+
+    class Notes(Half):
+        def load(self, offer: LoadOffer, now: float) -> int:
+            offers.append(offer)
+            return super().load(offer, now)
+
+    offers: list[LoadOffer] = []
+    paths = workload([[1, 2, 3, 4]])
+    below = ReplayTiers(paths, [TierSpec(8, Lru())], Notes(exclusive=False))
+    for node in (2, 3):
+        below.lower.tiers[0].insert(node, 0.0, pinned=False)
+    assert below.lower.find([0, 1, 2, 3], [True, True, False, False], 1.0) == [0, 0, 1]
+    tokens = [int(paths.node_tokens[node]) for node in range(4)]
+    assert [(offer.tiers, offer.cached_tokens, offer.num_tokens, offer.prompt_tokens) for offer in offers] == [
+        ((1, 1), tokens[1], tuple(tokens[2:]), tokens[3])
+    ]

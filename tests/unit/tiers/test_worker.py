@@ -191,6 +191,23 @@ def test_predictions_are_unknown_until_a_block_was_read() -> None:
     found = moves.load_times([1, 1])
     assert found is not None
     assert 0 < found[0] < found[1]
+    moves.submit([load("a", 3), load("a", 4)])
+    behind = moves.load_times([1])
+    assert behind is not None
+    assert behind[0] == pytest.approx(3 * found[0]), "two loads wait ahead of it"
+
+
+def test_what_was_staged_is_counted_until_it_is_stored() -> None:
+    moves, _ = stepped()
+    copies = [store("a", 1), store("b", 2), store("c", 3)]
+    moves.submit(copies)
+    moves.release(copies[0])
+    moves.release(copies[1])
+    counts = [moves._num_staged]
+    for _ in copies:
+        moves.step()
+        counts.append(moves._num_staged)
+    assert counts == [2, 1, 0, 0], "the third is read as it is stored"
 
 
 class Counted(Host):
