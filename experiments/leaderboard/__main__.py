@@ -44,8 +44,8 @@ logarithm of the capacity, from 1 to 50 % of a trace's distinct blocks. 100 is t
 than LRU, - where LRU is optimal. The score is the mean over the traces that leave a gap. Brackets: 95 % interval by
 resampling. Worst: the lowest difference to LRU at any capacity, in points of the hit rate. Time is that of the whole
 replay in Python; the row of LRU has that of LRU. A row is valid when the kit passes, the policy knows no future and
-exceeds no capacity, and whole traces were replayed from a committed revision at all capacities. Entries that fail the kit, know
-the future or exceed the capacity have no place and stand below the others.
+exceeds no capacity, and whole traces were replayed from a committed revision at all capacities. Entries that fail the
+kit, know the future or exceed the capacity have no place and stand below the others.
 """
 _HOW_TO_ENTER = """To enter, install a package with an eviction policy and add a file to
 `experiments/leaderboard/entries/`; see `experiments/leaderboard/README.md`.
