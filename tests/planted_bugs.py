@@ -124,7 +124,8 @@ def plant(bug: Bug, copy: Path, number: int) -> str:
     """What became of the bug, the number-th of all: killed, alive, or why neither can be said."""
     if bug.places != 1:
         return f"text found {bug.places} times"
-    path, sound = copy / bug.file, (ROOT / bug.file).read_text(encoding="utf-8")
+    path = copy / bug.file
+    sound = path.read_text(encoding="utf-8")
     path.write_text(sound.replace(bug.old, bug.new), encoding="utf-8")
     os.utime(path, (number, number))  # or Python might take what it compiled of the bug before
     try:

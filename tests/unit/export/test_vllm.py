@@ -158,3 +158,19 @@ def test_without_vllm_the_missing_package_is_named():
         pytest.skip("vLLM is installed")
     with pytest.raises(Unsupported, match="No module named 'vllm'"):
         as_vllm("lru")
+
+
+def test_only_what_a_request_found_is_hit():
+    class Watching(ScoredPolicy):
+        def score(self, block, now):
+            return block.last_access
+
+        def hit(self, blocks, now):
+            hits.append([(self.blocks.key[block], self.blocks.depth[block]) for block in blocks])
+
+    hits = []
+    vllm = host(Watching)
+    vllm.request(b"a")
+    assert not hits, "it created the chunk"
+    vllm.request(b"a", b"b")
+    assert hits == [[(b"a", 0)]]
