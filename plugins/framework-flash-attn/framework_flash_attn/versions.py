@@ -18,7 +18,7 @@ _INSTALL = {
 _PAGE = 256
 TILE = 64
 """The smallest key tile of versions 3 and 4. A page of whole tiles is loaded with its unused slots, which may hold NaN:
-version 4 is not asked for such pages, version 3 is told to load tokens."""
+version 4 is not asked for such pages, version 3 is made to load tokens."""
 
 
 def is_installed(version: str) -> bool:

@@ -133,8 +133,8 @@ def test_a_block_between_whose_content_is_held_parts_what_is_stored() -> None:
     cache.admit(3, [*text, 9])
     cache.commit(3, text)
     stored = cache.events()
-    told = [(event.block_hashes, event.parent_block_hash, event.token_ids) for event in stored]  # type: ignore[union-attr]
-    assert told == [(names[:1], None, [1, 2]), (names[2:], names[1], [5, 6, 7, 8])]
+    sent = [(event.block_hashes, event.parent_block_hash, event.token_ids) for event in stored]  # type: ignore[union-attr]
+    assert sent == [(names[:1], None, [1, 2]), (names[2:], names[1], [5, 6, 7, 8])]
 
 
 def test_a_reset_is_one_event_that_clears_everything() -> None:

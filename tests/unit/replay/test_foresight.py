@@ -159,12 +159,12 @@ def test_a_preempted_request_finds_its_blocks_near() -> None:
     engine = engine_of(Belady(), 30, 4, preempt_every=3)
     future = Foresight(engine.allocator, requests, max_len=200)
     future.attach(engine)
-    plain, told = engine.allocator.foresee, engine.state.foresee
+    plain, usual = engine.allocator.foresee, engine.state.foresee
     current: list[tuple[int, bool]] = []
 
     def tell(seq: Any, returning: bool) -> None:
         current.append((seq.request.number, returning))
-        told(seq, returning)
+        usual(seq, returning)
 
     def foresee(request: Any, uses: Any) -> None:
         number, returning = current[-1]
