@@ -2,21 +2,28 @@
 
 NOTE 1: a difference is taken within a context, which is everything that varied but the compared component and the seed.
 Contexts of one trace (capacities, say) share its requests, so they are averaged and never counted as independent.
-NOTE 2: the unit of evidence is chosen for each compared pair: traces from six on; else seeds that draw the workload;
-else the sessions of a recorded trace, resampled; else seeds of a random policy, which speak for that trace alone; else
-none, and nothing is shown. Runs that repeat each other exactly are copies of one observation, whatever their seeds are.
+NOTE 2: the unit of evidence is chosen for each compared pair, the first of these that can show something: traces; seeds
+that draw the workload; sessions, drawn within each trace; seeds of a random policy. The last two speak for those traces
+alone. Runs that repeat each other exactly are copies of one observation, whatever their seeds are; traces of which one
+begins where another ends were cut from one recording, and are one.
+NOTE 3: sign flips of N units cannot give a p below 2 / 2^N: with C comparisons N units can show something only if C
+times that is at most 5 %, see `Comparison.too_few`.
+NOTE 4: over several traces each has a verdict of its own, adjusted for all of them; where they contradict each other
+there is no verdict over all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from framework.report.sessions import Sessions, alike, mean_hits
-from framework.report.statistics import FEW, FEW_SESSIONS, Difference, Floats, holm, paired, resampled, resampled_rates
+from framework.report.statistics import Difference, Floats, can_test, holm, least_p, paired, sessions
 from framework.results.catalogue import is_wall_time
 from framework.results.records import Run
 from framework.results.settings import Value
@@ -25,8 +32,10 @@ if TYPE_CHECKING:
     from framework.report.study import Study
 
 Key = tuple[Value, ...]
+Differences = dict["Context", dict[Value, float]]
 POLICY_SEED = "seed of a policy"
 _BY_SESSION = "hit_rate"
+_BEYOND_TRACES = frozenset({"trace", "seed", "repeat"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +60,12 @@ class Comparison:
         difference: over all settings.
         by_setting: context -> mean difference there.
         p_adjusted: None where there is no test.
+        too_few: what more evidence it would take for a test; empty where there is one.
         better: whether the difference is to the better; None where neither direction is.
         best_at: of the contexts in `by_setting`, those in which no other online policy is better.
         identical: every result of every pair is equal.
-        num_traces: traces that the pair was compared on.
+        num_traces: recordings that the pair was compared on.
+        by_trace: name of a trace -> the comparison on it alone, where there are several; adjusted over all of them.
     """
 
     challenger: Key
@@ -65,24 +76,33 @@ class Comparison:
     best_at: int
     identical: bool
     num_traces: int
+    too_few: str = ""
+    by_trace: Mapping[str, Comparison] = field(default_factory=dict)
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether one trace shows a difference and another the opposite."""
+        return len({made.difference.mean > 0 for made in self.by_trace.values() if made.shown}) > 1
 
     @property
     def shown(self) -> bool:
         """Whether the difference is beyond chance at 5 %, adjusted for the number of comparisons."""
-        return self.p_adjusted is not None and self.p_adjusted <= 0.05
+        return not self.contradicted and self.p_adjusted is not None and self.p_adjusted <= 0.05
 
     @property
     def verdict(self) -> str:
         """In a word or two."""
         if self.identical:
             return "equal"
+        if self.contradicted:
+            return "differs by trace"
         if not self.shown:
             return "not shown"
         if self.better is None:
             word = "higher" if self.difference.mean > 0 else "lower"
         else:
             word = "better" if self.better else "worse"
-        if self.difference.unit != POLICY_SEED:
+        if self.difference.unit in _BEYOND_TRACES:
             return word
         return f"{word} on {'this trace' if self.num_traces == 1 else 'these traces'}"
 
@@ -95,10 +115,9 @@ class Comparison:
         count, unit = self.difference.count, self.difference.unit
         if not unit:
             return f"{traces}, no repetition"
-        words = f"{count} {plural(unit, count)}"
+        words = f"{count:,} {plural(unit, count)}"
         words = words if unit == "trace" else f"{words}, {traces}"
-        few = self.difference.p is None
-        return f"{words}: too few" if few else words
+        return f"{words}: {self.too_few}" if self.too_few else words
 
 
 class Evidence:
@@ -112,7 +131,7 @@ class Evidence:
         self._study, self._metric = study, study.metric
         self._compared = study.compared_keys
         self._known: dict[str, Sessions | None] = {}
-        self._rates: dict[str, tuple[dict[tuple[Context, Key], Floats], int, str]] = {}
+        self._names: dict[str, str] = {}
         self.table: dict[Key, dict[Context, dict[Value, list[Run]]]] = {}
         for run in study.good:
             if run.number(self._metric) is not None:
@@ -126,12 +145,36 @@ class Evidence:
         reference = self._reference()
         if reference is None:
             return []
-        found = [made for value in self.table if value != reference and (made := self._compare(reference, value))]
-        tested = [made for made in found if made.difference.p is not None and not made.identical]
-        adjusted = dict(zip(map(id, tested), holm([float(made.difference.p or 0) for made in tested]), strict=True))
-        found = [replace(made, p_adjusted=adjusted.get(id(made))) for made in found]
+        pairs = {value: made for value in self.table if value != reference if (made := self._pairs(reference, value))}
+        num = sum(not _identical(differences) for differences in pairs.values())
+        found = _adjusted([self._compare(reference, *pair, num) for pair in pairs.items()])
+        parts = [
+            (place, name, {context: seeds for context, seeds in differences.items() if context.trace == trace})
+            for place, differences in enumerate(pairs.values())
+            for trace, name in self._traces(differences).items()
+        ]
+        num = sum(not _identical(part) for _, _, part in parts)
+        alone = _adjusted([self._compare(reference, found[place].challenger, part, num) for place, _, part in parts])
+        for place in range(len(found)):
+            mine = {name: made for (at, name, _), made in zip(parts, alone, strict=True) if at == place}
+            found[place] = replace(found[place], by_trace=mine if len(mine) > 1 else {})
         sign = 1 if self._study.higher_is_better else -1
         return sorted(found, key=lambda made: (-sign * made.difference.mean, str(made.challenger)))
+
+    @cached_property
+    def recordings(self) -> dict[str, str]:
+        """Trace -> the first of those that were cut from one recording; itself where it is whole."""
+        found: dict[str, Sessions | None] = {}
+        for contexts in self.table.values():
+            for context, seeds in contexts.items():
+                if context.trace not in found:
+                    found[context.trace] = mean_hits(next(iter(seeds.values()))[:1], self._known)
+        first = {trace: trace for trace in found}
+        for one, ahead in found.items():
+            for other, behind in found.items():
+                if ahead is not None and behind is not None and one != other and ahead.goes_on_in(behind):
+                    first = {trace: first[one] if root == first[other] else root for trace, root in first.items()}
+        return first
 
     def ties(self) -> dict[Key, Key]:
         """Value -> the first value with exactly the same results in every context; itself where it is the first."""
@@ -166,28 +209,44 @@ class Evidence:
         of_baseline = [value for value in self.table if value[0] == self._study.baseline]
         return min(of_baseline, key=lambda value: tuple(map(str, value)), default=None)
 
-    def _compare(self, reference: Key, value: Key) -> Comparison | None:
-        differences = self._differences(reference, value)
-        if not differences:
-            return None
+    def pieces(self) -> list[str]:
+        """The names of traces that were cut from one recording, a text for each recording."""
+        groups: dict[str, list[str]] = {}
+        for trace, name in self._traces(context for contexts in self.table.values() for context in contexts).items():
+            groups.setdefault(self.recordings[trace], []).append(name)
+        return sorted(", ".join(sorted(names)) for names in groups.values() if len(names) > 1)
+
+    def _traces(self, differences: Iterable[Context]) -> dict[str, str]:
+        """Trace -> its name, told from others of that name by the begin of its checksum."""
+        if not self._names:
+            names = {run.trace: run.trace_name for run in self._study.good}
+            same = Counter(names.values())
+            self._names = {t: name if same[name] == 1 else f"{name} ({t[:6]})" for t, name in names.items()}
+        return {context.trace: self._names[context.trace] for context in differences}
+
+    def _compare(self, reference: Key, value: Key, differences: Differences, num_comparisons: int) -> Comparison:
         by_setting = {context: float(np.mean(list(seeds.values()))) for context, seeds in differences.items()}
-        mean = float(np.mean(list(by_setting.values())))
-        identical = all(number == 0 for seeds in differences.values() for number in seeds.values())
+        by_trace = _by_trace(by_setting)
+        mean = float(np.mean(list(by_trace.values())))
+        identical, too_few, difference = _identical(differences), "", Difference(mean=0.0)
+        if not identical:
+            difference, too_few = self._difference(reference, value, differences, mean, num_comparisons)
         higher = self._study.direction
         return Comparison(
             challenger=value,
-            difference=Difference(mean=0.0) if identical else self._difference(reference, value, differences, mean),
+            difference=difference,
             by_setting=by_setting,
             p_adjusted=None,
             better=None if higher is None or mean == 0 else (mean > 0) == higher,
             best_at=len(self._study.best_at.get(value, frozenset()) & by_setting.keys()),
             identical=identical,
-            num_traces=len({context.trace for context in differences}),
+            num_traces=len({self.recordings[trace] for trace in by_trace}),
+            too_few=too_few,
         )
 
-    def _differences(self, reference: Key, value: Key) -> dict[Context, dict[Value, float]]:
+    def _pairs(self, reference: Key, value: Key) -> Differences:
         """Context -> seed -> difference, of what both have."""
-        found: dict[Context, dict[Value, float]] = {}
+        found: Differences = {}
         for context, seeds in self.table[value].items():
             others = self.table[reference].get(context, {})
             pairs = {s: self._number(runs) - self._number(others[s]) for s, runs in seeds.items() if s in others}
@@ -196,23 +255,27 @@ class Evidence:
         return found
 
     def _difference(
-        self, reference: Key, value: Key, differences: dict[Context, dict[Value, float]], mean: float
-    ) -> Difference:
-        """With the interval and the test that the evidence allows."""
-        traces: dict[str, list[float]] = {}
-        for context, seeds in differences.items():
-            traces.setdefault(context.trace, []).append(float(np.mean(list(seeds.values()))))
-        if len(traces) >= FEW:
-            return replace(paired([float(np.mean(found)) for found in traces.values()], "trace"), mean=mean)
+        self, reference: Key, value: Key, differences: Differences, mean: float, num_comparisons: int
+    ) -> tuple[Difference, str]:
+        """With the interval and the test that the evidence allows, and why there is no test."""
+        by_recording: dict[str, list[float]] = {}
+        for trace, number in _by_trace({c: float(np.mean(list(s.values()))) for c, s in differences.items()}).items():
+            by_recording.setdefault(self.recordings[trace], []).append(number)
+        by_traces = [float(np.mean(numbers)) for numbers in by_recording.values()]
         by_seed = _by_seed(differences)
-        seeds_matter = len(set(by_seed)) > 1
-        unit = self._seed_unit(value, list(differences))
-        by_seeds = replace(paired(by_seed, unit), mean=mean) if seeds_matter else None
-        if by_seeds is not None and by_seeds.p is not None and unit != POLICY_SEED:
-            return by_seeds
-        by_sessions = self._by_session(reference, value, list(differences), mean)
-        tested = [found for found in (by_sessions, by_seeds) if found is not None and found.p is not None]
-        return next(iter(tested), by_sessions or by_seeds or Difference(mean=mean))
+        seed_unit = self._seed_unit(value, list(differences))
+        by_seeds = paired(by_seed, seed_unit) if len(set(by_seed)) > 1 else None
+        found = [
+            paired(by_traces, "trace") if len(by_traces) > 1 else None,
+            by_seeds if seed_unit != POLICY_SEED else None,
+            self._by_session(reference, value, list(differences)),
+            by_seeds if seed_unit == POLICY_SEED else None,
+        ]
+        kinds = [(made, _too_few(made, num_comparisons)) for made in found if made is not None]
+        # With none that can show something, what says why: most of all sessions, whose number can be raised.
+        chosen = next((pair for pair in kinds if not pair[1]), None)
+        chosen = chosen or max(kinds, key=lambda pair: pair[0].count, default=(Difference(mean=mean), ""))
+        return replace(chosen[0], mean=mean, p=None if chosen[1] else chosen[0].p), chosen[1]
 
     def _seed_unit(self, value: Key, contexts: list[Context]) -> str:
         """What a seed repeats: a measurement of time, the drawing of the workload, or a policy's random choices."""
@@ -222,45 +285,25 @@ class Evidence:
         recorded = any(run.settings.get("workload.path") or run.origin.inputs for run in runs)
         return POLICY_SEED if recorded else "seed"
 
-    def _by_session(self, reference: Key, value: Key, contexts: list[Context], mean: float) -> Difference | None:
+    def _by_session(self, reference: Key, value: Key, contexts: list[Context]) -> Difference | None:
+        """Over the sessions of each trace, of which all contexts are averaged; None unless all have them."""
         if self._metric != _BY_SESSION:
             return None
-        resamples, counts, units = [], [], set()
+        traces: dict[str, list[Sessions]] = {}
+        more: dict[str, list[Floats]] = {}
         for context in contexts:
-            rates, count, unit = self._session_rates(context.trace)
-            if (context, reference) not in rates or (context, value) not in rates:
+            ours, theirs = (
+                mean_hits([run for runs in self.table[v][context].values() for run in runs], self._known)
+                for v in (value, reference)
+            )
+            same = traces.setdefault(context.trace, [])
+            if ours is None or theirs is None or not alike(ours, (same or [theirs])[0]) or not alike(ours, theirs):
                 return None
-            resamples.append(rates[context, value] - rates[context, reference])
-            counts.append(count)
-            units.add(unit)
-        by_trace = {context.trace: count for context, count in zip(contexts, counts, strict=True)}
-        total = sum(by_trace.values())
-        if total < 2 or len(units) != 1:
-            return None
-        few = min(by_trace.values()) < FEW_SESSIONS
-        made = resampled(mean, np.mean(resamples, axis=0), total, units.pop())
-        return replace(made, p=None) if few else made
-
-    def _session_rates(self, trace: str) -> tuple[dict[tuple[Context, Key], Floats], int, str]:
-        """(context, value) -> resampled hit rates, of all runs on this trace; and how many of which unit."""
-        if trace not in self._rates:
-            self._rates[trace] = self._resample(trace)
-        return self._rates[trace]
-
-    def _resample(self, trace: str) -> tuple[dict[tuple[Context, Key], Floats], int, str]:
-        found: dict[tuple[Context, Key], Sessions] = {}
-        for value, contexts in self.table.items():
-            for context, seeds in contexts.items():
-                if context.trace == trace:
-                    hits = mean_hits([run for runs in seeds.values() for run in runs], self._known)
-                    if hits is not None:
-                        found[context, value] = hits
-        if not found:
-            return {}, 0, ""
-        first = next(iter(found.values()))
-        kept = {key: hits for key, hits in found.items() if alike(first, hits)}
-        rates = resampled_rates(np.stack([hits.hit_tokens for hits in kept.values()]), first.prompt_tokens)
-        return {key: rates[:, column] for column, key in enumerate(kept)}, len(first.labels), first.unit
+            same.append(ours)
+            more.setdefault(context.trace, []).append(ours.hit_tokens - theirs.hit_tokens)
+        words = {found[0].word for found in traces.values()}
+        pairs = [(np.mean(more[trace], axis=0), found[0].prompt_tokens) for trace, found in traces.items()]
+        return sessions(pairs, " or ".join(sorted(words, reverse=True)))
 
     def _signature(self, value: Key) -> object:
         """Equal for values with the same results in every context; seeds that only repeat each other count once."""
@@ -279,6 +322,35 @@ def plural(word: str, count: int) -> str:
     """`trace` or `traces`; `run of 50 requests` or `runs of 50 requests`."""
     head, space, rest = word.partition(" ")
     return word if count == 1 else f"{head}s{space}{rest}"
+
+
+def _adjusted(found: list[Comparison]) -> list[Comparison]:
+    """With p adjusted for all that are tested; values that differ nowhere are no comparison."""
+    tested = [place for place, made in enumerate(found) if made.difference.p is not None and not made.identical]
+    adjusted = dict(zip(tested, holm([float(found[place].difference.p or 0) for place in tested]), strict=True))
+    return [replace(made, p_adjusted=adjusted.get(place)) for place, made in enumerate(found)]
+
+
+def _too_few(found: Difference, num_comparisons: int) -> str:
+    """Why these units can show nothing; empty where they can."""
+    if not can_test():
+        return "SciPy is not installed"
+    if found.p is None:
+        return "too few"
+    least = num_comparisons * least_p(found.count)
+    return f"too few for {num_comparisons} comparisons, p {least:.2g} at least" if least > 0.05 else ""
+
+
+def _identical(differences: Differences) -> bool:
+    return all(number == 0 for seeds in differences.values() for number in seeds.values())
+
+
+def _by_trace(by_setting: Mapping[Context, float]) -> dict[str, float]:
+    """Trace -> the mean over its contexts."""
+    found: dict[str, list[float]] = {}
+    for context, number in by_setting.items():
+        found.setdefault(context.trace, []).append(number)
+    return {trace: float(np.mean(numbers)) for trace, numbers in found.items()}
 
 
 def _by_seed(differences: Mapping[Context, Mapping[Value, float]]) -> list[float]:

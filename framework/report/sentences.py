@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from framework.report import columns
 from framework.report.evidence import POLICY_SEED, Comparison, Context, plural
-from framework.report.statistics import FEW, FEW_SESSIONS
+from framework.report.statistics import FEW_RUNS, FEW_SESSIONS, can_test
 from framework.report.study import Setting, Study, label
 from framework.report.trials import Trials
 from framework.results.catalogue import title
 
 _CAPACITIES = frozenset({"cache.num_blocks", "replay.capacity"})
-_MOST_COMMANDS = 3
+_MOST_COMMANDS, _MOST_TRACES = 3, 4
+NEEDS_SCIPY = "Intervals and p values need SciPy: pip install 'kvcache-framework[report]'"
 
 
 def lead(study: Study) -> str:
@@ -49,20 +50,27 @@ def basis(study: Study) -> str:
             f"The unit of evidence is the {' or the '.join(units)}; p is two-sided and adjusted for "
             f"{tested} {plural('comparison', tested)} by Holm's method."
         )
-    if any(entry.difference.p is None and not entry.identical for entry in made):
+    if not can_test():
+        parts.append(f"{NEEDS_SCIPY}.")
+    elif any(entry.too_few or not entry.difference.unit for entry in made if not entry.identical):
         parts.append(
-            f"Not shown: fewer than {FEW} independent traces or seeds, and no {FEW_SESSIONS} sessions to resample, "
-            "can tell a difference from chance; it is then a fact about these runs alone."
+            f"Not shown: T traces or seeds give no p below 2 / 2^T, {FEW_SESSIONS} sessions or requests in "
+            f"{FEW_RUNS} runs are the least to resample, and what repeats nothing is a fact about these runs alone."
         )
-    if any("session" in unit or "requests" in unit for unit in units):
+    if any("session" in unit or "request" in unit for unit in units):
         parts.append(
-            "Sessions are drawn with replacement, the same for all policies and capacities of a trace; what a draw "
-            "leaves out still passed through the cache."
+            "Sessions, or requests where a trace names none, are drawn with replacement within each trace, in runs "
+            "long enough that neighbours hardly correlate; what a draw leaves out still passed through the cache. "
+            "Such a verdict holds on these traces, and says nothing about others."
         )
     if POLICY_SEED in units:
         parts.append(
             "Seeds of a policy say how much its own random choices matter on these requests, and nothing about others."
         )
+    if cut := study.evidence.pieces():
+        parts.append(f"Cut from one recording, and counted as one trace: {'; '.join(cut)}.")
+    if any(entry.contradicted for entry in made):
+        parts.append("Where traces show opposite differences there is no verdict over all, only one on each.")
     return " ".join(parts)
 
 
@@ -128,8 +136,7 @@ def of_search(found: Trials) -> str:
 def _ahead(study: Study, made: Comparison) -> str:
     size = len(made.by_setting)
     where = f", best at {made.best_at} of {size} {plural(_setting_word(study), size)}"
-    shown = _shown(made)
-    return f"{study.name_of(made.challenger)}: {difference(study, made, ' over ')}{where}. {shown}"
+    return f"{study.name_of(made.challenger)}: {difference(study, made, ' over ')}{where}. {_shown(study, made)}"
 
 
 def _baseline_leads(study: Study, online: list[Comparison]) -> str:
@@ -139,7 +146,7 @@ def _baseline_leads(study: Study, online: list[Comparison]) -> str:
             f"{study.baseline}: no {study.baseline_key} is ahead of it; {study.name_of(nearest.challenger)} equals it"
         )
     words = difference(study, nearest, " against ")
-    return f"{study.baseline} leads; next is {study.name_of(nearest.challenger)}: {words}. {_shown(nearest)}"
+    return f"{study.baseline} leads; next is {study.name_of(nearest.challenger)}: {words}. {_shown(study, nearest)}"
 
 
 def difference(study: Study, made: Comparison, against: str) -> str:
@@ -158,15 +165,24 @@ def column_of_differences(study: Study) -> columns.Column:
     return columns.differences(study.metric, numbers)
 
 
-def _shown(made: Comparison) -> str:
+def _shown(study: Study, made: Comparison) -> str:
+    """What a comparison shows, over all traces and on each."""
     if made.identical:
         return "The results are identical"
-    if made.difference.p is None:
-        return f"Not shown beyond these runs: {made.evidence}"
-    p = p_value(made)
-    if made.shown:
-        return f"Shown: {made.evidence}, p {p}"
-    return f"Not shown: {made.evidence}, p {p}"
+    if made.contradicted:
+        words = "Traces contradict each other"
+    elif made.difference.p is None:
+        words = f"Not shown beyond these runs: {made.evidence}"
+    else:
+        words = f"{'Shown' if made.shown else 'Not shown'}: {made.evidence}, p {p_value(made)}"
+    column = column_of_differences(study)
+    each = [
+        f"{column.signed(alone.difference.mean)} on {name}"
+        + (f" ({alone.verdict.partition(' on ')[0]}, p {p_value(alone)})" if alone.p_adjusted is not None else "")
+        for name, alone in list(made.by_trace.items())[:_MOST_TRACES]
+    ]
+    rest = f", and {len(made.by_trace) - _MOST_TRACES} more" if len(made.by_trace) > _MOST_TRACES else ""
+    return f"{words}. By trace: {', '.join(each)}{rest}" if each else words
 
 
 def p_value(made: Comparison) -> str:

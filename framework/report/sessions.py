@@ -1,15 +1,15 @@
-"""Hits of each session of a trace, from the runs' `requests.jsonl`, for resampling.
+"""Hits of each session of a trace, from the runs' `requests.jsonl`, in order of time.
 
-A session is what one user or agent sent; requests without one are taken in runs of 50 in order of arrival. Sessions
-are drawn with replacement, the same draw for all policies and capacities of a trace. What a resample leaves out still
-passed through the cache: intervals say how much a difference hangs on which sessions were recorded, not how a cache
-would fare without them.
+A session is what one user or agent sent; where a trace names none, each request is a unit of its own. What a resample
+leaves out still passed through the cache: intervals say how much a difference hangs on which sessions were recorded,
+not how a cache would fare without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from framework.results.layout import REQUESTS
 from framework.results.metric import is_number
 from framework.results.records import Run
 
-RUN_OF_REQUESTS = 50
 _MOST_BYTES = 300_000_000
 
 
@@ -29,20 +28,32 @@ class Sessions:
     """Sums over each session of one run.
 
     Attributes:
-        named: whether sessions are the trace's own; else they are runs of consecutive requests.
-        labels: in order of appearance.
+        named: whether sessions are the trace's own; else each is a request.
+        labels: in order of the first request.
         hit_tokens, prompt_tokens: (U,) of each.
+        begin_s, end_s: first and last arrival; None where the lines do not say.
     """
 
     named: bool
     labels: tuple[str, ...]
     hit_tokens: Floats
     prompt_tokens: Floats
+    begin_s: float | None = None
+    end_s: float | None = None
 
     @property
-    def unit(self) -> str:
-        """What a session is called in a report."""
-        return "session" if self.named else f"run of {RUN_OF_REQUESTS} requests"
+    def word(self) -> str:
+        """What a unit is called in a report."""
+        return "session" if self.named else "request"
+
+    def goes_on_in(self, other: Sessions) -> bool:
+        """Whether `other` begins where this ends, in time of one clock: then both were cut from one recording.
+
+        A recording of its own begins at 0, or at a date of its own.
+        """
+        if self.begin_s is None or self.end_s is None or other.begin_s is None or other.begin_s <= 0:
+            return False
+        return 0 <= other.begin_s - self.end_s <= 0.1 * (self.end_s - self.begin_s)
 
 
 def sessions_of(run: Run) -> Sessions | None:
@@ -51,20 +62,21 @@ def sessions_of(run: Run) -> Sessions | None:
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return None
-        rows = [(line.get("session"), line.get("cached_tokens"), line.get("prompt_tokens")) for line in _lines(run)]
+        lines = sorted(_lines(run), key=lambda line: _number(line.get("request")))
     except (FrameworkError, OSError):
         return None
-    if not rows or not all(is_number(hit) and is_number(prompt) for _, hit, prompt in rows):
+    hits, prompts = ([line.get(key) for line in lines] for key in ("cached_tokens", "prompt_tokens"))
+    if not lines or not all(map(is_number, (*hits, *prompts))) or not any(prompts):
         return None
-    named = all(session not in (None, "") for session, _, _ in rows)
-    labels = [str(session) if named else str(number // RUN_OF_REQUESTS) for number, (session, _, _) in enumerate(rows)]
+    names = [line.get("session") for line in lines]
+    named = all(name not in (None, "") for name in names)
     places: dict[str, int] = {}
-    units = np.array([places.setdefault(label, len(places)) for label in labels])
-    hits, prompts = (
-        np.bincount(units, weights=np.array([row[column] for row in rows], dtype=np.float64)).astype(np.float64)
-        for column in (1, 2)
-    )
-    return Sessions(named, tuple(places), hits, prompts)
+    units = np.array([places.setdefault(str(name if named else i), len(places)) for i, name in enumerate(names)])
+    arrivals = [_number(line.get("arrival_s")) for line in lines if is_number(line.get("arrival_s"))]
+    return Sessions(
+        named, tuple(places), *(np.bincount(units, weights=np.array(v, dtype=np.float64)) for v in (hits, prompts)),
+        min(arrivals, default=None), max(arrivals, default=None),
+    )  # fmt: skip
 
 
 def mean_hits(runs: Sequence[Run], known: dict[str, Sessions | None]) -> Sessions | None:
@@ -79,7 +91,7 @@ def mean_hits(runs: Sequence[Run], known: dict[str, Sessions | None]) -> Session
     if first is None or any(other is None or not alike(first, other) for other in found):
         return None
     hits = np.mean([other.hit_tokens for other in found if other is not None], axis=0)
-    return Sessions(first.named, first.labels, hits, first.prompt_tokens)
+    return replace(first, hit_tokens=hits)
 
 
 def alike(one: Sessions, other: Sessions) -> bool:
@@ -89,3 +101,7 @@ def alike(one: Sessions, other: Sessions) -> bool:
 
 def _lines(run: Run) -> Sequence[Mapping[str, object]]:
     return [line for _, line in iter_objects(run.path / REQUESTS, FrameworkError)]
+
+
+def _number(value: Any) -> float:
+    return float(value) if is_number(value) else 0.0

@@ -1,15 +1,20 @@
-"""Means, paired differences and what they show: intervals, permutation tests, resampling of sessions.
+"""Means, paired differences and what they show: SciPy's permutation test and bootstrap over independent units.
 
-NOTE 1: the p value of a paired difference is an exact sign-flip permutation test, and its interval Student's t: with a
-handful of independent pairs the percentiles of a bootstrap are too narrow.
-NOTE 2: under `FEW` independent pairs no p value is given: not even a difference of one sign in all pairs is then beyond
-chance at 5 %. Copies of one deterministic run are one observation, see `framework.report.evidence`.
+NOTE 1: p is the larger of an exact sign-flip test's and of the test that the interval inverts, so that a difference is
+never shown while its interval holds 0. The interval of a few pairs is Student's t; that of sessions the studentised
+bootstrap: over 20 to 40 sessions of log-normal sizes it misses least of all that SciPy offers (BCa misses most).
+NOTE 2: T sign flips cannot give a p below 2 / 2^T: see `least_p`.
+NOTE 3: requests that follow each other share what the cache holds. They are merged into runs so long that neighbouring
+runs no longer correlate (`run_length`); a record that has too few of them says nothing.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +22,16 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 FEW = 6
-FEW_SESSIONS = 20
-RESAMPLES = 2000
-_EXACT_UP_TO = 14  # pairs: 16,384 sign patterns
-_RANDOM_SIGNS = 20_000
-_LARGEST_DRAW = 2_000_000  # numbers drawn at once
-
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is 4 % short at most.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+"""Pairs from which one sign flip test can reach 5 %."""
+FEW_SESSIONS, FEW_RUNS = 40, 12
+"""Sessions or requests, and runs of them, under which a trace says nothing."""
+RESAMPLES = 4000
+_FLIPS = 9999  # exact up to 13 pairs
+_MOST_UNITS = 1000
+_BATCH = 500
+_NEIGHBOURS_DIFFER = 1.645  # standard errors of a correlation between neighbouring runs
+_RUNS_FOR_A_CORRELATION = 10
+_TIMES_LONGER = 6  # runs than the longest at which neighbours correlate: 1/20 of the correlation is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,15 @@ class Mean:
     value: float
     half_width: float | None
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,64 +70,87 @@ class Difference:
     unit: str = ""
 
 
+@cache
+def can_test() -> bool:
+    """Whether SciPy is installed; without it there are means and differences, but no interval and no p."""
+    return importlib.util.find_spec("scipy") is not None
+
+
 def mean_of(values: Sequence[float]) -> Mean:
     """Mean and interval over runs; equal values are copies of one observation and have no interval."""
     array = np.asarray(values, dtype=np.float64)
     if (array == array[0]).all():
         return Mean(float(array[0]), None, len(array))
-    return Mean(float(array.mean()), _half_width(array), len(array))
+    return Mean(float(array.mean()), _half_width(array) if can_test() else None, len(array))
 
 
 def paired(differences: Sequence[float], unit: str) -> Difference:
     """The mean of independent paired differences; a p value from `FEW` of them on."""
     array = np.asarray(differences, dtype=np.float64)
-    mean = float(array.mean())
-    if len(array) < 2:
-        return Difference(mean=mean, count=len(array), unit=unit)
+    mean, count = float(array.mean()), len(array)
+    if count < 2 or not can_test():
+        return Difference(mean=mean, count=count, unit=unit)
     half = _half_width(array)
-    p = sign_flip(array) if len(array) >= FEW else None
-    return Difference(mean=mean, low=mean - half, high=mean + half, p=p, count=len(array), unit=unit)
+    p = None
+    if count >= FEW:
+        spread = float(array.std(ddof=1))
+        by_t = 2 * float(_stats().t.sf(abs(mean) / spread * np.sqrt(count), count - 1)) if spread else 0.0
+        p = max(sign_flip(array), by_t)
+    return Difference(mean=mean, low=mean - half, high=mean + half, p=p, count=count, unit=unit)
+
+
+def least_p(count: int) -> float:
+    """The least two-sided p that sign flips of so many differences can give."""
+    return float(min(1.0, 2.0 ** (1 - count)))
 
 
 def sign_flip(differences: Floats) -> float:
-    """Two-sided p of the mean when each difference is as likely to have the other sign; exact up to 14 pairs."""
-    count = len(differences)
-    if count <= _EXACT_UP_TO:
-        patterns = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
-        extreme = _as_extreme(differences, patterns)
-        return float(extreme.mean())
-    rng = np.random.default_rng(0)
-    found = sum(
-        int(_as_extreme(differences, rng.integers(0, 2, size=(1000, count))).sum())
-        for _ in range(_RANDOM_SIGNS // 1000)
-    )
-    return (found + 1) / (_RANDOM_SIGNS + 1)
+    """Two-sided p of the sum when each difference is as likely to have the other sign; exact up to 13 pairs."""
+    found = _stats().permutation_test(
+        (differences,), np.sum, permutation_type="samples", vectorized=True, n_resamples=_FLIPS, batch=_BATCH,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return float(found.pvalue)
 
 
-def resampled(mean: float, resamples: Floats, count: int, unit: str) -> Difference:
-    """A difference with the percentile interval of its resamples; a p value from `FEW_SESSIONS` units on."""
-    low, high = np.percentile(resamples, (2.5, 97.5))
-    tail = min(int((resamples <= 0).sum()), int((resamples >= 0).sum()))
-    p = min(1.0, 2 * (tail + 1) / (len(resamples) + 1)) if count >= FEW_SESSIONS else None
-    return Difference(mean=mean, low=float(low), high=float(high), p=p, count=count, unit=unit)
-
-
-def resampled_rates(parts: Floats, wholes: Floats) -> Floats:
-    """(RESAMPLES, K) ratios of sums over units drawn with replacement, as many as there are, the same for all K.
+def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Difference:
+    """The difference of a rate over the sessions of one trace, or its mean over traces, drawn within each.
 
     Args:
-        parts: (K, U) of each unit, such as hit tokens of each session under K policies.
-        wholes: (U,) such as prompt tokens of each session.
+        traces: (parts, wholes) of each, (U,) in order of time: what the challenger hit more in each session, and the
+            session's prompt tokens.
+        word: what a unit is called, `session` or `request`.
     """
-    rng = np.random.default_rng(0)
-    count, step = len(wholes), max(1, _LARGEST_DRAW // len(wholes))
-    chunks = []
-    for start in range(0, RESAMPLES, step):
-        size = min(step, RESAMPLES - start)
-        picks = rng.integers(0, count, size=(size, count)) + count * np.arange(size)[:, None]
-        weights = np.bincount(picks.ravel(), minlength=size * count).reshape(size, count)
-        chunks.append((weights @ parts.T) / np.maximum(weights @ wholes, 1.0)[:, None])
-    return np.concatenate(chunks)
+    rates = [float(parts.sum() / wholes.sum()) for parts, wholes in traces]
+    mean, lengths = float(np.mean(rates)), [run_length(parts, wholes) for parts, wholes in traces]
+    if min(len(parts) for parts, _ in traces) < 2 or not can_test():
+        return Difference(mean=mean, count=sum(len(parts) for parts, _ in traces), unit=word)
+    merged = [(_merged(p, length), _merged(w, length)) for (p, w), length in zip(traces, lengths, strict=True)]
+    low, high, p = _studentised([_resampled(*pair) for pair in merged])
+    flips = sign_flip(np.concatenate([parts / (len(merged) * wholes.sum()) for parts, wholes in merged]))
+    few = min(len(parts) for parts, _ in traces) < FEW_SESSIONS or min(len(parts) for parts, _ in merged) < FEW_RUNS
+    return Difference(
+        mean=mean, low=low, high=high, p=None if few else max(p, flips), count=sum(len(parts) for parts, _ in merged),
+        unit=_run_of(word, [len(p) / len(m) for (p, _), (m, _) in zip(traces, merged, strict=True)]),
+    )  # fmt: skip
+
+
+def run_length(parts: Floats, wholes: Floats) -> int:
+    """Units in a row to merge so that neighbouring runs hardly correlate.
+
+    Runs are doubled in length; six times the longest at which neighbours still correlate is taken, less where that
+    leaves no `FEW_RUNS`, but no less than twice: a record too short for that has too few runs.
+    """
+    errors = parts - parts.sum() / wholes.sum() * wholes
+    longest, length = 0, 1
+    while len(errors) // length >= _RUNS_FOR_A_CORRELATION:
+        runs = _merged(errors, length)
+        squares = float(runs @ runs)
+        if squares and float(runs[1:] @ runs[:-1]) / squares * np.sqrt(len(runs)) > _NEIGHBOURS_DIFFER:
+            longest = length
+        length *= 2
+    wanted = min(_TIMES_LONGER * longest, len(errors) // FEW_RUNS)
+    return max(1, wanted, 2 * longest, -(-len(errors) // _MOST_UNITS))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -127,11 +163,69 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _as_extreme(differences: Floats, patterns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    sums = np.abs((1 - 2 * patterns) @ differences)
-    return np.asarray(sums >= abs(float(differences.sum())) * (1 - 1e-12))
+def draws(units: int, resamples: int, rng: np.random.Generator) -> Floats:
+    """(B + 1, U) how often each unit is drawn, once each in the first row."""
+    drawn = rng.multinomial(units, np.full(units, 1 / units), size=resamples)
+    return np.vstack([np.ones(units), drawn.astype(np.float64)])
+
+
+def interval(values: Floats) -> Interval:
+    """Of (B + 1,) a value and its resamples: percentiles, for statistics that have no standard error.
+
+    Resamples that are no number say nothing; NaN where none is a number.
+    """
+    drawn = values[1:][np.isfinite(values[1:])]
+    low, high = np.percentile(drawn, (2.5, 97.5)) if len(drawn) else (np.nan, np.nan)
+    return Interval(float(values[0]), float(low), float(high))
+
+
+def _resampled(parts: Floats, wholes: Floats) -> Floats:
+    """(2, RESAMPLES + 1) the ratio of sums and its standard error: of the trace, then of resamples of its units."""
+
+    def ratio(parts: Floats, wholes: Floats, axis: int = -1) -> Floats:
+        rate = parts.sum(axis) / wholes.sum(axis)
+        errors = parts - np.expand_dims(rate, axis) * wholes
+        return np.stack([rate, np.sqrt((errors**2).sum(axis)) / wholes.sum(axis)])
+
+    found = _stats().bootstrap(
+        (parts, wholes), ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=_BATCH, method="percentile",
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return np.concatenate([ratio(parts, wholes)[:, None], found.bootstrap_distribution], axis=1)
+
+
+def _studentised(traces: Sequence[Floats]) -> tuple[float, float, float]:
+    """(low, high, p) of the mean over traces: the bootstrap of its distance to the truth, in standard errors."""
+    rates = np.mean([rate for rate, _ in traces], axis=0)
+    errors = np.sqrt(np.sum([error**2 for _, error in traces], axis=0)) / len(traces)
+    mean, error = float(rates[0]), float(errors[0])
+    if error <= 1e-12 * abs(mean):
+        return mean, mean, 0.0 if mean else 1.0
+    distances = (rates[1:] - mean) / np.maximum(errors[1:], 1e-9 * error)
+    below, above = np.percentile(distances, (2.5, 97.5))
+    tail = min(int((distances <= mean / error).sum()), int((distances >= mean / error).sum()))
+    return float(mean - above * error), float(mean - below * error), min(1.0, 2 * (tail + 1) / (len(distances) + 1))
+
+
+def _merged(values: Floats, length: int) -> Floats:
+    """Sums over consecutive runs of `length` units, or a little more where that does not divide them."""
+    count = max(1, len(values) // length)
+    return np.add.reduceat(values, np.arange(count) * len(values) // count)
+
+
+def _run_of(word: str, lengths: Sequence[float]) -> str:
+    least, most = round(min(lengths)), round(max(lengths))
+    if most <= 1:
+        return word
+    return f"run of {least if least == most else f'{least} to {most}'} {word}s"
 
 
 def _half_width(array: Floats) -> float:
-    quantile = _T[len(array) - 2] if len(array) - 2 < len(_T) else 1.96
+    quantile = _stats().t.ppf(0.975, len(array) - 1)
     return float(quantile * array.std(ddof=1) / np.sqrt(len(array)))
+
+
+def _stats() -> Any:
+    from scipy import stats
+
+    return stats

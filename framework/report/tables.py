@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from framework.report import columns
-from framework.report.evidence import Context
+from framework.report.evidence import Comparison, Context
 from framework.report.sentences import basis, column_of_differences, context_label, lead, origin, p_value, ties
 from framework.report.study import SEED, Setting, Study, sortable
 from framework.results.catalogue import title as title_of
@@ -89,28 +89,31 @@ def _columns(study: Study) -> dict[str, columns.Column]:
 
 
 def comparison_header(study: Study) -> list[str]:
-    """Column names of `comparison`."""
+    """Column names of `comparison`; `trace` where there are several."""
     unit = column_of_differences(study).unit
     head = f"{title_of(study.metric)}{', ' + unit if unit else ''}"
-    return [f"{study.baseline_key} against {study.baseline}", head, "95 % interval", "best at", "p", "verdict",
+    trace = ["trace"] if any(made.by_trace for made in study.comparisons) else []
+    return [f"{study.baseline_key} against {study.baseline}", *trace, head, "95 % interval", "best at", "p", "verdict",
             "rests on"]  # fmt: skip
 
 
 def comparison(study: Study) -> list[list[str]]:
-    """One row a value of the compared key, best first."""
-    column = column_of_differences(study)
+    """A row a value of the compared key, best first; with several traces one over all, then one for each."""
+    by_trace = "trace" in comparison_header(study)
     rows = []
     for made in study.comparisons:
-        found = made.difference
-        interval = "-"
-        if found.low is not None and found.high is not None:
-            interval = f"{column.signed(found.low)} to {column.signed(found.high)}"
-        best = "knows the future" if study.is_offline(made.challenger) else f"{made.best_at} of {len(made.by_setting)}"
-        rows.append(
-            [study.name_of(made.challenger), column.signed(found.mean), interval, best, p_value(made), made.verdict,
-             made.evidence]
-        )  # fmt: skip
+        rows.append(_compared(study, made, ["all"] if by_trace else []))
+        rows += [_compared(study, alone, [name]) for name, alone in made.by_trace.items()]
     return rows
+
+
+def _compared(study: Study, made: Comparison, trace: list[str]) -> list[str]:
+    found, column, interval = made.difference, column_of_differences(study), "-"
+    if found.low is not None and found.high is not None:
+        interval = f"{column.signed(found.low)} to {column.signed(found.high)}"
+    best = "knows the future" if study.is_offline(made.challenger) else f"{made.best_at} of {len(made.by_setting)}"
+    return [study.name_of(made.challenger), *trace, column.signed(found.mean), interval, best, p_value(made),
+            made.verdict, made.evidence]  # fmt: skip
 
 
 def by_setting_header(study: Study) -> list[str]:

@@ -117,7 +117,7 @@ def write_requests(folder: Path, hits: np.ndarray, prompts: np.ndarray, sessions
 
 
 @pytest.mark.parametrize(
-    ("sessions", "shift", "verdict"), [(60, 40, "better"), (60, 0, "not shown"), (5, 40, "not shown")]
+    ("sessions", "shift", "verdict"), [(60, 40, "better on this trace"), (60, 0, "not shown"), (5, 40, "not shown")]
 )
 def test_the_sessions_of_one_trace_are_resampled(tmp_path: Path, sessions: int, shift: int, verdict: str) -> None:
     rng = np.random.default_rng(5)
@@ -135,7 +135,7 @@ def test_the_sessions_of_one_trace_are_resampled(tmp_path: Path, sessions: int, 
     if sessions < 20:
         assert (made.p_adjusted, made.evidence) == (None, "5 sessions, 1 trace: too few")
     elif shift:
-        assert "Sessions are drawn with replacement" in basis(Study(collect([tmp_path])))
+        assert "drawn with replacement within each trace" in basis(Study(collect([tmp_path])))
 
 
 def test_policies_with_the_same_results_everywhere_share_a_row_and_the_report_says_so(tmp_path: Path) -> None:
@@ -183,3 +183,124 @@ def test_an_undeclared_metric_is_compared_without_a_better_or_worse(tmp_path: Pa
         for eviction, rate in (("lru", 1.0), ("fifo", 2.0 + 0.1 * seed)):
             make_run(tmp_path / f"{eviction}{seed}", result={"eviction_depth": rate}, eviction=eviction, seed=seed)
     assert compare(tmp_path, metric="eviction_depth")["fifo"].verdict == "higher on this trace"
+
+
+def make_traces(
+    folder: Path, shifts: list[float], policies: int = 1, sessions: int = 60, requests: bool = True
+) -> None:
+    """A run of lru and of each policy on every trace; on trace t the policies hit `shifts[t]` more."""
+    for trace, shift in enumerate(shifts):
+        for index, eviction in enumerate(["lru", *(f"p{i}" for i in range(policies))]):
+            rng = np.random.default_rng([trace, index])
+            prompts = np.full(600, 1000)
+            hits = 400 + (1000 * shift + rng.integers(-100, 101, size=600) if index else np.zeros(600))
+            run = folder / f"{eviction}-{trace}"
+            make_run(run, result={"hit_rate": hits.sum() / prompts.sum()}, eviction=eviction, path=f"t{trace}.jsonl")
+            add_sha256(run, f"{trace}" * 64)
+            if requests:
+                write_requests(run, hits, prompts, sessions)
+
+
+def test_each_of_two_traces_has_its_verdict_and_opposite_ones_are_not_pooled(tmp_path: Path) -> None:
+    make_traces(tmp_path, [0.3, -0.35])
+    study = Study(collect([tmp_path]))
+    (made,) = study.comparisons
+    assert {name: alone.verdict for name, alone in made.by_trace.items()} == {
+        "t0.jsonl": "better on this trace", "t1.jsonl": "worse on this trace",
+    }  # fmt: skip
+    assert (made.verdict, made.shown) == ("differs by trace", False)
+    assert "Traces contradict each other. By trace: +30." in lead(study), lead(study)
+    assert "on t0.jsonl (better, p " in lead(study)
+    assert [row[1] for row in comparison(study)] == ["all", "t0.jsonl", "t1.jsonl"]
+    assert "no verdict over all" in basis(study)
+
+
+def test_evidence_does_not_vanish_when_a_trace_is_added(tmp_path: Path) -> None:
+    make_traces(tmp_path, [0.02])
+    (alone,) = Study(collect([tmp_path])).comparisons
+    assert (alone.verdict, alone.by_trace) == ("better on this trace", {})
+    make_traces(tmp_path / "more", [0.0, 0.02][1:], sessions=5)  # a second trace, with too few sessions
+    for run in (tmp_path / "more").iterdir():
+        add_sha256(run, "f" * 64)
+    (made,) = Study(collect([tmp_path])).comparisons
+    assert sorted(found.verdict for found in made.by_trace.values()) == ["better on this trace", "not shown"]
+    assert (made.verdict, made.evidence) == ("not shown", "65 sessions, 2 traces: too few")
+    assert len({name for name in made.by_trace}) == 2, "two files of one name are told apart"
+
+
+def test_sessions_of_two_traces_that_agree_are_pooled_and_named(tmp_path: Path) -> None:
+    make_traces(tmp_path, [0.02, 0.03])
+    (made,) = Study(collect([tmp_path])).comparisons
+    assert (made.verdict, made.evidence) == ("better on these traces", "120 sessions, 2 traces")
+    smallest = min(made.by_trace.values(), key=lambda alone: alone.difference.p)
+    assert smallest.p_adjusted == 2 * smallest.difference.p, "adjusted for both traces"
+    assert sorted(alone.difference.count for alone in made.by_trace.values()) == [60, 60]
+
+
+@pytest.mark.parametrize(("policies", "requests"), [(1, False), (2, False), (2, True)])
+def test_six_traces_allow_one_comparison_and_more_take_their_sessions(
+    tmp_path: Path, policies: int, requests: bool
+) -> None:
+    make_traces(tmp_path, [0.1, 0.12, 0.14, 0.15, 0.18, 0.2], policies, requests=requests)
+    study = Study(collect([tmp_path]))
+    found = {(made.verdict, made.evidence) for made in study.comparisons}
+    if policies == 1:
+        assert found == {("better", "6 traces")}
+    elif requests:
+        assert found == {("better on these traces", "360 sessions, 6 traces")}
+    else:
+        assert found == {("not shown", "6 traces: too few for 2 comparisons, p 0.062 at least")}
+        assert "no p below 2 / 2^T" in basis(study)
+
+
+def test_pieces_cut_from_one_recording_are_one_trace(tmp_path: Path) -> None:
+    make_traces(tmp_path, [0.1, 0.12, 0.14, 0.15, 0.18, 0.2], requests=True)
+    (whole,) = Study(collect([tmp_path])).comparisons
+    assert whole.evidence == "6 traces"
+    for run in tmp_path.iterdir():
+        lines = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
+        begin = 600.0 * int(run.name[-1])
+        lines = [{**line, "arrival_s": begin + line["request"]} for line in lines]
+        (run / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    study = Study(collect([tmp_path]))
+    (made,) = study.comparisons
+    assert (made.verdict, made.evidence) == ("better on this trace", "360 sessions, 1 trace")
+    assert "Cut from one recording, and counted as one trace: t0.jsonl, t1.jsonl" in basis(study)
+
+
+def test_values_that_differ_nowhere_do_not_cost_the_others_their_evidence(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for trace in range(6):
+        gains = {"lru": 0.0, "arc": 0.1 + 0.01 * float(rng.random()), **{f"copy{i}": 0.0 for i in range(5)}}
+        for eviction, gain in gains.items():
+            run = tmp_path / f"{eviction}{trace}"
+            make_run(run, result={"hit_rate": 0.5 + gain}, eviction=eviction, path=f"t{trace}.jsonl")
+            add_sha256(run, f"{trace}" * 64)
+    found = compare(tmp_path)
+    assert (found["arc"].verdict, found["arc"].p_adjusted) == ("better", 2 / 2**6)
+    assert {found[f"copy{i}"].verdict for i in range(5)} == {"equal"}
+    assert {found[f"copy{i}"].p_adjusted for i in range(5)} == {None}
+
+
+def test_sessions_come_before_the_seeds_of_a_policy(tmp_path: Path) -> None:
+    """Seeds of a random policy repeat its own choices; sessions also say how much hangs on what was recorded."""
+    rng = np.random.default_rng(1)
+    for seed in range(8):
+        for eviction, more in (("lru", 0), ("random", 40)):
+            hits = 300 + more + rng.integers(-30, 31, size=600)
+            run = tmp_path / f"{eviction}{seed}"
+            make_run(run, result={"hit_rate": hits.sum() / 6e5}, eviction=eviction, seed=seed)
+            write_requests(run, hits, np.full(600, 1000), 60)
+    made = compare(tmp_path)["random"]
+    assert (made.evidence, made.verdict) == ("60 sessions, 1 trace", "better on this trace")
+
+
+def test_without_scipy_a_report_says_so_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from framework.report import evidence, sentences, statistics
+
+    make_traces(tmp_path, [0.3], sessions=60)
+    for module in (evidence, sentences, statistics):
+        monkeypatch.setattr(module, "can_test", lambda: False)
+    study = Study(collect([tmp_path]))
+    assert study.comparisons[0].evidence == "60 sessions, 1 trace: SciPy is not installed"
+    assert basis(study).count("need SciPy: pip install 'kvcache-framework[report]'.") == 1
