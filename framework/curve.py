@@ -54,19 +54,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--json", metavar="FILE", help="- for stdout alone")
-    parser.add_argument("--plot", metavar="FILE", help=".png or .svg")
+    parser.add_argument("--plot", metavar="FILE", help=".pdf, .svg or .png")
     parser.add_argument("--force", action="store_true", help="replace files that exist already")
     return parser
 
 
 def _run(options: argparse.Namespace) -> None:
+    from framework.figures.style import require_format
     from framework.replay.column_paths import trace_paths
     from framework.replay.curves import hit_curves
 
     if options.limit is not None and options.limit < 1:
         raise ConfigError(f"--limit must be at least 1, found {options.limit}")
-    if options.plot and Path(options.plot).suffix.lower() not in (".png", ".svg"):
-        raise ConfigError(f"--plot takes a .png or .svg, found {options.plot}")
+    if options.plot:
+        require_format(Path(options.plot))
     for output in (options.csv, options.plot, options.json):
         if output and output != "-":
             require_new(output, force=options.force)
@@ -162,7 +163,7 @@ def _ceiling(paths: RequestPaths) -> float:
 
 def _plot(path: Path, name: str, points: Sequence[CurvePoint], ceiling: float) -> None:
     from framework.figures import curve
-    from framework.figures.style import save
+    from framework.figures.style import save_plot
 
     lines = []
     for label in dict.fromkeys(point.policy for point in points):
@@ -171,10 +172,7 @@ def _plot(path: Path, name: str, points: Sequence[CurvePoint], ceiling: float) -
     xs = sorted({float(point.num_blocks) for point in points})
     lines.append(curve.Line(label="infinite cache", x=xs, y=[100 * ceiling] * len(xs), reference=True))
     figure = curve.draw(lines, x_label="capacity (blocks)", y_label=_HEAD, title=name)
-    try:
-        save(figure, path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+    save_plot(figure, path)
 
 
 def _print_table(name: str, points: Sequence[CurvePoint], paths: RequestPaths) -> None:

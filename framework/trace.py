@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     describe = commands.add_parser("describe", help="print what is in a trace")
     _add_input(describe)
-    describe.add_argument("--plot", metavar="FILE", help="draw the reuse distances (.png or .svg)")
+    describe.add_argument("--plot", metavar="FILE", help="draw the reuse distances (.pdf, .svg or .png)")
     describe.add_argument("--json", metavar="FILE", help="also write it as JSON; - for stdout alone")
     _add_force(describe)
     describe.set_defaults(run=_describe)
@@ -119,16 +119,11 @@ def _describe(options: argparse.Namespace) -> int:
 
 def _plot_reuse(distances: Ints, path: Path, title: str) -> None:
     from framework.figures import reuse_distance
-    from framework.figures.style import save
+    from framework.figures.style import save_plot
     from framework.replay.stack import distance_histogram
 
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise WorkloadError(f"a plot is .png or .svg, found {path}")
     edges, counts = distance_histogram(distances)
-    try:
-        save(reuse_distance.draw(edges, counts, len(distances), title=title), path)
-    except OSError as error:
-        raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
+    save_plot(reuse_distance.draw(edges, counts, len(distances), title=title), path)
 
 
 def _write(path: Path, text: str) -> None:

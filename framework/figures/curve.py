@@ -20,15 +20,17 @@ class Line:
 
     Attributes:
         x, y: equally many; x ascending.
-        half_widths: of the intervals of y; empty for none.
+        intervals: (low, high) of each y, None where it has none; empty for none at all.
         reference: drawn thin and grey, as what the series are held against.
+        look: the number of its colour and marker; None takes the next.
     """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    half_widths: Sequence[float] = ()
+    intervals: Sequence[tuple[float, float] | None] = ()
     reference: bool = False
+    look: int | None = None
 
 
 @styled
@@ -47,9 +49,14 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "") 
             options: dict[str, Any] = {"color": INK, "alpha": 0.6, "linestyle": look, "linewidth": 1.6}
             references += 1
         else:
-            options, index = series_style(index), index + 1
-        bars = list(line.half_widths) if any(line.half_widths) else None
-        axes.errorbar(list(line.x), list(line.y), yerr=bars, label=_named(line.label), capsize=3, **options)
+            options, index = series_style(index if line.look is None else line.look), index + 1
+        (drawn,) = axes.plot(list(line.x), list(line.y), label=_named(line.label), **options)
+        for x, interval in zip(line.x, line.intervals, strict=False):
+            if interval is not None:
+                axes.errorbar(
+                    x, interval[0], yerr=[[0.0], [interval[1] - interval[0]]], fmt="none", capsize=2, elinewidth=0.9,
+                    color=drawn.get_color(), alpha=0.55,
+                )  # fmt: skip
     power_ticks(axes, sorted({x for line in lines for x in line.x}))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)

@@ -17,13 +17,13 @@ class Dot:
     """A setting.
 
     Attributes:
-        half_width: of the interval; None for none.
+        interval: (low, high); None for none.
         baseline: drawn as a square of another colour.
     """
 
     label: str
     value: float
-    half_width: float | None = None
+    interval: tuple[float, float] | None = None
     baseline: bool = False
 
 
@@ -33,10 +33,10 @@ def draw(dots: Sequence[Dot], *, x_label: str) -> Figure:
     figure = new_figure(height_in=1.0 + 0.26 * len(dots))
     axes = new_axes(figure, grid="x")
     for row, dot in enumerate(dots):
-        axes.errorbar(
-            dot.value, row, xerr=dot.half_width, fmt=MARKERS[1] if dot.baseline else MARKERS[0],
-            color=COLOURS[1] if dot.baseline else COLOURS[0], capsize=3,
-        )  # fmt: skip
+        low, high = dot.interval or (dot.value, dot.value)
+        bar = [[max(0.0, dot.value - low)], [max(0.0, high - dot.value)]] if dot.interval else None
+        marker, colour = MARKERS[dot.baseline], COLOURS[dot.baseline]
+        axes.errorbar(dot.value, row, xerr=bar, fmt=marker, color=colour, capsize=3)
     axes.set_yticks(range(len(dots)), [clipped(dot.label) for dot in dots])
     axes.invert_yaxis()
     axes.set_xlabel(x_label)

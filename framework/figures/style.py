@@ -11,7 +11,10 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from framework.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +29,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 DASHES: tuple[str, ...] = ("-", "--", "-.", ":")
 HATCHES = ("", "///", "\\\\\\", "...", "xxx", "++")
+FORMATS = (".pdf", ".svg", ".png")
 INK = "#010203"
 """Becomes the colour of the page's text in a page, and stands for black elsewhere."""
 
@@ -142,13 +146,40 @@ def clipped(label: str, most: int = 40) -> str:
 
 
 def save(figure: Figure, path: Any) -> None:
-    """Write a figure for use outside a page: on white, in our style.
+    """Write a figure for use outside a page: on white, in our style; the same figure makes the same file.
+
+    Args:
+        path: with a suffix of `FORMATS`, or a stream, which gets a PNG.
 
     Raises:
         OSError: the file cannot be written.
     """
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(str(getattr(path, "suffix", "")).lower())
     with style():
-        figure.savefig(path, dpi=150, facecolor="white")
+        figure.savefig(path, dpi=150, facecolor="white", metadata=undated)
+
+
+def save_plot(figure: Figure, path: Path) -> None:
+    """Write a figure where a user asked for it.
+
+    Raises:
+        ConfigError: a suffix other than those of `FORMATS`, or a file that cannot be written.
+    """
+    require_format(path)
+    try:
+        save(figure, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def require_format(path: Path) -> None:
+    """Refuse a file for a figure whose suffix names no format, before anything is computed for it.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"a plot is a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, found {str(path)!r}")
 
 
 @contextmanager

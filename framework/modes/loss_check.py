@@ -88,7 +88,7 @@ def measure_loss(
 
 
 def summarise(verdicts: Sequence[LossVerdict], max_error: float | None) -> dict[str, Any]:
-    """The run's results; `dense_mismatches` are the requests whose attention lost more than `max_error`.
+    """The run's results; `loss_exceeded` are the requests whose attention lost more than `max_error`.
 
     None: no loss was declared, as where the pool holds fewer bits. Only what is no number is then a mismatch.
     """
@@ -96,7 +96,8 @@ def summarise(verdicts: Sequence[LossVerdict], max_error: float | None) -> dict[
     beyond = [verdict.request for verdict in verdicts if not verdict.attention_error <= limit]  # NaN is beyond
     return {
         "dense_checked": len(verdicts),
-        "dense_mismatches": len(beyond) if beyond or max_error is not None else None,
+        "dense_mismatches": None,  # tokens may differ: `dense_agreement` says how many do not
+        "loss_exceeded": len(beyond) if beyond or max_error is not None else None,
         "dense_mismatched_requests": beyond,
         "dense_ties": None,
         "dense_agreement": sum(verdict.equal_tokens for verdict in verdicts) / tokens if tokens else None,

@@ -13,6 +13,8 @@ _SECONDS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
 _BYTES_PER_S = (("GB/s", 1e-9), ("MB/s", 1e-6), ("B/s", 1.0))
 _BYTES = (("TiB", 2**-40), ("GiB", 2**-30), ("MiB", 2**-20), ("KiB", 2**-10), ("B", 1.0))
 _MOST_DECIMALS = 3
+_HEADS = {"hit_rate": "hit rate by tokens"}
+"""Metric -> its name beside others, where its title leaves out what those say: gaps are by blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def column(metric: str, values: Iterable[float]) -> Column:
     numbers = [abs(value) for value in values if math.isfinite(value)]
     declared = find(metric)
     unit = declared.unit if declared is not None else ""
-    name = title(metric)
+    name = _HEADS.get(metric) or title(metric)
     if unit == "share":
         return Column(f"{name}, %", "%", 100.0, _decimals(numbers, 100.0, least=1))
     if unit == "s":

@@ -30,7 +30,7 @@ _IN_HEADLINE = frozenset(
         "tensor_parallel_size",
     }
 )
-_ALARMING = frozenset({"num_failed", "dense_mismatches"})
+_ALARMING = frozenset({"num_failed", "dense_mismatches", "loss_exceeded"})
 _HEADINGS = {"run": "failure", "latency": "latency: p50, p95, p99"}
 _NARROW, _LONG_TEXT = 76, 28
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from framework.report.sessions import Sessions, alike, mean_hits
-from framework.report.statistics import Difference, Floats, can_test, holm, least_p, paired, sessions
+from framework.report.statistics import Difference, Floats, Interval, can_test, holm, least_p, paired, rate, sessions
 from framework.results.catalogue import is_wall_time
 from framework.results.records import Run
 from framework.results.settings import Value
@@ -160,6 +160,11 @@ class Evidence:
             found[place] = replace(found[place], by_trace=mine if len(mine) > 1 else {})
         sign = 1 if self._study.higher_is_better else -1
         return sorted(found, key=lambda made: (-sign * made.difference.mean, str(made.challenger)))
+
+    def interval(self, runs: Sequence[Run]) -> Interval | None:
+        """Of the ranked metric over the sessions of these runs' trace; None where it is not counted by session."""
+        found = mean_hits(runs, self._known) if self._metric == _BY_SESSION else None
+        return None if found is None else rate(found.hit_tokens, found.prompt_tokens)
 
     @cached_property
     def recordings(self) -> dict[str, str]:

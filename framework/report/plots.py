@@ -34,6 +34,11 @@ _REFERENCES = {
 """Metric -> results that hold the same of what it is held against."""
 
 Key = tuple[Value, ...]
+Groups = dict[Key, list[tuple[float, Setting]]]
+_BARS = (
+    "Bars: 95 % intervals, over seeds where these differ, else over sessions. All policies served the same sessions: "
+    "whether two differ, the table of differences says."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,65 +113,94 @@ def _differences(study: Study) -> Iterator[Plot]:
 
 
 def _curves(study: Study) -> Iterator[Plot]:
-    """The ranked metric over each numeric setting that varied, or as dots where none did."""
+    """The ranked metric over each numeric setting that varied, a plot for each trace; dots where none did."""
     if not study.metric or len(study.settings) < 2:
         return
-    made = [plot for key in study.keys if (plot := _curve(study, key)) is not None]
+    made = [plot for key in study.keys for plot in _curve(study, key)]
     yield from made or [_dots(study)]
 
 
-def _curve(study: Study, key: str) -> Plot | None:
-    others = [other for other in study.keys if other != key]
-    groups: dict[Key, list[tuple[float, Setting]]] = {}
+def _curve(study: Study, key: str) -> Iterator[Plot]:
+    traces: dict[str, list[Setting]] = {}
     for setting in study.settings:
-        x = _position(study, setting, key)
-        if study.metric in setting.means and x is not None and study.leads_its_tie(setting):
-            groups.setdefault(study.pick(setting, others), []).append((x, setting))
-    if not groups or max(len({x for x, _ in points}) for points in groups.values()) < 2:
-        return None
-    groups, left_out = _best(study, groups, others)
-    means = [setting.means[study.metric] for points in groups.values() for _, setting in points]
-    column = columns.column(study.metric, [mean.value for mean in means])
-    lines = [_line(study, key, others, values, sorted(points, key=lambda p: p[0]), column)
-             for values, points in groups.items()]  # fmt: skip
-    lines += _reference_lines(study, key, others, column)
-    note = "Means over seeds; bars are 95 % intervals where seeds differ." if any(m.half_width for m in means) else ""
-    if left_out:
-        note += f" The best {len(groups)} with the baseline; {left_out} more are in the table."
+        if study.metric in setting.means and _position(study, setting, key) is not None:
+            traces.setdefault(setting.runs[0].trace, []).append(setting)
+    several = len(traces) > 1
+    # Where each trace has a plot of its own, what names the trace is no part of a series' name.
+    others = [other for other in study.keys if other != key and not (several and other.startswith("workload"))]
+    found: dict[str, Groups] = {}
+    for trace, settings in traces.items():
+        for setting in filter(study.leads_its_tie, settings):
+            point = (float(_position(study, setting, key) or 0), setting)
+            found.setdefault(trace, {}).setdefault(study.pick(setting, others), []).append(point)
+    over_all: Groups = {}
+    for groups in found.values():
+        for values, points in groups.items():
+            over_all.setdefault(values, []).extend(points)
+    if max((len({x for x, _ in points}) for groups in found.values() for points in groups.values()), default=0) < 2:
+        return
+    kept, left_out = _best(study, over_all, others)
+    looks = {values: number for number, values in enumerate(kept)}
+    means = [setting.means[study.metric].value for points in over_all.values() for _, setting in points]
+    column = columns.column(study.metric, means)
     label = "capacity (blocks)" if key in _CAPACITIES else key
-    return Plot(
-        name=f"curve_{key}",
-        title=f"{title(study.metric)} over {label}",
-        note=note.strip(),
-        figure=curve.draw(lines, x_label=label, y_label=column.head),
-    )
+    note = f"The best {len(kept)} with the baseline; {left_out} more are in the table." if left_out else ""
+    for number, (trace, groups) in enumerate(found.items(), start=1):
+        lines = [
+            _line(study, others, values, sorted(groups[values], key=lambda point: point[0]), column, looks[values])
+            for values in kept
+            if values in groups
+        ]
+        words = _BARS if any(any(line.intervals) for line in lines) else ""
+        lines += _reference_lines(study, key, others, column, traces[trace], lines)
+        where = f", {traces[trace][0].runs[0].trace_name}" if several else ""
+        yield Plot(
+            name=f"curve_{key}" + (f"_{number}" if several else ""),
+            title=f"{title(study.metric)} over {label}{where}",
+            note=f"{words} {note}".strip(),
+            figure=curve.draw(lines, x_label=label, y_label=column.head),
+        )
 
 
 def _line(
-    study: Study, key: str, others: Sequence[str], values: Key, points: Sequence[tuple[float, Setting]], column: Any
+    study: Study, others: Sequence[str], values: Key, points: Sequence[tuple[float, Setting]], column: Any, look: int
 ) -> curve.Line:
-    means = [setting.means[study.metric] for _, setting in points]
     return curve.Line(
         label=study.label_of(others, values, points[0][1]),
         x=[x for x, _ in points],
-        y=[column.scale * mean.value for mean in means],
-        half_widths=[column.scale * (mean.half_width or 0.0) for mean in means],
+        y=[column.scale * setting.means[study.metric].value for _, setting in points],
+        intervals=[_interval(study, setting, column.scale) for _, setting in points],
+        look=look,
     )
 
 
-def _reference_lines(study: Study, key: str, others: Sequence[str], column: Any) -> Iterator[curve.Line]:
-    """What every run computed besides: the optimum of its capacity, one line for each trace."""
+def _interval(study: Study, setting: Setting, scale: float) -> tuple[float, float] | None:
+    """Of a setting's mean: over seeds that differ, else over the sessions of its trace."""
+    mean = setting.means[study.metric]
+    if mean.half_width is not None:
+        return scale * (mean.value - mean.half_width), scale * (mean.value + mean.half_width)
+    found = study.evidence.interval(setting.runs)
+    return None if found is None else (scale * found.low, scale * found.high)
+
+
+def _reference_lines(
+    study: Study, key: str, others: Sequence[str], column: Any, settings: Sequence[Setting], drawn: Sequence[curve.Line]
+) -> Iterator[curve.Line]:
+    """What every run computed besides, such as the optimum of its capacity; not what is drawn as a policy already."""
     rest = [other for other in others if other not in study.compared_keys]
+    policies = [{x: round(y, 6) for x, y in zip(line.x, line.y, strict=True)} for line in drawn]
     for name, words in _REFERENCES.get(study.metric, {}).items():
         found: dict[Key, dict[float, float]] = {}
-        for setting in study.settings:
+        for setting in settings:
             x = _position(study, setting, key)
             if name in setting.means and x is not None:
-                found.setdefault(study.pick(setting, rest), {})[x] = setting.means[name].value
+                found.setdefault(study.pick(setting, rest), {})[x] = column.scale * setting.means[name].value
         for values, points in found.items():
+            if {x: round(y, 6) for x, y in points.items()} in policies:
+                continue
             suffix = f", {study.label_of(rest, values)}" if len(found) > 1 else ""
             xs = sorted(points)
-            yield curve.Line(label=words + suffix, x=xs, y=[column.scale * points[x] for x in xs], reference=True)
+            yield curve.Line(label=words + suffix, x=xs, y=[points[x] for x in xs], reference=True)
 
 
 def _position(study: Study, setting: Setting, key: str) -> float | None:
@@ -178,9 +212,7 @@ def _position(study: Study, setting: Setting, key: str) -> float | None:
     return float(value) if is_number(value) and all(is_number(other) for other in values) else None
 
 
-def _best(
-    study: Study, groups: dict[Key, list[tuple[float, Setting]]], keys: Sequence[str]
-) -> tuple[dict[Key, list[tuple[float, Setting]]], int]:
+def _best(study: Study, groups: Groups, keys: Sequence[str]) -> tuple[Groups, int]:
     """As many series as a reader can distinguish: the baseline's, and those that lead on average."""
 
     def is_baseline(values: Key) -> bool:
@@ -206,12 +238,17 @@ def _dots(study: Study) -> Plot:
     dots = []
     for setting in ranked:
         mean = setting.means[study.metric]
-        half = None if mean.half_width is None else column.scale * mean.half_width
         baseline = bool(study.compared_keys) and study.compared(setting)[0] == study.baseline
         dots.append(
-            ranking.Dot(label=study.label(setting), value=column.scale * mean.value, half_width=half, baseline=baseline)
+            ranking.Dot(
+                label=study.label(setting),
+                value=column.scale * mean.value,
+                baseline=baseline,
+                interval=_interval(study, setting, column.scale),
+            )
         )
-    note = "Means over seeds, with 95 % intervals where seeds differ; the square is the baseline."
+    bars = f" {_BARS}" if any(dot.interval for dot in dots) else ""
+    note = f"Means over seeds; the square is the baseline.{bars}"
     figure = ranking.draw(dots, x_label=column.head)
     return Plot(name="settings", title=f"{title(study.metric)} of each setting", note=note, figure=figure)
 

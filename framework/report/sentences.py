@@ -30,7 +30,7 @@ def lead(study: Study) -> str:
     column = columns.column(study.metric, [best.means[study.metric].value])
     words = f"{title(study.metric)} {column.number(best.means[study.metric].value)} {column.unit}".rstrip()
     gap = best.means.get("gap_to_optimum")
-    optimum = f", {100 * gap.value:.1f} % more misses than the optimum" if gap else ""
+    optimum = f", {100 * gap.value:.1f} % more missed blocks than the optimum" if gap else ""
     return f"{study.label(best)}: {words}{optimum}" if study.keys else f"{words[0].upper()}{words[1:]}{optimum}"
 
 
@@ -186,8 +186,8 @@ def _shown(study: Study, made: Comparison) -> str:
 
 
 def p_value(made: Comparison) -> str:
-    """Adjusted; a dash where there is no test."""
-    if made.p_adjusted is None:
+    """Adjusted; a dash where there is no test, or where traces contradict each other."""
+    if made.p_adjusted is None or made.contradicted:
         return "-"
     return "<0.001" if made.p_adjusted < 0.001 else f"{made.p_adjusted:.3f}"
 

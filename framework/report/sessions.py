@@ -73,10 +73,9 @@ def sessions_of(run: Run) -> Sessions | None:
     places: dict[str, int] = {}
     units = np.array([places.setdefault(str(name if named else i), len(places)) for i, name in enumerate(names)])
     arrivals = [_number(line.get("arrival_s")) for line in lines if is_number(line.get("arrival_s"))]
-    return Sessions(
-        named, tuple(places), *(np.bincount(units, weights=np.array(v, dtype=np.float64)) for v in (hits, prompts)),
-        min(arrivals, default=None), max(arrivals, default=None),
-    )  # fmt: skip
+    hit, prompt = (np.bincount(units, weights=np.array(column, dtype=np.float64)) for column in (hits, prompts))
+    times = min(arrivals, default=None), max(arrivals, default=None)
+    return Sessions(named, tuple(places), hit.astype(np.float64), prompt.astype(np.float64), *times)
 
 
 def mean_hits(runs: Sequence[Run], known: dict[str, Sessions | None]) -> Sessions | None:

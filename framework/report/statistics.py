@@ -27,7 +27,7 @@ FEW_SESSIONS, FEW_RUNS = 40, 12
 """Sessions or requests, and runs of them, under which a trace says nothing."""
 RESAMPLES = 4000
 _FLIPS = 9999  # exact up to 13 pairs
-_MOST_UNITS = 1000
+_MOST_UNITS = 500
 _BATCH = 500
 _NEIGHBOURS_DIFFER = 1.645  # standard errors of a correlation between neighbouring runs
 _RUNS_FOR_A_CORRELATION = 10
@@ -133,6 +133,15 @@ def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Difference:
         mean=mean, low=low, high=high, p=None if few else max(p, flips), count=sum(len(parts) for parts, _ in merged),
         unit=_run_of(word, [len(p) / len(m) for (p, _), (m, _) in zip(traces, merged, strict=True)]),
     )  # fmt: skip
+
+
+def rate(parts: Floats, wholes: Floats) -> Interval | None:
+    """The ratio of sums over the sessions of one trace, with its interval; None under `FEW_SESSIONS` of them."""
+    length = run_length(parts, wholes)
+    if not can_test() or len(parts) < FEW_SESSIONS or len(parts) // length < FEW_RUNS:
+        return None
+    resamples = _resampled(_merged(parts, length), _merged(wholes, length))
+    return Interval(float(resamples[0, 0]), *_studentised([resamples])[:2])
 
 
 def run_length(parts: Floats, wholes: Floats) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_MOST_ROWS, _MOST_CONTEXTS = 40, 8
+_MOST_ROWS, _MOST_CONTEXTS, _LONGEST_NAME = 40, 8, 24
 _NUMERIC = re.compile(r"^(-|[<+-]?\d[\d.,e+-]*(( ± | \$\\pm\$ | to )[+-]?\d[\d.,e+-]*)?)$")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LATEX = {
@@ -165,7 +165,7 @@ def print_study(study: Study, *, file: IO[str] | None = None, width: int | None 
     if study.comparisons:
         _print(console, comparison_header(study), comparison(study))
         if by_setting(study):
-            _print(console, by_setting_header(study), by_setting(study))
+            _print_parts(console, by_setting_header(study), by_setting(study))
         console.print(Text(basis(study), style="dim"))
     if troubles(study):
         _print(console, ["run", "status", "reason"], troubles(study))
@@ -252,29 +252,52 @@ def _cell(value: Any) -> str:
 
 def _print(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int = 0) -> None:
     """A table; with `num_keys` leading keys after the rank, columns that do not fit are left out."""
+    shown = _fitting(header, rows, console.width, num_keys) if num_keys else list(range(len(header)))
+    _print_columns(console, header, rows, shown)
+    if len(rows) > _MOST_ROWS:
+        console.print(f"and {len(rows) - _MOST_ROWS} more rows in the report's files")
+
+
+def _print_parts(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A wide table as several below each other, each with the first column, which names the rows."""
+    widths = _widths(header, rows)
+    part = [0]
+    for index in range(1, len(header)):
+        if len(part) > 1 and sum(widths[i] for i in (*part, index)) > console.width:
+            _print_columns(console, header, rows, part)
+            part = [0]
+        part.append(index)
+    _print_columns(console, header, rows, part)
+
+
+def _print_columns(
+    console: Console, header: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int]
+) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table: Table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown = _fitting(header, rows, console.width, num_keys) if num_keys else list(range(len(header)))
     for index in shown:
         right = is_numeric_column(rows, index)
         whole = right or header[0] == "rank"
         justify: Literal["right", "left"] = "right" if right else "left"
-        table.add_column(Text(header[index]), justify=justify, no_wrap=whole, overflow="fold")
+        least = None if index else min(_LONGEST_NAME, max(len(row[0]) for row in rows))  # names never give way
+        table.add_column(Text(header[index]), justify=justify, no_wrap=whole, overflow="fold", min_width=least)
     for row in [[row[index] for index in shown] for row in rows[:_MOST_ROWS]]:
         table.add_row(*(Text(cell, style="bold" if row[0] == "1" and header[0] == "rank" else "") for cell in row))
     console.print(table)
-    if len(rows) > _MOST_ROWS:
-        console.print(f"and {len(rows) - _MOST_ROWS} more rows in the report's files")
 
 
 def _fitting(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, num_keys: int) -> list[int]:
     """The columns that fit side by side, the last metrics left out first; the ranked one always stays."""
-    widths = [max(len(name), *(len(row[index]) for row in rows)) + 2 for index, name in enumerate(header)]
+    widths = _widths(header, rows)
     least = num_keys + 2
     count = len(header)
     while count > least and sum(widths[:count]) > width:
         count -= 1
     return list(range(min(count, len(header))))
+
+
+def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(name), *(len(row[index]) for row in rows)) + 2 for index, name in enumerate(header)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from framework.figures.style import FORMATS, save
 from framework.files.atomic import require_new, write_json
 from framework.report.page import page
-from framework.report.plots import pictures_of, plots_of
+from framework.report.plots import Plot, pictures_of, plots_of
 from framework.report.study import Study
 from framework.report.tables import latex, print_study, runs_csv, settings_csv
 from framework.report.trials import read_trials
@@ -17,6 +19,8 @@ from framework.results.layout import CONFIG, FAILURE, REPORT, RESULT
 from framework.results.records import collect
 
 PAGE, RUNS, SETTINGS, LATEX = "report.html", "runs.csv", "settings.csv", "report.tex"
+FIGURES = "figures"
+_MOST_NAMES, _LONGEST_NAME = 3, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +45,14 @@ def write_report(
     title: str | None = None,
     force: bool = False,
 ) -> Report:
-    """Read the runs below `folders` and write `report.html`, `runs.csv`, `settings.csv` and `report.tex` into `to`.
+    """Read the runs below `folders`, write page, CSV, LaTeX and `figures/` into `to`.
 
     Args:
         metric, baseline: see Study.
         title: of the page; default the folders' names.
         force: write over files of these names that are no report's.
+
+    Each figure of the page also lies in `figures/` as PDF, SVG and PNG.
 
     Raises:
         ConfigError: no run there, no such metric or baseline, or a file of these names that is no report's.
@@ -54,14 +60,15 @@ def write_report(
     """
     trials = read_trials(Path(folders[0])) if len(folders) == 1 else None
     study = Study(collect(folders), metric=metric, baseline=baseline, trials=trials)
-    title = title or ", ".join(Path(folder).resolve().name for folder in folders)
+    title = title or _title(folders)
     target = Path(to)
     if not force and not (target / REPORT).is_file():
-        for name in (PAGE, RUNS, SETTINGS, LATEX):
+        for name in (PAGE, RUNS, SETTINGS, LATEX, FIGURES):
             require_new(target / name)
     target.mkdir(parents=True, exist_ok=True)
+    plots, pictures = plots_of(study), pictures_of(study)
     texts = {
-        PAGE: page(study, plots_of(study), pictures_of(study), title=title),
+        PAGE: page(study, plots, pictures, title=title),
         RUNS: runs_csv(study),
         SETTINGS: settings_csv(study),
         LATEX: latex(study, title),
@@ -71,7 +78,27 @@ def write_report(
         temporary = target / f".{name}.tmp"
         temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
         temporary.replace(target / name)
+    for plot in (*plots, *pictures):
+        _write_figure(plot, target / FIGURES)
     return Report(study=study, files=tuple(target / name for name in texts))
+
+
+def _title(folders: Sequence[str | Path]) -> str:
+    """One line: the folders' names, of many the first."""
+    names = [Path(folder).resolve().name for folder in folders]
+    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _write_figure(plot: Plot, folder: Path) -> None:
+    """A file in each format, for a paper or a slide."""
+    name = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", plot.name)
+    folder.mkdir(exist_ok=True)
+    for suffix in FORMATS:
+        temporary = folder / f".{name}.tmp{suffix}"
+        save(plot.figure, temporary)
+        temporary.replace(folder / f"{name}{suffix}")
 
 
 def report_sweep(folder: Path) -> Report | None:

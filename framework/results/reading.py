@@ -54,15 +54,12 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
         reasons.append(f"a tier's store failed: {result['store_failure']}")
     if result.get("tiers_off"):
         reasons.append(f"the tiers below the pool were turned off: {result['tiers_off']}")
-    if result.get("dense_mismatches") and result.get("attention_error") is not None:
-        lost, declared = result["attention_error"], result.get("attention_error_declared")
-        if declared is None:
-            reasons.append(f"the attention of {result['dense_mismatches']} requests is not finite")
-            return " and ".join(reasons)
+    if result.get("loss_exceeded"):
+        lost, declared = result.get("attention_error"), result.get("attention_error_declared")
+        more = f"lost more than the backend declares: {lost:.2g} of the largest value, declared {declared or 0:.2g}"
         reasons.append(
-            f"the attention of {result['dense_mismatches']} requests lost more than the backend declares: "
-            f"{lost:.2g} of the largest value, declared {declared:.2g}"
+            f"the attention of {result['loss_exceeded']} requests {'is not finite' if declared is None else more}"
         )
-    elif result.get("dense_mismatches"):
+    if result.get("dense_mismatches"):
         reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
     return " and ".join(reasons)

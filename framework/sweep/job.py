@@ -28,7 +28,7 @@ State = Literal["ok", "failed", "unavailable", "skipped", "elsewhere"]
 _LONGEST = 80
 _HASH_CHARACTERS = 8
 _NOT_A_JOB = re.compile(r"^[+~]*(hydra|tracker|run\.(" + "|".join(sorted(NOT_IN_HASH)) + r"))\b")
-_FIRST = ("mode", "allocator", "eviction", "hash", "backend", "model", "cache", "seed")
+_FIRST = ("mode", "workload.path", "allocator", "eviction", "hash", "backend", "model", "cache", "seed")
 
 
 class JobDone(FrameworkError):
@@ -147,7 +147,8 @@ def _bare(word: str) -> str:
 
 
 def _rank(word: str) -> tuple[int, str]:
-    head = re.split(r"[.=]", word, maxsplit=1)[0]
+    key = word.partition("=")[0]
+    head = key if key in _FIRST else key.partition(".")[0]
     return (_FIRST.index(head) if head in _FIRST else len(_FIRST), word)
 
 

@@ -27,13 +27,18 @@ METRICS: tuple[Metric, ...] = (
              hide_zero=True),
     requests("dense_mismatches", "requests", "lower", "differ from dense",
              "Checked requests whose tokens differ from the plain "
-             "dense model's, or, for a backend that declares a loss, whose attention lost more; any makes the run a "
-             "failure. Null where K and V are of another dtype than the model's.", of="dense_checked",
+             "dense model's; any makes the run a failure. Null where tokens may differ: for a backend that declares a "
+             "loss, and where K and V are of another dtype than the model's.", of="dense_checked",
              when=lambda result: dense_checked(result) and result.get("dense_mismatches") is not None),
+    requests("loss_exceeded", "requests", "lower", "lost more than declared",
+             "Checked requests whose attention lost more than the backend declares, or is not finite; any makes the "
+             "run a failure. Null where no loss was declared and all is finite.", of="dense_checked",
+             when=lambda result: result.get("loss_exceeded") is not None),
     requests("dense_checked", "requests", "", "checked", "Greedy requests decoded again without a cache."),
     Metric(key="dense_mismatched_requests", unit="list", better="", section="requests", title="which differ",
-           definition="Numbers of the checked requests that differ; `requests.jsonl` says from which token on.",
-           when=lambda result: bool(result.get("dense_mismatches"))),
+           definition="Numbers of the checked requests that differ, or lost more than declared; `requests.jsonl` "
+           "says from which token on.",
+           when=lambda result: bool(result.get("dense_mismatched_requests"))),
     Metric(key="dense_agreement", unit="share", better="higher", section="requests", title="agrees with dense",
            definition="Served tokens that are the plain dense model's likeliest, over all tokens of the checked "
            "requests; for a backend that declares a loss, or K and V of another dtype than the model's.", when=lossy),

@@ -35,8 +35,9 @@ KERNEL = [
     }
 ]  # fmt: skip
 NAMED = {"x_label": "x", "y_label": "y"}
-DOTS = [Dot(label="a", value=1.0, half_width=0.1), Dot(label="b", value=2.0, baseline=True)]
-LINES = [Line(label=f"policy_{i}", x=[8, 64, 512], y=[1.0 * i, 2.0, 3.0], half_widths=[0.1] * 3) for i in range(9)]
+DOTS = [Dot(label="a", value=1.0, interval=(0.9, 1.1)), Dot(label="b", value=2.0, baseline=True)]
+BARS = [(0.5, 1.5), None, (2.5, 3.5)]
+LINES = [Line(label=f"policy_{i}", x=[8, 64, 512], y=[1.0 * i, 2.0, 3.0], intervals=BARS) for i in range(9)]
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "memory": ((STEPS,), {}),
     "block_map": ((EVENTS,), {}),

@@ -63,7 +63,8 @@ def test_a_cache_only_run_leads_with_its_hit_rate_and_the_gap_to_the_optimum() -
     }  # fmt: skip
     lines = _printed(result).splitlines()
     assert lines[0] == "replay cache_only: trace lru"
-    assert [line.split("  ")[1].strip() for line in lines if "%" in line] == ["hit rate", "gap to the optimum"], lines
+    shares = [line.split("  ")[1].strip() for line in lines if "%" in line]
+    assert shares == ["hit rate", "gap to the optimum by blocks"], lines
     assert _line(_printed(result), "requests").strip() == "requests", "the heading"
     assert not [line for line in lines if " - of " in line or "other" in line or "peak" in line], lines
 
@@ -96,3 +97,14 @@ def test_a_mismatch_with_the_dense_model_is_shown() -> None:
 def test_a_failed_run_and_an_empty_one_are_printed_too() -> None:
     assert "(failed)" in _printed({**RESULT, "status": "failed"})
     assert _printed({}).strip() == ""
+
+
+def test_a_lossy_backend_s_table_does_not_say_that_no_token_differs() -> None:
+    result = {
+        **RESULT, "dense_mismatches": None, "loss_exceeded": 0, "dense_agreement": 0.75, "attention_error": 0.01,
+        "attention_error_declared": 0.05,
+    }  # fmt: skip
+    text = _printed(result)
+    assert "differ from dense" not in text, text
+    assert "0 of 8" in _line(text, "lost more than declared")
+    assert "75.0 %" in _line(text, "agrees with dense")

@@ -1,0 +1,98 @@
+"""What a report over two traces looks like: a plot for each, names that stay, one line of title, files for papers."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from framework.report.plots import plots_of
+from framework.report.study import Study
+from framework.report.tables import print_study, ranking_header
+from framework.report.write import write_report
+from framework.results.records import collect
+from framework.sweep.job import folder_name
+from report.runs import make_run
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Three policies, the optimum among them, on two traces at four sizes."""
+    for trace in (0, 1):
+        for num_blocks in (64, 128, 256, 512):
+            for eviction, rate in (("lru", 0.3), ("a_policy_of_long_name", 0.35), ("optimum", 0.5)):
+                run = tmp_path / "two" / f"{eviction}-{trace}-{num_blocks}"
+                result = {
+                    "hit_rate": rate + 0.1 * trace + num_blocks / 1e4,
+                    "optimum_hit_rate": 0.5 + 0.1 * trace + num_blocks / 1e4,
+                    "gap_to_optimum": 0.5 + num_blocks / 1e4 - rate, "eviction_needs_future": eviction == "optimum",
+                }  # fmt: skip
+                path = f"trace-{trace}.jsonl"
+                make_run(run, result=result, eviction=eviction, num_blocks=num_blocks, path=path)
+                (run / "provenance.json").write_text(
+                    json.dumps({"inputs": [{"name": path, "sha256": f"{trace}" * 64}]})
+                )
+                lines = [{"request": i, "prompt_tokens": 1000, "cached_tokens": int(result["hit_rate"] * 1000) + i % 7}
+                         for i in range(80)]  # fmt: skip
+                (run / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path / "two"
+
+
+def test_each_trace_has_a_plot_with_the_same_looks_one_optimum_and_intervals(two: Path) -> None:
+    plots = [plot for plot in plots_of(Study(collect([two]))) if plot.name.startswith("curve")]
+    assert [plot.title for plot in plots] == [
+        "hit rate over capacity (blocks), trace-0.jsonl", "hit rate over capacity (blocks), trace-1.jsonl",
+    ]  # fmt: skip
+    looks = []
+    for plot in plots:
+        axes = plot.figure.axes[0]
+        lines = {
+            str(line.get_label()).strip(): line for line in axes.lines if not str(line.get_label()).startswith("_")
+        }
+        assert sorted(lines) == ["a_policy_of_long_name", "lru", "optimum"], "the optimum once, the trace in the title"
+        looks.append({name: line.get_color() for name, line in lines.items()})
+        assert len(axes.collections) >= 12, "an interval at every point"
+        assert "over sessions" in plot.note
+    assert looks[0] == looks[1]
+    assert len(set(looks[0].values())) == 3
+
+
+def test_names_stay_where_eight_settings_do_not_fit_side_by_side(two: Path) -> None:
+    out = io.StringIO()
+    print_study(Study(collect([two])), file=out, width=80)
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80, text
+    parts = text.split("eviction minus lru")[1:]
+    assert len(parts) > 1, text
+    for part in parts:
+        assert "a_policy_of_long_name" in part, part
+    for size in (64, 128, 256, 512):
+        assert sum(f"{size} blocks" in part for part in parts), text
+
+
+def test_units_are_named_where_gaps_stand_beside_hit_rates(two: Path) -> None:
+    header = ranking_header(Study(collect([two])))
+    assert "hit rate by tokens, %" in header, header
+    assert "gap to the optimum by blocks, %" in header, header
+
+
+def test_many_folders_make_a_title_of_one_line_and_every_figure_three_files(two: Path, tmp_path: Path) -> None:
+    folders = sorted(two.iterdir())
+    report = write_report(folders, tmp_path / "out")
+    heading = report.files[0].read_text().partition("<h1>")[2].partition("</h1>")[0]
+    assert heading.endswith(f" and {len(folders) - 3} more"), heading
+    names = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    for name in ("curve_cache.num_blocks_1", "curve_cache.num_blocks_2", "differences"):
+        assert {f"{name}{suffix}" for suffix in (".pdf", ".svg", ".png")} <= names, names
+    assert (tmp_path / "out" / "figures" / "differences.pdf").read_bytes().startswith(b"%PDF")
+    assert not [name for name in names if name.startswith(".")], "no temporary file is left"
+
+
+def test_the_folder_of_a_job_names_its_trace() -> None:
+    words = [
+        "allocator=prefix_cow", "eviction=hazard", "cache.num_blocks=4096", "cache.block_size=512", "mode=replay",
+        "executor=cache_only", "seed=1", "workload=trace", "workload.path=/data/mooncake/conversation.jsonl",
+    ]  # fmt: skip
+    assert "conversation.jsonl" in folder_name(words)
