@@ -222,7 +222,7 @@ class Evidence:
         return sorted(", ".join(sorted(names)) for names in groups.values() if len(names) > 1)
 
     def _traces(self, differences: Iterable[Context]) -> dict[str, str]:
-        """Trace -> its name, told from others of that name by the begin of its checksum."""
+        """Trace -> its name, and where others have it the begin of its checksum."""
         if not self._names:
             names = {run.trace: run.trace_name for run in self._study.good}
             same = Counter(names.values())

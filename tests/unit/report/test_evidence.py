@@ -227,7 +227,7 @@ def test_evidence_does_not_vanish_when_a_trace_is_added(tmp_path: Path) -> None:
     (made,) = Study(collect([tmp_path])).comparisons
     assert sorted(found.verdict for found in made.by_trace.values()) == ["better on this trace", "not shown"]
     assert (made.verdict, made.evidence) == ("not shown", "65 sessions, 2 traces: too few")
-    assert len(set(made.by_trace)) == 2, "two files of one name are told apart"
+    assert len(set(made.by_trace)) == 2, "two files of one name have two names"
 
 
 def test_sessions_of_two_traces_that_agree_are_pooled_and_named(tmp_path: Path) -> None:
