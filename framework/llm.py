@@ -231,14 +231,14 @@ class LLM:
             log=log,
             kv_events=self._kv_events,
             stop_watch=watch if tokenizer.has_text else None,
-            tiers=self._tier_maker(allocator, options.tier_copy_steps) if self._tiers else None,
+            tiers=self._tier_maker(allocator) if self._tiers else None,
         )
 
-    def _tier_maker(self, allocator: Allocator, copy_steps: int | None) -> MakeTiers:
+    def _tier_maker(self, allocator: Allocator) -> MakeTiers:
         """What makes the tiers, now and after each reset."""
         return tier_maker(
             self._tiers, self._tiering, allocator, self._components[2], self.pool, self.model.decoder,
-            self.executor.now, copy_steps, max_model_len=self.max_model_len, seed=self.seed,
+            self.executor.now, max_model_len=self.max_model_len, seed=self.seed,
         )  # fmt: skip
 
     @property

@@ -54,9 +54,10 @@ def _served(rows: Sequence[Row]) -> str:
 
 def _tiers(rows: Sequence[Row]) -> str:
     links = [
-        f"{row['link']}: {'any' if fit['bytes_per_s'] is None else format(fit['bytes_per_s'] / 1e9, '.3g')} GB/s {way}"
+        f"{row['link']}: {'any' if rate is None else format(rate / 1e9, '.3g')} GB/s {key.removesuffix('_bytes_per_s')}"
         for row in rows
-        for way, fit in row.get("fits", {}).items()
+        for key, rate in row.items()
+        if key in ("read_bytes_per_s", "write_bytes_per_s")
     ]
     slower = [f"copies {row['copies']}: steps {row['slowdown']:+.1%}" for row in rows if "slowdown" in row]
     return ", ".join(links + slower)

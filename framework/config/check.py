@@ -116,21 +116,8 @@ def check_tiering(config: Config) -> None:
         raise ConfigError(
             f"tiering={rule} has no tier to move blocks to; set tiers=[{{store: host, num_blocks: 20000}}]"
         )
-    if config.engine.tier_copy_steps is not None and not config.tiers:
-        raise ConfigError(
-            f"engine.tier_copy_steps={config.engine.tier_copy_steps} has no tier whose copies it could time; leave it "
-            "null, or set tiers=[{store: host, num_blocks: 20000}]"
-        )
-    links = config.mode == "kernel" and config.kernel.measure == "links"
-    if links and not config.tiers:
-        raise ConfigError(
-            "kernel.measure=links has no tier whose link to measure; set tiers=[{store: host, num_blocks: 64}]"
-        )
-    if config.tiers and config.mode == "kernel" and not links:
-        raise ConfigError(
-            "tiers cannot be in mode=kernel, which has no cache; leave tiers out, or set kernel.measure=links to "
-            "measure their links"
-        )
+    if config.tiers and config.mode == "kernel":
+        raise ConfigError("tiers cannot be in mode=kernel, which has no cache; leave tiers out")
     if config.tiers and config.engine.scheduling == "running_first" and config.executor != "cache_only":
         raise ConfigError(
             "engine.scheduling=running_first does not wait for loads from tiers; leave tiers out, or set "

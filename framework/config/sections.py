@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from framework.config.setting import Section, setting
-from framework.errors import ConfigError
 
 Lengths = Literal["uniform", "ragged"]
 
@@ -33,22 +32,8 @@ class CacheOptions(Section):
     kv_scales: str | None = setting(
         None, "JSON file with the scales of a float8_e4m3fn pool; null: calibrated by a first pass"
     )
-    dtype: KVDtype | None = setting(None, "older spelling of kv_dtype; null")
     layout: Literal["NHD", "HND"] = setting("NHD", "order of a block's dimensions in memory: NHD | HND")
     poison: bool = setting(False, "fault injection: NaN in every block as it is handed out")
-
-    def stored_dtype(self) -> KVDtype | None:
-        """What `kv_dtype` asks for, or `dtype`, its older spelling; None: the model's.
-
-        Raises:
-            ConfigError: two different ones.
-        """
-        if self.kv_dtype is not None and self.dtype is not None and self.kv_dtype != self.dtype:
-            raise ConfigError(
-                f"cache.kv_dtype={self.kv_dtype} and cache.dtype={self.dtype}, its older spelling, differ; set "
-                "cache.kv_dtype alone"
-            )
-        return self.kv_dtype or self.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +57,6 @@ class EngineOptions(Section):
         "admit_first",
         "admit_first: waiting requests get room for their prompts before running ones grow | running_first: running "
         "ones grow first, a prompt gets blocks chunk by chunk, as in vLLM",
-    )
-    tier_copy_steps: int | None = setting(
-        None,
-        "with tiers: a copy is over so many steps after it was asked for, and waited for if it is late, so that equal "
-        "runs write equal logs; null: when the machine ends it",
-        at_least=1,
     )
     preempt_every: int = setting(0, "fault injection: preempt the newest row every so many steps; 0: never", at_least=0)
     compile: bool = setting(False, "the decoder through torch.compile")
@@ -149,16 +128,6 @@ class TierOptions(Section):
     )
     write_bytes_per_s: float | None = setting(25e9, "replay: of its link, into it; null: any", above=0, at_most=1e18)
     operation_s: float = setting(100e-6, "replay: fixed seconds of a load or a store", at_least=0, at_most=10**9)
-    read_operation_s: float | None = setting(
-        None, "replay: of a load, where it differs; null: operation_s", at_least=0, at_most=10**9
-    )
-    write_operation_s: float | None = setting(
-        None, "replay: of a store, where it differs; null: operation_s", at_least=0, at_most=10**9
-    )
-    duplex: bool = setting(True, "replay: loads and stores go on beside each other; false: one operation at a time")
-    link: str | None = setting(
-        None, "replay: links.json of kernel.measure=links, or FILE:NAME; gives what is not set of the above"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +136,6 @@ class KernelOptions(Section):
 
     section: ClassVar[str] = "kernel"
 
-    measure: Literal["attention", "links"] = setting(
-        "attention", "attention: the backend over the grid | links: copies between the pool and tiers=[...]"
-    )
     batch: tuple[int, ...] | None = setting(None, "decode rows, as [1,32]", at_least=1, at_most=2**20)
     context: tuple[int, ...] | None = setting(
         None, "of the longest decode row, as [1024,8192]", at_least=1, at_most=2**31 - 1

@@ -10,7 +10,6 @@ from framework.config.sections import TierOptions
 from framework.errors import ConfigError
 from framework.registry.signatures import shown
 from framework.results.metrics.cache import MOST_TIERS
-from framework.tiers.link_files import read_link
 
 
 def parse_tiers(value: Any, component: Callable[[str, Any], Choice]) -> tuple[dict[str, Any], ...]:
@@ -31,7 +30,6 @@ def parse_tiers(value: Any, component: Callable[[str, Any], Choice]) -> tuple[di
     return tuple(_tier(number, entry, component) for number, entry in enumerate(value, start=1))
 
 
-_MEASURED = {"read_bytes_per_s", "write_bytes_per_s", "read_operation_s", "write_operation_s", "duplex"}
 _EXAMPLE = "{store: host, num_blocks: 20000, eviction: lru}"
 
 
@@ -47,9 +45,6 @@ def _tier(number: int, entry: Any, component: Callable[[str, Any], Choice]) -> d
     parts = {"store": component("store", store).plain(), "eviction": component("eviction", eviction).plain()}
     try:
         options = TierOptions.parse(settings)
-        if options.link is not None and not settings.keys() >= _MEASURED:
-            settings = {**read_link(options.link, str(parts["store"]["name"])), **settings}
-            options = TierOptions.parse(settings)
     except ConfigError as error:
         raise ConfigError(f"tiers[{number - 1}]: {str(error).removeprefix('tiers.')}") from error
     return {**parts, **options.plain()}

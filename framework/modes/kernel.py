@@ -20,7 +20,7 @@ from framework.results.layout import KERNEL, ROOFLINE, ROOFLINE_SVG
 
 
 def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
-    """Judge and measure `config`'s backend over the grid of its `kernel` section, or its tiers' links. See api.run.
+    """Judge and measure `config`'s backend over the grid of its `kernel` section. See api.run.
 
     The rows, one a cell, are in kernel.jsonl and, not in result.json, under "rows" of what is returned. `status` is
     "ok", or "failed" when the gate or a timed batch was wrong, with `reasons`; what is wrong is not timed.
@@ -28,10 +28,6 @@ def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
     Raises:
         BackendUnavailable: no cell of the grid can run here; result.json says so as well.
     """
-    if config.kernel.measure == "links":
-        from framework.modes.links import links
-
-        return links(config, on_begin)
     device, cache, name = default_device(config.device), config.cache, config.backend.name
     options = for_device(config.kernel, device, cache.block_size)
     # A backend's first call compiles and tunes, which may take any time.

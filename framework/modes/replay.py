@@ -113,7 +113,7 @@ def full_replay(session: Session) -> dict[str, Any]:
 
 def replayed_hit_rate(config: Config, num_blocks: int) -> float | None:
     """The hit rate of `config`'s replay over a pool of `num_blocks`, with K and V of the model's dtype."""
-    cache = replace(config.cache, num_blocks=num_blocks, memory_fraction=None, kv_dtype=None, dtype=None)
+    cache = replace(config.cache, num_blocks=num_blocks, memory_fraction=None, kv_dtype=None)
     return _replay_again(replace(config, cache=cache, replay=replace(config.replay, capacity=None)))
 
 
@@ -269,7 +269,7 @@ def _tier_maker(
         device=options.device,
         shape=options.shape,
         dtype=options.dtype,
-        kv_dtype=config.cache.stored_dtype(),
+        kv_dtype=config.cache.kv_dtype,
         efficiency=options.efficiency,
         overhead_s=0.0,
         num_devices=options.num_devices,
@@ -290,7 +290,6 @@ def _tier_maker(
         wait_until=executor.wait_until,
         timed=recording is None,
         recompute_s=None if recording is not None else recompute_s,
-        copy_steps=config.engine.tier_copy_steps,
     )
 
 
@@ -326,7 +325,7 @@ def _executor(
                 device=options.device,
                 shape=options.shape,
                 dtype=options.dtype,
-                kv_dtype=config.cache.stored_dtype(),
+                kv_dtype=config.cache.kv_dtype,
                 efficiency=options.efficiency,
                 overhead_s=options.overhead_s,
                 num_devices=options.num_devices,

@@ -108,10 +108,10 @@ def check_backend(config: Config) -> None:
     shape = model_config(config.model.name, config.model.options)
     if shape is None:
         return
-    require_scales(cache.kv_scales, cache.stored_dtype(), shape)
+    require_scales(cache.kv_scales, cache.kv_dtype, shape)
     shape = Shard(0, config.engine.tensor_parallel_size).config(shape)
     dtype = asked if asked not in (None, "auto") else shape.dtype
-    spec = attention_spec(shape, str(dtype), cache.block_size, cache.layout, cache.stored_dtype())
+    spec = attention_spec(shape, str(dtype), cache.block_size, cache.layout, cache.kv_dtype)
     backend = build_component("backend", config.backend.plain(), {"seed": config.seed})
     device = default_device(config.device)
     require_backend(backend, spec, device)
@@ -137,9 +137,8 @@ def build_llm(
 
     Where `engine.max_model_len` is null it is `longest`, the workload's longest request: what `contiguous` reserves.
     """
-    stored, own = config.cache.stored_dtype(), str(model.decoder.dtype).removeprefix("torch.")
-    cache = {**config.cache.plain(), "kv_dtype": stored}
-    cache.pop("dtype")
+    stored, own = config.cache.kv_dtype, str(model.decoder.dtype).removeprefix("torch.")
+    cache = config.cache.plain()
     parts: dict[str, Any] = {kind: choice.plain() for kind, choice in config.choices().items() if kind in KINDS}
     engine = config.engine
     with warnings.catch_warnings():

@@ -89,11 +89,6 @@ class BlockPool:
         return children
 
     @property
-    def key(self) -> list[BlockHash | None]:
-        """`block_hash` under its former name."""
-        return self.block_hash
-
-    @property
     def cached(self) -> int:
         """Blocks that no request uses and that a lookup can find."""
         return self.num_blocks - len(self.free) - self.used

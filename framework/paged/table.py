@@ -47,11 +47,6 @@ class Table:
         self.shared = False
         self.facts = UNKNOWN_REQUEST
 
-    @property
-    def names(self) -> list[BlockHash]:
-        """`hashes` under its former name."""
-        return self.hashes
-
     def refuse(self, tokens: TokenArray) -> NoReturn:
         """Raise for int32 tokens, the request's first, that differ from those known.
 

@@ -71,7 +71,7 @@ SHARED: Mapping[str, str] = MappingProxyType(
     {
         "num_blocks": "cache.num_blocks",
         "block_size": "cache.block_size",
-        "dtype": "cache.dtype",
+        "dtype": "cache.kv_dtype",
         "layout": "cache.layout",
         "seed": "seed",
         "device": "device",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from framework.files.jsonl import read_jsonl
-from framework.report.links import print_links
 from framework.results.layout import KERNEL
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ def print_kernel(result: Mapping[str, Any], *, file: IO[str] | None = None, widt
         width: default the terminal's, 100 at most.
     """
     console = _console(file, width)
-    if "links" in result:
-        print_links(result["links"], console)
     print_rows(result.get("rows") or [], console)
     ceilings = result.get("ceilings")
     if ceilings:

@@ -5,7 +5,6 @@ METRICS, EVENTS, REQUESTS = "metrics.jsonl", "events.jsonl", "requests.jsonl"
 KERNEL, ROOFLINE = "kernel.jsonl", "roofline.png"
 JOB, FAILURE = "job.json", "failure.json"
 ROOFLINE_SVG, RECORDING = "roofline.svg", "recording.jsonl"
-LINKS, LINK_ROWS = "links.json", "links.jsonl"  # LINKS: also what tiers.link_files looks for in a folder
 KV_EVENTS = "kv_events.jsonl"
 SWEEP, JOURNAL = "multirun.yaml", "search.journal"
 LOCK, MARK = "lock", ".run-directory"

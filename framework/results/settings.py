@@ -57,7 +57,7 @@ def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:
         words = [*(kind for kind in KINDS if kind != "backend"), "replay", "engine", "executor", "tiers",
                  "cache.num_blocks", "cache.memory_fraction", "cache.poison"]  # fmt: skip
     else:
-        words = ["kernel", "model", "backend", "device", "cache.memory_fraction", "cache.dtype", "cache.layout",
+        words = ["kernel", "model", "backend", "device", "cache.memory_fraction", "cache.layout",
                  "cache.poison"]  # fmt: skip
         if executor == "cache_only":
             words += ["engine", "hash", *(f"replay.{key}" for key in _REPLAY_CLOCK)]

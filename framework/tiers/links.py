@@ -20,21 +20,11 @@ class Link:
     Attributes:
         read_bytes_per_s, write_bytes_per_s: out of the tier and into it; infinity: in no time.
         operation_s: fixed seconds an operation, which holds all blocks of one load or one store.
-        read_operation_s, write_operation_s: of one direction, where it differs.
-        duplex: whether the directions go on beside each other; else one operation at a time, in either direction.
     """
 
     read_bytes_per_s: float = float("inf")
     write_bytes_per_s: float = float("inf")
     operation_s: float = 0.0
-    read_operation_s: float | None = None
-    write_operation_s: float | None = None
-    duplex: bool = True
-
-    def fixed_s(self, way: Way) -> float:
-        """Seconds of an operation besides its bytes."""
-        own = self.read_operation_s if way == "read" else self.write_operation_s
-        return self.operation_s if own is None else own
 
     def block_s(self, way: Way, num_bytes: int) -> float:
         """Seconds that so many bytes add to an operation."""
@@ -42,7 +32,7 @@ class Link:
 
     def seconds(self, way: Way, num_bytes: int) -> float:
         """Of one operation of so many bytes, nothing else under way."""
-        return self.fixed_s(way) + self.block_s(way, num_bytes)
+        return self.operation_s + self.block_s(way, num_bytes)
 
 
 class LinkTransfers:
@@ -74,25 +64,20 @@ class LinkTransfers:
     def _block_s(self, way: Way, tier: int) -> float:
         return self._links[tier - 1].block_s(way, self._bytes)
 
-    def _lane(self, way: Way, tier: int) -> tuple[Way, int]:
-        """What an operation occupies: its direction, or the whole link."""
-        return (way if self._links[tier - 1].duplex else "read", tier)
-
     def submit(self, copies: Sequence[Copy]) -> None:
         """See Transfers: one operation of each link that they use."""
         begun = set[tuple[Way, int]]()
         for copy in copies:
             ends: tuple[tuple[Way, int], ...] = (("read", copy.source), ("write", copy.target))
             ways = [way for way in ends if way[1]]
-            lanes = [self._lane(*way) for way in ways]
-            free = [self._free_s[lane] for lane in lanes]
+            free = [self._free_s[way] for way in ways]
             start = max(self._now(), self._stored_s.get((copy.source, copy.key), 0.0), *free)
             each = max(self._block_s(*way) for way in ways)
             if not begun.issuperset(ways):
-                each += max(self._links[tier - 1].fixed_s(way) for way, tier in ways)
+                each += max(self._links[tier - 1].operation_s for _, tier in ways)
                 begun.update(ways)
-            for way, lane in zip(ways, lanes, strict=True):
-                self._free_s[lane] = start + each
+            for way in ways:
+                self._free_s[way] = start + each
                 self.busy_s[way] += each
             if copy.target:
                 self._stored_s[copy.target, copy.key] = start + each
@@ -137,7 +122,7 @@ class LinkTransfers:
         for tier in tiers:
             if tier:
                 if tier not in free:
-                    free[tier] = max(now, self._free_s["read", tier]) + self._links[tier - 1].fixed_s("read")
+                    free[tier] = max(now, self._free_s["read", tier]) + self._links[tier - 1].operation_s
                 free[tier] += self._block_s("read", tier)
                 done = max(done, free[tier])
             times.append(done - now)

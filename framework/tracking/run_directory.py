@@ -22,8 +22,6 @@ from framework.results.layout import (
     JOB,
     KERNEL,
     KV_EVENTS,
-    LINK_ROWS,
-    LINKS,
     LOCK,
     MARK,
     METRICS,
@@ -42,7 +40,7 @@ _FLUSH_BYTES = 1 << 16
 _FLUSH_AFTER_S = 1.0
 _OF_A_RUN = (
     RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE, ROOFLINE_SVG, RECORDING,
-    KV_EVENTS, LINKS, LINK_ROWS,
+    KV_EVENTS,
 )  # fmt: skip
 """What a run writes, and what the next one in the same directory removes; the result first."""
 _NOT_FOREIGN = re.compile(rf"{LOCK}(\.\d+)?|{re.escape(JOB)}|{re.escape(FAILURE)}|\.hydra|.*\.log|\..*\.tmp")

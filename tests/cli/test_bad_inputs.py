@@ -66,7 +66,7 @@ SERVE: list[tuple[str, ...]] = [
     ("workload.rate_per_s=-1",), ("workload.rate_per_s=nan",), (f"seed={HUGE}",), (f"seed={LONG}",), ("seed=1.5",),
     (f"cache.num_blocks={HUGE}",), ("cache.num_blocks=null", "cache.memory_fraction=1e-30"),
     ("cache.memory_fraction=0.5",), (f"cache.block_size={HUGE}",), ("cache.block_size=1048576",),
-    ("cache.kv_dtype=int3",), ("cache.kv_dtype=float16", "cache.dtype=float32"),
+    ("cache.kv_dtype=int3",),
     (f"engine.max_model_len={HUGE}",), (f"engine.chunk_size={HUGE}",),
     ("engine.max_batch_tokens=0",), ("engine.graph_batch_sizes=[0]",), ("engine.graph_batch_sizes=many",),
     ("engine.tensor_parallel_size=1024",), ("engine.tensor_parallel_size=0",), ("engine.cuda_graphs=true",),

@@ -77,42 +77,6 @@ def test_without_tiers_the_optimum_is_of_one_cache(result: Callable[..., dict[st
     assert "over tiers" not in found["optimum_rules"]
 
 
-RULE = """
-from framework.interfaces.tiering import Tiering
-
-
-class Mine(Tiering):
-    exclusive = True
-
-    def store(self, block, event, now):
-        return event == "evicted"
-"""
-
-
-def test_a_core_counts_the_rules_it_knows_and_leaves_one_from_a_file_to_the_framework(
-    elsewhere: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
-    pytest.importorskip("framework_native", reason="needs an allocator with a core for replays over tiers")
-    trace(elsewhere)
-    (elsewhere / "rule.py").write_text(RULE)
-
-    def counted(name: str, *words: str) -> tuple[dict[str, Any], str]:
-        status, out, err = command(*MODES["cache_only"], *words, TIERS[1], f"run.dir={name}", "run.progress=false")
-        assert status == 0, out + err
-        found = json.loads((elsewhere / name / "result.json").read_text())
-        requests = (elsewhere / name / "requests.jsonl").read_text()
-        numbers = {key: value for key, value in found.items() if key.startswith("tier") and key != "tiering"}
-        return {**numbers, "requests": requests, "core": found["replay_core"]}, err
-
-    python, silent = counted("python", "+tiering=on_eviction")
-    native, quiet = counted("native", "+tiering=on_eviction", "+allocator=native")
-    mine, said = counted("mine", "+tiering=rule.py:Mine", "+allocator=native")
-    assert (python.pop("core"), native.pop("core"), mine.pop("core")) == ("python", "native", "python")
-    assert python == native == mine
-    assert "cannot count" not in silent + quiet
-    assert "allocator=native cannot count Mine over Lru, Lru itself: counted in Python, the same integers" in said
-
-
 @pytest.mark.parametrize("mode", ["serve", "roofline"])
 def test_without_tiers_nothing_of_them_is_written(
     mode: str, result: Callable[..., dict[str, Any]], elsewhere: Path
@@ -148,41 +112,3 @@ def test_a_slow_link_makes_first_tokens_late_and_a_rule_may_recompute_instead(
     assert ttft("on_eviction", "1e8") > 2 * alone
     assert ttft("load_or_recompute", "1e8") == pytest.approx(alone, rel=0.05)
     assert ttft("load_or_recompute", "1e12") < alone
-
-
-def test_links_are_measured_and_the_file_slows_or_speeds_a_replay(
-    result: Callable[..., dict[str, Any]], elsewhere: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
-    status, out, err = command(
-        "mode=kernel", "kernel.measure=links", "kernel.budget_s=0.01", "device=cpu", "replay.shape=qwen3-100m",
-        "cache.block_size=4", "tiers=[{store: host, num_blocks: 64}]", "run.dir=links",
-    )  # fmt: skip
-    assert status == 0, out + err
-    for part in ("out of it", "into it", "worst", "results in"):
-        assert part in out, f"{part!r} not in {out!r}"
-    assert "15 %" in out, "nothing is said of model against measurement"
-    assert "host read 1 x 49,152 bytes: ok" in err
-    link = json.loads((elsewhere / "links" / "links.json").read_text())["links"]["host"]
-    tiers = "tiers=[{store: host, num_blocks: 20000, link: links%s}]"
-    waits = []
-    for bandwidth in (link["read_bytes_per_s"], 1e9):
-        named = tiers % (f", read_bytes_per_s: {bandwidth}, read_operation_s: 0.0, duplex: true")
-        waits.append(result(*MODES["roofline"], "+tiering=on_eviction", named)["load_wait_s"])
-        block = 512 * 2 * 32 * 8 * 128 * 2
-        assert waits[-1] == pytest.approx(6 * block / bandwidth)
-    written = (elsewhere / "run" / "config.yaml").read_text()
-    assert f"write_operation_s: {link['write_operation_s']}" in written, "the numbers of the file are the run's"
-    status, out, err = command(*MODES["roofline"], "+tiering=on_eviction", tiers % ":disk", "run.dir=run")
-    assert status == 2
-    assert "has no link 'disk'; it has 'host'" in err
-
-
-def test_serve_runs_with_copies_at_fixed_steps_write_one_log(
-    result: Callable[..., dict[str, Any]], elsewhere: Path
-) -> None:
-    logs = []
-    for _ in range(2):
-        result(*MODES["serve"], *TIERS, "engine.tier_copy_steps=2", "run.events=true", "run.check_requests=0")
-        logs.append((elsewhere / "run" / "events.jsonl").read_bytes())
-    assert logs[0] == logs[1]
-    assert b'"event":"loaded"' in logs[0]

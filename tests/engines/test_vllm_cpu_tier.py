@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +10,7 @@ from recorded_tiers import Moves, RecordedTiers, conversation_paths
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from framework.errors import Unsupported
-from framework.export import vllm_tiering
-from framework.interfaces.tiering import Event, TierBlock, Tiering
+from framework.interfaces.tiering import Tiering
 from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
@@ -86,45 +83,3 @@ def test_the_same_blocks_are_stored_evicted_and_promoted_in_the_same_order(
         assert found == expected, f"request {number}"
     assert sum(len(moves.promoted) for moves in theirs) > 0 or sizes[1] < sizes[0]
     assert sum(len(moves.evicted) for moves in theirs) > 1000
-
-
-class Shallow(Tiering):
-    """What lies near the root, once it was used again."""
-
-    def store(self, block: TierBlock, event: Event, now: float) -> bool:
-        return event != "evicted" and block.depth < 6 and block.uses >= 2
-
-
-@pytest.mark.parametrize("rule", ["write_through", "on_second_hit", Shallow])
-@pytest.mark.parametrize("eviction", ["lru"])
-def test_a_rule_by_module_path_stores_in_vllm_what_it_stores_here(
-    conversation: RequestPaths, rule: Any, eviction: str
-) -> None:
-    mine = ours(conversation, build_component("tiering", rule, {}), 500, 1_500, eviction)
-    manager = vllm_tiering.with_rule(CPUOffloadingManager(num_chunks=1_500), rule)
-    theirs = vllms(mine.requests, manager)
-    for number, (found, expected) in enumerate(zip(mine.requests, theirs, strict=True)):
-        assert found == expected, f"request {number}"
-
-
-def test_vllm_finds_the_spec_of_a_rule_by_its_name() -> None:
-    from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
-    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
-
-    extra = {"spec_name": "kvlab_on_second_hit", "spec_module_path": "framework.export.vllm_tiering"}
-    found = OffloadingSpecFactory.get_spec_cls(extra)
-    assert issubclass(found, CPUOffloadingSpec)
-    spec = object.__new__(found)
-    spec._manager, spec.extra_config, spec.num_chunks = None, {}, 4
-    spec.eviction_policy, spec.cache_policy_module_path, spec.cpu_info = "lru", None, None
-    spec.kv_events_config = types.SimpleNamespace(enable_kv_cache_events=False)
-    manager = spec.get_manager()
-    assert spec.get_manager() is manager
-    context = ReqContext(req_id="one")
-    key = make_offload_key(b"a content", 0)
-    assert [list(manager.prepare_store([key], context).keys_to_store) for _ in range(2)] == [[], [key]]
-
-
-def test_a_rule_that_waits_for_evictions_is_refused() -> None:
-    with pytest.raises(Unsupported, match="nothing but what is evicted"):
-        vllm_tiering.as_vllm_spec("on_eviction")

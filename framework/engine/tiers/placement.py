@@ -12,7 +12,6 @@ from framework.engine.tiers.records import TierSetup, measured_prefill
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.tiering import Event
-from framework.tiers.fixed_steps import FixedSteps
 from framework.tiers.movement import LowerTiers
 from framework.tiers.tier import Tier
 from framework.tiers.transfers import Copy
@@ -39,8 +38,6 @@ class Placement:
     def __init__(self, state: EngineState, setup: TierSetup, stream: EventStream | None) -> None:
         self._state, self.setup = state, setup
         self.transfers, self.block_size = setup.transfers, state.guarded.block_size
-        if setup.copy_steps is not None:
-            self.transfers = FixedSteps(setup.transfers, setup.copy_steps, lambda: state.step_number)
         held = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
         requests = any(policy.needs_requests for _, policy in setup.tiers)
         self.contents = KnownContents(self.block_size, 4 * held, with_requests=requests)
@@ -161,8 +158,6 @@ class Placement:
         self, tiers: Sequence[int], num_tokens: Sequence[int], cached: int
     ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
         """See `movement.Costs`."""
-        if self.setup.copy_steps is not None:
-            return None, None  # what was measured differs from run to run
         estimate = self.setup.recompute_s or measured_prefill(self._state.metrics)
         recompute = None if estimate is None else tuple(estimate(cached, tokens) for tokens in num_tokens)
         return self.transfers.load_times(tiers), recompute

@@ -29,7 +29,6 @@ class TierSetup:
         found: of each tier, the contents that an earlier process left, least recently used first.
         recompute_s: (tokens cached, tokens in all) -> predicted seconds of prefilling the rest; None where unknown.
         block_bytes: bytes a block.
-        copy_steps: copies are over so many steps after they were asked for; None: when they have ended.
     """
 
     tiers: Sequence[tuple[int, EvictionPolicy]]
@@ -40,7 +39,6 @@ class TierSetup:
     found: Sequence[Sequence[BlockHash]] = ()
     recompute_s: Callable[[int, int], float] | None = None
     block_bytes: int = 0
-    copy_steps: int | None = None
 
 
 MakeTiers = Callable[[], TierSetup]

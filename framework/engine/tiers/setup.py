@@ -124,7 +124,6 @@ def served_tiers(
     pool: PoolBytes,
     format: BlockFormat,
     now: Callable[[], float],
-    copy_steps: int | None = None,
 ) -> TierSetup:
     """Tiers of stores that hold blocks of `format`, filled and read by a thread of their own.
 
@@ -148,7 +147,6 @@ def served_tiers(
         media=[store.medium for store in stores],
         found=found,
         block_bytes=format.block_bytes,
-        copy_steps=copy_steps,
     )
 
 
@@ -162,7 +160,6 @@ def replayed_tiers(
     wait_until: Callable[[float], None],
     timed: bool,
     recompute_s: Callable[[int, int], float] | None,
-    copy_steps: int | None = None,
 ) -> TierSetup:
     """Tiers without bytes, behind modelled links; `timed` False: copies take no time."""
     stores = [build_component("store", entry["store"], {}) for entry in tiers]  # nothing is stored in them
@@ -175,7 +172,6 @@ def replayed_tiers(
         media=[GuardedStore(store).medium for store in stores],
         recompute_s=recompute_s,
         block_bytes=block_bytes,
-        copy_steps=copy_steps,
     )
 
 
@@ -186,9 +182,6 @@ def link_of(entry: TierEntry) -> Link:
         read_bytes_per_s=float("inf") if read is None else float(read),
         write_bytes_per_s=float("inf") if write is None else float(write),
         operation_s=float(entry.get("operation_s", 0.0)),
-        read_operation_s=entry.get("read_operation_s"),
-        write_operation_s=entry.get("write_operation_s"),
-        duplex=bool(entry.get("duplex", True)),
     )
 
 
@@ -200,12 +193,11 @@ def tier_maker(
     pool: KVPool,
     decoder: Decoder,
     now: Callable[[], float],
-    copy_steps: int | None,
     *,
     max_model_len: int,
     seed: int,
 ) -> MakeTiers:
-    """What makes the tiers of a serve run, at first and after each reset. `copy_steps` as in `served_tiers`.
+    """What makes the tiers of a serve run, at first and after each reset.
 
     Raises:
         ConfigError: blocks cannot be found by their hash alone.
@@ -217,4 +209,4 @@ def tier_maker(
     format = block_format(pool, fingerprint(decoder), f"{scheme.__module__}.{scheme.__qualname__}")
     shared = {"block_size": allocator.block_size, "max_model_len": max_model_len, "seed": seed}
     bytes_of = pool_bytes(pool)
-    return lambda: served_tiers(tiers, tiering, shared, bytes_of, format, now, copy_steps)
+    return lambda: served_tiers(tiers, tiering, shared, bytes_of, format, now)

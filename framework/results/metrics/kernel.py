@@ -18,8 +18,6 @@ METRICS: tuple[Metric, ...] = (
     kernel("time_s", "s", "lower", "time", "Geometric mean over cells of the median time of one call.", wall=True),
     kernel("bandwidth_bytes_per_s", "bytes/s", "higher", "bandwidth", "Geometric mean over cells of the least bytes "
            "needed over the time.", wall=True),
-    kernel("links", "table", "", "links of tiers", "Bandwidth and seconds an operation of each link, by direction, and "
-           "where model and measurement differ by more than 15 %."),
     kernel("screen", "table", "", "compiled ahead of time", "Registers, spills and instructions of each compiled "
            "kernel."),
     text("kernel", "device_model", "device model", "The accelerator or processor."),

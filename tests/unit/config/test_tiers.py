@@ -11,19 +11,11 @@ import pytest
 from framework.api import run
 from framework.config.check import parse
 from framework.config.hydra.compose import compose
-from framework.engine.tiers.setup import link_of
 from framework.errors import ConfigError, UnknownPlugin
 
 CACHE_ONLY = {"mode": "replay", "executor": "cache_only", "run": {"dir": "somewhere"}}
 HOST = {"store": "host", "num_blocks": 4}
-PCIE = {
-    "read_bytes_per_s": 25e9, "write_bytes_per_s": 25e9, "operation_s": 1e-4, "read_operation_s": None,
-    "write_operation_s": None, "duplex": True, "link": None,
-}  # fmt: skip
-SLOW = {
-    "read_bytes_per_s": 5e9, "write_bytes_per_s": None, "read_operation_s": 2e-4, "write_operation_s": 0.0,
-    "duplex": False,
-}  # fmt: skip
+PCIE = {"read_bytes_per_s": 25e9, "write_bytes_per_s": 25e9, "operation_s": 1e-4}
 
 
 def test_a_tier_has_a_store_a_size_and_a_policy_and_parses_again_as_itself() -> None:
@@ -33,57 +25,6 @@ def test_a_tier_has_a_store_a_size_and_a_policy_and_parses_again_as_itself() -> 
         {"store": {"name": "null"}, "eviction": {"name": "lru"}, "num_blocks": 9, **PCIE},
     )
     assert parse(config.plain()) == config
-
-
-def links(folder: Path, **change: Any) -> Path:
-    path = folder / "links.json"
-    fast = {**SLOW, "read_bytes_per_s": 9e9}
-    path.write_text(json.dumps({"version": 1, "links": {"disk": SLOW, "pinned": fast}, **change}))
-    return path
-
-
-def test_a_tier_takes_its_link_from_a_file_of_measured_ones_and_parses_again_without_it(tmp_path: Path) -> None:
-    disk = {"store": {"name": "disk", "path": str(tmp_path)}, "num_blocks": 4}
-    path = links(tmp_path)
-    config = parse(
-        {
-            **CACHE_ONLY,
-            "tiering": "on_eviction",
-            "tiers": [
-                {**disk, "link": str(tmp_path)},
-                {**HOST, "link": f"{path}:pinned", "duplex": True, "operation_s": 1.0},
-            ],
-        }
-    )
-    assert {key: config.tiers[0][key] for key in SLOW} == SLOW
-    assert config.tiers[1]["read_bytes_per_s"] == 9e9
-    assert config.tiers[1]["duplex"] is True, "what stands beside the link is kept"
-    assert link_of(config.tiers[0]).seconds("read", 5 * 10**6) == pytest.approx(1.2e-3)
-    path.unlink()
-    assert parse(config.plain()) == config, "the numbers stand in the configuration of the run"
-
-
-@pytest.mark.parametrize(
-    ("text", "named", "says"),
-    [
-        (None, "", "links.json cannot be read: No such file"),
-        ("{", "", "is no JSON"),
-        ('{"links": {}}', "", "no file of measured links of version 1"),
-        ('{"version": 2, "links": {"host": {}}}', "", "no file of measured links of version 1"),
-        ('{"version": 1, "links": {"a": {}, "b": {}}}', "", "has no link 'host'; it has 'a', 'b'"),
-        ('{"version": 1, "links": {"host": {}}}', ":disk", "has no link 'disk'; it has 'host'"),
-        ('{"version": 1, "links": {"host": {}}}', "", "'host' must have read_bytes_per_s"),
-        (json.dumps({"version": 1, "links": {"host": {**SLOW, "read_operation_s": None}}}), "", "must be a number"),
-        (json.dumps({"version": 1, "links": {"host": {**SLOW, "read_operation_s": -1}}}), "", "at least 0, found -1"),
-    ],
-)
-def test_a_file_that_is_no_measured_link_is_refused(tmp_path: Path, text: str | None, named: str, says: str) -> None:
-    path = tmp_path / "links.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ConfigError, match=says) as caught:
-        parse({**CACHE_ONLY, "tiering": "on_eviction", "tiers": [{**HOST, "link": f"{path}{named}"}]})
-    assert str(caught.value).startswith("tiers[0]: ")
 
 
 def test_without_tiers_the_rule_is_never() -> None:
@@ -114,13 +55,6 @@ def test_the_command_line_takes_a_list() -> None:
         ({"tiers": [HOST] * 5}, ConfigError, "tiers has 5 entries; at most 4"),
         ({"tiers": [{**HOST, "read_bytes_per_s": 0}]}, ConfigError, "read_bytes_per_s must be above 0"),
         ({"tiers": [HOST], "mode": "kernel", "executor": None}, ConfigError, "mode=kernel, which has no cache"),
-        ({"engine": {"tier_copy_steps": 2}}, ConfigError, "tier_copy_steps=2 has no tier whose copies"),
-        ({"engine": {"tier_copy_steps": 0}, "tiers": [HOST]}, ConfigError, "tier_copy_steps must be at least 1"),
-        (
-            {"mode": "kernel", "executor": None, "kernel": {"measure": "links"}},
-            ConfigError,
-            "kernel.measure=links has no tier",
-        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(change: dict[str, Any], error: type[Exception], says: str) -> None:

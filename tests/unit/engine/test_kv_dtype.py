@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from framework.api import run
-from framework.errors import BackendUnavailable, ConfigError
+from framework.errors import BackendUnavailable
 from framework.llm import LLM
 from framework.sampling import Sampling
 
@@ -48,9 +48,8 @@ def test_a_backend_that_cannot_store_it_is_refused_before_the_model_is_loaded() 
         LLM("tiny", backend="gather", kv_dtype="bfloat16")
 
 
-@pytest.mark.parametrize("key", ["kv_dtype", "dtype"])
-def test_a_serve_run_stores_what_was_asked_in_either_spelling_and_says_so(tmp_path: Path, key: str) -> None:
-    cache = {"num_blocks": 400, "block_size": 16, key: "bfloat16"}
+def test_a_serve_run_stores_what_was_asked_and_says_so(tmp_path: Path) -> None:
+    cache = {"num_blocks": 400, "block_size": 16, "kv_dtype": "bfloat16"}
     result = run({**SMALL, "model": {"name": "tiny", "dtype": "auto"}, "cache": cache, "run": run_in(tmp_path)})
     assert (result["dtype"], result["kv_dtype"]) == ("float32", "bfloat16")
     assert result["kv_bytes"] == 401 * 16 * 2 * 2 * 2 * 16 * 2
@@ -60,12 +59,6 @@ def test_a_serve_run_stores_what_was_asked_in_either_spelling_and_says_so(tmp_pa
     assert result["dense_logit_error"] > 0.0
     assert result["dense_kl_divergence"] > 0.0
     assert result["attention_error_declared"] is None
-
-
-def test_two_spellings_that_differ_are_refused(tmp_path: Path) -> None:
-    cache = {"num_blocks": 60, "kv_dtype": "bfloat16", "dtype": "float16"}
-    with pytest.raises(ConfigError, match=r"cache\.kv_dtype=bfloat16 and cache\.dtype=float16, its older spelling"):
-        run({**SMALL, "model": {"name": "tiny"}, "cache": cache, "run": run_in(tmp_path)})
 
 
 def run_in(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from framework import api
-from framework.errors import ConfigError
 from framework.modes.equal_bytes import equal_bytes
 from framework.replay.roofline import Roofline
 from framework.results.layout import RECORDING
@@ -93,11 +92,6 @@ def test_a_roofline_moves_k_and_v_in_their_own_dtype() -> None:
     own, narrow, int8 = (Roofline(kv_dtype=dtype).kv_bytes_per_token for dtype in (None, "float8_e4m3fn", "int8"))
     assert (own, narrow, int8) == (131_072, 65_536, 65_536 + 32 * 2 * 8 * 4)
     assert Roofline(kv_dtype="int8").prefill_s(10_000, 10_001) < Roofline().prefill_s(10_000, 10_001)
-
-
-def test_two_spellings_that_differ_are_refused_in_a_replay_too(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cache\.kv_dtype=int8 and cache\.dtype=float16, its older spelling"):
-        replay(tmp_path, "cache_only", {"kv_dtype": "int8", "dtype": "float16"})
 
 
 def test_where_no_request_fits_into_the_other_pool_there_is_no_hit_rate(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ REPLAY = {
     "allocator": {"name": "prefix_cow"},
     "hash": {"name": "sha256"},
     "workload": {"name": "trace", "path": "t/a.jsonl"},
-    "cache": {"num_blocks": 8, "block_size": 512, "dtype": None, "layout": "NHD"},
+    "cache": {"num_blocks": 8, "block_size": 512, "layout": "NHD"},
     "engine": {"max_batch_tokens": 2048},
     "replay": {"step_s": 0.025, "optimum": True, "device": "h200", "shape": "llama-3.1-8b", "capacity": None},
     "model": {"name": "tiny"},
@@ -57,7 +57,7 @@ def test_only_settings_that_the_mode_reads_are_listed(tmp_path: Path) -> None:
         "executor", "hash", "engine.max_batch_tokens", "replay.step_s", "replay.device", "replay.capacity",
         "replay.shape",
     }  # fmt: skip
-    assert serve == shared | {"hash", "model", "engine.max_batch_tokens", "cache.dtype", "cache.layout"}
+    assert serve == shared | {"hash", "model", "engine.max_batch_tokens", "cache.layout"}
 
 
 def test_records_hold_settings_and_results_under_todays_keys(tmp_path: Path) -> None:

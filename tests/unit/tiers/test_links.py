@@ -129,22 +129,3 @@ def test_each_direction_is_a_queue_of_its_own() -> None:
             model.submit([asked])
             stored = {key: when for key, when in stored.items() if when > clock.now}
             assert model._free_s["write" if target else "read", 1] == pytest.approx(free[target])
-
-
-def test_each_direction_has_its_own_fixed_time_and_predictions_know_it() -> None:
-    link = Link(
-        read_bytes_per_s=10.0, write_bytes_per_s=10.0, operation_s=9.0, read_operation_s=0.5, write_operation_s=2
-    )
-    model, _ = transfers(link)
-    assert model.load_times([1, 1]) == (1.5, 2.5)
-    model.submit([copy("a", 1, 0), copy("b", 1, 0)])
-    model.submit([copy("c", 0, 1)])
-    assert ends(model) == {"a": 1.5, "b": 2.5, "c": 3.0}
-
-
-def test_a_link_of_one_operation_at_a_time_makes_the_directions_wait_for_each_other() -> None:
-    model, _ = transfers(Link(read_bytes_per_s=10.0, write_bytes_per_s=5.0, operation_s=0.5, duplex=False))
-    model.submit([copy("a", 0, 1)])
-    assert model.load_times([1]) == (4.0,), "behind the store"
-    model.submit([copy("b", 1, 0)])
-    assert ends(model) == {"a": 2.5, "b": 4.0}
