@@ -35,6 +35,7 @@ def plot(trace: Path) -> dict[str, str]:
     figure = curve.draw(
         lines, x_label=f"capacity (blocks of {paths.block_tokens} tokens)", y_label="hit rate, %", title=title
     )
+    figure.axes[0].set_ylim(bottom=0)
     svg = as_svg(figure, "Hit rate over capacity for six eviction policies")
     return {page: svg.replace("currentColor", ink) for page, ink in INK.items()}
 

@@ -105,12 +105,15 @@ class FlashInferBackend(AttentionBackend):
         if self._planned is not batch:
             self.plan(batch)
         for part in self._parts:
-            queries = q[part.tokens].contiguous()
+            queries, target = q[part.tokens].contiguous(), out[part.tokens]
+            written = target if target.is_contiguous() else None  # straight to where it belongs: no copy
             if lse is None:
-                out[part.tokens] = part.wrapper.run(queries, (pool.k, pool.v))
-                continue
-            found, sums = part.wrapper.run(queries, (pool.k, pool.v), return_lse=True)
-            out[part.tokens], lse[part.tokens] = found, sums * _LN2
+                found = part.wrapper.run(queries, (pool.k, pool.v), out=written)
+            else:
+                found, sums = part.wrapper.run(queries, (pool.k, pool.v), out=written, return_lse=True)
+                lse[part.tokens] = sums * _LN2
+            if written is None:
+                target.copy_(found)
         if self._empty is not None:
             out[self._empty] = 0
             if lse is not None:

@@ -24,14 +24,18 @@ class _Wrapper:
         self.causal, self.heads, self.dim, self.page_size, self.options = causal, heads, dim, page_size, options
         self.plans += 1
 
-    def run(self, q, paged_kv_cache, *, return_lse=False):
+    def run(self, q, paged_kv_cache, *, out=None, return_lse=False):
         assert q.is_contiguous()
         assert q.dtype == self.options["q_data_type"]
         assert tuple(q.shape[1:]) == (self.heads[0], self.dim)
         assert len(q) == int(self.query_starts[-1])
         rows = [self._row(q, paged_kv_cache, b) for b in range(len(self.last_page_len))]
-        out = torch.cat([out for out, _ in rows])
-        return (out, torch.cat([lse for _, lse in rows])) if return_lse else out
+        found = torch.cat([found for found, _ in rows])
+        if out is not None:
+            assert out.is_contiguous()
+            assert (out.shape, out.dtype) == (found.shape, found.dtype)
+            found = out.copy_(found)
+        return (found, torch.cat([lse for _, lse in rows])) if return_lse else found
 
     def _row(self, q, caches, b):
         first, last = int(self.indptr[b]), int(self.indptr[b + 1])

@@ -13,10 +13,10 @@ SHARED += ["q_data_type", "kv_data_type"]
 PASSED = [
     ("decode", "BatchDecodeWithPagedKVCacheWrapper", "__init__", ["kv_layout", "use_tensor_cores"]),
     ("decode", "BatchDecodeWithPagedKVCacheWrapper", "plan", ["head_dim", *SHARED]),
-    ("decode", "BatchDecodeWithPagedKVCacheWrapper", "run", ["q", "paged_kv_cache", "return_lse"]),
+    ("decode", "BatchDecodeWithPagedKVCacheWrapper", "run", ["q", "paged_kv_cache", "out", "return_lse"]),
     ("prefill", "BatchPrefillWithPagedKVCacheWrapper", "__init__", ["kv_layout"]),
     ("prefill", "BatchPrefillWithPagedKVCacheWrapper", "plan", ["causal", "head_dim_qk", *SHARED]),
-    ("prefill", "BatchPrefillWithPagedKVCacheWrapper", "run", ["q", "paged_kv_cache", "return_lse"]),
+    ("prefill", "BatchPrefillWithPagedKVCacheWrapper", "run", ["q", "paged_kv_cache", "out", "return_lse"]),
 ]
 
 
