@@ -63,8 +63,8 @@ def write_report(
     title = title or _title(folders)
     target = Path(to)
     if not force and not (target / REPORT).is_file():
-        for name in (PAGE, RUNS, SETTINGS, LATEX, FIGURES):
-            require_new(target / name)
+        for path in (*(target / name for name in (PAGE, RUNS, SETTINGS, LATEX)), *(target / FIGURES).glob("*")):
+            require_new(path)
     target.mkdir(parents=True, exist_ok=True)
     plots, pictures = plots_of(study), pictures_of(study)
     texts = {

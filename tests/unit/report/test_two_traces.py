@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from framework.errors import ConfigError
 from framework.report.plots import plots_of
 from framework.report.study import Study
 from framework.report.tables import print_study, ranking_header
@@ -96,3 +97,12 @@ def test_the_folder_of_a_job_names_its_trace() -> None:
         "executor=cache_only", "seed=1", "workload=trace", "workload.path=/data/mooncake/conversation.jsonl",
     ]  # fmt: skip
     assert "conversation.jsonl" in folder_name(words)
+
+
+def test_a_figure_of_the_user_s_is_not_written_over(two: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "figures" / "differences.pdf"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        write_report([two], tmp_path / "out")
+    assert mine.read_text() == "mine"
