@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.shared import MissingTrace, parse, publish, save, table, trace_path, write_provenance, write_rows
 from experiments.tournament.cells import OPTIMUM, SYNTHETIC, TRACES, Cell, run, stream
-from experiments.tournament.ranking import NUM_RESAMPLES, Interval, Standing, rank
+from experiments.tournament.ranking import NUM_RESAMPLES, Standing, rank
 from framework import registry
+from framework.report.statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,18 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from framework.report.statistics import Interval, interval
+
 Floats = npt.NDArray[np.float64]
 NUM_RESAMPLES = 2000
 _SEED = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value and the 2.5 and 97.5 percentiles of its resamples."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +99,10 @@ def rank(
     standings = [
         Standing(
             policy,
-            _interval(scores[:, i]),
-            _interval(scores[:, i] - base),
-            {name: _interval(values[:, i]) for name, values in traces.items()},
-            {cell: _interval(gaps[cell][:, i]) for cell in cells},
+            interval(scores[:, i]),
+            interval(scores[:, i] - base),
+            {name: interval(values[:, i]) for name, values in traces.items()},
+            {cell: interval(gaps[cell][:, i]) for cell in cells},
             float(np.mean(scores[1:, i] <= lowest)) if i in online else 0.0,
             equals[policy],
         )
@@ -135,8 +128,3 @@ def tied(results: Sequence[dict[str, Any]], *, optimum: str, reference_policy: s
 
 def _geometric(gaps: Sequence[Floats]) -> Floats:
     return np.asarray(np.exp(np.mean([np.log1p(gap) for gap in gaps], axis=0)) - 1)
-
-
-def _interval(values: Floats) -> Interval:
-    low, high = np.percentile(values[1:], [2.5, 97.5])
-    return Interval(float(values[0]), float(low), float(high))

@@ -331,7 +331,7 @@ def plural(word: str, count: int) -> str:
 
 def _adjusted(found: list[Comparison]) -> list[Comparison]:
     """With p adjusted for all that are tested; values that differ nowhere are no comparison."""
-    tested = [place for place, made in enumerate(found) if made.difference.p is not None and not made.identical]
+    tested = [place for place, made in enumerate(found) if made.difference.p is not None]
     adjusted = dict(zip(tested, holm([float(found[place].difference.p or 0) for place in tested]), strict=True))
     return [replace(made, p_adjusted=adjusted.get(place)) for place, made in enumerate(found)]
 

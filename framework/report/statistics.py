@@ -172,12 +172,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def draws(units: int, resamples: int, rng: np.random.Generator) -> Floats:
-    """(B + 1, U) how often each unit is drawn, once each in the first row."""
-    drawn = rng.multinomial(units, np.full(units, 1 / units), size=resamples)
-    return np.vstack([np.ones(units), drawn.astype(np.float64)])
-
-
 def interval(values: Floats) -> Interval:
     """Of (B + 1,) a value and its resamples: percentiles, for statistics that have no standard error.
 
