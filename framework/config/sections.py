@@ -171,6 +171,14 @@ class RunOptions(Section):
     progress: bool = setting(True, "progress on standard error")
     events: bool = setting(False, "write the eviction and scheduling log")
     requests: bool = setting(True, "write requests.jsonl, one object a request")
+    explain: bool = setting(
+        False, "one cause for each missed prompt token: in requests.jsonl, result.json, regret.jsonl"
+    )
+    explain_contents: int = setting(
+        2**20,
+        "explain: contents remembered, and prompt blocks of all requests; what was lost first is forgotten first",
+        at_least=1,
+    )
     record: bool = setting(False, "serve: write recording.jsonl, for workload=recording")
     report: bool = setting(True, "a sweep: tables, plots and a page at its end")
     stop_after_io_failures: int = setting(

@@ -16,10 +16,12 @@ from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.replay_core import ReplayCore
+from framework.misses.account import Account
 from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import KINDS, Session, names_of
 from framework.registry.components import build_component
 from framework.replay.cores import PYTHON, core_of, count
+from framework.replay.misses import LossLog, explain
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
@@ -73,10 +75,13 @@ def cache_only(session: Session) -> dict[str, Any]:
     def work() -> None:
         began = time.perf_counter()
         leaf_first, tiers, native = options.leaf_first, None, False
+        losses = LossLog() if session.settings.explain else None
         if rule is not None:
             tiers = ReplayTiers(paths, below, rule)
-            counts = replay(paths, policy, num_blocks, leaf_first=leaf_first, below=tiers)
+            counts = replay(paths, policy, num_blocks, leaf_first=leaf_first, below=tiers, losses=losses)
             measured.update(tiers.results(block_bytes(options, config.cache)))
+        elif losses is not None:  # which Python alone notes
+            counts = replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass, losses=losses)
         else:
             native, counts = count(core, paths, policy, num_blocks, leaf_first=leaf_first)
         measured.update(reported({"eviction": GuardedPolicy(policy)}))
@@ -88,8 +93,15 @@ def cache_only(session: Session) -> dict[str, Any]:
             measured.update(
                 what_fewer_bits_buy(config, num_blocks, lambda blocks: _hit_rate(config, asked, paths, blocks))
             )
+        account: Account | None = None
+        if losses is not None:
+            total = num_blocks + sum(spec.num_blocks for spec in below)
+            name = config.eviction.name
+            account = explain(paths, counts.request_hits, losses, num_blocks=total, policy=name)
+            session.explained(account)
+            measured.update(account.results())
         if session.settings.requests:
-            _log_requests(session, paths, counts, tiers)
+            _log_requests(session, paths, counts, tiers, account)
         if options.optimum:
             sizes = [num_blocks, *(spec.num_blocks for spec in below)]
             measured.update(_against_optima(session, paths, counts, sizes, tiers))
@@ -130,7 +142,11 @@ def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
 
 
 def _log_requests(
-    session: Session, paths: RequestPaths, counts: CacheOnlyResult, tiers: ReplayTiers | None = None
+    session: Session,
+    paths: RequestPaths,
+    counts: CacheOnlyResult,
+    tiers: ReplayTiers | None = None,
+    account: Account | None = None,
 ) -> None:
     """`requests.jsonl`: what each request asked for and hit."""
     assert paths.known is not None
@@ -149,6 +165,8 @@ def _log_requests(
     if tiers is not None:
         for number, hits in enumerate(tiers.tier_hits.T[1:], start=1):
             columns[f"tier{number}_blocks"] = hits.tolist()
+    if account is not None:
+        columns |= account.columns()
     for row in zip(*columns.values(), strict=True):
         session.run.log_request(dict(zip(columns, row, strict=True)))
 

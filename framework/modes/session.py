@@ -15,9 +15,10 @@ from framework.config.config import Config
 from framework.engine.limits import shortened
 from framework.errors import FrameworkError
 from framework.kv_events.stream import EventStream, Sink
+from framework.misses.account import Account
 from framework.modes.kv_events import event_file, publisher_of
 from framework.modes.watchdog import Watchdog
-from framework.results.layout import JOB, KV_EVENTS, SHARED
+from framework.results.layout import JOB, KV_EVENTS, REGRET, SHARED
 from framework.results.reading import read_json, what_went_wrong
 from framework.sweep import identity
 from framework.sweep.job import fail
@@ -144,6 +145,11 @@ class Session:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A line of `metrics.jsonl`, and live numbers for the trackers."""
         self._trackers.log(step, metrics)
+
+    def explained(self, account: Account) -> None:
+        """`regret.jsonl`: each eviction of content that was asked for again."""
+        for row in account.evictions.rows(account.policy):
+            self.run.writer(REGRET).write(row)
 
     def record(self, work: Callable[[], object], outcome: Callable[[bool], Mapping[str, Any]]) -> dict[str, Any]:
         """Do the work and write `result.json`, whatever becomes of it.

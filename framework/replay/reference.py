@@ -17,6 +17,7 @@ from framework.guard.boundary import shown
 from framework.guard.policy import around_policy, boundary_of, names_in_bulk, overrides_keep
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
 from framework.paged.last_requests import LastRequests
+from framework.replay.misses import LossLog
 from framework.replay.paths import RequestPaths
 from framework.replay.result import CacheOnlyResult as CacheOnlyResult
 from framework.replay.result import replay_infinite as replay_infinite
@@ -34,6 +35,7 @@ def replay(
     bypass: bool = False,
     on_evict: Callable[[int, int], Any] | None = None,
     below: ReplayTiers | None = None,
+    losses: LossLog | None = None,
 ) -> CacheOnlyResult:
     """Replay the request model: look up, touch, admit, evict, insert.
 
@@ -50,6 +52,7 @@ def replay(
         on_evict: called with (request, node) at each eviction.
         below: tiers below the pool, fresh. A request then hits the longest prefix whose blocks lie in any tier, before
             anything moves; the result's hits are those of all tiers, its admissions and evictions the pool's.
+        losses: notes what is evicted and declined, for replay.misses.explain.
 
     Raises:
         InvalidArgument: `num_blocks` below 1; `below` together with `bypass` or `on_evict`.
@@ -65,7 +68,7 @@ def replay(
             raise InvalidArgument("tiers below the pool go neither with bypass nor with on_evict; leave these out")
         on_evict = below.evicted
     with around_policy(policy):
-        return _Replay(paths, policy, num_blocks, leaf_first, bypass, on_evict, below).run()
+        return _Replay(paths, policy, num_blocks, leaf_first, bypass, on_evict, below, losses).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +117,11 @@ class _Replay:
         bypass: bool,
         on_evict: Callable[[int, int], Any] | None,
         below: ReplayTiers | None = None,
+        losses: LossLog | None = None,
     ) -> None:
         self.paths, self.policy, self.num_blocks = paths, policy, num_blocks
         self.leaf_first, self.bypass, self.on_evict = leaf_first, bypass, on_evict
-        self.below = below
+        self.below, self.losses = below, losses
         self.in_bulk = names_in_bulk(policy) and not (leaf_first or bypass or on_evict is not None)
         longest = int(np.diff(paths.starts).max(initial=0))
         rows = min(num_blocks + (longest if bypass else 0), paths.num_nodes) + 1
@@ -170,7 +174,7 @@ class _Replay:
             count = request + 1
             blocks: list[Any] = [block_of[node] for node in path]
             num_hits = blocks.index(0) if 0 in blocks else len(blocks)
-            cached = num_hits if below is None else below.begin(request, path, blocks)
+            cached = num_hits if below is None else self._begin(below, request, path, blocks)
             request_hits.append(cached)
             if self.requests is not None:
                 self.facts = self.paths.request_facts(request, cached)
@@ -209,6 +213,15 @@ class _Replay:
                 below.end()
         return summarise(self.paths, request_hits, self.num_admitted, self.num_evicted)
 
+    def _begin(self, below: ReplayTiers, request: int, path: list[int], blocks: list[Any]) -> int:
+        """See ReplayTiers.begin."""
+        if self.losses is None:
+            return below.begin(request, path, blocks)
+        lying = [below.lower.where(node) > 0 for node in path]
+        cached = below.begin(request, path, blocks)
+        self.losses.out_of_reach.append((request, [path[at] for at in range(cached, len(path)) if lying[at]]))
+        return cached
+
     def _kept(self, request: int, blocks: list[Any]) -> list[Any]:
         """The request's blocks, shallowest first, without those that the policy declines; these are free."""
         kept: list[Any] = []
@@ -225,6 +238,8 @@ class _Replay:
             self._give_up(node, block, request + 1)
             self.num_resident -= 1
             self.num_evicted += 1
+            if self.losses is not None:
+                self.losses.declined.append((request, (node,)))
             if self.on_evict is not None:
                 self.on_evict(request, node)
         return kept[::-1]
@@ -253,6 +268,9 @@ class _Replay:
         if num_found > num_hits:
             missing = [depth for depth in missing if not blocks[depth]]
         if not self.bypass:
+            if self.losses is not None and len(missing) > self.num_blocks - num_found:
+                cut = [path[depth] for depth in missing[self.num_blocks - num_found :]]
+                self.losses.declined.append((request, cut))
             missing = missing[: self.num_blocks - num_found]
             self._evict(request, self.num_resident + len(missing) - self.num_blocks)
         block_of, node_of, free, parents, children = self.block_of, self.node_of, self.free, self.parents, self.children
@@ -286,7 +304,8 @@ class _Replay:
             return
         count, node_of, block_of, free = request + 1, self.node_of, self.block_of, self.free
         parents, children, aside = self.parents, self.children, self.aside
-        num_rows, on_evict, declined = len(node_of), self.on_evict, 0
+        num_rows, on_evict, declined, losses = len(node_of), self.on_evict, 0, self.losses
+        gone: list[int] = []
         choose = self._leaf_victim if self.leaf_first else self.policy.victim
         evicted, last_access, pinned = self.policy.evicted, self.last_access, -1 if self.bypass else count
         for _ in range(needed):
@@ -306,8 +325,17 @@ class _Replay:
                 self._release_parent(block_of[parent], count)
             if pinned < 0 and self.admitted[block] == count:
                 declined += 1
-            elif on_evict is not None:
+                if losses is not None:
+                    losses.declined.append((request, (node,)))
+                continue
+            if on_evict is not None:
                 on_evict(request, node)
+            if losses is not None and self.below is not None and self.below.lower.where(node):
+                losses.below.append((request, (node,)))
+            elif losses is not None:
+                gone.append(node)
+        if gone and losses is not None:
+            losses.evicted.append((request, gone))
         self.num_resident -= needed
         self.num_evicted += needed - declined
         self.num_admitted -= declined
@@ -318,6 +346,8 @@ class _Replay:
         count, node_of, block_of, num_rows = request + 1, self.node_of, self.block_of, len(self.node_of)
         parents, children, last_access = self.parents, self.children, self.last_access
         victims = self.policy.victims(needed, count)
+        if self.losses is not None:
+            self.losses.evicted.append((request, [node_of[block] for block in victims if type(block) is int]))
         for block in victims:
             if type(block) is not int or not 0 < block < num_rows or last_access[block] == count:
                 raise self._not_a_candidate(block, request)

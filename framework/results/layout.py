@@ -8,5 +8,6 @@ ROOFLINE_SVG, RECORDING = "roofline.svg", "recording.jsonl"
 KV_EVENTS = "kv_events.jsonl"
 SWEEP, JOURNAL = "multirun.yaml", "search.journal"
 LOCK, MARK = "lock", ".run-directory"
+REGRET = "regret.jsonl"
 SHARED = ".shared"
 REPORT = ".report"  # lies where a report was written, whose files the next report replaces

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from framework.misses.account import OUTCOMES, key_of
 from framework.results.metric import Better, Metric
 from framework.results.metrics.declare import never, section, text
 
@@ -51,6 +52,33 @@ def best_over_tiers(number: int) -> Iterator[Metric]:
                   "The same when the request at hand holds its blocks in the pool.", of="prompt_blocks")  # fmt: skip
 
 
+_CAUSES = {
+    "new": "content that was never in the cache",
+    "evicted": "content that a policy evicted for want of room",
+    "unreachable": "content that is there behind a block of its prefix that is not",
+    "declined": "content that the policy would not keep, or that there was no room to keep",
+    "in flight": "content that another request was computing and did not share yet",
+    "end of prompt": "the last token, and a last block that is not full",
+    "other namespace": "content that is there under another salt, adapter or tenant",
+    "tier": "content that lay below the pool, and was dropped there or not loaded",
+}
+
+
+def causes() -> Iterator[Metric]:
+    """What a run with run.explain=true says of the prompt tokens that it missed."""
+    for outcome in OUTCOMES[1:]:
+        for unit in ("tokens", "blocks"):
+            yield cache(key_of(outcome, unit), unit, "lower", f"missed, {outcome}" + (", blocks" * (unit == "blocks")),
+                        f"Prompt {unit} that were no hit: {_CAUSES[outcome]}.", of=f"prompt_{unit}", hide_zero=True,
+                        when=None if unit == "tokens" else never)  # fmt: skip
+    yield cache("missed_preempted_tokens", "tokens", "lower", "computed again after preemption",
+                "Tokens computed once more because their request was preempted, beside the prompt tokens.",
+                hide_zero=True)  # fmt: skip
+    yield cache("missed_forgotten_contents", "blocks", "", "contents forgotten",
+                "Lost contents forgotten for want of room (run.explain_contents): a miss of one counts as new.",
+                hide_zero=True)  # fmt: skip
+
+
 METRICS: tuple[Metric, ...] = (
     cache("hit_rate", "share", "higher", "hit rate",
           "Prompt tokens served from the cache over prompt tokens, over the whole run; each request counted once, at "
@@ -70,6 +98,7 @@ METRICS: tuple[Metric, ...] = (
     cache("admitted_blocks", "blocks", "", "blocks admitted", "Blocks whose content entered the cache."),
     cache("num_collisions", "blocks", "lower", "hash collisions",
           "Hits refused because a block of equal hash held other tokens.", hide_zero=True),
+    *causes(),
     text("tiers", "tiering", "tiering", "Name of the rule that moved blocks between tiers."),
     *(metric for number in range(MOST_TIERS + 1) for metric in tier(number)),
     tiers("num_loads", "requests", "", "loads", "Times a request waited for blocks from tiers below the pool."),

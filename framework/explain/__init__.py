@@ -1,0 +1,1 @@
+"""`python -m framework.explain`: where prompt tokens came from, and why those that were missed were missed."""

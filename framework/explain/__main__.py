@@ -1,0 +1,162 @@
+"""`python -m framework.explain RUN_OR_TRACE`: one cause for each prompt token that was no hit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from framework.cli.exit import command, exit_with
+from framework.errors import ConfigError
+from framework.misses.account import Account, versus
+from framework.report.misses import read_account
+from framework.workload.traces import formats, open_trace
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 on success, 2 with one sentence on stderr when it cannot be done."""
+    options = _parser().parse_args(arguments)
+    accounts = _accounts(options)
+    data: dict[str, Any] = {name: account.as_json() for name, account in accounts.items()}
+    if len(accounts) == 2:
+        (first, one), (second, other) = accounts.items()
+        data = {"runs": data, "against": {"first": first, "second": second, **versus(one, other)}}
+    else:
+        data = next(iter(data.values()))
+    if options.json:
+        print(json.dumps(data, indent=2))  # noqa: T201
+    else:
+        _show(accounts, data.get("against"))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m framework.explain", description=__doc__)
+    parser.add_argument(
+        "file", metavar="RUN_OR_TRACE", nargs="+",
+        help="run directories of run.explain=true, or a trace, which is replayed cache-only; two are compared",
+    )  # fmt: skip
+    parser.add_argument(
+        "--eviction", default="lru", metavar="NAME", help="of a trace's replay; two, comma-separated, are compared"
+    )
+    parser.add_argument("--num-blocks", type=int, metavar="N", help="of a trace's replay: blocks of the pool")
+    parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block of the trace")
+    parser.add_argument("--format", default="auto", metavar="NAME", help=f"of the trace: auto, {', '.join(formats())}")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the trace's first N requests")
+    parser.add_argument("--full-blocks-only", action="store_true", help="a partial last block is never cached")
+    parser.add_argument("--leaf-first", action="store_true", help="evict only blocks without resident children")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print JSON alone")
+    return parser
+
+
+def _accounts(options: argparse.Namespace) -> dict[str, Account]:
+    """By name, one or two."""
+    names = [name.strip() for name in options.eviction.split(",") if name.strip()]
+    if all(Path(file).is_dir() for file in options.file):
+        accounts = {file: read_account(Path(file)) for file in options.file}
+    elif len(options.file) == 1:
+        accounts = _replayed(options, names)
+    else:
+        raise ConfigError("name run directories, or one trace (with --eviction A,B to compare two policies)")
+    if not 1 <= len(accounts) <= 2:
+        raise ConfigError(f"one or two different runs or policies are explained at a time, found {len(accounts)}")
+    return accounts
+
+
+def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Account]:
+    from framework.registry.components import build_component
+    from framework.replay.misses import LossLog, explain
+    from framework.replay.path_cache import trace_paths
+    from framework.replay.reference import replay
+
+    if options.num_blocks is None:
+        raise ConfigError("a trace is replayed over a pool of some size: give --num-blocks")
+    trace = open_trace(options.file[0], format=options.format, block_tokens=options.block_tokens)
+    if trace.block_tokens == 0:
+        next(iter(trace))  # a trace without requests is that, whatever its format
+        raise ConfigError(f"{trace.path} has lengths only: no block is ever shared, every block is new")
+    paths = trace_paths(trace, limit=options.limit, full_blocks_only=options.full_blocks_only)
+    shared = {"num_blocks": options.num_blocks, "block_size": paths.block_tokens, "seed": options.seed}
+    found = {}
+    for name in names:
+        policy, log = build_component("eviction", {"name": name}, shared), LossLog()
+        counts = replay(
+            paths, policy, options.num_blocks, leaf_first=options.leaf_first, bypass=policy.bypass, losses=log
+        )
+        found[name] = explain(paths, counts.request_hits, log, num_blocks=options.num_blocks, policy=name)
+    return found
+
+
+def _show(accounts: Mapping[str, Account], against: Mapping[str, Any] | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 100
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("prompt tokens")
+    for name in accounts:
+        table.add_column(name, justify="right")
+        table.add_column("%", justify="right")
+        table.add_column("blocks", justify="right")
+    columns = [(account.totals("tokens"), account.totals("blocks")) for account in accounts.values()]
+    for outcome in columns[0][0]:
+        if any(tokens[outcome] for tokens, _ in columns):
+            cells = [
+                (f"{t[outcome]:,}", f"{100 * t[outcome] / max(1, sum(t.values())):.1f}", f"{b[outcome]:,}")
+                for t, b in columns
+            ]
+            table.add_row(outcome, *(cell for row in cells for cell in row))
+    whole = [(f"{sum(t.values()):,}", "100.0", f"{sum(b.values()):,}") for t, b in columns]
+    table.add_section()
+    table.add_row("all", *(cell for row in whole for cell in row))
+    console.print(table)
+    for name, account in accounts.items():
+        console.print(f"{name}: {account.sentence()}.", markup=False, soft_wrap=True)
+        if account.preempted_tokens:
+            console.print(f"{account.preempted_tokens:,} tokens were computed once more after preemptions.")
+        _show_regret(console, account)
+    if against is not None:
+        _show_against(console, against)
+
+
+def _show_regret(console: Any, account: Account) -> None:
+    from rich import box
+    from rich.table import Table
+
+    for name in ("age", "turn"):
+        sums = account.evictions.sums().get(name) if len(account.evictions) else None
+        if not sums:
+            continue
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column({"age": "evicted so many requests before", "turn": "missed in turn"}[name])
+        table.add_column("tokens computed again", justify="right")
+        table.add_column("kept by the optimum", justify="right")
+        for label, row in sums.items():
+            kept = row.get("optimum_kept_tokens")
+            table.add_row(label, f"{row['tokens']:,}", "unknown" if kept is None else f"{kept:,}")
+        console.print(table)
+
+
+def _show_against(console: Any, against: Mapping[str, Any]) -> None:
+    first, second = against["first"], against["second"]
+    for winner, loser, key in ((first, second, "first_wins"), (second, first, "second_wins")):
+        side = against[key]
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in side["missed_by_the_other"].items() if count)
+        console.print(
+            f"{winner} hits more than {loser} in {side['requests']:,} requests: {side['tokens']:,} tokens, which "
+            f"{loser} missed because they were: {causes or 'none'}.", markup=False, soft_wrap=True,
+        )  # fmt: skip
+        most = "; ".join(f"request {row['request']} by {row['tokens']:,}" for row in side["most"][:5])
+        if most:
+            console.print(f"  Most: {most}.", markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,148 @@
+"""Causes of the misses of a cache-only replay, worked out from what it evicted and declined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.misses.account import (
+    DECLINED,
+    END,
+    EVICTED,
+    HIT,
+    NEW,
+    OUTCOMES,
+    TIER,
+    UNREACHABLE,
+    Account,
+    Evictions,
+)
+from framework.replay.optimum import optimum_hits
+from framework.replay.paths import RequestPaths
+from framework.replay.stack import reuse_distances
+
+Ints = npt.NDArray[np.int64]
+
+
+class LossLog:
+    """What a replay gave up, in order: a list of nodes for each request that made it do so. 8 bytes a block.
+
+    Attributes:
+        evicted: by the policy, for want of room. declined: never inserted, or not kept. below: evicted, and held by a
+            tier below the pool afterwards.
+        out_of_reach: nodes that a tier held behind the end of the request's cached prefix, in the tiers alone.
+    """
+
+    def __init__(self) -> None:
+        self.evicted: list[tuple[int, Sequence[int]]] = []
+        self.declined: list[tuple[int, Sequence[int]]] = []
+        self.below: list[tuple[int, Sequence[int]]] = []
+        self.out_of_reach: list[tuple[int, Sequence[int]]] = []
+
+    def events(self) -> tuple[Ints, Ints, Ints]:
+        """(request, node, cause) of all that was given up, each a column."""
+        parts = [(self.evicted, EVICTED), (self.below, TIER), (self.declined, DECLINED)]
+        counts = [(request, len(nodes), cause) for part, cause in parts for request, nodes in part]
+        lengths = np.array([count for _, count, _ in counts], dtype=np.int64)
+        nodes = np.fromiter((node for part, _ in parts for _, nodes in part for node in nodes), np.int64, lengths.sum())
+        requests = np.repeat(np.array([request for request, _, _ in counts], dtype=np.int64), lengths)
+        return requests, nodes, np.repeat(np.array([cause for _, _, cause in counts], dtype=np.int64), lengths)
+
+
+def explain(
+    paths: RequestPaths,
+    request_hits: npt.NDArray[np.int32],
+    log: LossLog,
+    *,
+    num_blocks: int,
+    policy: str,
+    compare: bool = True,
+) -> Account:
+    """One cause for each block of a replay that was no hit.
+
+    A block that no request asked for before is new; one that was evicted, declined or dropped from a tier since its
+    last use says so; all others are resident behind a block that is not. The prompt's tokens after its last block,
+    where partial blocks are left out, are its end.
+
+    Args:
+        request_hits: (R,) hit blocks. num_blocks: of the pool, all tiers included, for the comparison.
+        compare: work out too what LRU and the pinned optimum of this size would have hit.
+
+    O(E log E) array work.
+    """
+    requests, starts = paths.requests.astype(np.int64), paths.starts
+    depths = np.arange(paths.num_references) - starts[requests]
+    outcome = np.full(paths.num_references, UNREACHABLE, dtype=np.int64)
+    is_first = paths.is_first
+    missed = np.flatnonzero((depths >= request_hits[requests]) & ~is_first)
+    by, nodes, causes = log.events()
+    scale = paths.num_requests + 1
+    order = np.argsort(nodes * scale + by, kind="stable")
+    keys = (nodes * scale + by)[order]
+    last = np.searchsorted(keys, paths.nodes[missed].astype(np.int64) * scale + requests[missed]) - 1
+    event = np.where(last >= 0, order[last] if len(order) else 0, -1)
+    previous = _previous(paths)[missed]
+    lost = np.zeros(len(missed), dtype=bool)
+    found = last >= 0
+    lost[found] = (nodes[event[found]] == paths.nodes[missed[found]]) & (by[event[found]] >= previous[found])
+    outcome[missed[lost]] = causes[event[lost]]
+    if log.out_of_reach:
+        held = np.array([node * scale + request for request, some in log.out_of_reach for node in some], dtype=np.int64)
+        outcome[missed[np.isin(paths.nodes[missed] * np.int64(scale) + requests[missed], held)]] = UNREACHABLE
+    outcome[is_first] = NEW
+    outcome[depths < request_hits[requests]] = HIT
+    own = np.minimum(paths.block_tokens, paths.input_tokens[requests] - depths * paths.block_tokens)
+    shape, cell = (paths.num_requests, len(OUTCOMES)), requests * len(OUTCOMES) + outcome
+    blocks = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
+    tokens = np.bincount(cell, weights=own, minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)
+    tokens[:, END] += paths.input_tokens - tokens.sum(axis=1)
+    chosen = outcome[missed] == EVICTED
+    evictions = _evictions(paths, missed[chosen], by[event[chosen]], depths, own, num_blocks if compare else None)
+    return Account(blocks=blocks.astype(np.int64), tokens=tokens, evictions=evictions, policy=policy)
+
+
+def _previous(paths: RequestPaths) -> Ints:
+    """(E,) the last request before that references the same node; -1 where there is none."""
+    order = np.argsort(paths.nodes, kind="stable")
+    result = np.full(paths.num_references, -1, dtype=np.int64)
+    same = paths.nodes[order[1:]] == paths.nodes[order[:-1]]
+    result[order[1:][same]] = paths.requests[order[:-1][same]]
+    return result
+
+
+def _evictions(
+    paths: RequestPaths, at: Ints, evicted_for: Ints, depths: Ints, own: Ints, num_blocks: int | None
+) -> Evictions:
+    """The references `at` (V,), whose content was evicted for the requests `evicted_for`, neighbours put together."""
+    requests = paths.requests[at].astype(np.int64)
+    cuts = np.ones(len(at), dtype=bool)
+    cuts[1:] = (np.diff(at) != 1) | (np.diff(requests) != 0) | (np.diff(evicted_for) != 0)
+    first = np.flatnonzero(cuts)
+
+    def summed(values: Ints) -> Ints:
+        return np.add.reduceat(values, first) if len(first) else np.empty(0, dtype=np.int64)
+
+    kept: dict[str, Ints] = {}
+    if num_blocks is not None:
+        best = optimum_hits(paths, num_blocks, pinned=True)
+        distances = reuse_distances(paths)[at]
+        kept["lru_tokens"] = summed(np.where((distances > 0) & (distances <= num_blocks), own[at], 0))
+        kept["optimum_tokens"] = summed(np.where(depths[at] < best[requests], own[at], 0))
+    requests, evicted_for, known = requests[first], evicted_for[first], paths.known
+    turns = paths.turns.tolist()
+    given = known.turn if known is not None else [None] * paths.num_requests
+    return Evictions(
+        request=requests,
+        depth=depths[at][first],
+        blocks=summed(np.ones(len(at), dtype=np.int64)),
+        tokens=summed(own[at]),
+        evicted_for=evicted_for,
+        requests_ago=requests - evicted_for,
+        references_ago=paths.starts[requests] - paths.starts[evicted_for],
+        turn=[turns[request] if given[request] is None else given[request] for request in requests.tolist()],
+        tenant=[] if known is None else [known.tenant[request] for request in requests.tolist()],
+        category=[] if known is None else [known.category[request] for request in requests.tolist()],
+        **kept,
+    )
