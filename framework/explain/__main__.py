@@ -69,8 +69,8 @@ def _accounts(options: argparse.Namespace) -> dict[str, Account]:
 
 def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Account]:
     from framework.registry.components import build_component
+    from framework.replay.column_paths import trace_paths
     from framework.replay.misses import LossLog, explain
-    from framework.replay.path_cache import trace_paths
     from framework.replay.reference import replay
 
     if options.num_blocks is None:

@@ -17,8 +17,8 @@ from framework.errors import FrameworkError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.misses.account import DECLINED, END, EVICTED, HIT, NEW, OUTCOMES, TIER, UNREACHABLE, Account, Evictions
 from framework.registry.components import build_component
+from framework.replay.column_paths import trace_paths
 from framework.replay.misses import LossLog, explain
-from framework.replay.path_cache import trace_paths
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.replay.tiers import ReplayTiers, TierSpec
