@@ -30,6 +30,7 @@ from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.kv_events.stream import EventStream
+from framework.misses.ledger import Ledger
 from framework.model.loading import LoadedModel
 from framework.model.tokenizer import encode
 from framework.parallel.serving import load_served, serving_executor
@@ -65,6 +66,7 @@ class LLM:
         log: receives scheduling and cache events as (event, **facts).
         kv_events: receives what the cache publishes and removes in vLLM's schema; see framework.kv_events. Its own to
             close.
+        ledger: finds a cause for each prompt token that is no hit; see framework.misses.
         tiering, tiers: the rule that moves blocks below the pool, and what lies there: entries such as
             {"store": "host", "num_blocks": 20000, "eviction": "lru"}. Close the LLM then: it drains what is stored.
         engine: with `tensor_parallel_size` above 1 the model is spread over as many processes, this one included, and
@@ -104,6 +106,7 @@ class LLM:
         record: bool = False,
         log: Callable[..., Any] | None = None,
         kv_events: EventStream | None = None,
+        ledger: Ledger | None = None,
         tiering: Component = "never",
         tiers: Sequence[Mapping[str, Any]] = (),
         engine: EngineOptions | None = None,
@@ -138,6 +141,7 @@ class LLM:
             self._settle_spec(block_size, layout, kv_dtype)
             advice = self._settle_sizes(num_blocks, memory_fraction, options)
             self._components, self._kv_events = (allocator, eviction, hash), kv_events
+            self._ledger = ledger
             built = self._build_allocator()
             executor, own = serving_executor(
                 self.model, self.backend, self.spec, chosen=chosen, seed=seed, device=self.device, options=options,
@@ -230,6 +234,7 @@ class LLM:
             seed=self.seed,
             log=log,
             kv_events=self._kv_events,
+            ledger=self._ledger,
             stop_watch=watch if tokenizer.has_text else None,
             tiers=self._tier_maker(allocator) if self._tiers else None,
         )

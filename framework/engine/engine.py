@@ -39,6 +39,7 @@ from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
 from framework.kv_events.allocator import EventAllocator
 from framework.kv_events.stream import EventStream
+from framework.misses.ledger import Ledger
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
 
@@ -70,6 +71,7 @@ class Engine:
             window: blocks behind it are unreferenced while their request runs. None: all are read to the end.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
         tiers: makes what lies below the pool, now and after each reset; None for nothing.
+        ledger: finds a cause for each prompt token that is no hit; None where nobody asks why.
 
     Attributes:
         state: what the engine holds; another object after each `reset`.
@@ -97,6 +99,7 @@ class Engine:
         kv_events: EventStream | None = None,
         stop_watch: MakeStopWatch | None = None,
         tiers: MakeTiers | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         require_batch(max_batch_tokens, max_batch_requests, chunk_size)
         if tiers is not None and scheduling == "running_first":
@@ -105,7 +108,7 @@ class Engine:
         self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
         self.length_advice, self.vocab_size, self.window = length_advice, vocab_size, window
         self._log, self._kv_events = log, kv_events
-        self._stop_watch, self._make_tiers = stop_watch, tiers
+        self._stop_watch, self._make_tiers, self._ledger = stop_watch, tiers, ledger
         self._batch = max_batch_tokens, max_batch_requests, chunk_size or max_batch_tokens
         self._share_within_step, self._scheduling = share_within_step, scheduling
         self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
@@ -125,6 +128,11 @@ class Engine:
         life = Lifecycle(state, self._eos, self._stop_watch)
         if self._make_tiers is not None:
             state.tiers = EngineTiers(state, life, self._make_tiers(), stream)
+        if self._ledger is not None:
+            state.ledger = self._ledger
+            self._ledger.reset()
+            if state.tiers is not None:
+                self._ledger.lies_below = state.tiers.lies_below
         listen(state)
         self._window = None if self.window is None else Window(state, life, self.window)
         if self._share_within_step:

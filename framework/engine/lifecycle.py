@@ -10,6 +10,8 @@ from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
 from framework.engine.text import MakeStopWatch
 from framework.errors import FrameworkError, OutOfBlocks
+from framework.interfaces.allocator import Hit
+from framework.misses.ledger import Ledger
 from framework.types import TableChange
 
 
@@ -27,20 +29,41 @@ class Lifecycle:
 
     def admitted(self, seq: Sequence, num_cached: int) -> None:
         """`seq` has just got its row, with the KV of its first `num_cached` tokens."""
-        request = seq.request
+        request, ledger = seq.request, self.state.ledger
         if not seq.was_admitted:
             request.num_cached_tokens += num_cached
             request.first_scheduled_s = self.state.executor.now()
+            if ledger is not None:
+                facts = {"turn": request.turn, "tenant": request.tenant, "category": request.category}
+                ledger.admit(seq.id, request.number, num_cached, **facts)
         else:
             again = seq.computed_before - num_cached
             request.num_recomputed_tokens += max(0, again)
             request.num_spared_tokens += max(0, -again)
+            if ledger is not None and seq.hit is not None:
+                ledger.preempted_tokens += max(0, again)
+                names = seq.hit.hashes or ledger.names(seq.tokens, request.namespace)
+                ledger.compute(seq.id, names[num_cached // self.state.guarded.block_size :])
         seq.was_admitted = True
         seq.hit = None
         seq.committed = num_cached
         request.status = Status.RUNNING
         self.state.reserved_rows += seq.forks_due
         self.state.note("admit", seq, cached=num_cached)
+
+    def ask_why(self, ledger: Ledger, seq: Sequence, hit: Hit) -> None:
+        """`seq`, of which the pool has `hit`, is about to be given its blocks: what it misses is explained now."""
+        request, guarded = seq.request, self.state.guarded
+        if seq.was_admitted:
+            ledger.serve(request.number)
+            return
+        others = ledger.others(request.prompt, request.namespace)
+
+        def elsewhere() -> int:
+            return max((guarded.lookup(request.prompt, other).num_tokens for other in others), default=0)
+
+        names = hit.hashes or ledger.names(request.prompt, request.namespace)
+        ledger.ask(seq.id, request.number, names, len(request.prompt), hit.num_tokens, elsewhere)
 
     def place(self, seq: Sequence, computed: int, passed: int = 0, room: int | None = None) -> None:
         """Give `seq`, which has a table, a row; `computed` of its tokens have their KV.
@@ -83,10 +106,17 @@ class Lifecycle:
 
     def free_table(self, seq: Sequence) -> None:
         """Free the table of `seq`. A plugin that fails here fails the request in the end, not whoever asked for it."""
+        ledger = self.state.ledger
+        if ledger is not None:
+            ledger.serve(seq.request.number)
+            ledger.declining = True
         try:
             self.state.guarded.free(seq.id)
         except FrameworkError as error:
             seq.request.plugin_error = seq.request.plugin_error or error
+        if ledger is not None:
+            ledger.declining = False
+            ledger.leave(seq.id)
 
     def preempt(self, seq: Sequence) -> None:
         """Free the blocks of `seq`, and of its whole beam group; they wait to be recomputed."""
@@ -110,6 +140,8 @@ class Lifecycle:
         if self.state.rows.num_free == 0:
             self.state.waiting.push(child)
             return False
+        if self.state.ledger is not None:
+            self.state.ledger.serve(parent.request.number)
         try:
             change = self.state.guarded.fork(parent.id, child.info, num_tokens)
             try:
@@ -145,6 +177,8 @@ class Lifecycle:
         if num_tokens <= seq.committed:
             return
         row, before = seq.row, seq.committed
+        if self.state.ledger is not None:
+            self.state.ledger.serve(seq.request.number)
         change = self.state.guarded.commit(seq.id, self.state.rows.known[row, :num_tokens])
         seq.committed = num_tokens
         if self.state.tiers is not None:
@@ -162,7 +196,14 @@ class Lifecycle:
         """No layer reads the first `num_blocks` of `seq`, which has a row, any more."""
         state, row = self.state, seq.row
         state.rows.passed[row] = num_blocks
-        if state.guarded.unref_leading(seq.id, num_blocks * state.guarded.block_size):
+        if state.ledger is not None:
+            state.ledger.declining = True
+        try:
+            found = state.guarded.unref_leading(seq.id, num_blocks * state.guarded.block_size)
+        finally:
+            if state.ledger is not None:
+                state.ledger.declining = False
+        if found:
             state.executor.set_table(row, 0, state.guarded.table(seq.id))
 
     def take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:

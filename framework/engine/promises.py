@@ -65,11 +65,17 @@ class Promises:
         guarded = self._state.guarded
         if end // guarded.block_size == start // guarded.block_size:
             return
+        ledger = self._state.ledger
+        if ledger is not None:
+            ledger.promising = True
         try:
             guarded.promise(seq.id, end)
         except FrameworkError as error:
             self._life.fail(seq, error)
             return
+        finally:
+            if ledger is not None:
+                ledger.promising = False
         self.made[seq] = end
 
     def require(self, num_new: IntArray) -> None:
@@ -84,6 +90,8 @@ class Promises:
     def keep(self) -> None:
         """The step's tokens were computed and committed."""
         self.made.clear()
+        if self._state.ledger is not None:
+            self._state.ledger.kept_promises()
 
     def withdraw_all(self) -> None:
         """The last step did not finish: nothing that it promised was computed."""

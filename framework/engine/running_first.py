@@ -107,6 +107,8 @@ class RunningFirst(Scheduler):
         waits = group is not None and len(group.live) > 1
         count = min(len(seq.tokens) - hit.num_tokens - waits, budget, self.chunk_size)
         room = hit.num_tokens + max(1, count)
+        if self.state.ledger is not None:
+            self.life.ask_why(self.state.ledger, seq, hit)
         guarded.allocate_part(seq.info, seq.tokens, hit, room)
         self.life.place(seq, hit.num_tokens, room=room)
         self.state.waiting.pop()

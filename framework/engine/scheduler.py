@@ -82,6 +82,8 @@ class Scheduler:
                     if tiers is not None:
                         tiers.prefetch(seq, hit)
                     return
+                if state.ledger is not None:
+                    self.life.ask_why(state.ledger, seq, hit)
                 guarded.allocate(seq.info, seq.tokens, hit)
                 if tiers is not None and self._begin_load(tiers, seq, hit, plan):
                     waiting.pop()
@@ -225,6 +227,8 @@ class Scheduler:
     def _extend(self, seq: Sequence, num_tokens: int) -> None:
         guarded = self.state.guarded
         while seq.row >= 0:
+            if self.state.ledger is not None:
+                self.state.ledger.serve(seq.request.number)  # each time: whoever is preempted is served as it leaves
             try:
                 change = guarded.extend(seq.id, num_tokens)
                 if self.state.tiers is not None:

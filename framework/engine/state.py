@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from framework.engine.beam import BeamGroup
     from framework.engine.promises import Promises
     from framework.engine.tiers.engine_tiers import EngineTiers
+    from framework.misses.ledger import Ledger
 
 Log = Callable[..., Any]
 """(event, **facts): receives scheduling and cache events."""
@@ -45,6 +46,7 @@ class EngineState:
 
     Attributes:
         guarded: the allocator, behind the error boundary.
+        ledger: finds a cause for each prompt token that is no hit; None where nobody asks why.
         foresee: passes a replay's knowledge of the future on to the allocator; None without.
         on_end: called with each request as it ends, completions and status in place.
         requests: that have not ended, by number.
@@ -62,6 +64,7 @@ class EngineState:
     rows: Rows
     metrics: Metrics
     log: Log | None = None
+    ledger: Ledger | None = None
     foresee: Foresee | None = None
     on_end: Callable[[Request], object] | None = None
     promises: Promises | None = None
@@ -103,12 +106,14 @@ class EngineState:
 
 
 def listen(state: EngineState) -> None:
-    """Pass the allocator's events on to the log and the tiers; where there is neither, it sends none."""
+    """Pass the allocator's events on to the log, the tiers and the ledger; where there is none, it sends none."""
     listeners: list[Callable[[CacheEvent], object]] = []
     if state.log is not None:
         listeners.append(lambda event: _log_cache_event(state, event))
     if state.tiers is not None:
         listeners.append(state.tiers.placement.heard)
+    if (ledger := state.ledger) is not None:
+        listeners.append(lambda event: (ledger.published if event.kind == "admit" else ledger.given_up)(event.key))
 
     def everyone(event: CacheEvent) -> None:
         for listener in listeners:

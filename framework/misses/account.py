@@ -39,6 +39,7 @@ class Evictions:
     Attributes:
         request: that missed it. depth: blocks above the first of these. blocks, tokens: that it computed again.
         evicted_for: the request whose allocation needed the room; -1 where nobody's did.
+        admission: the request's place in the order of first admissions.
         requests_ago, references_ago: requests first admitted, and prompt blocks they asked for, since the eviction.
         lru_blocks, optimum_blocks, and their tokens: of these, how many LRU and the pinned optimum of the same
             capacity would have hit in the request model (framework.replay.reference); None where not worked out.
@@ -52,6 +53,7 @@ class Evictions:
     evicted_for: Ints
     requests_ago: Ints
     references_ago: Ints
+    admission: Ints
     lru_tokens: Ints | None = None
     optimum_tokens: Ints | None = None
     turn: Sequence[int | None] = ()

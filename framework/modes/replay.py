@@ -21,6 +21,7 @@ from framework.guard.workload import GuardedWorkload
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.kv_events.stream import EventStream
+from framework.misses.ledger import Ledger
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import block_bytes, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.rows import request_row
@@ -60,7 +61,8 @@ def replay(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
 def full_replay(session: Session) -> dict[str, Any]:
     """Requests overlap, pin their blocks, decode and are preempted, as in a serve run."""
     options = session.config.replay
-    source = open_source(session.config, session.event_log(), session.kv_events())
+    ledger = session.ledger()
+    source = open_source(session.config, session.event_log(), session.kv_events(), ledger)
     engine, unit = source.engine, source.unit
     kinds = (*KINDS[:3], "workload", *(("tiering",) if session.config.tiers else ()))
     session.facts |= names_of(session.config, kinds)
@@ -68,7 +70,9 @@ def full_replay(session: Session) -> dict[str, Any]:
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.length_advice)
     if session.settings.requests:
         tiers = len(session.config.tiers)
-        engine.state.on_end = lambda request: session.run.log_request(request_row(request, unit=unit, tiers=tiers))
+        engine.state.on_end = lambda request: session.run.log_request(
+            request_row(request, unit=unit, tiers=tiers, ledger=ledger)
+        )
     log_every, start = session.settings.log_every, time.perf_counter()
 
     reference: dict[str, float | None] = {}
@@ -102,6 +106,7 @@ def full_replay(session: Session) -> dict[str, Any]:
             **reported({"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}),
             **summary,
             **bought,
+            **(session.explained_by(ledger, engine.allocator.num_blocks) if ledger is not None else {}),
             "clock": source.clock,
             "num_blocks": engine.allocator.num_blocks,
             "block_size": engine.allocator.block_size,
@@ -174,7 +179,7 @@ class Source:
     workload: Workload
 
 
-def open_source(config: Config, log: Any, kv_events: EventStream | None = None) -> Source:
+def open_source(config: Config, log: Any, kv_events: EventStream | None = None, ledger: Ledger | None = None) -> Source:
     """Read what comes first, and build the engine.
 
     Raises:
@@ -183,9 +188,9 @@ def open_source(config: Config, log: Any, kv_events: EventStream | None = None) 
     """
     name, workload = workload_of(config)
     if isinstance(workload, RecordedWorkload):
-        return _recorded_source(config, log, workload, kv_events)
+        return _recorded_source(config, log, workload, kv_events, ledger)
     outputs: dict[tuple[int, int], TokenArray] = {}
-    engine, policy = build_engine(config, log, None, outputs, kv_events)
+    engine, policy = build_engine(config, log, None, outputs, kv_events, ledger)
     if policy.needs_future:
         future = with_blocks(requests_of(workload, name), engine.allocator.block_size)
         Foresight(engine.allocator, future, max_len=engine.max_model_len).attach(engine)
@@ -194,9 +199,11 @@ def open_source(config: Config, log: Any, kv_events: EventStream | None = None) 
     return Source(engine, policy, trace_items(requests_of(workload, name), outputs), "s", clock, workload)
 
 
-def _recorded_source(config: Config, log: Any, workload: RecordedWorkload, kv_events: EventStream | None) -> Source:
+def _recorded_source(
+    config: Config, log: Any, workload: RecordedWorkload, kv_events: EventStream | None, ledger: Ledger | None
+) -> Source:
     recording = workload.recording()
-    engine, policy = build_engine(config, log, recording, None, kv_events)
+    engine, policy = build_engine(config, log, recording, None, kv_events, ledger)
     if policy.needs_future:
         raise ConfigError(
             f"eviction={config.eviction.name} needs every block's next use, which workload=trace "
@@ -211,6 +218,7 @@ def build_engine(
     recording: Recording | None,
     outputs: MutableMapping[tuple[int, int], TokenArray] | None = None,
     kv_events: EventStream | None = None,
+    ledger: Ledger | None = None,
 ) -> tuple[Engine, EvictionPolicy]:
     """The engine of a serve run with a ReplayExecutor in place of the model, and its policy.
 
@@ -256,6 +264,7 @@ def build_engine(
         kv_events=kv_events,
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
         tiers=tiers,
+        ledger=ledger,
     )
     return engine, policy
 

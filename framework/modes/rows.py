@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from framework.engine.request import Completion, Request
+from framework.misses.ledger import Ledger
 
 Row = dict[str, Any]
 
 
-def request_row(request: Request, *, unit: str = "s", tiers: int = 0) -> Row:
+def request_row(request: Request, *, unit: str = "s", tiers: int = 0, ledger: Ledger | None = None) -> Row:
     """What became of one request, its generated tokens left out.
 
     Args:
         unit: of the run's clock, which ends the names of the times: "s" or "steps".
         tiers: how many there are below the pool, from which blocks may have come.
+        ledger: of the engine, where it has one: the prompt's missed tokens by cause follow.
     """
     loaded: Row = {}
     if tiers:
@@ -38,6 +40,7 @@ def request_row(request: Request, *, unit: str = "s", tiers: int = 0) -> Row:
         f"first_token_{unit}": request.first_token_s,
         f"finished_{unit}": request.finished_s,
         **loaded,
+        **(ledger.row(request.number) if ledger is not None else {}),
     }
 
 

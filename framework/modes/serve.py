@@ -26,6 +26,7 @@ from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.kv_events.stream import EventStream
 from framework.llm import LLM
+from framework.misses.ledger import Ledger
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
 from framework.model.shard import Shard
@@ -60,13 +61,14 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
             session.facts |= GuardedWorkload(requests).result()
             longest = max(item.max_total_tokens for item in items)
             events, log = session.kv_events(), session.event_log()
-            with build_llm(config, model, longest=longest, log=log, kv_events=events) as llm:
+            ledger = session.ledger()
+            with build_llm(config, model, longest=longest, log=log, kv_events=events, ledger=ledger) as llm:
                 session.begin(llm.device)
                 session.say_length(config.engine.max_model_len, longest, llm.max_model_len, llm.engine.length_advice)
-                return _answer(llm, session, items)
+                return _answer(llm, session, items, ledger)
 
 
-def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dict[str, Any]:
+def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], ledger: Ledger | None) -> dict[str, Any]:
     """Serve `items` and write down what became of them, also of a run that does not come to its end."""
     log_every = session.settings.log_every
     requests: list[Request] = []
@@ -87,11 +89,13 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
         llm.add_texts(requests)
         verdicts, judged = compare(llm, requests, session.settings.check_requests if complete else 0)
         for request in requests:
-            session.run.log_request(served_row(request, verdicts, tiers=len(session.config.tiers)))
+            row = served_row(request, verdicts, tiers=len(session.config.tiers), ledger=ledger)
+            session.run.log_request(row)
         if session.settings.record:
             record(llm, requests, session.run.path / RECORDING)
         bought = what_fewer_bits_buy(session.config, llm, requests) if complete else {}
-        return {**summarise(llm, session.config), **judged, **bought}
+        why = session.explained_by(ledger, llm.num_blocks) if ledger is not None else {}
+        return {**summarise(llm, session.config), **judged, **bought, **why}
 
     return session.record(work, outcome)
 
@@ -131,7 +135,13 @@ def load_model(config: Config) -> LoadedModel:
 
 
 def build_llm(
-    config: Config, model: LoadedModel, *, longest: int, log: Any = None, kv_events: EventStream | None = None
+    config: Config,
+    model: LoadedModel,
+    *,
+    longest: int,
+    log: Any = None,
+    kv_events: EventStream | None = None,
+    ledger: Ledger | None = None,
 ) -> LLM:
     """The cache and engine that `config` describes, around `model`.
 
@@ -152,6 +162,7 @@ def build_llm(
             record=config.run.record or stored not in (None, own),  # `what_fewer_bits_buy` replays it
             log=log,
             kv_events=kv_events,
+            ledger=ledger,
             tiering=config.tiering.plain(),
             tiers=config.tiers,
             engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
@@ -258,13 +269,19 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     return reported(plugins) | result
 
 
-def served_row(request: Request, verdicts: Sequence[DenseVerdict | LossVerdict], *, tiers: int = 0) -> dict[str, Any]:
+def served_row(
+    request: Request,
+    verdicts: Sequence[DenseVerdict | LossVerdict],
+    *,
+    tiers: int = 0,
+    ledger: Ledger | None = None,
+) -> dict[str, Any]:
     """One request for `requests.jsonl`, with what was generated and whether the dense model agrees.
 
     `dense` is "equal", "differs" (and `dense_differs_at` the index of the first such token) or null: not compared.
     """
     verdict = next((verdict for verdict in verdicts if verdict.request == request.number), None)
-    row = request_row(request, tiers=tiers)
+    row = request_row(request, tiers=tiers, ledger=ledger)
     row["dense"] = None if verdict is None else "equal" if verdict.differs_at is None else "differs"
     row["dense_differs_at"] = None if verdict is None else verdict.differs_at
     row["completions"] = completion_rows(request)

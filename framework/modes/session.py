@@ -16,8 +16,10 @@ from framework.engine.limits import shortened
 from framework.errors import FrameworkError
 from framework.kv_events.stream import EventStream, Sink
 from framework.misses.account import Account
+from framework.misses.ledger import Ledger
 from framework.modes.kv_events import event_file, publisher_of
 from framework.modes.watchdog import Watchdog
+from framework.replay.misses import against_models
 from framework.results.layout import JOB, KV_EVENTS, REGRET, SHARED
 from framework.results.reading import read_json, what_went_wrong
 from framework.sweep import identity
@@ -145,6 +147,20 @@ class Session:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A line of `metrics.jsonl`, and live numbers for the trackers."""
         self._trackers.log(step, metrics)
+
+    def ledger(self) -> Ledger | None:
+        """What finds a cause for each missed prompt token of an engine; None where nobody asks why."""
+        config = self.config
+        if not self.settings.explain:
+            return None
+        most = self.settings.explain_contents
+        return Ledger(config.cache.block_size, policy=config.eviction.name, most_contents=most)
+
+    def explained_by(self, ledger: Ledger, num_blocks: int) -> dict[str, int]:
+        """The ledger's account, against LRU and the optimum of `num_blocks`: `explained`, and what the result says."""
+        account = against_models(ledger.account(), ledger.paths, ledger.block_size, num_blocks)
+        self.explained(account)
+        return account.results()
 
     def explained(self, account: Account) -> None:
         """`regret.jsonl`: each eviction of content that was asked for again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -103,6 +104,45 @@ def explain(
     return Account(blocks=blocks.astype(np.int64), tokens=tokens, evictions=evictions, policy=policy)
 
 
+def against_models(account: Account, keys: Sequence[Ints] | None, block_tokens: int, num_blocks: int) -> Account:
+    """An engine's account with what LRU and the pinned optimum of `num_blocks` would have hit in the request model.
+
+    Args:
+        keys: names of each admitted prompt's full blocks, in order of admission (`Ledger.paths`); None: not kept, and
+            the account comes back as it is.
+    """
+    lost = account.evictions
+    if not keys or not len(lost):
+        return account
+    lengths = np.array([len(path) for path in keys], dtype=np.int64)
+    flat = np.concatenate(keys)
+    _, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int32)
+    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
+    nodes, starts = rank[inverse], np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    depths = np.arange(len(flat)) - np.repeat(starts[:-1], lengths)
+    paths = RequestPaths(
+        nodes=nodes,
+        starts=starts,
+        parents=np.full(len(first), -1, dtype=np.int32),  # nobody asks for these
+        depths=depths[np.sort(first)].astype(np.int32),
+        input_tokens=lengths * block_tokens,
+        tenants=np.zeros(len(keys), dtype=np.int32),
+        block_tokens=block_tokens,
+    )
+    best = optimum_hits(paths, num_blocks, pinned=True)
+    lru = ((distances := reuse_distances(paths)) > 0) & (distances <= num_blocks)
+    lru_hits = np.add.reduceat(np.append(lru, False), starts[:-1]) * (lengths > 0) if len(keys) else lengths
+    at = lost.admission
+
+    def tokens(hits: Ints) -> Ints:
+        kept = np.clip(hits[at] - lost.depth, 0, lost.blocks)
+        held: Ints = np.minimum(kept * block_tokens, lost.tokens)
+        return held
+
+    return replace(account, evictions=replace(lost, lru_tokens=tokens(lru_hits), optimum_tokens=tokens(best)))
+
+
 def _previous(paths: RequestPaths) -> Ints:
     """(E,) the last request before that references the same node; -1 where there is none."""
     order = np.argsort(paths.nodes, kind="stable")
@@ -141,6 +181,7 @@ def _evictions(
         evicted_for=evicted_for,
         requests_ago=requests - evicted_for,
         references_ago=paths.starts[requests] - paths.starts[evicted_for],
+        admission=requests,
         turn=[turns[request] if given[request] is None else given[request] for request in requests.tolist()],
         tenant=[] if known is None else [known.tenant[request] for request in requests.tolist()],
         category=[] if known is None else [known.category[request] for request in requests.tolist()],

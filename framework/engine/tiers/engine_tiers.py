@@ -105,6 +105,10 @@ class EngineTiers:
         self.pool_hit_tokens += hit.num_tokens + places[full:].count(0) * self._size
         self._hits[seq.id] = path[:full]
 
+    def lies_below(self, key: BlockHash) -> bool:
+        """Whether a tier below the pool has this content, or it is on its way from one."""
+        return self._lower.where(key) > 0 or key in self.arriving
+
     def _holds(self, key: BlockHash) -> bool:
         return self.placement.holds(key) or key in self.arriving
 

@@ -99,6 +99,8 @@ class Placement:
                 with self.sound():
                     if not self.off:
                         self.lower.evicted(key, self.now)
+                if self._state.ledger is not None and self.lower.where(key) > 0:
+                    self._state.ledger.moved_below(key)
                 del self.pool[key]
             for copy in self.reading.pop(block, ()):
                 self.transfers.release(copy)

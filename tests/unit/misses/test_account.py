@@ -15,7 +15,7 @@ def account(**tokens: int) -> Account:
     one = [np.array([at], dtype=np.int64)[: bool(count)] for at in (0, 3, 1, count, 0, 120, 900, 0, count // 2)]
     lost = Evictions(
         request=one[0], depth=one[1], blocks=one[2], tokens=one[3], evicted_for=one[4], requests_ago=one[5],
-        references_ago=one[6], lru_tokens=one[7], optimum_tokens=one[8], turn=[2][: bool(count)],
+        references_ago=one[6], admission=one[0], lru_tokens=one[7], optimum_tokens=one[8], turn=[2][: bool(count)],
     )  # fmt: skip
     return Account(blocks=row, tokens=row, evictions=lost, policy="lru")
 

@@ -141,14 +141,14 @@ def test_every_policys_misses_have_the_causes_that_a_slow_model_finds(name: str,
             if cause == EVICTED
         ]
         lost = account.evictions
-        told = [
+        found_rows = [
             (request, depth + step, by)
             for request, depth, count, by in zip(
                 lost.request.tolist(), lost.depth.tolist(), lost.blocks.tolist(), lost.evicted_for.tolist(), strict=True
             )
             for step in range(count)
         ]
-        assert told == blamed, (name, seed, num_blocks)
+        assert found_rows == blamed, (name, seed, num_blocks)
 
 
 def test_a_partial_last_block_that_is_left_out_is_the_end_of_its_prompt_and_never_evicted() -> None:
@@ -169,7 +169,16 @@ def explain_lru(paths: RequestPaths, num_blocks: int) -> Account:
 
 def test_an_eviction_says_for_whom_how_long_ago_and_who_would_have_kept_it() -> None:
     rows = explain_lru(workload([[1, 2], [3], [4, 5], [6], [1, 2]]), 4).evictions.rows("lru")
-    shared = {"request": 4, "blocks": 1, "tokens": 4, "lru_tokens": 0, "optimum_tokens": 4, "turn": 0, "tenant": None}
+    shared = {
+        "request": 4,
+        "admission": 4,
+        "blocks": 1,
+        "tokens": 4,
+        "lru_tokens": 0,
+        "optimum_tokens": 4,
+        "turn": 0,
+        "tenant": None,
+    }
     shared |= {"category": None, "evicted_by": "lru"}
     assert rows == [
         {**shared, "depth": 0, "evicted_for": 3, "requests_ago": 1, "references_ago": 1},

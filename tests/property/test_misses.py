@@ -1,0 +1,293 @@
+"""Every cause that an engine's ledger names, against a model that keeps the whole history of every content."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework import registry
+from framework.engine.engine import Engine
+from framework.engine.request import Request
+from framework.interfaces.allocator import Hit
+from framework.misses.account import DECLINED, ELSEWHERE, END, EVICTED, HIT, IN_FLIGHT, NEW, OUTCOMES, UNREACHABLE
+from framework.misses.ledger import Ledger
+from framework.registry.components import build_allocator
+from framework.sampling import Sampling
+from framework.testing.engines import FakeExecutor, FakeModel
+from framework.types import Namespace
+
+BLOCK = 4
+Content = tuple[str, tuple[int, ...]]
+
+
+class History:
+    """Stands in front of an allocator and writes down what becomes of every content, by its tokens and namespace."""
+
+    def __init__(self, plugin: Any, names: Ledger) -> None:
+        self.plugin, self.names = plugin, names
+        self.content: dict[Any, Content] = {}
+        self.fates: dict[Content, list[tuple[str, int]]] = {}
+        self.running: dict[int, list[Content]] = {}
+        self.number: dict[int, int] = {}
+        self.call, self.caller = "", -1
+        self.expected: dict[int, list[int]] = {}
+        self.blamed: dict[int, list[tuple[int, int]]] = {}
+        self.engine: Engine | None = None
+        self.listener: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plugin, name)
+
+    def listen(self, listener: Any) -> None:
+        self.listener = listener
+        self.plugin.listen(self.heard)
+
+    def heard(self, event: Any) -> None:
+        history = self.fates.setdefault(self.content[event.key], [])
+        if event.kind == "admit":
+            history.append(("promise" if self.call == "promise" else "there", self.caller))
+        elif history[-1][0] == "promise":
+            history.pop()  # as if it had never been published
+        else:
+            declined = self.call in ("free", "unref_leading")
+            history.append(("declined" if declined else "evicted", self.caller))
+        if self.listener is not None:
+            self.listener(event)
+
+    def there(self, content: Content) -> bool:
+        history = self.fates.get(content)
+        return bool(history) and history[-1][0] in ("there", "promise")
+
+    def blocks(self, tokens: Any, namespace: Namespace) -> list[Content]:
+        listed = np.asarray(tokens).tolist()
+        return [(namespace.salt, tuple(listed[:end])) for end in range(BLOCK, len(listed) + 1, BLOCK)]
+
+    def lookup(self, tokens: Any, namespace: Namespace, previous: Any = None) -> Hit:
+        hit: Hit = self.plugin.lookup(tokens, namespace, previous)
+        for key, content in zip(hit.hashes, self.blocks(tokens, namespace), strict=False):
+            self.content[key] = content
+        return hit
+
+    def allocate(self, info: Any, tokens: Any, hit: Hit) -> None:
+        self.during("allocate", info, tokens, hit, lambda: self.plugin.allocate(info, tokens, hit))
+
+    def allocate_part(self, info: Any, tokens: Any, hit: Hit, count: int) -> None:
+        self.during("allocate", info, tokens, hit, lambda: self.plugin.allocate_part(info, tokens, hit, count))
+
+    def during(self, call: str, info: Any, tokens: Any, hit: Hit, work: Any) -> None:
+        assert self.engine is not None
+        seq = next(s for r in self.engine.state.requests.values() for s in r.sequences if s.id == info.id)
+        number = self.number[info.id] = seq.request.number
+        blocks = self.blocks(tokens, seq.request.namespace)
+        guess = None if seq.was_admitted else self.classify(seq.request, hit.num_tokens)
+        self.call, self.caller = call, number
+        work()
+        self.running[info.id] = blocks[hit.num_tokens // BLOCK :]
+        if guess is not None:
+            self.expected[number], self.blamed[number] = guess
+
+    def classify(self, request: Request, hit: int) -> tuple[list[int], list[tuple[int, int]]]:
+        prompt, space = request.prompt.tolist(), request.namespace
+        row, blamed = [0] * len(OUTCOMES), []
+        contents = self.blocks(prompt, space)
+        other_hits = 0
+        for salt in {content[0] for content in self.fates} - {space.salt}:
+            count = 0
+            while count < (len(prompt) - 1) // BLOCK and self.there((salt, contents[count][1])):
+                count += 1
+            other_hits = max(other_hits, count)
+        for at, token in enumerate(prompt):
+            block = at // BLOCK
+            del token
+            if at < hit:
+                row[HIT] += 1
+            elif block >= (len(prompt) - 1) // BLOCK:
+                row[END] += 1
+            else:
+                cause, by = self.cause(contents[block], block < other_hits)
+                row[cause] += 1
+                if cause == EVICTED and (not blamed or blamed[-1] != (block, by)):
+                    blamed.append((block, by))
+        return row, blamed
+
+    def cause(self, content: Content, elsewhere: bool) -> tuple[int, int]:
+        history = self.fates.get(content, [])
+        if self.there(content):
+            return UNREACHABLE, -1
+        if any(content in blocks for blocks in self.running.values()):
+            return IN_FLIGHT, -1
+        if history:
+            kind, by = history[-1]
+            return (DECLINED if kind == "declined" else EVICTED), by
+        return (ELSEWHERE if elsewhere else NEW), -1
+
+    def about(self, call: str, request: int) -> None:
+        self.call, self.caller = call, self.number.get(request, -1)
+
+    def extend(self, request: int, count: int) -> Any:
+        self.about("extend", request)
+        return self.plugin.extend(request, count)
+
+    def commit(self, request: int, tokens: Any) -> Any:
+        self.about("commit", request)
+        self.lookup(tokens, self.space(request))  # for the names of generated blocks
+        found = self.plugin.commit(request, tokens)
+        for fates in self.fates.values():  # what was computed is promised no longer
+            if fates and fates[-1][0] == "promise" and fates[-1][1] == self.caller:
+                fates[-1] = ("there", self.caller)
+        return found
+
+    def learn(self, request: int, tokens: Any) -> bool:
+        self.lookup(tokens, self.space(request))  # for the names of generated blocks
+        known: bool = self.plugin.learn(request, tokens)
+        return known
+
+    def space(self, request: int) -> Namespace:
+        assert self.engine is not None
+        return next(r.namespace for r in self.engine.state.requests.values() for s in r.sequences if s.id == request)
+
+    def fork(self, parent: int, child: Any, count: int) -> Any:
+        self.about("fork", parent)
+        self.number[child.id] = self.number[parent]
+        return self.plugin.fork(parent, child, count)
+
+    def promise(self, request: int, count: int) -> None:
+        self.about("promise", request)
+        self.plugin.promise(request, count)
+
+    def withdraw(self, request: int) -> Sequence[int]:
+        self.about("withdraw", request)
+        found: Sequence[int] = self.plugin.withdraw(request)
+        return found
+
+    def free(self, request: int) -> None:
+        self.about("free", request)
+        self.plugin.free(request)
+        self.running.pop(request, None)
+
+
+def explained(seed: int, allocator: Any, eviction: str, scheduling: Any) -> tuple[Ledger, History, list[Request]]:
+    draw = random.Random(seed)
+    num_blocks = draw.randint(10, 24)
+    built = build_allocator(
+        allocator, eviction, "xxh64", num_blocks=num_blocks, block_size=BLOCK, max_model_len=40, seed=0
+    )
+    ledger = Ledger(BLOCK, policy=eviction, most_contents=10_000)
+    history = History(built, ledger)
+    engine = Engine(
+        history,  # type: ignore[arg-type]
+        FakeExecutor(num_blocks, BLOCK, FakeModel()),
+        max_model_len=40,
+        max_batch_requests=4,
+        max_batch_tokens=draw.choice((8, 24, 64)),
+        chunk_size=draw.choice((None, 5, 8)),
+        share_within_step=draw.random() < 0.7,
+        preempt_every=draw.choice((0, 0, 3)),
+        scheduling=scheduling,
+        ledger=ledger,
+    )
+    history.engine = engine
+    requests = []
+    heads = [[draw.randrange(32) for _ in range(20)] for _ in range(3)]
+    for _ in range(40):
+        head = draw.choice(heads)[: draw.randint(1, 20)]
+        prompt = head + [draw.randrange(32) for _ in range(draw.choice((0, 0, 1, 6)))]
+        space = Namespace(salt=draw.choice(("", "", "", "other")))
+        sampling = Sampling(max_tokens=draw.randint(1, 8), ignore_eos=True, n=draw.choice((1, 1, 1, 2)), seed=1)
+        requests.append(engine.submit(prompt, sampling, namespace=space))
+        for _ in range(draw.randint(0, 4)):
+            if engine.num_unfinished:
+                engine.step()
+    engine.run()
+    engine.check()
+    return ledger, history, requests
+
+
+def check(seed: int, allocator: Any, eviction: str, scheduling: Any) -> list[int]:
+    ledger, history, requests = explained(seed, allocator, eviction, scheduling)
+    account = ledger.account()
+    admitted = [request for request in requests if request.number in history.expected]
+    for request in admitted:
+        row = ledger._rows[request.number]
+        assert row == history.expected[request.number], (seed, request.number, row, history.expected[request.number])
+        assert row[HIT] == request.num_cached_tokens
+        assert sum(row) == len(request.prompt)
+    assert account.tokens.sum() == sum(len(request.prompt) for request in admitted)
+    assert account.preempted_tokens == sum(request.num_recomputed_tokens for request in requests)
+    found: dict[int, list[tuple[int, int]]] = {}
+    lost = account.evictions
+    for number, depth, count, by in zip(lost.request, lost.depth, lost.blocks, lost.evicted_for, strict=True):
+        found.setdefault(int(number), []).extend((int(depth) + step, int(by)) for step in range(int(count)))
+    assert found == {number: rows for number, rows in history.blamed.items() if rows}, seed
+    return account.tokens[0].tolist()
+
+
+@pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
+@pytest.mark.parametrize("allocator", sorted(registry.names("allocator")))
+def test_every_allocators_misses_have_the_causes_of_the_slow_model(allocator: str, scheduling: str) -> None:
+    totals = [0] * len(OUTCOMES)
+    for seed in range(6):
+        totals = [one + other for one, other in zip(totals, check(seed, allocator, "lru", scheduling), strict=True)]
+    shares = allocator in ("prefix", "prefix_cow", "radix")
+    for outcome in (HIT, EVICTED) if shares else ():
+        assert totals[outcome], (OUTCOMES[outcome], totals)
+    assert totals[NEW]
+
+
+@pytest.mark.parametrize("eviction", sorted(registry.names("eviction")))
+def test_every_policys_misses_have_the_causes_of_the_slow_model(eviction: str) -> None:
+    if registry.load("eviction", eviction).needs_future:
+        pytest.skip("needs the future, which nobody knows here")
+    for seed in range(3):
+        check(seed, {"name": "prefix", "leaf_only": bool(seed % 2)}, eviction, "admit_first")
+
+
+def test_all_causes_come_up() -> None:
+    totals = np.zeros(len(OUTCOMES), dtype=np.int64)
+    for seed in range(30):
+        totals += check(100 + seed, "prefix", "hazard", "admit_first")
+        totals += check(100 + seed, "prefix", "tool_ttl", "running_first")
+    missing = {OUTCOMES[at] for at in np.flatnonzero(totals == 0)} - {"tier", "declined", "unreachable"}
+    assert not missing, totals.tolist()
+
+
+def test_a_withdrawn_promise_is_neither_in_flight_nor_evicted() -> None:
+    ledger = Ledger(BLOCK, policy="lru", most_contents=10)
+    ledger.ask(1, 0, ["a", "b"], 9, 0, lambda: 0)
+    ledger.admit(1, 0, 0)
+    ledger.promising = True
+    ledger.published("a")
+    ledger.promising = False
+    ledger.given_up("a")  # withdrawn, as its request is preempted
+    ledger.leave(1)
+    ledger.ask(2, 1, ["a", "b"], 9, 0, lambda: 0)
+    ledger.admit(2, 1, 0)
+    assert ledger.row(1) == {**ledger.row(7), "missed_new_tokens": 8, "missed_end_of_prompt_tokens": 1}
+
+
+def test_lost_contents_are_remembered_up_to_the_bound() -> None:
+    ledger = Ledger(BLOCK, policy="lru", most_contents=8)
+    for key in range(50):
+        ledger.published(key)
+        ledger.given_up(key)
+    assert len(ledger._lost) <= 8
+    assert 49 in ledger._lost
+    assert ledger.num_forgotten == 50 - len(ledger._lost)
+
+
+def test_nothing_is_done_for_a_ledger_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("__init__", "published", "given_up", "ask", "admit", "leave", "compute", "serve", "names", "others"):
+        monkeypatch.setattr(Ledger, name, lambda *a, name=name, **k: calls.append(name))
+    listened: list[Any] = []
+    built = build_allocator("prefix", "lru", "xxh64", num_blocks=20, block_size=BLOCK, max_model_len=40, seed=0)
+    monkeypatch.setattr(type(built), "listen", lambda self, listener: listened.append(listener))
+    engine = Engine(built, FakeExecutor(20, BLOCK, FakeModel()), max_model_len=40)
+    for _ in range(5):
+        engine.submit([1, 2, 3, 4, 5, 6], Sampling(max_tokens=3, ignore_eos=True))
+    engine.run()
+    assert (calls, listened) == ([], [])
