@@ -71,7 +71,7 @@ class Ledger:
             comparison with LRU and the optimum. About 300 bytes a lost or held content, 8 a prompt block.
 
     Attributes:
-        declining, promising: set while the cache is told that nobody uses blocks any more, or to publish what a step
+        declining, promising: set while blocks are unreferenced, or to publish what a step
             has yet to compute.
         lies_below: whether a tier below the pool has a content; None without tiers.
         num_forgotten: lost contents that were forgotten.
