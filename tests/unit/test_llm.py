@@ -167,11 +167,10 @@ def test_one_nan_fails_one_request_and_is_found_by_nobody_afterwards(
     llm.engine.check()
 
 
-@pytest.mark.parametrize("copy_steps", [None, 1, 50])
 def test_what_a_failed_request_wrote_leaves_the_tiers_and_the_next_process_finds_none(
-    checkpoint: Path, tmp_path: Path, copy_steps: int | None
+    checkpoint: Path, tmp_path: Path
 ) -> None:
-    options = EngineOptions(max_model_len=64, chunk_size=8, tier_copy_steps=copy_steps)
+    options = EngineOptions(max_model_len=64, chunk_size=8)
     tiers = [
         {"store": "host", "num_blocks": 40},
         {"store": {"name": "disk", "path": str(tmp_path)}, "num_blocks": 40},
