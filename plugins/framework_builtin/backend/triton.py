@@ -34,7 +34,7 @@ class TritonBackend(AttentionBackend):
     Args:
         split_tokens: cut every row's context at multiples of this many tokens, so that a row's result does not depend
             on the other rows; None: by the work that is left, to fill the device.
-        arch: a row of the configuration table ("sm_80", "sm_90", "sm_100", "gfx942"); None: the device's own, and on
+        arch: a row of the configuration table ("sm_80", "sm_90"); None: the device's own, and on
             a CPU shapes that suit the interpreter.
         tma: prefill loads K and V by tensor descriptors, in larger tiles, on chips from sm_90 on, where the pool is of
             half precision, the head dim 64 or 128 and the block size a multiple of 64. Elsewhere it changes nothing.
@@ -78,10 +78,10 @@ class TritonBackend(AttentionBackend):
         return reasons
 
     def screen(self, spec: AttentionSpec, arch: str) -> list[CompiledKernel] | None:
-        """The decode and prefill kernels on a chip of the table: from the committed table, else compiled here."""
+        """The decode and prefill kernels on a chip of the table, compiled here."""
         if arch not in ARCHS or self.capabilities.reasons_against(spec, "cuda"):
             return None
-        from framework_builtin.backend.triton_kernels.screening import screened
+        from framework_builtin.backend.triton_kernels.screen import screened
 
         return screened(spec, arch, tma=self._tma)
 
@@ -187,8 +187,6 @@ def _device_config(device: str, arch: str | None) -> tuple[ArchConfig, int]:
     import torch
 
     properties = torch.cuda.get_device_properties(device)
-    if arch is None and torch.version.hip is not None:
-        arch = "gfx942"
     config = ARCHS[arch or arch_of(properties.major, properties.minor)]
     return config, properties.multi_processor_count
 
@@ -198,6 +196,8 @@ def _cuda_reasons(device: str, arch: str | None) -> list[str]:
 
     if not torch.cuda.is_available():
         return [f"device {device}: torch finds no CUDA device; use device=cpu, where Triton's interpreter runs"]
-    if arch is None and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+    if torch.version.hip is not None:
+        return [f"device {device} is AMD's, for which there is no configuration"]
+    if arch is None and torch.cuda.get_device_capability(device) < (8, 0):
         return [f"device {device} is older than compute capability 8.0"]
     return []

@@ -28,8 +28,7 @@ class Resources:
 
     Attributes:
         matrix_instructions, async_loads: of the kernels that attend.
-        spills: instructions that move registers to or from local memory. AMD: vector registers spilled
-            (scalar ones spill to vector lanes, not to memory).
+        spills: instructions that move registers to or from local memory.
         stack_bytes: local memory a thread; a few bytes without spills are the ABI's frame.
         async_loads: instructions that copy global to shared memory past the registers.
     """
@@ -42,16 +41,9 @@ class Resources:
     async_loads: int
 
 
-def compile_variant(variant: Variant, arch: ArchConfig | None = None) -> Resources:
-    """Compile one variant for its chip, which need not be here. 1 to 6 s.
-
-    Args:
-        arch: another table row than the variant's, to screen a candidate.
-    """
-    arch = arch or ARCHS[variant.arch]
-    binary = compiled_kernel(variant, arch)
-    if arch.target[0] == "hip":
-        return _amd_resources(binary)
+def compile_variant(variant: Variant) -> Resources:
+    """Compile one variant for its chip, which need not be here. 1 to 6 s."""
+    binary = compiled_kernel(variant, ARCHS[variant.arch])
     return _nvidia_resources(binary, attends=variant.kernel in ("decode", "prefill"))
 
 
@@ -60,7 +52,7 @@ def compiled_kernel(variant: Variant, arch: ArchConfig) -> Any:
     only = _Only(variant.kernel)
     launcher = steps.launcher_for(variant.spec, arch, only, tma=variant.tma)
     with pretended(arch.target, arch.shared_bytes):
-        steps.run(variant.step, launcher, variant.spec, large_pool=arch.target[0] == "hip")
+        steps.run(variant.step, launcher, variant.spec)
     assert only.found is not None, f"{variant.name}: its step launches no such kernel"
     return only.found
 
@@ -94,7 +86,7 @@ def _nvidia_resources(binary: Any, *, attends: bool) -> Resources:
         wanted = attends or numbers["STACK"] + numbers["LOCAL"] > 0
         # Its analysis of data flow would cost more than all the rest.
         sass = _tool("nvdisasm", "-c", "-ndf", str(cubin)) if wanted else ""
-    found = [name for name in ("UTCHMMA", "HGMMA", "HMMA", "FFMA") if re.search(rf"\b{name}\b", sass)]
+    found = [name for name in ("HGMMA", "HMMA", "FFMA") if re.search(rf"\b{name}\b", sass)]
     return Resources(
         registers=numbers["REG"],
         spills=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
@@ -102,22 +94,6 @@ def _nvidia_resources(binary: Any, *, attends: bool) -> Resources:
         shared_bytes=binary.metadata.shared,
         matrix_instructions=found[0] if found else "",
         async_loads=len(re.findall(r"\b(?:LDGSTS|UTMALDG)\b", sass)),
-    )
-
-
-def _amd_resources(binary: Any) -> Resources:
-    text = binary.asm["amdgcn"]
-
-    def number(name: str) -> int:
-        return int(re.search(rf"\.{name}:\s+(\d+)", text)[1])  # type: ignore[index]
-
-    return Resources(
-        registers=number("vgpr_count"),
-        spills=number("vgpr_spill_count"),
-        stack_bytes=number("private_segment_fixed_size"),
-        shared_bytes=binary.metadata.shared,
-        matrix_instructions="MFMA" if "v_mfma" in text else "",
-        async_loads=len(re.findall(r"buffer_load\w* .*\blds\b", text)),
     )
 
 
@@ -130,5 +106,5 @@ def _tool(name: str, *arguments: str) -> str:
 
 
 def as_dict(resources: Resources) -> dict[str, int | str]:
-    """For the committed table."""
+    """The fields by name."""
     return dataclasses.asdict(resources)

@@ -28,7 +28,7 @@ from framework_builtin.backend.triton_kernels.configs import chip
 from framework_builtin.backend.triton_kernels.kernels import compiled
 from framework_builtin.backend.triton_kernels.pretended import pretended
 
-_SMS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304}
+_SMS = {"sm_80": 108, "sm_90": 132}
 """Multiprocessors of the usual product of a chip."""
 
 
@@ -60,11 +60,9 @@ def precompile(
         raise InvalidArgument(f"the triton backend does not serve this: {'; '.join(reasons)}")
     num_sms = num_sms or _SMS.get(target, 108)
     launcher = steps.launcher_for(spec, arch, _Compiler, num_sms=num_sms, tma=tma)
-    is_amd = arch.target[0] == "hip"
     with pretended(arch.target, arch.shared_bytes), _only_share(share, shares), counted() as counts:
         for step in steps.all_of(spec, arch, num_sms=num_sms, max_rows=max_rows, ropes=(None, "halves", "neighbours")):
-            for large_pool in (False, True) if is_amd else (False,):
-                steps.run(step, launcher, spec, large_pool=large_pool)
+            steps.run(step, launcher, spec)
     return counts
 
 
@@ -135,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True, help="the chip: sm_80, sm_86, sm_90, sm_100, gfx942")
+    parser.add_argument("--target", required=True, help="the chip: sm_80, sm_86, sm_90")
     parser.add_argument("--heads", required=True, help="query heads/kv heads/head dim, such as 32/8/128")
     parser.add_argument("--cache", help="folder to fill; without: TRITON_CACHE_DIR, or Triton's own")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])

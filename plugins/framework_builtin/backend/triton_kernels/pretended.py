@@ -18,7 +18,7 @@ class PretendedDriver:
 
     _made = itertools.count()
 
-    def __init__(self, target: tuple[str, int | str, int], shared_bytes: int) -> None:
+    def __init__(self, target: tuple[str, int, int], shared_bytes: int) -> None:
         from triton.backends.compiler import GPUTarget
 
         self._device = f"pretended {next(self._made)}"
@@ -56,7 +56,7 @@ class PretendedDriver:
 
 
 @contextmanager
-def pretended(target: tuple[str, int | str, int], shared_bytes: int) -> Iterator[PretendedDriver]:
+def pretended(target: tuple[str, int, int], shared_bytes: int) -> Iterator[PretendedDriver]:
     """Triton's driver within the block, whatever the machine has."""
     from triton.runtime.driver import driver
 

@@ -22,8 +22,6 @@ from framework_builtin.backend.triton_kernels.launch import Launcher
 
 LONG, SHORT = 8192, 200
 """Contexts, tokens: of one that is split where few rows have it, and of one that never is."""
-_LARGE_BYTES = 2**31
-"""On AMD's chips Triton specialises on tensors below this: a pool is taken to be larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +47,9 @@ class Step:
     ordered: bool = True
 
 
-def run(step: Step, launcher: Launcher, spec: AttentionSpec, *, large_pool: bool = False) -> None:
+def run(step: Step, launcher: Launcher, spec: AttentionSpec) -> None:
     """Have `launcher` make the step's launches over stand-ins. They may be launched into nothing only."""
-    pool = _pool(spec, large=large_pool)
+    pool = _pool(spec)
     if step.copies:
         launcher.copy_blocks(pool, torch.zeros(step.copies, 2, dtype=torch.int64), ordered=step.ordered)
         return
@@ -123,19 +121,16 @@ def _batch(step: Step, spec: AttentionSpec) -> Batch:
     )
 
 
-def _pool(spec: AttentionSpec, *, large: bool) -> LayerKV:
-    """Two blocks; or, without memory of its own, as many as make it large."""
+def _pool(spec: AttentionSpec) -> LayerKV:
+    """Two blocks."""
     inner = (spec.block_size, spec.num_kv_heads) if spec.layout == "NHD" else (spec.num_kv_heads, spec.block_size)
     dtype = getattr(torch, spec.kv_dtype or spec.dtype)
-    block_bytes = inner[0] * inner[1] * spec.head_dim * dtype.itemsize
-    blocks, device = (_LARGE_BYTES // block_bytes + 2, "meta") if large else (2, "cpu")
-    of_tokens = spec.kv_dtype == "int8"
-    shape = (blocks, *inner) if of_tokens else (spec.num_kv_heads,)
+    shape = (2, *inner) if spec.kv_dtype == "int8" else (spec.num_kv_heads,)
 
     def stored() -> tuple[Tensor, Tensor | None]:
         scaled = spec.kv_dtype not in (None, spec.dtype)
-        scale = torch.empty(shape, device=device if of_tokens else "cpu") if scaled else None
-        return torch.empty((blocks, *inner, spec.head_dim), dtype=dtype, device=device), scale
+        scale = torch.empty(shape) if scaled else None
+        return torch.empty((2, *inner, spec.head_dim), dtype=dtype), scale
 
     (k, k_scale), (v, v_scale) = stored(), stored()
     sinks = torch.zeros(spec.num_heads) if spec.sinks else None

@@ -118,42 +118,6 @@ def _small_kernels(arch: str) -> Iterator[Variant]:
     yield Variant(arch, "write_kv", AttentionSpec(**(_USUAL | {"kv_dtype": "int8"})), rope="halves")
 
 
-def wide_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]:
-    """What users may select beyond `shipped_variants`: each row of the table with other groups, features and pages.
-
-    Groups of 1 and 2; a group of 4 with every feature and the log-sum-exp; head dims below the tile's over pages of 3
-    tokens in HND, one of them no multiple of 16; float16 queries, float32 ones over e4m3; prefill both whole and split.
-    The small kernels at other head dims.
-    """
-    for arch in archs:
-        for kind, dim in ARCHS[arch].decode:
-            for change in _wide_changes(kind, dim):
-                spec = _spec_of(kind, dim, **change)
-                yield Variant(arch, "decode", spec, lse=spec.sinks)
-                yield Variant(arch, "prefill", spec, split=False, lse=spec.sinks)
-                if spec.sinks or spec.num_kv_heads == 16:
-                    yield Variant(arch, "prefill", spec)
-        for dim in ARCHS[arch].tma:
-            spec = AttentionSpec(**(_USUAL | {"head_dim": dim, "block_size": 128, "layout": "HND", "dtype": "float16"}))
-            yield Variant(arch, "prefill", spec, split=False, tma=True)
-        for dim in (40, 256):
-            for kind in _KINDS:
-                yield Variant(arch, "write_kv", _spec_of(kind, dim), rope="neighbours")
-            for split in (True, False):
-                yield Variant(arch, "merge_splits", _spec_of("half", dim), split=split, lse=True)
-
-
-def _wide_changes(kind: str, dim: int) -> list[dict[str, Any]]:
-    features = {"num_kv_heads": 8, **_ALL_FEATURES}
-    unaligned = {"head_dim": dim - 6, "block_size": 3, "layout": "HND"}
-    if kind == "float_bytes":
-        return [features, {**features, "kv_dtype": "float8_e4m3fn"}, unaligned]
-    changes: list[dict[str, Any]] = [{"num_kv_heads": 32}, {"num_kv_heads": 16}, features, unaligned]
-    if kind in ("half", "float"):
-        return [*changes, {"head_dim": 5 * dim // 8 // 16 * 16 + 16, "block_size": 3, "layout": "HND"}]
-    return [*changes, {"dtype": "float16"}]
-
-
 def _spec_of(kind: str, dim: int, **changes: Any) -> AttentionSpec:
     """Of a kind of the table, 32 query heads in groups of 8 unless changed."""
     dtype = "float32" if kind.startswith("float") else "bfloat16"

@@ -19,41 +19,21 @@ from framework.interfaces.backend import AttentionSpec
 from framework_builtin.backend.triton_kernels import screen as screening
 from framework_builtin.backend.triton_kernels.aot import Resources
 from framework_builtin.backend.triton_kernels.configs import ARCHS, arch_of, kind_of, padded_dim, prefill_tiles
-from framework_builtin.backend.triton_kernels.screen import differences, problems, read_table
+from framework_builtin.backend.triton_kernels.screen import problems
 from framework_builtin.backend.triton_kernels.variants import Variant, shipped_variants
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
 VARIANTS = {variant.name: variant for variant in shipped_variants()}
-SHARES = 2
-
-
-def groups() -> dict[str, list[str]]:
-    """What one process compiles in seconds: a share of a chip's configurations, cheap and dear ones mixed.
-
-    Of chips whose part of the committed table this compiler made from these sources, one of each kernel, two chips a
-    process. Compiling is deterministic: a second time it can show only that the compiler here is that one.
-    """
-    known = [arch for arch in ARCHS if screening.is_as_compiled(triton.__version__, arch)]
-    if os.environ.get("KVLAB_COMPILE_ALL"):
-        known = []
-    found = {
-        f"{arch}, {share + 1} of {SHARES}": _names(arch)[share::SHARES]
-        for arch in ARCHS
-        if arch not in known
-        for share in range(SHARES)
-    }
-    for chips in (known[at : at + 2] for at in range(0, len(known), 2)):
-        one_each = [{VARIANTS[name].kernel: name for name in _names(arch)} for arch in chips]
-        found["one of each kernel of " + " and ".join(chips)] = [name for names in one_each for name in names.values()]
-    return found
-
-
-def _names(arch: str) -> list[str]:
-    return [name for name, variant in VARIANTS.items() if variant.arch == arch]
-
-
-GROUPS = groups()
+GOOD = Resources(
+    registers=128, spills=0, stack_bytes=0, shared_bytes=40_000, matrix_instructions="HGMMA", async_loads=8
+)
+_ONE_EACH = {(variant.arch, variant.kernel): variant.name for variant in VARIANTS.values()}
+GROUPS = {
+    "one of each kernel": list(_ONE_EACH.values()),
+    **{f"{arch}, {share + 1} of 4": [name for name in VARIANTS if name.startswith(arch)][share::4]
+       for arch in ARCHS for share in range(4)},
+}  # fmt: skip
 
 
 def compiled(names: list[str], folder: Path) -> dict[str, Resources]:
@@ -61,8 +41,11 @@ def compiled(names: list[str], folder: Path) -> dict[str, Resources]:
     code = (
         "import json, sys\n"
         "from framework_builtin.backend.triton_kernels.aot import as_dict\n"
-        "from framework_builtin.backend.triton_kernels.screen import compile_all, shipped\n"
-        "found = {job[0].name: result for job, result in compile_all(shipped(json.load(sys.stdin)), 1)}\n"
+        "from framework_builtin.backend.triton_kernels.screen import compile_all\n"
+        "from framework_builtin.backend.triton_kernels.variants import shipped_variants\n"
+        "names = json.load(sys.stdin)\n"
+        "wanted = [variant for variant in shipped_variants() if variant.name in names]\n"
+        "found = {variant.name: result for variant, result in compile_all(wanted, 1)}\n"
         "json.dump({name: r if isinstance(r, str) else as_dict(r) for name, r in found.items()}, sys.stdout)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -84,112 +67,43 @@ def compiled(names: list[str], folder: Path) -> dict[str, Resources]:
     return {name: Resources(**value) for name, value in found.items()}
 
 
-def judge(found: dict[str, Resources]) -> None:
-    """Fit to ship, and as the committed table says where the compiler is the one that made it."""
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(names, marks=[pytest.mark.slow] * (" of 4" in group), id=group) for group, names in GROUPS.items()],
+)
+def test_every_shipped_configuration_compiles_without_spills(names: list[str], tmp_path: Path) -> None:
+    found = compiled(names, tmp_path)
     unfit = {name: reasons for name, got in found.items() if (reasons := problems(VARIANTS[name], got))}
     assert not unfit, f"unfit to ship: {unfit}"
-    changed = differences(found, whole=False)
-    assert not changed, (
-        f"resources differ from resources.json: {changed}; if that is meant, run "
-        "python -m framework_builtin.backend.triton_kernels.screen --update"
-    )
-
-
-@pytest.mark.parametrize("names", GROUPS.values(), ids=GROUPS.keys())
-def test_every_shipped_configuration_compiles_without_spills(names: list[str], tmp_path: Path) -> None:
-    judge(compiled(names, tmp_path))
-
-
-def test_a_changed_source_is_compiled_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = screening.sources_digest()
-    for name in (*screening._COMPILED_FROM, "resources.json"):
-        (tmp_path / name).write_bytes(screening.TABLE.with_name(name).read_bytes())
-    monkeypatch.setattr(screening, "TABLE", tmp_path / "resources.json")
-    monkeypatch.setattr(screening, "DIGESTS", tmp_path / "compiled_from.json")
-    assert screening.sources_digest() == before
-    assert grouped() == sorted(VARIANTS), "nothing was compiled yet"
-    screening.write_digests(["sm_80", "sm_90"])
-    assert screening.is_as_compiled(triton.__version__, "sm_90")
-    assert not screening.is_as_compiled("0.0.1", "sm_90"), "another compiler"
-    assert set(_names("sm_100")) < set(grouped()), "another chip"
-    assert {VARIANTS[name].kernel for name in grouped() if name in _names("sm_90")} == {
-        variant.kernel for variant in VARIANTS.values()
-    }
-    screening.write_digests(ARCHS)
-    assert len(grouped()) < len(VARIANTS) / 2
-    for name in screening._COMPILED_FROM:
-        kept = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(kept + b"\n")
-        assert not screening.is_as_compiled(triton.__version__, "sm_90"), name
-        assert grouped() == sorted(VARIANTS)
-        (tmp_path / name).write_bytes(kept)
-
-
-def test_the_groups_hold_every_shipped_configuration_once_where_all_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("KVLAB_COMPILE_ALL", "1")
-    assert grouped() == sorted(VARIANTS), sorted(set(grouped()) ^ set(VARIANTS))
-
-
-def grouped() -> list[str]:
-    return sorted(name for names in groups().values() for name in names)
-
-
-@pytest.mark.parametrize("version", ["3.6.0", "3.9.0"])
-def test_the_resource_table_has_exactly_the_shipped_configurations_and_all_are_fit(version: str) -> None:
-    _, table = read_table(version)
-    assert sorted(table) == sorted(VARIANTS), sorted(set(table) ^ set(VARIANTS))
-    unfit = {name: reasons for name, got in table.items() if (reasons := problems(VARIANTS[name], got))}
-    assert not unfit, unfit
 
 
 def test_the_gate_refuses_spills_excess_shared_memory_and_lost_matrix_instructions() -> None:
     name = next(name for name in VARIANTS if name.startswith("sm_90/prefill/bfloat16/d128/"))
     variant: Variant = VARIANTS[name]
-    good = read_table()[1][name]
-    assert not problems(variant, good), problems(variant, good)
+    assert not problems(variant, GOOD), problems(variant, GOOD)
     for bad, word in (
-        (replace(good, spills=4), "spills"),
-        (replace(good, shared_bytes=300_000), "shared memory"),
-        (replace(good, matrix_instructions="HMMA"), "instead of HGMMA"),
-        (replace(good, async_loads=0), "asynchronous"),
+        (replace(GOOD, spills=4), "spills"),
+        (replace(GOOD, shared_bytes=300_000), "shared memory"),
+        (replace(GOOD, matrix_instructions="HMMA"), "instead of HGMMA"),
+        (replace(GOOD, async_loads=0), "asynchronous"),
         ("CompilationError: no", "does not compile"),
     ):
         assert any(word in reason for reason in problems(variant, bad)), (bad, problems(variant, bad))
 
 
-def test_a_changed_a_missing_and_an_unknown_kernel_are_shown() -> None:
-    _, table = read_table(triton.__version__)
-    if not table:
-        pytest.skip(f"the committed table has nothing of triton {triton.__version__}")
-    first, second, *_ = table
-    assert not differences(table, whole=True), "the committed table differs from itself"
-    changed = table | {first: replace(table[first], registers=1)}
-    assert [line.split(":")[0] for line in differences(changed, whole=True)] == [first]
-    del changed[second]
-    changed["sm_90/new"] = table[first]
-    assert sorted(line.split(":")[0] for line in differences(changed, whole=True)) == sorted(
-        [first, second, "sm_90/new"]
-    )
-
-
-def test_a_screen_with_descriptors_reads_the_table_where_a_page_holds_their_tile() -> None:
-    from framework.interfaces.backend import AttentionSpec
+def test_a_screen_takes_descriptors_where_a_page_holds_their_tile() -> None:
     from framework_builtin.backend.triton import TritonBackend
-    from framework_builtin.backend.triton_kernels import screening
 
     def names(block_size: int, **arguments: bool) -> list[str]:
         spec = AttentionSpec(
             num_heads=32, num_kv_heads=4, head_dim=128, dtype="bfloat16", block_size=block_size, layout="NHD"
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(screening, "compile_all", lambda jobs: [(job, known) for job in jobs])
+            patch.setattr(screening, "compile_all", lambda variants: [(variant, GOOD) for variant in variants])
             found = TritonBackend(**arguments).screen(spec, "sm_90")
         assert found is not None
         return [kernel.name.split("/group8/")[1] for kernel in found]
 
-    known = read_table()[1]["sm_90/prefill/bfloat16/d128/group8/page128/unsplit/tma"]
     assert names(128, tma=True) == ["page128", "page128/unsplit/tma"]
     assert names(16, tma=True) == names(16) == ["page16", "page16/unsplit"]
 
@@ -227,7 +141,7 @@ def test_prefill_has_another_limit_of_registers_under_a_soft_cap_or_alibi_where_
 
 def test_a_capability_takes_the_newest_row_that_it_can_run() -> None:
     found = {capability: arch_of(*capability) for capability in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))}
-    assert list(found.values()) == ["sm_80", "sm_80", "sm_80", "sm_90", "sm_100", "sm_80"], found
+    assert list(found.values()) == ["sm_80", "sm_80", "sm_80", "sm_90", "sm_90", "sm_80"], found
 
 
 def test_launches_of_any_batch_compile_no_further_kernel() -> None:
