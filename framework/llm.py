@@ -118,7 +118,7 @@ class LLM:
             raise ConfigError(f"seed must be 0 to 2**63 - 1, found {shown(seed)}")
         if log is not None and not callable(log):
             raise ConfigError(f"log must be a function or None, found {shown(log)}")
-        if tiering != NO_TIERING and not tiers:
+        if tiering not in (NO_TIERING, {"name": NO_TIERING}) and not tiers:
             raise ConfigError(f"tiering={shown(tiering)} has no tier to move blocks to; give tiers, or leave it out")
         options = EngineOptions() if engine is None else engine
         require_no_foresight(eviction)
