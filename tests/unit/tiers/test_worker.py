@@ -208,6 +208,9 @@ def test_what_was_staged_is_counted_until_it_is_stored() -> None:
         moves.step()
         counts.append(moves._num_staged)
     assert counts == [2, 1, 0, 0], "the third is read as it is stored"
+    moves.submit([load("a", 9)])
+    moves.step()
+    assert not moves._num_staged, "a load stages nothing"
 
 
 class Counted(Host):
