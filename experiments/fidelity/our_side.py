@@ -10,7 +10,9 @@ from typing import Any, Literal
 from experiments.fidelity.streams import Outcome, Talk, sampling_of
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.hash import HashScheme
+from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator
 from framework.types import BlockHash, Namespace, TokenArray
 
@@ -54,7 +56,9 @@ class Settings:
     scheduling: Literal["admit_first", "running_first"] = "running_first"
 
 
-def engine_of(settings: Settings, outputs: MutableMapping[tuple[int, int], TokenArray]) -> Engine:
+def engine_of(
+    settings: Settings, outputs: MutableMapping[tuple[int, int], TokenArray], ledger: Ledger | None = None
+) -> Engine:
     """The engine that mode=replay executor=none builds of such settings; a step takes one second.
 
     Args:
@@ -74,11 +78,17 @@ def engine_of(settings: Settings, outputs: MutableMapping[tuple[int, int], Token
         max_batch_requests=settings.max_batch_requests,
         scheduling=settings.scheduling,
         virtual_clock=True,
+        ledger=ledger,
     )
 
 
 def run(
-    talks: Sequence[Talk], settings: Settings, *, waiting: int = 64, seen: Callable[[Engine], Any] | None = None
+    talks: Sequence[Talk],
+    settings: Settings,
+    *,
+    waiting: int = 64,
+    seen: Callable[[Engine], Any] | None = None,
+    ledger: Ledger | None = None,
 ) -> Outcome:
     """All requests, in order, no more than `waiting` queued at a time.
 
@@ -86,9 +96,17 @@ def run(
         seen: called after every step.
     """
     outputs: dict[tuple[int, int], TokenArray] = {}
-    engine = engine_of(settings, outputs)
+    engine = engine_of(settings, outputs, ledger)
     outcome, pending = Outcome(), 0
-    engine.allocator.listen(lambda event: event.kind == "evict" and outcome.evicted.append(bytes(event.key)))
+    heard = engine.state.ledger
+
+    def note(event: CacheEvent) -> None:
+        if event.kind == "evict":
+            outcome.evicted.append(bytes(event.key))
+        if heard is not None:
+            (heard.published if event.kind == "admit" else heard.given_up)(event.key)
+
+    engine.allocator.listen(note)
 
     def ended(request: Any) -> None:
         if request.reason:

@@ -8,12 +8,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, Unsupported
 from framework.export.host_blocks import build_policy
 from framework.export.pool_facts import PoolFacts
 from framework.export.vllm_idle import MovesNothing
+from framework.export.vllm_misses import MissWatch
 from framework.export.vllm_watch import PoolWatch
 
 TESTED = ("0.32.0", "0.33.0")
@@ -35,7 +37,7 @@ HOOKS: dict[str, dict[str, list[str]]] = {
 """Methods of vLLM's classes that are wrapped, replaced or waited for, and their leading parameters."""
 
 _LOGGER = logging.getLogger("vllm.framework.export")  # below vLLM's own logger, whose handlers print it
-_OPTIONS = ("eviction", "seed", "clock")
+_OPTIONS = ("eviction", "seed", "clock", "explain")
 _CLOCKS = ("seconds", "steps")
 
 
@@ -144,7 +146,8 @@ def _connector_classes() -> dict[str, type]:
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             super().__init__(vllm_config, role, kv_cache_config)
             self.options = options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
-            self.watch, self._start = None, time.monotonic()
+            self.explain = vllm_config.kv_transfer_config.kv_connector_extra_config.get("explain")
+            self.watch, self.misses, self._start = None, None, time.monotonic()
 
         @classmethod
         def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -175,14 +178,28 @@ class _Methods(MovesNothing):
 
     options: tuple[Any, int, str]
     watch: PoolWatch | None
+    misses: MissWatch | None
+    explain: str | None
     _start: float
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """vLLM's scheduler is about to start with this manager."""
         eviction, seed, clock = self.options
-        self.watch = lead(
-            kv_cache_manager, eviction, seed=seed, clock=self._seconds if clock == "seconds" else self._step
-        )
+        if eviction is not None:
+            self.watch = lead(
+                kv_cache_manager, eviction, seed=seed, clock=self._seconds if clock == "seconds" else self._step
+            )
+        if self.explain is not None:
+            hash_of = importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
+            policy = (
+                "vllm" if eviction is None else str(eviction.get("name") if isinstance(eviction, Mapping) else eviction)
+            )
+            self.misses = MissWatch(kv_cache_manager, hash_of, policy=policy, folder=Path(self.explain))
+
+    def shutdown(self) -> None:
+        """vLLM ends: what was missed, and why, is written."""
+        if self.misses is not None:
+            self.misses.close()
 
     def on_new_request(self, request: Any) -> None:
         """A request entered the engine."""

@@ -1,0 +1,97 @@
+"""What vLLM's own scheduler misses has the causes that the replay of the same requests gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.fidelity import our_side, vllm_side
+from experiments.fidelity.streams import Talk, grown, of_trace, sampled
+from experiments.shared import CONVERSATION, MissingTrace, trace_path
+from framework.errors import ConfigError
+from framework.explain.__main__ import main
+from framework.misses.account import EVICTED, HIT, IN_FLIGHT, Account
+from framework.misses.ledger import Ledger
+from framework.report.misses import read_account
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def in_vllm(talks: list[Talk], folder: Path, eviction: str = "lru", **limits: Any) -> Account:
+    extra = {"eviction": eviction, "clock": "steps", "explain": str(folder)}
+    transfer = {
+        "kv_connector": "PolicyConnector", "kv_connector_module_path": "framework.export.vllm_connector",
+        "kv_role": "kv_both", "kv_connector_extra_config": extra,
+    }  # fmt: skip
+    scheduler = vllm_side.scheduler_of(transfer=transfer, **limits)
+    vllm_side.run(talks, scheduler)
+    scheduler.shutdown()
+    return read_account(folder)
+
+
+def in_replay(talks: list[Talk], eviction: str = "lru", **limits: Any) -> tuple[Account, Ledger]:
+    settings = our_side.Settings(
+        allocator={"name": "prefix", "watermark": 0.0, "duplicates": "keep"},
+        hash=vllm_side.hash_scheme(),
+        eviction=eviction,
+        **limits,
+    )
+    ledger = Ledger(settings.block_size, policy=eviction, most_contents=2**24)
+    our_side.run(talks, settings, ledger=ledger)
+    return ledger.account(), ledger
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"num_blocks": 200, "max_batch_requests": 1},
+        {"num_blocks": 200, "max_batch_requests": 6, "max_batch_tokens": 256},
+        {"num_blocks": 60, "max_batch_requests": 40},
+    ],
+    ids=["alone", "chunks", "preemption"],
+)
+def test_made_up_conversations_miss_alike_cause_by_cause(tmp_path: Path, limits: dict[str, int]) -> None:
+    talks = [*grown(120), *sampled(10, width=4)]
+    theirs, (ours, ledger) = (
+        in_vllm(talks, tmp_path, **limits),
+        in_replay(talks, **limits),
+    )
+    assert theirs.totals("tokens") == ours.totals("tokens")
+    assert theirs.totals("blocks") == ours.totals("blocks")
+    assert theirs.preempted_tokens == ours.preempted_tokens
+    assert theirs.tokens[:, EVICTED].sum() > 0
+    assert (limits["num_blocks"] == 60) == (ours.preempted_tokens > 0)
+    assert theirs.evictions.tokens.tolist() == ours.evictions.tokens.tolist()
+    assert theirs.evictions.evicted_for.tolist() == ours.evictions.evicted_for.tolist()
+    assert dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True)) == ledger._rows
+
+
+def test_the_first_1500_conversation_requests_miss_alike_cause_by_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        talks = of_trace(trace_path(CONVERSATION), 1500)
+    except MissingTrace as error:
+        pytest.skip(str(error))
+    limits = {"num_blocks": 2000, "block_size": 512, "max_batch_tokens": 65536}
+    theirs, (ours, ledger) = in_vllm(talks, tmp_path, **limits), in_replay(talks, **limits)
+    assert theirs.totals("tokens") == ours.totals("tokens")
+    assert theirs.totals("blocks") == ours.totals("blocks")
+    assert theirs.totals("tokens")["evicted"] > 0
+    assert dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True)) == ledger._rows
+    capsys.readouterr()
+    assert main([str(tmp_path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["tokens"] == theirs.totals("tokens")
+    assert sum(said["tokens"].values()) == sum(len(talk.prompt) for talk in talks)
+    assert theirs.tokens[:, HIT].sum() > theirs.tokens[:, IN_FLIGHT].sum()
+
+
+def test_a_folder_that_holds_requests_is_refused_as_vllm_starts(tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").write_text("precious")
+    with pytest.raises(ConfigError, match="name a new folder"):
+        in_vllm(grown(1), tmp_path, num_blocks=20)
+    assert (tmp_path / "requests.jsonl").read_text() == "precious"
