@@ -124,6 +124,15 @@ class Hint:
         return cls(continues=value)
 
 
+PolicyTime = float
+"""The clock that policies and tiering rules see: their `now`, and a request's `arrival`, in one unit.
+
+Seconds in a replay: virtual ones where an engine runs (`executor=none` and `roofline`), the trace's own where none does
+(`cache_only`: the arrival of the request at hand, or its number from 1 where the trace has no arrivals). Steps in a
+serve run, and in the replay of its recording, so that both do the same every time.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class RequestInfo:
     """What an allocator and a policy may know of a request. What is unknown is None.
@@ -138,7 +147,7 @@ class RequestInfo:
         category: kind of request, such as chat, code or a tool call.
         hint: what the client foretells.
         turn: how many earlier requests' prompts it extends, where the workload says; else it is inferred.
-        arrival: when it arrived, on the engine's logical clock: virtual seconds in a replay, steps in a serve run.
+        arrival: when it arrived, on the clock that policies see.
         prompt_tokens: length of its prompt; a preempted request comes back with more tokens than that.
     """
 
@@ -151,7 +160,7 @@ class RequestInfo:
     category: str | None
     hint: Hint | None
     turn: int | None
-    arrival: float | None
+    arrival: PolicyTime | None
     prompt_tokens: int | None
 
     # NOTE 1. A frozen dataclass's own __init__ sets each field through object.__setattr__: 1.2 us a request, where a
@@ -169,7 +178,7 @@ class RequestInfo:
         category: str | None = None,
         hint: Hint | None = None,
         turn: int | None = None,
-        arrival: float | None = None,
+        arrival: PolicyTime | None = None,
         prompt_tokens: int | None = None,
     ) -> None:
         if type(self) is not RequestInfo:  # its slots are others
@@ -214,7 +223,7 @@ class RequestFacts:
     turn: int | None = None
     prompt_tokens: int | None = None
     new_blocks: int | None = None
-    arrival: float | None = None
+    arrival: PolicyTime | None = None
     session: str | None = None
     category: str | None = None
     tenant: str | None = None

@@ -168,18 +168,13 @@ def component(group: str, node: Any) -> Choice:
     return Choice(node["name"], options)
 
 
-_OF_A_MODEL = (
-    "compile", "cuda_graphs", "graph_batch_sizes", "prepack", "tensor_parallel_size", "collective_timeout_s",
-)  # fmt: skip
-
-
 def without_effect(config: Config) -> list[str]:
     """One sentence on the engine settings, other than their defaults, that the configuration's mode never reads."""
     if config.mode == "serve":
         return []
     place = f"mode={config.mode}" + (" executor=cache_only" if config.executor == "cache_only" else "")
     defaults = EngineOptions().plain()
-    unread = _OF_A_MODEL if place == "mode=replay" else tuple(defaults)
+    unread = {one.name for one in fields(EngineOptions) if place != "mode=replay" or one.metadata["of_a_model"]}
     found = [
         f"engine.{name}={value}" for name, value in config.engine.plain().items()
         if name in unread and value != defaults[name]

@@ -59,22 +59,37 @@ class EngineOptions(Section):
         "ones grow first, a prompt gets blocks chunk by chunk, as in vLLM",
     )
     preempt_every: int = setting(0, "fault injection: preempt the newest row every so many steps; 0: never", at_least=0)
-    compile: bool = setting(False, "the decoder through torch.compile")
+    compile: bool = setting(False, "the decoder through torch.compile", of_a_model=True)
     cuda_graphs: Literal["auto", True, False] = setting(
-        "auto", "decode steps as CUDA graphs: auto (where device and backend can) | true (or an error) | false"
+        "auto",
+        "decode steps as CUDA graphs: auto (where device and backend can) | true (or an error) | false",
+        of_a_model=True,
     )
     graph_batch_sizes: tuple[int, ...] | None = setting(
-        None, "rows of the captured steps, as [1,8,64]; null: 1, 2, 4, ... and max_batch_requests", at_least=1
+        None,
+        "rows of the captured steps, as [1,8,64]; null: 1, 2, 4, ... and max_batch_requests",
+        at_least=1,
+        of_a_model=True,
     )
     warm_up: Literal["auto", True, False] = setting(
-        "auto", "steps of every kind before the first request: auto (on a GPU) | true | false"
+        "auto", "steps of every kind before the first request: auto (on a GPU) | true | false", of_a_model=True
     )
-    prepack: bool = setting(True, "on a CPU: the weights once more in oneDNN's layout, faster at twice the memory")
+    prepack: bool = setting(
+        True, "on a CPU: the weights once more in oneDNN's layout, faster at twice the memory", of_a_model=True
+    )
     tensor_parallel_size: int = setting(
-        1, "ranks that share the model, each a process and, on CUDA, a device", at_least=1, at_most=1024
+        1,
+        "ranks that share the model, each a process and, on CUDA, a device",
+        at_least=1,
+        at_most=1024,
+        of_a_model=True,
     )
     collective_timeout_s: float = setting(
-        300.0, "seconds a rank may keep the others waiting before the run fails", at_least=1, at_most=10**9
+        300.0,
+        "seconds a rank may keep the others waiting before the run fails",
+        at_least=1,
+        at_most=10**9,
+        of_a_model=True,
     )
 
     def batching(self) -> dict[str, Any]:

@@ -53,9 +53,15 @@ def setting(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    of_a_model: bool = False,
 ) -> Any:
-    """A field of a `Section`: its default, what it means, and the numbers it may be."""
-    return field(default=default, metadata={"doc": doc, "bounds": Bounds(at_least, above, at_most)})
+    """A field of a `Section`: its default, what it means, and the numbers it may be.
+
+    Args:
+        of_a_model: only a run that computes a model reads it.
+    """
+    bounds = Bounds(at_least, above, at_most)
+    return field(default=default, metadata={"doc": doc, "bounds": bounds, "of_a_model": of_a_model})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ def let_in(state: EngineState, now: float, *, virtual_clock: bool) -> None:
     """Move the requests that are due at `now` to the waiting queue; policies see `Request.arrival` from here on.
 
     Args:
-        virtual_clock: arrivals are in the executor's seconds, else in steps: see `Engine`.
+        virtual_clock: policies see arrivals in the executor's seconds, else in steps: see PolicyTime.
     """
     arrivals = state.arrivals
     while arrivals and (arrivals[0][0] <= now or arrivals[0][2].status.ended):

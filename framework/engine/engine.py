@@ -52,7 +52,8 @@ class Engine:
 
     NOTE: whatever ends a step or a submission early, a KeyboardInterrupt above all, leaves rows, tables and blocks half
     changed. So each begins by marking the engine as torn and ends by unmarking it; a torn engine refuses to go on until
-    `reset` has replaced its whole state. Nothing is rolled back: rollback code is run least and wrong most.
+    `reset` has replaced its whole state. It is not
+    rolled back: that code would run least and be wrong most.
 
     Args:
         max_model_len: longest sequence, tokens; longer requests are rejected.
@@ -62,8 +63,8 @@ class Engine:
         share_within_step: requests admitted in one step share the blocks that one of them computes in it.
         scheduling: a key of SCHEDULERS; running_first not with tiers.
         preempt_every: fault injection: preempt the newest row every so many steps; 0 never.
-        virtual_clock: the executor's clock is virtual, the same in every run: policies see arrivals in its seconds.
-            Else they see the step a request arrived at, so that what they do can be repeated.
+        virtual_clock: the executor's clock is virtual, the same in every run: it is what policies see. Else they see
+            the number of the step, so that what they do can be repeated.
         log: receives scheduling and cache events as (event, **facts), the log's version first; None for none.
         vocab_size: prompts with larger ids are rejected; None accepts all.
         kv_events: receives what the cache publishes and removes, a batch a step; None for nobody.
@@ -305,8 +306,9 @@ class Engine:
         let_in(state, start, virtual_clock=self._virtual_clock)
         state.step_number += 1
         executor.begin_step(state.step_number)
+        state.now = executor.now() if self._virtual_clock else float(state.step_number)
         try:
-            state.guarded.advance(float(state.step_number))
+            state.guarded.advance(state.now)
         except FrameworkError as error:
             self._fail_one(error)
         if self.preempt_every and state.step_number % self.preempt_every == 0:

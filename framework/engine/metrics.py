@@ -49,7 +49,6 @@ class Metrics:
         self.ttft_s: list[float] = []
         self.request_tpot_s: list[float | None] = []
         self.latency_s: list[float] = []
-        self.queue_s: list[float] = []
         self.request_hit_rates: list[float] = []
         self.prompt_tokens = self.hit_tokens = self.prompt_blocks = self.hit_blocks = 0
         self.num_recomputed_tokens = self.num_spared_tokens = 0
@@ -82,8 +81,6 @@ class Metrics:
         self.last_end_s = max(self.last_end_s, request.finished_s)
         self.ttft_s.append(request.first_token_s - request.arrival_s)
         self.latency_s.append(request.finished_s - request.arrival_s)
-        if request.first_scheduled_s is not None:
-            self.queue_s.append(request.first_scheduled_s - request.arrival_s)
         longest = max(len(completion.tokens) for completion in request.completions)
         tpot = (request.finished_s - request.first_token_s) / (longest - 1) if longest > 1 else None
         self.request_tpot_s.append(tpot)

@@ -13,7 +13,7 @@ from framework.engine.rows import Rows
 from framework.engine.waiting import WaitingQueue
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import CacheEvent
-from framework.types import RequestId
+from framework.types import PolicyTime, RequestId
 
 if TYPE_CHECKING:
     from framework.engine.beam import BeamGroup
@@ -56,6 +56,7 @@ class EngineState:
         tiers: below the pool; None without any.
         reserved_rows: kept free for samples that will be forked off.
         step_number: steps begun.
+        now: of the step that began last, on the clock that policies see.
         last_id: of the sequence that arrived last.
     """
 
@@ -75,6 +76,7 @@ class EngineState:
     groups: list[BeamGroup] = field(default_factory=list)
     reserved_rows: int = 0
     step_number: int = 0
+    now: PolicyTime = 0.0
     last_id: int = 0
     num_preemptions: int = 0
     num_forks: int = 0
@@ -126,4 +128,4 @@ def listen(state: EngineState) -> None:
 def _log_cache_event(state: EngineState, event: CacheEvent) -> None:
     if state.log is not None:
         kind = "publish" if event.kind == "admit" else event.kind
-        state.log(kind, step=int(event.now), block=int(event.block), key=bytes(event.key).hex())
+        state.log(kind, step=state.step_number, block=int(event.block), key=bytes(event.key).hex())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from framework.errors import NoCandidate, PluginError
-from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, RequestFacts
+from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, PolicyTime, RequestFacts
 
 
 class ConstantColumn(Sequence[Any]):
@@ -86,8 +86,8 @@ class EvictionPolicy(ABC):
     again; `hit` right after, when that use was a prefix hit; `evicted` once when the content is gone; `keep` before a
     `release`, whether it should be: who declines has content given up at once.
     A victim whose eviction was called off (another plugin call failed) comes back by `admit` and `release`.
-    Each list is deepest block first and never empty. `now` is the engine's logical time, non-decreasing: the step
-    number in a serve run, virtual seconds in a replay with a clock.
+    Each list is deepest block first and never empty. `now` is a PolicyTime, non-decreasing: seconds in a replay, steps
+    in a serve run; `last_request.arrival` is in the same unit.
 
     A policy owns its own order and nothing else. It must be deterministic given its constructor's seed, may not
     keep or change the lists it is handed, and reads facts only through `self.blocks`.
@@ -114,21 +114,21 @@ class EvictionPolicy(ABC):
         """Called once by the allocator, before anything else."""
         self.blocks = blocks
 
-    def admit(self, blocks: Sequence[BlockId], now: float) -> None:  # noqa: B027
+    def admit(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:  # noqa: B027
         """These blocks were published. They are in use: not candidates until released."""
 
-    def hit(self, blocks: Sequence[BlockId], now: float) -> None:  # noqa: B027
+    def hit(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:  # noqa: B027
         """A request found these blocks in the cache and now uses them. Already pinned if they were candidates."""
 
     @abstractmethod
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+    def pin(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
         """These blocks are candidates no longer: a request uses them."""
 
     @abstractmethod
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
+    def release(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
         """Nobody uses these blocks any more: they are candidates."""
 
-    def keep(self, block: BlockId, now: float) -> bool:
+    def keep(self, block: BlockId, now: PolicyTime) -> bool:
         """Whether this block, which nobody uses any more, is worth keeping. Asked just before its `release`.
 
         False: its content is given up at once. The block is free, the policy gets `evicted` and not `release`, and the
@@ -139,7 +139,7 @@ class EvictionPolicy(ABC):
         return True
 
     @abstractmethod
-    def victim(self, now: float) -> BlockId:
+    def victim(self, now: PolicyTime) -> BlockId:
         """The candidate to evict next. Does not remove it: the allocator answers with `evicted`.
 
         Raises:
@@ -147,14 +147,14 @@ class EvictionPolicy(ABC):
         """
 
     @abstractmethod
-    def evicted(self, block: BlockId, now: float) -> None:
+    def evicted(self, block: BlockId, now: PolicyTime) -> None:
         """This candidate's content is gone; it is a candidate no longer.
 
         A reset calls it for every published block, those in use included, which are no candidates: forget all of it.
         Such a block is not released afterwards, unless other content is published in it.
         """
 
-    def victims(self, count: int, now: float) -> list[BlockId]:
+    def victims(self, count: int, now: PolicyTime) -> list[BlockId]:
         """The next `count` victims in order, evicted: as `victim` and `evicted` by turns. Override it for speed only.
 
         Raises:
@@ -255,12 +255,12 @@ class ScoredPolicy(EvictionPolicy):
     time_varying: ClassVar[bool] = False
 
     @abstractmethod
-    def score(self, block: Block, now: float) -> Any:
+    def score(self, block: Block, now: PolicyTime) -> Any:
         """How much this block is worth keeping: a number, or a tuple compared in order.
 
         Not NaN, which is refused with a PluginError.
 
-        `now` is the engine's time; `block.admitted` and `block.last_access` count accesses. Two clocks: never mix them.
+        `now` is a PolicyTime; `block.admitted` and `block.last_access` count accesses. Two clocks: never mix them.
         """
 
     def attach(self, blocks: BlockView) -> None:
@@ -269,18 +269,18 @@ class ScoredPolicy(EvictionPolicy):
         self._scores: dict[BlockId, Any] = {}
         self._heap: list[tuple[Any, int, BlockId]] = []
 
-    def _entry(self, block: BlockId, now: float) -> tuple[Any, int, BlockId]:
+    def _entry(self, block: BlockId, now: PolicyTime) -> tuple[Any, int, BlockId]:
         self._facts.id = block
         score = self.score(self._facts, now)
         if score != score:  # NaN has no place in an order: the block would never be found again
             raise PluginError(f"{type(self).__name__}.score gave {score!r} for block {block}, which nothing orders")
         return (score, -self.blocks.depth[block], block)
 
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+    def pin(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
         for block in blocks:
             del self._scores[block]
 
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
+    def release(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
         for block in blocks:
             entry = self._entry(block, now)
             self._scores[block] = entry[0]
@@ -290,7 +290,7 @@ class ScoredPolicy(EvictionPolicy):
             self._heap = [(score, -self.blocks.depth[block], block) for block, score in self._scores.items()]
             heapq.heapify(self._heap)
 
-    def victim(self, now: float) -> BlockId:
+    def victim(self, now: PolicyTime) -> BlockId:
         if not self._scores:
             raise NoCandidate(f"{type(self).__name__} holds no candidate")
         if self.time_varying:
@@ -301,5 +301,5 @@ class ScoredPolicy(EvictionPolicy):
                 return block
             heapq.heappop(self._heap)
 
-    def evicted(self, block: BlockId, now: float) -> None:
+    def evicted(self, block: BlockId, now: PolicyTime) -> None:
         self._scores.pop(block, None)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from framework.errors import WorkloadError
 from framework.interfaces.workload import Namespace, WorkloadRequest
-from framework.types import Hint, RequestFacts
+from framework.types import Hint, PolicyTime, RequestFacts
 
 Ints = npt.NDArray[np.int64]
 
@@ -169,6 +169,13 @@ class RequestPaths:
             tenant=known.tenant[request],
             hint=known.hint[request],
         )
+
+    @cached_property
+    def times(self) -> list[PolicyTime]:
+        """When each request arrived, in the trace's seconds: the clock that policies see. Its number, from 1, where the
+        trace does not say."""
+        arrivals = [] if self.known is None else [time for time in self.known.arrival if time is not None]
+        return arrivals if len(arrivals) == self.num_requests else [float(at) for at in range(1, self.num_requests + 1)]
 
     @cached_property
     def infinite_hits(self) -> Ints:

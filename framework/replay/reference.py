@@ -23,7 +23,7 @@ from framework.replay.result import CacheOnlyResult as CacheOnlyResult
 from framework.replay.result import replay_infinite as replay_infinite
 from framework.replay.result import summarise as summarise
 from framework.replay.tiers import ReplayTiers
-from framework.types import UNKNOWN_REQUEST, BlockId
+from framework.types import UNKNOWN_REQUEST, BlockId, PolicyTime
 
 
 def replay(
@@ -42,7 +42,8 @@ def replay(
     Request i, in order: (1) its longest resident prefix is hit; (2) all its resident blocks are touched, also those
     cut off from the root (orphans); (3) its missing blocks are admitted in prefix order, at most as many as leave
     `num_blocks` of its blocks resident; (4) the policy names victims, one at a time and only when needed, among the
-    blocks of other requests; (5) the new blocks are inserted. `now` and all access counts are i + 1.
+    blocks of other requests; (5) the new blocks are inserted. All access counts are i + 1; `now` is
+    `RequestPaths.times` of i: when it arrived.
 
     Args:
         leaf_first: a victim with resident children is set aside until its last child is gone, and the policy is asked
@@ -126,6 +127,7 @@ class _Replay:
         longest = int(np.diff(paths.starts).max(initial=0))
         rows = min(num_blocks + (longest if bypass else 0), paths.num_nodes) + 1
         self.facts = UNKNOWN_REQUEST
+        self.request, self.now = 0, 0.0
         self.block_of = [0] * paths.num_nodes
         self.node_of = [-1] * rows
         self.parents = paths.parents.tolist()
@@ -168,10 +170,11 @@ class _Replay:
         block_of, last_access, hits = self.block_of, self.last_access, self.hits
         pin, hit, release = self.policy.pin, self.policy.hit, self.policy.release
         aside, next_use, below = self.aside, self.next_use, self.below
-        bounds, futures = self.paths.starts.tolist(), self._futures()
+        bounds, futures, times = self.paths.starts.tolist(), self._futures(), self.paths.times
         request_hits: list[int] = []
         for request, path in enumerate(self.paths.walk()):
-            count = request + 1
+            count, now = request + 1, times[request]
+            self.request, self.now = request, now
             blocks: list[Any] = [block_of[node] for node in path]
             num_hits = blocks.index(0) if 0 in blocks else len(blocks)
             cached = num_hits if below is None else self._begin(below, request, path, blocks)
@@ -187,11 +190,11 @@ class _Replay:
                 else:
                     candidates = touched
                 if candidates:
-                    pin(candidates, count)
+                    pin(candidates, now)
                 for block in touched:
                     last_access[block] = count
                     hits[block] += 1
-                hit(touched, count)
+                hit(touched, now)
             if len(found) < len(path):
                 self._admit(request, path, blocks, num_hits, len(found))
                 blocks = [block for block in blocks if block]
@@ -206,7 +209,7 @@ class _Replay:
             if self.may_decline:
                 blocks = self._kept(request, blocks)
             if blocks:
-                release(blocks[::-1], count)
+                release(blocks[::-1], now)
             if self.bypass:
                 self._evict(request, self.num_resident - self.num_blocks)
             if below is not None:
@@ -228,14 +231,14 @@ class _Replay:
         for block in reversed(blocks):
             node = self.node_of[block]
             held = self.leaf_first and self.children[node]
-            answer = True if held else self.policy.keep(block, request + 1)
+            answer = True if held else self.policy.keep(block, self.now)
             if type(answer) is not bool:
                 raise boundary_of(self.policy).fault("keep", f"must return a bool, returned {shown(answer)}")
             if answer:
                 kept.append(block)
                 continue
-            self.policy.evicted(block, request + 1)
-            self._give_up(node, block, request + 1)
+            self.policy.evicted(block, self.now)
+            self._give_up(node, block)
             self.num_resident -= 1
             self.num_evicted += 1
             if self.losses is not None:
@@ -244,7 +247,7 @@ class _Replay:
                 self.on_evict(request, node)
         return kept[::-1]
 
-    def _give_up(self, node: int, block: BlockId, count: int) -> None:
+    def _give_up(self, node: int, block: BlockId) -> None:
         """The block's content is gone: it is free."""
         self.block_of[node] = 0
         self.node_of[block] = -1
@@ -252,7 +255,7 @@ class _Replay:
         parent = self.parents[node]
         self.children[parent] -= 1
         if self.aside and parent >= 0 and not self.children[parent]:
-            self._release_parent(self.block_of[parent], count)
+            self._release_parent(self.block_of[parent])
 
     def _futures(self) -> list[float]:
         if not self.policy.needs_future:
@@ -294,7 +297,7 @@ class _Replay:
                     self.tenant[block] = tenant
             if self.requests is not None:
                 self.requests.used(fresh, self.facts)
-            self.policy.admit(fresh[::-1], count)
+            self.policy.admit(fresh[::-1], self.now)
 
     def _evict(self, request: int, needed: int) -> None:
         if needed <= 0:
@@ -302,27 +305,27 @@ class _Replay:
         if self.in_bulk:
             self._evict_in_bulk(request, needed)
             return
-        count, node_of, block_of, free = request + 1, self.node_of, self.block_of, self.free
+        count, now, node_of, block_of, free = request + 1, self.now, self.node_of, self.block_of, self.free
         parents, children, aside = self.parents, self.children, self.aside
         num_rows, on_evict, declined, losses = len(node_of), self.on_evict, 0, self.losses
         gone: list[int] = []
         choose = self._leaf_victim if self.leaf_first else self.policy.victim
         evicted, last_access, pinned = self.policy.evicted, self.last_access, -1 if self.bypass else count
         for _ in range(needed):
-            block = choose(count)
+            block = choose(now)
             if type(block) is not int or not 0 < block < num_rows or last_access[block] == pinned:
                 raise self._not_a_candidate(block, request)
             node = node_of[block]
             if node < 0:
                 raise self._not_a_candidate(block, request)
-            evicted(block, count)
+            evicted(block, now)
             block_of[node] = 0
             node_of[block] = -1
             free.append(block)
             parent = parents[node]
             children[parent] -= 1
             if aside and parent >= 0 and not children[parent]:
-                self._release_parent(block_of[parent], count)
+                self._release_parent(block_of[parent])
             if pinned < 0 and self.admitted[block] == count:
                 declined += 1
                 if losses is not None:
@@ -345,7 +348,7 @@ class _Replay:
         """The same by `victims`, for policies that are faster so; nobody looks between two victims."""
         count, node_of, block_of, num_rows = request + 1, self.node_of, self.block_of, len(self.node_of)
         parents, children, last_access = self.parents, self.children, self.last_access
-        victims = self.policy.victims(needed, count)
+        victims = self.policy.victims(needed, self.now)
         if self.losses is not None:
             self.losses.evicted.append((request, [node_of[block] for block in victims if type(block) is int]))
         for block in victims:
@@ -363,21 +366,21 @@ class _Replay:
         self.num_resident -= needed
         self.num_evicted += needed
 
-    def _leaf_victim(self, count: int) -> BlockId:
+    def _leaf_victim(self, now: PolicyTime) -> BlockId:
         """The policy's first choice that has no resident child; those before it are set aside."""
         while True:
-            block = self.policy.victim(count)
+            block = self.policy.victim(now)
             if type(block) is not int or not 0 < block < len(self.node_of) or block in self.aside:
-                raise self._not_a_candidate(block, count - 1)
+                raise self._not_a_candidate(block, self.request)
             if self.node_of[block] < 0 or not self.children[self.node_of[block]]:
                 return block
             self.aside.add(block)
-            self.policy.pin([block], count)
+            self.policy.pin([block], now)
 
-    def _release_parent(self, block: int, count: int) -> None:
+    def _release_parent(self, block: int) -> None:
         if block in self.aside:
             self.aside.remove(block)
-            self.policy.release([BlockId(block)], count)
+            self.policy.release([BlockId(block)], self.now)
 
     def _not_a_candidate(self, block: Any, request: int) -> PluginError:
         rule = f"must name a candidate at request {request}, named {shown(block)}, which is free, in use or unknown"

@@ -113,16 +113,16 @@ class ReplayTiers:
         self.lower = LowerTiers(tiers, rule, self.contents)
         self.pool_hits = self.pool_hit_tokens = 0
         self.request_hits: list[tuple[int, ...]] = []
-        self._now = 0
+        self._times, self._now = paths.times, 0.0
         self._new: frozenset[int] = frozenset()
 
     def evicted(self, request: int, node: int) -> None:
         """The pool gave up this node."""
-        self.lower.evicted(node, request + 1)
+        self.lower.evicted(node, self._now)
 
     def begin(self, request: int, path: Sequence[int], blocks: Sequence[Any]) -> int:
         """The request's hit blocks in all tiers; `blocks` says which the pool holds."""
-        now = self._now = request + 1
+        now = self._now = self._times[request]
         places = self.lower.find(path, blocks, now)
         self.contents.used(request, path, len(places))
         own = self.contents.own_tokens(path[: len(places)])

@@ -57,13 +57,14 @@ class _Job:
     """A copy, or the removal of a key from a tier (`copy` None).
 
     Attributes:
-        staged: waits for the pool's bytes. placed: they go to the place that the store reserved.
+        staged: waits for the pool's bytes. reserved: the store has a place for them. placed: they go there.
     """
 
     copy: Copy | None
     key: BlockHash
     tier: int
     staged: Callable[[], Bytes] | None = None
+    reserved: bool = False
     placed: bool = False
 
 
@@ -138,10 +139,10 @@ class WorkerTransfers:
             if job is not None:
                 self._stage(job)
 
-    def _stage(self, job: _Job) -> None:
+    def _stage(self, job: _Job, into: Bytes | None = None) -> None:
         assert job.copy is not None
+        job.staged = self._pool.read(job.copy.block, into)
         self._num_staged += 1
-        job.staged = self._pool.read(job.copy.block)
 
     def finished(self) -> Sequence[Copy]:
         """See Transfers."""
@@ -274,12 +275,13 @@ class WorkerTransfers:
         self._of_key[at] -= 1
         if not self._of_key[at]:
             del self._of_key[at]
-        if job.copy is not None and self._unread.pop(job.copy, None) is not None:
-            self._begin(job)
         return job
 
     def _begin(self, job: _Job) -> None:
-        """Read the pool's block, straight into the store's memory where it has some."""
+        """Read the pool's block, straight into the store's memory where it has some, unless `release` was faster.
+
+        The store is asked without the lock: whoever submits or releases does not wait for it.
+        """
         store = self._stores[job.tier - 1]
         try:
             place = store.reserve(job.key)
@@ -287,13 +289,11 @@ class WorkerTransfers:
             place = None
             self._failed(job.tier, error)
             self._undo(store, job)
-        if place is None:
-            self._stage(job)
-            return
-        assert job.copy is not None
-        job.placed = True
-        self._num_staged += 1
-        job.staged = self._pool.read(job.copy.block, np.frombuffer(place, dtype=np.uint8))
+        job.reserved = place is not None
+        with self._lock:
+            if job.copy is not None and self._unread.pop(job.copy, None) is not None:
+                self._stage(job, None if place is None else np.frombuffer(place, dtype=np.uint8))
+                job.placed = job.reserved
 
     def _undo(self, store: GuardedStore, job: _Job) -> None:
         """Remove what a `reserve` may have taken and nobody fills."""
@@ -321,21 +321,21 @@ class WorkerTransfers:
 
     def _store(self, copy: Copy, job: _Job) -> str:
         target = self._stores[copy.target - 1]
-        if job.staged is not None:
-            try:
+        if copy in self._unread:
+            self._begin(job)
+        try:
+            if job.staged is not None:
                 data = job.staged()
-            except BaseException:
-                if job.placed:
-                    self._undo(target, job)
-                raise
-            if job.placed:
-                return ""
-        else:
-            if not self._stores[copy.source - 1].read(copy.key, self._buffer.data):
+            elif self._stores[copy.source - 1].read(copy.key, self._buffer.data):
+                data = self._buffer
+            else:
                 return f"tier {copy.source}: a block was not there, or damaged, as it was to be stored below"
-            data = self._buffer
-        if target.holds_kv:
-            target.write(copy.key, data.data.toreadonly())
+            if target.holds_kv and not job.placed:
+                target.write(copy.key, data.data.toreadonly())
+        except BaseException:
+            if job.reserved:
+                self._undo(target, job)
+            raise
         return ""
 
     def _load(self, copy: Copy) -> str:

@@ -15,7 +15,7 @@ from framework.interfaces.tiering import Event
 from framework.tiers.movement import LowerTiers
 from framework.tiers.tier import Tier
 from framework.tiers.transfers import Copy
-from framework.types import BlockHash
+from framework.types import BlockHash, PolicyTime
 
 if TYPE_CHECKING:
     from framework.engine.state import EngineState
@@ -56,9 +56,9 @@ class Placement:
             self.adopt(number, list(keys)[-tiers[number - 1].num_blocks :])
 
     @property
-    def now(self) -> float:
-        """The run's logical time."""
-        return float(self._state.step_number)
+    def now(self) -> PolicyTime:
+        """Of the step that began last."""
+        return self._state.now
 
     def sound(self) -> _Sound:
         """A context for all that changes tiers."""

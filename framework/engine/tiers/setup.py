@@ -10,6 +10,7 @@ import numpy as np
 
 from framework.engine.tiers.records import MakeTiers, TierSetup
 from framework.errors import ConfigError, FrameworkError
+from framework.guard.allocator import GuardedAllocator
 from framework.guard.store import GuardedStore
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
@@ -54,7 +55,7 @@ def require_tiers(allocator: Allocator, hash: Component, seed: int) -> HashSchem
             "names a block; with tiers set hash=sha256 or another collision-resistant scheme"
         )
     size = allocator.block_size
-    if not allocator.lookup(np.zeros(size + 1, dtype=np.int32), ROOT_NAMESPACE).hashes:
+    if not GuardedAllocator(allocator).lookup(np.zeros(size + 1, dtype=np.int32), ROOT_NAMESPACE).hashes:
         raise ConfigError(
             f"{type(allocator).__name__} names no blocks, so none can be found again below the pool; with tiers set "
             "allocator=prefix_cow or another that shares prefixes"

@@ -21,7 +21,8 @@ class Priority(EvictionPolicy):
     Ties: least recently used, then deepest, then lowest id. O(log n) amortised a call.
 
     Args:
-        retention: how long a priority holds after the last use, in the unit of `now`; 0 for ever.
+        retention: how long a priority holds after the last use, in the unit of `now`: seconds in a replay, steps in a
+            serve run; 0 for ever.
         default: what it lapses to.
 
     Source: TensorRT-LLM's KV cache retention: a priority and a duration a block.

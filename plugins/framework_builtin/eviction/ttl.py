@@ -21,8 +21,7 @@ class Ttl(EvictionPolicy):
     Ties: deepest first within one call, then lowest id. O(log n) a call.
 
     Args:
-        ttl: time to live, in the unit of `now`: steps in a serve run, requests in a cache-only replay, seconds under
-            a clock.
+        ttl: time to live, in the unit of `now`: seconds in a replay, steps in a serve run.
         refresh: count from the last use; False counts from admission.
 
     Source: prompt caches of hosted APIs (a lifetime of minutes, refreshed or not by use).

@@ -147,3 +147,9 @@ def test_engine_settings_that_a_mode_never_reads_are_named() -> None:
     assert "mode=replay executor=cache_only" in said, said
     assert "engine.chunk_size=8" in said, said
     assert without_effect(parse({**HERE, "mode": "kernel"})) == []
+
+
+def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> None:
+    settings = {"warm_up": True, "prepack": False, "collective_timeout_s": 9.0, "cuda_graphs": False}
+    (said,) = without_effect(parse({**HERE, "mode": "replay", "engine": settings}))
+    assert all(f"engine.{name}=" in said for name in settings), said

@@ -254,3 +254,13 @@ def test_an_engine_without_kv_events_pays_nothing_for_them() -> None:
     assert type(engine.state.guarded) is GuardedAllocator, "no call goes through anything more"
     allocator: Any = engine.allocator
     assert allocator.cache.listener is None, "no cache event is made"
+
+
+def test_a_table_that_fails_keeps_no_block_from_being_freed() -> None:
+    allocator = make(num_blocks=8, block_size=2)
+    events = EventAllocator(allocator, None, EventStream([]))
+    info, tokens = RequestInfo(id=RequestId(1), max_total_tokens=5), as_tokens([1, 2, 3, 4, 5])
+    events.allocate(info, tokens, events.lookup(tokens, Namespace()))
+    allocator.table = lambda request: None  # type: ignore[assignment,method-assign,return-value]
+    events.free(RequestId(1))
+    assert allocator.stats().used_blocks == 0, allocator.stats()

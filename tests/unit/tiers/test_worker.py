@@ -328,3 +328,32 @@ def test_a_block_that_is_not_there_is_no_failure_of_its_store() -> None:
     (copy,) = moves.finished()
     assert copy.failed == "tier 1: a block was not there, or damaged"
     assert moves.failure == ""
+
+
+def test_a_store_that_takes_long_to_reserve_keeps_nobody_from_submitting_and_releasing() -> None:
+    asked, go, waited = threading.Event(), threading.Event(), []
+
+    class Slow(Host):
+        def reserve(self, key: BlockHash) -> memoryview | None:
+            asked.set()
+            waited.append(go.wait(5))
+            return super().reserve(key)
+
+        def view(self, key: BlockHash) -> memoryview | None:
+            return super().view(key)
+
+    moves, pool = stepped(WorkerTransfers, [Slow()])
+    first = store("a", 1)
+    moves.submit([first])
+    assert asked.wait(5)
+    moves.submit([store("b", 2)])
+    moves.release(first)
+    pool.blocks[1] = 0
+    go.set()
+    moves.submit([load("a", 7)])
+    while moves.num_pending:
+        moves.wait(None)
+        assert not [copy.failed for copy in moves.finished() if copy.failed]
+    assert waited[0], "nobody could submit while the store reserved"
+    assert pool.blocks[7].tolist() == [4, 5, 6, 7], "it was read after it had been overwritten"
+    moves.close(drain=True)
