@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from framework.errors import RunDirectoryError
+from framework.errors import FrameworkError, RunDirectoryError
 from framework.files.jsonl import read_jsonl
 from framework.misses.account import HIT, OUTCOMES, Account, Evictions, key_of
 from framework.results.layout import REGRET, REQUESTS
 from framework.results.reading import read_result
+
+
+def counts_of(result: Mapping[str, Any]) -> dict[str, int]:
+    """Outcome -> prompt tokens, as a run's result says; empty of a run that did not explain its misses."""
+    if key_of("new", "tokens") not in result:
+        return {}
+    missed = {outcome: int(result.get(key_of(outcome, "tokens")) or 0) for outcome in OUTCOMES[HIT + 1 :]}
+    return {OUTCOMES[HIT]: int(result.get("hit_tokens") or 0), **missed}
+
+
+def sentence_of(directory: Path) -> str:
+    """A run's account in one sentence; empty where its files do not give one: that must not cost the report."""
+    try:
+        return read_account(directory).sentence()
+    except (FrameworkError, OSError, ValueError, TypeError, KeyError):
+        return ""
 
 
 def read_account(directory: Path) -> Account:

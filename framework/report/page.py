@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 
 from framework.figures.style import as_svg
-from framework.report import tables
+from framework.report import misses, tables
 from framework.report.console import lines
 from framework.report.plots import Plot
 from framework.report.sentences import basis, lead, origin, ties
@@ -14,6 +14,7 @@ from framework.report.study import Study
 from framework.results.catalogue import SECTIONS
 from framework.results.records import Run
 
+_MOST_EXPLAINED = 20
 _LONG_TABLE = 40  # rows; then the plots come first
 _CSS = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --page: #ffffff; --soft: #5a5a5a; --line: #d6d6d6; --band: #f4f4f2;
@@ -74,6 +75,7 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
         _origin(study),
         *(reversed(findings) if len(study.settings) > _LONG_TABLE else findings),
         _troubles(study),
+        _misses(study),
         _section("Inside single runs", pictures),
         _constant(study),
         _method(study),
@@ -132,6 +134,25 @@ def _troubles(study: Study) -> str:
     if not rows:
         return ""
     return "<h2>Runs that did not end well</h2>" + _table(["run", "status", "reason"], rows, long=(0, 2))
+
+
+def _misses(study: Study) -> str:
+    """What the runs with run.explain=true missed, and why: a row for each, and the sentence of the best."""
+    rows = [(run, misses.counts_of(run.result)) for _, setting in study.ranked for run in setting.runs[:1]]
+    rows = [(run, counts) for run, counts in rows[:_MOST_EXPLAINED] if counts]
+    if not rows:
+        return ""
+    shown = [outcome for outcome in rows[0][1] if any(counts[outcome] for _, counts in rows)]
+    cells = []
+    for run, counts in rows:
+        whole = max(1, sum(counts.values()))
+        cells.append([run.name, *(f"{100 * counts[outcome] / whole:.1f}" for outcome in shown)])
+    said = misses.sentence_of(rows[0][0].path)
+    return (
+        "<h2>Why prompt tokens were missed</h2>"
+        + (f"<p>{_text(rows[0][0].name)}: {_text(said)}.</p>" if said else "")
+        + _table(["% of prompt tokens", *shown], cells, long=(0,))
+    )
 
 
 def _section(heading: str, plots: Sequence[Plot]) -> str:
