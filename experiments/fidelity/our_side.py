@@ -104,7 +104,7 @@ def run(
         if event.kind == "evict":
             outcome.evicted.append(bytes(event.key))
         if heard is not None:
-            (heard.published if event.kind == "admit" else heard.given_up)(event.key)
+            heard.heard(event)
 
     engine.allocator.listen(note)
 

@@ -109,13 +109,13 @@ class Lifecycle:
         ledger = self.state.ledger
         if ledger is not None:
             ledger.serve(seq.request.number)
-            ledger.declining = True
+            ledger.decline(True)
         try:
             self.state.guarded.free(seq.id)
         except FrameworkError as error:
             seq.request.plugin_error = seq.request.plugin_error or error
         if ledger is not None:
-            ledger.declining = False
+            ledger.decline(False)
             ledger.leave(seq.id)
 
     def preempt(self, seq: Sequence) -> None:
@@ -197,12 +197,12 @@ class Lifecycle:
         state, row = self.state, seq.row
         state.rows.passed[row] = num_blocks
         if state.ledger is not None:
-            state.ledger.declining = True
+            state.ledger.decline(True)
         try:
             found = state.guarded.unref_leading(seq.id, num_blocks * state.guarded.block_size)
         finally:
             if state.ledger is not None:
-                state.ledger.declining = False
+                state.ledger.decline(False)
         if found:
             state.executor.set_table(row, 0, state.guarded.table(seq.id))
 

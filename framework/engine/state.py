@@ -114,8 +114,8 @@ def listen(state: EngineState) -> None:
         listeners.append(lambda event: _log_cache_event(state, event))
     if state.tiers is not None:
         listeners.append(state.tiers.placement.heard)
-    if (ledger := state.ledger) is not None:
-        listeners.append(lambda event: (ledger.published if event.kind == "admit" else ledger.given_up)(event.key))
+    if state.ledger is not None:
+        listeners.append(state.ledger.heard)
 
     def everyone(event: CacheEvent) -> None:
         for listener in listeners:

@@ -44,7 +44,7 @@ class MissWatch:
     ) -> None:
         pool, size = manager.block_pool, manager.coordinator.single_type_managers[0].block_size
         self.ledger = Ledger(size, policy=policy, most_contents=most_contents)
-        self.ledger.declining = True  # but in an allocation
+        self.ledger.decline(True)  # but in an allocation
         self.num_blocks, self._folder, self._hash_of = pool.num_gpu_blocks - 1, folder, hash_of
         self._numbers: dict[str, tuple[int, int]] = {}  # of requests that have not ended: (number, tokens computed)
         self._running: set[str] = set()
@@ -76,11 +76,11 @@ class MissWatch:
             names = list(request.block_hashes)
             ledger.ask(number, number, names, request.num_prompt_tokens, num_new_computed_tokens, lambda: 0)
         ledger.serve(number)
-        ledger.declining = False
+        ledger.decline(False)
         try:
             found = call(request, num_new_tokens, num_new_computed_tokens, *args, **kwargs)
         finally:
-            ledger.declining = True
+            ledger.decline(True)
         if found is None:
             if first:
                 ledger.leave(number)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.interfaces.allocator import CacheEvent
 from framework.misses.account import (
     DECLINED,
     ELSEWHERE,
@@ -33,9 +34,12 @@ _MOST_NAMESPACES = 8
 _NOBODY = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loss:
-    """How a content left the cache: the outcome, for which request, and requests and prompt blocks counted by then."""
+    """How a content left the cache: the outcome, for which request, and requests and prompt blocks counted by then.
+
+    One object for all that is given up for one request at a time; nobody changes it.
+    """
 
     outcome: int
     request: int
@@ -71,15 +75,15 @@ class Ledger:
             comparison with LRU and the optimum. About 300 bytes a lost or held content, 8 a prompt block.
 
     Attributes:
-        declining, promising: set while blocks are unreferenced, or to publish what a step
-            has yet to compute.
+        promising: set while the cache publishes what a step has yet to compute.
         lies_below: whether a tier below the pool has a content; None without tiers.
         num_forgotten: lost contents that were forgotten.
     """
 
     def __init__(self, block_size: int, *, policy: str, most_contents: int) -> None:
         self.block_size, self.policy, self.most_contents = block_size, policy, most_contents
-        self.declining = self.promising = False
+        self.promising = self._declining = False
+        self._loss: Loss | None = None
         self.lies_below: Callable[[Any], bool] | None = None
         self.num_forgotten = self.num_requests = self.num_references = 0
         self.preempted_tokens = 0
@@ -99,9 +103,17 @@ class Ledger:
 
     # What the cache does
 
+    def heard(self, event: CacheEvent) -> None:
+        """A block was published, or its content was given up."""
+        if event.kind == "admit":
+            self.published(event.key)
+        else:
+            self.given_up(event.key)
+
     def published(self, key: Key) -> None:
         """A block with this content can be found from now on."""
-        self._held[key] = self._held.get(key, 0) + 1
+        held = self._held
+        held[key] = held[key] + 1 if key in held else 1
         before = self._lost.pop(key, None)
         if self.promising:
             self._promised[key] = before
@@ -112,14 +124,18 @@ class Ledger:
         if copies > 1:
             self._held[key] = copies - 1
             return
-        if key in self._promised:
+        if self._promised and key in self._promised:
             before = self._promised.pop(key)
             if before is not None:
                 self._lost[key] = before
             return
         self._computed.pop(key, None)
-        outcome = DECLINED if self.declining else EVICTED
-        self._lost[key] = Loss(outcome, self._serving, self.num_requests + self._asking, self.num_references)
+        loss = self._loss
+        if loss is None:
+            outcome = DECLINED if self._declining else EVICTED
+            loss = Loss(outcome, self._serving, self.num_requests + self._asking, self.num_references)
+            self._loss = loss
+        self._lost[key] = loss
         if len(self._lost) > self.most_contents:
             oldest = [*islice(self._lost, 1 + self.most_contents // 8)]
             for old in oldest:
@@ -145,7 +161,11 @@ class Ledger:
 
     def serve(self, request: int) -> None:
         """What is given up from now on makes room for this request."""
-        self._serving = request
+        self._serving, self._loss = request, None
+
+    def decline(self, declining: bool) -> None:
+        """Whether what is given up from now on is what nobody wanted to keep, rather than made to give room."""
+        self._declining, self._loss = declining, None
 
     def ask(
         self,
@@ -163,7 +183,7 @@ class Ledger:
             keys: of the prompt's full blocks, in order; those that the cache does not name may be missing.
             elsewhere: leading tokens that another namespace would have hit; asked only where something is new.
         """
-        self._serving, self._asking = request, 1
+        self._serving, self._asking, self._loss = request, 1, None
         first, size = hit_tokens // self.block_size, self.block_size
         held, computed, lost, below = self._held, self._computed, self._lost, self.lies_below
         outcomes: list[int] = []
@@ -221,7 +241,7 @@ class Ledger:
         category: Any = None,
     ) -> None:  # fmt: skip
         """It has its blocks; `cached_tokens` of its prompt need not be computed, those of tiers included."""
-        self._asking = 0
+        self._asking, self._loss = 0, None
         asked = self._asked.pop(sequence)
         size, prompt, first = self.block_size, asked.prompt_tokens, asked.first
         skipped = min(len(asked.outcomes), cached_tokens // size - first)
@@ -261,7 +281,7 @@ class Ledger:
 
     def leave(self, sequence: int) -> None:
         """A sequence runs no longer, or was given up before it did."""
-        self._asking = 0
+        self._asking, self._loss = 0, None
         self._asked.pop(sequence, None)
         computed = self._computed
         for key in self._computing.pop(sequence, ()):

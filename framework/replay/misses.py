@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.misses.account import (
-    DECLINED,
     END,
     EVICTED,
     HIT,
     NEW,
     OUTCOMES,
-    TIER,
     UNREACHABLE,
     Account,
     Evictions,
@@ -28,28 +27,31 @@ Ints = npt.NDArray[np.int64]
 
 
 class LossLog:
-    """What a replay gave up, in order: a list of nodes for each request that made it do so. 8 bytes a block.
+    """What a replay gave up, in order. 8 bytes a block.
 
     Attributes:
-        evicted: by the policy, for want of room. declined: never inserted, or not kept. below: evicted, and held by a
-            tier below the pool afterwards.
         out_of_reach: nodes that a tier held behind the end of the request's cached prefix, in the tiers alone.
     """
 
     def __init__(self) -> None:
-        self.evicted: list[tuple[int, Sequence[int]]] = []
-        self.declined: list[tuple[int, Sequence[int]]] = []
-        self.below: list[tuple[int, Sequence[int]]] = []
+        self._nodes = array("q")
+        self._requests: list[int] = []
+        self._counts: list[int] = []
+        self._causes: list[int] = []
         self.out_of_reach: list[tuple[int, Sequence[int]]] = []
+
+    def add(self, request: int, nodes: Sequence[int], cause: int = EVICTED) -> None:
+        """`request` made the cache give these up: evicted, declined, or held by a tier below afterwards."""
+        self._nodes.extend(nodes)
+        self._requests.append(request)
+        self._counts.append(len(nodes))
+        self._causes.append(cause)
 
     def events(self) -> tuple[Ints, Ints, Ints]:
         """(request, node, cause) of all that was given up, each a column."""
-        parts = [(self.evicted, EVICTED), (self.below, TIER), (self.declined, DECLINED)]
-        counts = [(request, len(nodes), cause) for part, cause in parts for request, nodes in part]
-        lengths = np.array([count for _, count, _ in counts], dtype=np.int64)
-        nodes = np.fromiter((node for part, _ in parts for _, nodes in part for node in nodes), np.int64, lengths.sum())
-        requests = np.repeat(np.array([request for request, _, _ in counts], dtype=np.int64), lengths)
-        return requests, nodes, np.repeat(np.array([cause for _, _, cause in counts], dtype=np.int64), lengths)
+        counts = np.array(self._counts, dtype=np.int64)
+        requests, causes = (np.array(column, dtype=np.int64) for column in (self._requests, self._causes))
+        return np.repeat(requests, counts), np.frombuffer(self._nodes, dtype=np.int64), np.repeat(causes, counts)
 
 
 def explain(
@@ -69,7 +71,8 @@ def explain(
 
     Args:
         request_hits: (R,) hit blocks. num_blocks: of the pool, all tiers included, for the comparison.
-        compare: work out too what LRU and the pinned optimum of this size would have hit.
+        compare: work out too what LRU and the pinned optimum of this size would have hit, and turns where the trace
+            has none.
 
     O(E log E) array work.
     """
@@ -80,6 +83,10 @@ def explain(
     missed = np.flatnonzero((depths >= request_hits[requests]) & ~is_first)
     by, nodes, causes = log.events()
     scale = paths.num_requests + 1
+    asked = np.zeros(paths.num_nodes, dtype=bool)
+    asked[paths.nodes[missed]] = True
+    again = np.flatnonzero(asked[nodes])  # most contents are never asked for again
+    by, nodes, causes = by[again], nodes[again], causes[again]
     order = np.argsort(nodes * scale + by, kind="stable")
     keys = (nodes * scale + by)[order]
     last = np.searchsorted(keys, paths.nodes[missed].astype(np.int64) * scale + requests[missed]) - 1
@@ -171,8 +178,8 @@ def _evictions(
         kept["lru_tokens"] = summed(np.where((distances > 0) & (distances <= num_blocks), own[at], 0))
         kept["optimum_tokens"] = summed(np.where(depths[at] < best[requests], own[at], 0))
     requests, evicted_for, known = requests[first], evicted_for[first], paths.known
-    turns = paths.turns.tolist()
     given = known.turn if known is not None else [None] * paths.num_requests
+    turns = given if num_blocks is None else paths.turns.tolist()
     return Evictions(
         request=requests,
         depth=depths[at][first],

@@ -16,6 +16,7 @@ from framework.errors import InvalidArgument, PluginError
 from framework.guard.boundary import shown
 from framework.guard.policy import around_policy, boundary_of, names_in_bulk, overrides_keep
 from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
+from framework.misses.account import DECLINED, TIER
 from framework.paged.last_requests import LastRequests
 from framework.replay.misses import LossLog
 from framework.replay.paths import RequestPaths
@@ -242,7 +243,7 @@ class _Replay:
             self.num_resident -= 1
             self.num_evicted += 1
             if self.losses is not None:
-                self.losses.declined.append((request, (node,)))
+                self.losses.add(request, (node,), DECLINED)
             if self.on_evict is not None:
                 self.on_evict(request, node)
         return kept[::-1]
@@ -273,7 +274,7 @@ class _Replay:
         if not self.bypass:
             if self.losses is not None and len(missing) > self.num_blocks - num_found:
                 cut = [path[depth] for depth in missing[self.num_blocks - num_found :]]
-                self.losses.declined.append((request, cut))
+                self.losses.add(request, cut, DECLINED)
             missing = missing[: self.num_blocks - num_found]
             self._evict(request, self.num_resident + len(missing) - self.num_blocks)
         block_of, node_of, free, parents, children = self.block_of, self.node_of, self.free, self.parents, self.children
@@ -329,16 +330,16 @@ class _Replay:
             if pinned < 0 and self.admitted[block] == count:
                 declined += 1
                 if losses is not None:
-                    losses.declined.append((request, (node,)))
+                    losses.add(request, (node,), DECLINED)
                 continue
             if on_evict is not None:
                 on_evict(request, node)
             if losses is not None and self.below is not None and self.below.lower.where(node):
-                losses.below.append((request, (node,)))
+                losses.add(request, (node,), TIER)
             elif losses is not None:
                 gone.append(node)
         if gone and losses is not None:
-            losses.evicted.append((request, gone))
+            losses.add(request, gone)
         self.num_resident -= needed
         self.num_evicted += needed - declined
         self.num_admitted -= declined
@@ -350,7 +351,7 @@ class _Replay:
         parents, children, last_access = self.parents, self.children, self.last_access
         victims = self.policy.victims(needed, self.now)
         if self.losses is not None:
-            self.losses.evicted.append((request, [node_of[block] for block in victims if type(block) is int]))
+            self.losses.add(request, [node_of[block] for block in victims if type(block) is int])
         for block in victims:
             if type(block) is not int or not 0 < block < num_rows or last_access[block] == count:
                 raise self._not_a_candidate(block, request)

@@ -38,6 +38,7 @@ class Follower:
         self.fates: dict[int, Fate] = {}
         self.at: dict[int, tuple[int, float]] = {}
         self.refused: set[int] = set()
+        self.request = -1
         admit, evicted, keep, victims = policy.admit, policy.evicted, policy.keep, policy.victims
         view: dict[str, Any] = {}
 
@@ -55,7 +56,7 @@ class Follower:
             node, since = self.at[block]
             self.resident.discard(node)
             declined = block in self.refused or (policy.bypass and since == now)
-            self.fates[node] = (DECLINED if declined else EVICTED, int(now) - 1)
+            self.fates[node] = (DECLINED if declined else EVICTED, self.request)
             self.refused.discard(block)
 
         def evicted_one(block: int, now: float) -> None:
@@ -88,6 +89,7 @@ def expected(paths: RequestPaths, policy: Any, num_blocks: int, leaf_first: bool
     class Walk(RequestPaths):
         def walk(self) -> Any:
             for path in super().walk():
+                follower.request += 1
                 states.append(({*follower.resident}, {**follower.fates}))
                 yield path
 
