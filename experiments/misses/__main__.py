@@ -1,0 +1,66 @@
+"""The anatomy of misses: what LRU, hazard and the optimum miss on whole traces, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.shared import CONVERSATION, parse, trace_path, write_provenance, write_rows
+from framework.misses.account import AGES, Account, age_of
+from framework.registry.components import build_component
+from framework.replay.column_paths import trace_paths
+from framework.replay.misses import LossLog, explain
+from framework.replay.paths import RequestPaths
+from framework.replay.reference import replay
+from framework.workload.traces import open_trace
+
+AGENTIC = "agentic_coding_100_sessions.jsonl.gz"
+SIZES = {CONVERSATION: (3_000, 10_000, 30_000), AGENTIC: (1_000, 3_000, 10_000)}
+POLICIES = ("lru", "hazard", "optimum")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment."""
+    options = parse(__doc__, "misses", arguments)
+    rows, sums = list[dict[str, Any]](), list[dict[str, Any]]()
+    for name, sizes in SIZES.items():
+        paths = trace_paths(open_trace(trace_path(name)), limit=500 if options.quick else None)
+        for num_blocks in sizes[: 1 if options.quick else None]:
+            for policy in POLICIES:
+                account = account_of(paths, policy, num_blocks)
+                place = {"trace": name.split(".")[0], "num_blocks": num_blocks, "policy": policy}
+                rows.append(place | anatomy(account))
+                for group, labels in account.evictions.sums().items():
+                    sums += [place | {"by": group, "group": label, **row} for label, row in labels.items()]
+    write_rows(options.out / "anatomy.csv", rows)
+    write_rows(options.out / "regret.csv", sums)
+    write_provenance(options, map(trace_path, SIZES))
+    return 0
+
+
+def account_of(paths: RequestPaths, name: str, num_blocks: int) -> Account:
+    """The cache-only replay of one policy."""
+    shared = {"num_blocks": num_blocks, "block_size": paths.block_tokens, "seed": 0}
+    policy, log = build_component("eviction", name, shared), LossLog()
+    counts = replay(paths, policy, num_blocks, bypass=policy.bypass, losses=log)
+    return explain(paths, counts.request_hits, log, num_blocks=num_blocks, policy=name)
+
+
+def anatomy(account: Account) -> dict[str, Any]:
+    """One row: blocks by outcome, and of the evicted tokens, their ages and who would have kept them."""
+    blocks, lost = account.totals("blocks"), account.evictions
+    assert lost.lru_tokens is not None
+    assert lost.optimum_tokens is not None
+    ages = {f"age_{age_of(low)}": int(lost.tokens[(lost.requests_ago >= low) & (lost.requests_ago < high)].sum())
+            for low, high in zip((0, *AGES), (*AGES, 10**9), strict=True)}  # fmt: skip
+    return {
+        **{f"{outcome.replace(' ', '_')}_blocks": count for outcome, count in blocks.items()
+           if outcome in ("hit", "new", "evicted", "unreachable", "declined")},
+        "evicted_tokens": int(lost.tokens.sum()), "lru_kept_tokens": int(lost.lru_tokens.sum()),
+        "optimum_kept_tokens": int(lost.optimum_tokens.sum()), **ages, "sentence": account.sentence(),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

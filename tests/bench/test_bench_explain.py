@@ -1,0 +1,70 @@
+"""What run.explain=true costs a Python replay, cache-only and in an engine without a model.
+
+pytest tests/bench/test_bench_explain.py --benchmark-only -s
+
+Rounds are interleaved and in CPU seconds, so that what else runs on the machine disturbs both alike. That it costs
+nothing when off is counted in tests/property/test_misses.py and tests/unit/replay/test_misses.py.
+"""
+
+import time
+from statistics import median
+
+import pytest
+
+from framework.engine.engine import Engine
+from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.misses.ledger import Ledger
+from framework.registry.components import build_allocator
+from framework.replay.column_paths import trace_paths
+from framework.replay.items import feed, trace_items
+from framework.replay.misses import LossLog, explain
+from framework.replay.reference import replay
+from framework.workload.trace_file import TraceFile
+from framework.workload.traces import open_trace
+from framework_builtin.eviction.lru import Lru
+
+ROUNDS = 5
+
+
+def interleaved(benchmark, plain, explained):
+    times = {"off": [], "on": []}
+
+    def both():
+        for name, work in (("off", plain), ("on", explained)):
+            start = time.process_time()
+            work()
+            times[name].append(time.process_time() - start)
+
+    benchmark.pedantic(both, rounds=ROUNDS, warmup_rounds=1)
+    off, on = (median(times[name][1:]) for name in ("off", "on"))
+    benchmark.extra_info["share"] = on / off - 1
+    print(f"\noff {off:.3f} s, on {on:.3f} s of CPU: {100 * (on / off - 1):.0f} % more")
+
+
+@pytest.mark.benchmark(group="explain")
+def test_cache_only(benchmark, traces):
+    paths = trace_paths(open_trace(traces / "mooncake_conversation_trace.jsonl.gz"))
+
+    def explained():
+        log = LossLog()
+        hits = replay(paths, Lru(), 10_000, losses=log).request_hits
+        explain(paths, hits, log, num_blocks=10_000, policy="lru", compare=False)
+
+    interleaved(benchmark, lambda: replay(paths, Lru(), 10_000), explained)
+
+
+@pytest.mark.benchmark(group="explain")
+def test_an_engine_without_a_model(benchmark, traces):
+    source = TraceFile(path=str(traces / "mooncake_conversation_trace.jsonl.gz"), limit=600)
+    items = list(trace_items(source.requests()))
+
+    def run(ledger):
+        allocator = build_allocator(
+            "prefix", "lru", "xxh64", num_blocks=3000, block_size=64, max_model_len=192_000, seed=0
+        )
+        executor = ReplayExecutor(constant_step(0.05))
+        engine = Engine(allocator, executor, max_model_len=192_000, max_batch_tokens=8192, ledger=ledger)
+        for _ in feed(engine, iter(items)):
+            pass
+
+    interleaved(benchmark, lambda: run(None), lambda: run(Ledger(64, policy="lru", most_contents=2**20)))
