@@ -171,9 +171,6 @@ class GuardedAllocator(Allocator):
             self._num_null[request] = int(found)
         return int(found)
 
-    def truncate(self, request: RequestId, num_tokens: int) -> None:
-        self._boundary.call("truncate", self.plugin.truncate, request, num_tokens)
-
     def discard(self, request: RequestId) -> None:
         self._boundary.call("discard", self.plugin.discard, request)
 

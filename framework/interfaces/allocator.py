@@ -195,7 +195,7 @@ class Allocator(ABC):
 
         Unreferences the leading full blocks within them, up to but not with the last full committed block; a block
         without other users becomes free, or cached if it is published. In `table` their entries are 0, the null block,
-        from then on. Idempotent; a smaller number changes nothing. A later `fork` or `truncate` must keep more than
+        from then on. Idempotent; a smaller number changes nothing. A later `fork` must keep more than
         what was unreferenced.
 
         Optional: an allocator that does nothing here keeps the blocks until `free`.
@@ -208,15 +208,6 @@ class Allocator(ABC):
             PluginError: the eviction policy failed. The entries are 0 all the same; a second call returns how many.
         """
         return 0
-
-    @abstractmethod
-    def truncate(self, request: RequestId, num_tokens: int) -> None:
-        """Forget the tokens after `num_tokens`, as if never appended (rejected speculation). Not below what is
-        published.
-
-        Raises:
-            UnknownRequest, InvalidArgument: nothing changed.
-        """
 
     def discard(self, request: RequestId) -> None:
         """The KV that the request's table names is not sound: no lookup finds any of it from here on.

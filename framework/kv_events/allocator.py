@@ -119,14 +119,6 @@ class EventAllocator(GuardedAllocator):
             if self._came:
                 self._settle(request)
 
-    def truncate(self, request: RequestId, num_tokens: int) -> None:
-        try:
-            super().truncate(request, num_tokens)
-            del self._tokens[request][4 * num_tokens :]
-        finally:
-            if self._came:
-                self._settle(request)
-
     def discard(self, request: RequestId) -> None:
         try:
             super().discard(request)

@@ -100,26 +100,6 @@ class PagedTables(Allocator):
         self.cache.unref(dropped[::-1])
         return end
 
-    def truncate(self, request: RequestId, num_tokens: int) -> None:
-        table = self._table(request)
-        count_of("num_tokens", num_tokens, 0)
-        self._require_kept("truncate", table, num_tokens)
-        room = len(table.blocks) * self.block_size
-        published = table.published * self.block_size
-        if not published <= num_tokens <= room:
-            raise InvalidArgument(
-                f"truncate of request {request} to {num_tokens} tokens: {published} are published, {room} have room"
-            )
-        keep = -(-num_tokens // self.block_size)
-        dropped = table.blocks[keep:]
-        del table.blocks[keep:], table.held[4 * num_tokens :], table.hashes[num_tokens // self.block_size :]
-        table.committed = min(table.committed, num_tokens)
-        table.shared = True
-        if dropped:
-            self.pool.access += 1
-            self._version += 1
-            self.cache.unref(dropped[::-1])
-
     def discard(self, request: RequestId) -> None:
         table, pool = self._table(request), self.pool
         if self.promises.owner:

@@ -66,7 +66,7 @@ def check_a_second_free_is_an_error(make: Make) -> None:
     driver.do_admit([0, 1, 0], PLAIN)
     driver.do_admit([1, 1, 0], PLAIN)
     driver.do_free(0)
-    for kind in ("free", "extend", "commit", "truncate", "table", "fork"):
+    for kind in ("free", "extend", "commit", "table", "fork"):
         driver.do_wrong(kind, 0)
     driver.do_admit([0, 0, 0], PLAIN)
 
@@ -76,8 +76,7 @@ def check_wrong_calls_raise_and_change_nothing(make: Make) -> None:
     driver = driver_of(make, 8, 2)
     driver.do_admit([0, 1, 0], PLAIN)
     driver.do_compute(0, 3, extend=True, commit=True)
-    for kind in ("duplicate", "fork onto itself", "commit too far", "commit less", "fork too far",
-                 "truncate below 0", "extend below 0"):  # fmt: skip
+    for kind in ("duplicate", "fork onto itself", "commit too far", "commit less", "fork too far", "extend below 0"):
         driver.do_wrong(kind, 0)
 
 

@@ -239,26 +239,6 @@ class Driver(Judge):
             self.tables[request], row.num_null = new, found
             self.after()
 
-    def do_truncate(self, pick: int, back: int) -> None:
-        """Forget the last `back` tokens: refused only below what is committed."""
-        request = self.pick(pick)
-        if request is None:
-            return
-        row = self.live[request]
-        to = max(0, min(len(row.tokens), len(self.tables[request]) * self.size) - back)
-        least = max(row.committed, (row.num_null + 1) * self.size if row.num_null else 0)
-        allowed = (InvalidArgument,) if to < least else ()
-        error = self.call(f"truncate(request {request}, {to})",
-                          lambda: self.allocator.truncate(RequestId(request), to), *allowed)  # fmt: skip
-        if error is None:
-            for index in range(to // self.size, len(self.tables[request])):
-                self.truth.unpublish(self.tables[request][index])
-            del row.tokens[to:]
-            row.written, row.committed = min(row.written, to), min(row.committed, to)
-            row.must_extend, row.room = True, to
-            self.tables[request] = self._table(request)
-        self.after()
-
     def do_free(self, pick: int) -> None:
         """End a request, at whatever point it is."""
         request = self.pick(pick)
@@ -298,7 +278,6 @@ class Driver(Judge):
             "free": (lambda: self.allocator.free(gone), UnknownRequest),
             "extend": (lambda: self.allocator.extend(gone, 1), UnknownRequest),
             "commit": (lambda: self.allocator.commit(gone, as_tokens([0])), UnknownRequest),
-            "truncate": (lambda: self.allocator.truncate(gone, 0), UnknownRequest),
             "table": (lambda: self.allocator.table(gone), UnknownRequest),
             "fork": (lambda: self.allocator.fork(gone, self._info(10**6 + 1), 0), UnknownRequest),
         }
@@ -313,7 +292,6 @@ class Driver(Judge):
                 "commit too far": (lambda: self.allocator.commit(RequestId(request), as_tokens(far)), InvalidArgument),
                 "fork too far": (lambda: self.allocator.fork(RequestId(request), self._info(10**6 + 1), many),
                                  InvalidArgument),
-                "truncate below 0": (lambda: self.allocator.truncate(RequestId(request), -1), InvalidArgument),
                 "extend below 0": (lambda: self.allocator.extend(RequestId(request), -1), InvalidArgument),
             }  # fmt: skip
             if row.committed:

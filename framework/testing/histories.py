@@ -22,12 +22,12 @@ T = TypeVar("T")
 NAMESPACES = (Namespace(), Namespace(salt="x"))
 
 WRONG_CALLS = (
-    "free", "extend", "commit", "truncate", "table", "fork", "duplicate", "fork onto itself", "commit too far",
-    "fork too far", "truncate below 0", "extend below 0", "commit less",
+    "free", "extend", "commit", "table", "fork", "duplicate", "fork onto itself", "commit too far",
+    "fork too far", "extend below 0", "commit less",
 )  # fmt: skip
 
 WEIGHTS = {
-    "admit": 8, "compute": 10, "finish": 5, "append": 5, "free": 2, "fork": 2, "branch": 3, "truncate": 2, "preempt": 1,
+    "admit": 8, "compute": 10, "finish": 5, "append": 5, "free": 2, "fork": 2, "branch": 3, "preempt": 1,
     "remember": 1, "use remembered": 1, "wrong": 2, "advance": 1, "reset": 0.3,
 }  # fmt: skip
 
@@ -56,7 +56,7 @@ def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[
             return (name, pick, [draw.randint(0, 1) for _ in range(draw.randint(1, 4))])
         if name == "branch":
             return (name, pick, few, draw.random() < 0.5)
-        if name in ("fork", "truncate", "unref_leading"):
+        if name in ("fork", "unref_leading"):
             return (name, pick, few)
         if name == "wrong":
             return (name, draw.choice(WRONG_CALLS), pick)

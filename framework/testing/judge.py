@@ -145,10 +145,14 @@ class Live:
 
 
 class Judge:
-    """Calls an allocator for an engine that it knows all of, and compares what it says with what the slots hold."""
+    """Calls an allocator for an engine that it knows all of, and compares what it says with what the slots hold.
 
-    def __init__(self, allocator: Allocator, traits: Traits, about: str = "") -> None:
-        self.allocator, self.traits, self.about = allocator, traits, about
+    Args:
+        repeats: two lookups of one prompt answer alike: the hash scheme's names do not change from call to call.
+    """
+
+    def __init__(self, allocator: Allocator, traits: Traits, about: str = "", *, repeats: bool = True) -> None:
+        self.allocator, self.traits, self.about, self.repeats = allocator, traits, about, repeats
         self.size = allocator.block_size
         self.truth = Truth(self.size)
         self.live: dict[int, Live] = {}
@@ -188,7 +192,7 @@ class Judge:
 
     def snapshot(self) -> tuple[Any, ...]:
         """All that the interface shows: tables, counts, and what a few prompts would hit."""
-        latest = list(itertools.islice(reversed(self.prompts.items()), 3))
+        latest = list(itertools.islice(reversed(self.prompts.items()), 3 if self.repeats else 0))
         hits = [self.allocator.lookup(prompt, space) for (space, _), prompt in reversed(latest)]
         tables = {request: self._table(request) for request in self.live}
         return tables, replace(self.allocator.stats(), collisions=0), [(hit.num_tokens, hit.blocks) for hit in hits]
@@ -222,6 +226,8 @@ class Judge:
                 self._table(request)
             except UnknownRequest:
                 self.need(self.history[-1].startswith(f"free(request {request})"), "an error took a table", request)
+                for block in self.tables[request]:  # what a policy would not take back is given up
+                    self.truth.unpublish(block)
                 del self.live[request], self.tables[request]
         self.after()
 

@@ -101,4 +101,4 @@ def driver_of(
         f"{type(allocator).__name__}, {num_blocks} blocks of {block_size} tokens, "
         f"{type(scheme).__name__}, {type(policy).__name__}"
     )
-    return Driver(allocator, traits, about)
+    return Driver(allocator, traits, about, repeats=not isinstance(scheme, adversarial.Fickle))

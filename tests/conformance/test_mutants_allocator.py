@@ -255,33 +255,6 @@ class RoomIsOneTokenTooMuch(Sound):
         return num_tokens // self.block_size + 1 if num_tokens else 0
 
 
-class TruncateKeepsTheBlocks(Sound):
-    def truncate(self, request, num_tokens):
-        row = self.row(request)
-        table, references = list(row.table), dict(self.references)
-        free = list(self.free_blocks)
-        super().truncate(request, num_tokens)
-        row.table = row.table[: self.room(num_tokens)]
-        self.free_blocks = free
-        for block in table:
-            self.references[block] = references[block]
-
-
-class TruncatesPublished(Sound):
-    """Forgets that a later hit still reads the block that it makes writable."""
-
-    def truncate(self, request, num_tokens):
-        row = self.row(request)
-        keep = self.room(num_tokens)
-        self.drop(row.table[keep:][::-1])
-        del row.table[keep:]
-        row.committed = min(row.committed, num_tokens)
-        self.changed()
-
-    def to_copy(self, row):
-        return []
-
-
 class IgnoresTheNamespace(Sound):
     def hashes(self, tokens, namespace):
         return super().hashes(tokens, type(namespace)())
@@ -593,8 +566,6 @@ MUTANTS = {
     ForkSharesOneBlockTooMany: RANDOM,
     RoomIsOneTokenShort: kit.check_a_hit_leaves_a_token_to_compute,
     RoomIsOneTokenTooMuch: kit.check_appending_many_equals_appending_one_by_one,
-    TruncateKeepsTheBlocks: RANDOM,
-    TruncatesPublished: RANDOM,
     IgnoresTheNamespace: kit.check_namespaces_never_share,
     CountsHitsTwice: kit.check_a_hit_leaves_a_token_to_compute,
     CountsPromptsOnRefusal: kit.check_refusal_changes_nothing,

@@ -127,10 +127,6 @@ class Machine(RuleBasedStateMachine):
             self.step(self.driver.do_compute, at, 99, extend=True, commit=True)
             self.step(branch, self.driver, at, back, True)
 
-    @rule(pick=picks, back=st.integers(0, 4))
-    def roll_back(self, pick, back):
-        self.step(self.driver.do_truncate, pick, back)
-
     @rule(pick=picks, count=st.integers(0, 4))
     def let_the_windows_pass(self, pick, count):
         self.step(self.driver.do_unref_leading, pick, count)
@@ -268,7 +264,6 @@ MOVES = (
     ("compute first", lambda d: d.do_compute(0, 9, extend=True, commit=True)),
     ("compute last", lambda d: d.do_compute(len(d.live) - 1, 1, extend=True, commit=True)),
     ("fork and part", lambda d: branch(d, 0, 0, end_parent=False)),
-    ("roll back", lambda d: d.do_truncate(0, 1)),
     ("free first", lambda d: d.do_free(0)),
     ("free last", lambda d: d.do_free(len(d.live) - 1)),
     ("reset", lambda d: d.do_reset()),

@@ -365,18 +365,6 @@ class SlowAllocator(SlowPool, Allocator):
             self.changed()
         return row.num_null
 
-    def truncate(self, request: RequestId, num_tokens: int) -> None:
-        row = self.row(request)
-        self.require_kept(row, num_tokens)
-        published = sum(1 for block in row.table[: row.committed // self.block_size] if block in self.content)
-        if not published * self.block_size <= num_tokens <= len(row.table) * self.block_size:
-            raise InvalidArgument(f"truncate to {num_tokens}: {published} blocks are published, {len(row.table)} held")
-        keep = self.room(num_tokens)
-        self.drop(row.table[: keep - 1 if keep else None : -1] if len(row.table) > keep else [])
-        del row.table[keep:]
-        row.committed, row.tokens = min(row.committed, num_tokens), row.tokens[:num_tokens]
-        self.changed()
-
     def free(self, request: RequestId) -> None:
         row = self.row(request)
         del self.rows[request]

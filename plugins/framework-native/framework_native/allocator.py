@@ -133,9 +133,6 @@ class NativeAllocator(Allocator):
             return self._core.unref_leading(request, num_tokens, None)
         return self._core.unref_leading(request, num_tokens, lambda blocks: requests.used(blocks, facts))
 
-    def truncate(self, request: RequestId, num_tokens: int) -> None:
-        self._core.truncate(request, num_tokens)
-
     def free(self, request: RequestId) -> None:
         if self._requests is not None and request in self._facts:
             table = self._core.table(request)

@@ -559,29 +559,6 @@ int64_t Core::unref_leading(nb::handle request, nb::handle given, nb::handle use
     return end;
 }
 
-void Core::truncate(nb::handle request, nb::handle given) {
-    Table &row = find(request);
-    const int64_t num_tokens = framework_.count("num_tokens", given, 0), size = options_.block_size;
-    const int64_t room = static_cast<int64_t>(row.blocks.size()) * size, published = row.published * size;
-    require_kept("truncate", row, num_tokens);
-    if (num_tokens < published || num_tokens > room)
-        framework_.raise("InvalidArgument", "truncate of request " + text_of(request) + " to " +
-                                                std::to_string(num_tokens) + " tokens: " + std::to_string(published) +
-                                                " are published, " + std::to_string(room) + " have room");
-    const auto keep = blocks_for(num_tokens, size);
-    const Blocks dropped(row.blocks.rbegin(), row.blocks.rend() - keep);
-    row.blocks.resize(static_cast<size_t>(keep));
-    row.held.shorten(static_cast<size_t>(num_tokens));
-    row.hashes.all(); // the table may go on with other tokens
-    row.hashes.shorten(static_cast<size_t>(num_tokens / size));
-    row.committed = std::min(row.committed, num_tokens);
-    row.shared = true;
-    if (dropped.empty()) return;
-    ++pool_->access;
-    ++version_;
-    cache_->unref(dropped);
-}
-
 void Core::free(nb::handle request) {
     int64_t id = 0;
     Table &row = find(request, &id);

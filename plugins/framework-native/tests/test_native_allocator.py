@@ -85,7 +85,7 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
         allocator.advance(float(number))
         row = RequestId(draw.choice([*live, number]) if live else number)
         kind_of_step = draw.choice(
-            ("admit", "admit", "decode", "decode", "fork", "truncate", "free", "free", "reset", "promise", "withdraw")
+            ("admit", "admit", "decode", "decode", "fork", "free", "free", "reset", "promise", "withdraw")
         )
         if kind_of_step == "admit":
             stem = [0, 1, 1, 0, 1, 0] * size
@@ -119,11 +119,6 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
             space = draw.choice(NS)
             if call(allocator.fork, row, RequestInfo(id=RequestId(number), max_total_tokens=99, namespace=space), keep):
                 live[number] = live[row][:keep]
-        elif kind_of_step == "truncate" and row in live:
-            before = len(seen_)
-            call(allocator.truncate, row, keep := draw.randint(0, len(live[row])))
-            if seen_[before:] == [None] or not isinstance(seen_[-1], tuple):
-                live[row] = live[row][:keep]
         elif kind_of_step == "free":
             call(allocator.foresee, row, [draw.choice((1.0, 5.0, float("inf"))) for _ in range(draw.randint(0, 5))])
             call(allocator.free, row)
@@ -332,7 +327,7 @@ def test_hashes_of_a_hit_are_of_the_tokens_that_were_looked_up(name):
 
 
 @pytest.mark.parametrize("name", ["sha256", "xxh3_128"])
-@pytest.mark.parametrize("change", ["commit in parts", "fork", "truncate", "promise", "free"])
+@pytest.mark.parametrize("change", ["commit in parts", "fork", "promise", "free"])
 def test_hashes_that_are_yet_to_be_made_are_those_of_the_scheme_whatever_comes_first(name, change):
     scheme, allocator = SCHEMES[name](), make(hash=SCHEMES[name]())
     tokens, other = np.arange(1, 9, dtype=np.int32), np.array([1, 2, 3, 4, 50, 60, 70, 80], np.int32)
@@ -348,11 +343,6 @@ def test_hashes_that_are_yet_to_be_made_are_those_of_the_scheme_whatever_comes_f
         allocator.extend(child, 8)
         allocator.commit(child, other)
         assert allocator._core.hashes(child) == branch
-    elif change == "truncate":
-        allocator.truncate(request, 4)
-        allocator.extend(request, 8)
-        allocator.commit(request, other)
-        assert allocator._core.hashes(request) == branch
     elif change == "promise":
         allocator.promise(request, 6)
         assert allocator.lookup(tokens, NS[0]).num_tokens == 6
@@ -360,7 +350,7 @@ def test_hashes_that_are_yet_to_be_made_are_those_of_the_scheme_whatever_comes_f
         allocator.free(request)
     allocator.check()
     assert list(hit.hashes) == expected
-    if change not in ("truncate", "free"):
+    if change != "free":
         allocator.commit(request, tokens)
         assert allocator._core.hashes(request) == expected
         assert allocator.lookup(np.append(tokens, 9).astype(np.int32), NS[0]).num_tokens == 8

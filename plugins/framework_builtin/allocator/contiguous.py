@@ -183,12 +183,6 @@ class ContiguousAllocator(Allocator):
         pairs = ((BlockId(run.first + index), BlockId(own.first + index)) for index in range(held))
         return TableChange(0, tuple(BlockCopy(source, destination) for source, destination in pairs))
 
-    def truncate(self, request: RequestId, num_tokens: int) -> None:
-        run = self._run(request)
-        if count_of("num_tokens", num_tokens, 0) > run.size * self.block_size:
-            raise InvalidArgument(f"truncate of request {request} to {num_tokens} tokens, past its room")
-        run.committed = min(run.committed, num_tokens)
-
     def free(self, request: RequestId) -> None:
         run = self._run(request)
         del self._runs[request]

@@ -78,7 +78,6 @@ HOOKS = {
 }  # fmt: skip
 NOT_CALLED = {
     "allocator": {
-        "truncate",
         "discard",
         "withdraw",
         "reset",

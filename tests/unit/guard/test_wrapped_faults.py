@@ -1,4 +1,4 @@
-"""A policy or hash scheme that fails inside an allocator's withdraw, truncate or reset: named, and nothing is lost."""
+"""A policy or hash scheme that fails inside an allocator's withdraw or reset: named, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -68,7 +68,6 @@ def running(guarded: GuardedAllocator) -> None:
 
 CALLS: dict[str, Callable[[GuardedAllocator], Any]] = {
     "withdraw": lambda guarded: guarded.withdraw(RequestId(3)),
-    "truncate": lambda guarded: guarded.truncate(RequestId(2), 13),
     "reset": lambda guarded: guarded.reset(),
 }
 

@@ -185,11 +185,6 @@ def test_tokens_are_those_of_the_call_also_when_the_caller_writes_on_in_its_arra
     cache.allocator.extend(RequestId(2), 4)
     cache.commit(2, [1, 2, 8, 7])
     assert only(cache.events()).token_ids == [8, 7], "what its parent wrote after the fork is not its own"
-    cache.allocator.extend(RequestId(1), 4)
-    cache.allocator.truncate(RequestId(1), 2)
-    cache.allocator.extend(RequestId(1), 4)
-    cache.commit(1, [1, 2, 5, 5])
-    assert only(cache.events()).token_ids == [5, 5], "what was truncated is forgotten"
 
 
 def test_a_call_that_fails_says_nothing() -> None:

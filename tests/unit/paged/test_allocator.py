@@ -98,21 +98,6 @@ def test_a_fork_refuses_another_namespace_a_taken_id_and_tokens_without_room() -
     allocator.check()
 
 
-def test_truncate_forgets_tokens_but_nothing_that_is_published() -> None:
-    allocator = running(PrefixCowAllocator)
-    allocator.extend(ONE, 8)
-    allocator.truncate(ONE, 5)
-    assert len(table(allocator, 1)) == 3
-    with pytest.raises(InvalidArgument, match="4 are published"):
-        allocator.truncate(ONE, 3)
-    allocator.truncate(ONE, 4)
-    allocator.extend(ONE, 6)
-    allocator.commit(ONE, tokens(1, 2, 3, 4, 7, 7))
-    assert allocator.lookup(tokens(1, 2, 3, 4, 7, 7, 0), NS).num_tokens == 6
-    assert allocator.lookup(tokens(1, 2, 3, 4, 5, 7, 0), NS).num_tokens == 4
-    allocator.check()
-
-
 @pytest.mark.parametrize("kind", [PrefixCowAllocator, PrefixAllocator, CowAllocator, NaiveAllocator])
 def test_commit_refuses_tokens_that_differ_from_those_it_holds(kind: type[PagedAllocator]) -> None:
     allocator = make(8, 2, kind=kind)
