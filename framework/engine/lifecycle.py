@@ -43,7 +43,7 @@ class Lifecycle:
             if ledger is not None and seq.hit is not None:
                 ledger.preempted_tokens += max(0, again)
                 names = seq.hit.hashes or ledger.names(seq.tokens, request.namespace)
-                ledger.compute(seq.id, names[num_cached // self.state.guarded.block_size :])
+                ledger.compute(seq.id, names, num_cached // self.state.guarded.block_size)
         seq.was_admitted = True
         seq.hit = None
         seq.committed = num_cached
@@ -198,6 +198,7 @@ class Lifecycle:
         state.rows.passed[row] = num_blocks
         if state.ledger is not None:
             state.ledger.decline(True)
+            state.ledger.pass_by(seq.id, num_blocks)
         try:
             found = state.guarded.unref_leading(seq.id, num_blocks * state.guarded.block_size)
         finally:

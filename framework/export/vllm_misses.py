@@ -91,7 +91,7 @@ class MissWatch:
             self._prompt_tokens += request.num_prompt_tokens
         elif name not in self._running:
             ledger.preempted_tokens += max(0, before - cached)
-            ledger.compute(number, list(request.block_hashes)[cached // ledger.block_size :])
+            ledger.compute(number, list(request.block_hashes), cached // ledger.block_size)
         if found is not None:
             self._running.add(name)
         return found

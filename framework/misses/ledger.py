@@ -91,8 +91,7 @@ class Ledger:
         self._held: dict[Key, int] = {}
         self._lost: dict[Key, Loss] = {}
         self._promised: dict[Key, Loss | None] = {}
-        self._computed: dict[Key, int] = {}
-        self._computing: dict[int, Sequence[Key]] = {}
+        self._computing: dict[int, tuple[Sequence[Key], int]] = {}
         self._asked: dict[int, _Asked] = {}
         self._spaces: dict[bytes, tuple[Namespace, ...]] = {}
         self._blocks = [0] * len(OUTCOMES)
@@ -129,7 +128,6 @@ class Ledger:
             if before is not None:
                 self._lost[key] = before
             return
-        self._computed.pop(key, None)
         loss = self._loss
         if loss is None:
             outcome = DECLINED if self._declining else EVICTED
@@ -150,7 +148,7 @@ class Ledger:
 
     def reset(self) -> None:
         """The cache begins anew: nothing was ever in it. Counts go on."""
-        for known in (self._held, self._lost, self._promised, self._computed, self._computing, self._asked):
+        for known in (self._held, self._lost, self._promised, self._computing, self._asked):
             known.clear()
 
     def kept_promises(self) -> None:
@@ -185,7 +183,7 @@ class Ledger:
         """
         self._serving, self._asking, self._loss = request, 1, None
         first, size = hit_tokens // self.block_size, self.block_size
-        held, computed, lost, below = self._held, self._computed, self._lost, self.lies_below
+        held, lost, below, flights = self._held, self._lost, self.lies_below, self._in_flight(keys, first)
         outcomes: list[int] = []
         losses: dict[int, Loss] = {}
         whole = True
@@ -200,7 +198,7 @@ class Ledger:
             else:
                 whole = False
                 loss = lost.get(key)
-                if key in computed:
+                if flights and any(at in flight for flight in flights):
                     outcomes.append(IN_FLIGHT)
                 elif loss is None:
                     outcomes.append(NEW)
@@ -270,26 +268,36 @@ class Ledger:
                 self.paths = None
             else:
                 self.paths.append(np.fromiter(map(hash, asked.keys[:limit]), np.int64, limit))
-        self.compute(sequence, asked.keys[first:])
+        self.compute(sequence, asked.keys, first)
 
-    def compute(self, sequence: int, keys: Sequence[Key]) -> None:
-        """A running sequence is going to compute blocks of these contents."""
-        computed = self._computed
-        for key in keys:
-            computed[key] = computed.get(key, 0) + 1
-        self._computing[sequence] = keys
+    def compute(self, sequence: int, keys: Sequence[Key], first: int) -> None:
+        """A running sequence is going to compute the blocks of these contents from the `first` on."""
+        self._computing[sequence] = keys, first
+
+    def pass_by(self, sequence: int, num_blocks: int) -> None:
+        """A running sequence reads its leading blocks no longer: what becomes of them is no more its doing."""
+        keys, first = self._computing.get(sequence, ((), 0))
+        self._computing[sequence] = keys, max(first, num_blocks)
+
+    def _in_flight(self, keys: Sequence[Key], first: int) -> list[range]:
+        """Which blocks of a prompt, from the `first` on, running sequences compute: names are chained, so each has a
+        run of them.
+        """
+        found = []
+        for others, start in self._computing.values():
+            if first < min(len(keys), len(others)) and others[first] == keys[first]:
+                same, differ = first, min(len(keys), len(others))
+                while differ - same > 1:
+                    middle = (same + differ) // 2
+                    same, differ = (middle, differ) if others[middle] == keys[middle] else (same, middle)
+                found.append(range(max(start, first), same + 1))
+        return found
 
     def leave(self, sequence: int) -> None:
         """A sequence runs no longer, or was given up before it did."""
         self._asking, self._loss = 0, None
         self._asked.pop(sequence, None)
-        computed = self._computed
-        for key in self._computing.pop(sequence, ()):
-            count = computed.get(key, 0)
-            if count > 1:
-                computed[key] = count - 1
-            elif count:
-                del computed[key]
+        self._computing.pop(sequence, None)
 
     def _note(self, asked: _Asked, request: int, cached: int, turn: Any, tenant: Any, category: Any) -> None:
         """A row for each run of missed blocks that one eviction made."""
