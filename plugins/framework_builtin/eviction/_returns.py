@@ -15,7 +15,8 @@ Ints = npt.NDArray[np.int64]
 
 _BINS = 44
 _PER_OCTAVE = 2
-_PRIOR_RATE, _PRIOR_AGE = 0.3, 200.0  # hazard 0.3 / (age + 200), in times between releases: heavy-tailed
+FIRST_AGE_S = 0.25  # where the second bin begins; the last one begins at 143 hours
+_PRIOR_RATE, _PRIOR_AGE_S = 0.3, 30.0  # hazard 0.3 / (age + 30 s): heavy-tailed
 _PRIOR_GROUPS = 30.0  # strength of that prior, in groups that lived through each age
 _SHAPE_GROUPS = 20.0  # of the parent's shape, for the shape of one first feature
 _FACTOR_EVENTS = 10.0  # of "no effect", for the factor of one value of a further feature
@@ -29,10 +30,12 @@ class Returns:
     """Hazard of a return by features and age: a shape by the first feature, times a factor for each further one.
 
     Shapes fall with age from their peak on (isotonic), and are shrunk to the shape of all groups of the same sort, that
-    one to a prior of heavy tail; factors are shrunk to 1. Ages are measured in mean times between records, so nothing
-    depends on the unit of the clock, and binned at half octaves. Kept are the last `window` records.
+    one to a prior of heavy tail; factors are shrunk to 1. Ages are binned at half octaves. Kept are the last `window`
+    records.
 
-    NOTE. A group that begins to wait is judged as if it had waited for one unit: what comes back at the same tick of a
+    NOTE 1. Bins lie at fixed ages, in seconds. Bins in mean times between records put all ages into the first one as
+    soon as a trace has a long pause, as agent text has, and nothing was told apart any more.
+    NOTE 2. A group that begins to wait is judged as if it had waited for one bin: what comes back at the same tick of a
     coarse clock would make all new groups look forty times as good until the next scoring (1 point of the gap on the
     conversation trace, whose clock ticks every 3 s).
 
@@ -53,8 +56,7 @@ class Returns:
         self._num = self._learnt = 0
         self.num_returned = 0
         """Returns seen so far."""
-        self.unit = 1.0
-        self._edges = self._edges_of(1.0)
+        self._edges = FIRST_AGE_S * np.concatenate([[0.0], 2.0 ** (np.arange(_BINS - 1) / _PER_OCTAVE)])
         self.index = np.zeros((num_sorts, _BINS))
         """(C, A) of kinds known when last learnt: best ratio of the chance to be used again to the time held for it."""
         self._fresh: list[float] = [0.0] * num_sorts
@@ -129,8 +131,6 @@ class Returns:
         """Fit hazards and indices to the records."""
         self._learnt = self._num
         start = np.frombuffer(self._start)
-        self.unit = max(1e-9, (now - float(start.min())) / len(start))
-        self._edges = self._edges_of(self.unit)
         events, exposure, width = self._tables(now)
         oldest = int(self.bins(np.array([now - float(start.min())]))[0]) + 1  # nobody has waited for longer
         events, exposure, width = events[:, :oldest], exposure[:, :oldest], width[:oldest]
@@ -147,7 +147,7 @@ class Returns:
                 hazard[members] = _fit_all(features, foretold, events[members], exposure[members], shape, width)
         found = _best_ratio(hazard, width)
         self.index = np.concatenate([found, np.repeat(found[:, -1:], _BINS - oldest, axis=1)], axis=1)
-        self.index[:, 0] = self.index[:, 1]  # see NOTE
+        self.index[:, 0] = self.index[:, 1]  # see NOTE 2
         self._fresh = self.index[:, 0].tolist()
 
     def _sorts(self) -> Ints:
@@ -156,10 +156,6 @@ class Returns:
         if new:
             self._sort_of = np.append(self._sort_of, [features[0] for features in new])
         return self._sort_of
-
-    @staticmethod
-    def _edges_of(unit: float) -> Floats:
-        return unit * np.concatenate([[0.0], 2.0 ** (np.arange(_BINS - 1) / _PER_OCTAVE)])
 
     def _tables(self, now: float) -> tuple[Floats, Floats, Floats]:
         """Returns (C, A) and time waited (C, A) in each age bin, and the bins' widths (A,)."""
@@ -178,7 +174,7 @@ class Returns:
 
     def _shape_of(self, events: Floats, exposure: Floats, width: Floats) -> Floats:
         middle = self._edges[: len(width)] + width / 2
-        prior = _PRIOR_RATE / (middle + _PRIOR_AGE * self.unit)
+        prior = _PRIOR_RATE / (middle + _PRIOR_AGE_S)
         weight = exposure + _PRIOR_GROUPS * width
         return _falling((events + _PRIOR_GROUPS * prior * width) / weight, weight)
 

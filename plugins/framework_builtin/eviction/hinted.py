@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from framework.types import RequestFacts
+from framework_builtin.eviction._returns import FIRST_AGE_S
 from framework_builtin.eviction.hazard import Hazard
 
 _LEVELS = 5  # bins of a foretold probability
@@ -40,5 +41,5 @@ class Hinted(Hazard):
         return None if facts.hint is None else facts.hint.returns_s
 
     def _octave(self, time: float) -> int:
-        units = min(time / self._returns.unit, 2.0 ** (_MOST_OCTAVES + 1))
+        units = min(time / FIRST_AGE_S, 2.0 ** (_MOST_OCTAVES + 1))
         return min(_MOST_OCTAVES, max(0, int(math.log2(units + 1e-9))))

@@ -171,3 +171,21 @@ def test_the_end_of_a_prompt_that_the_next_turn_drops_is_left() -> None:
     assert kinds[0] == [(7, False)]
     assert kinds[1] == [(3, False), (4, False), (4, True)]
     assert kinds[2] == [(3, False), (4, False), (4, True), (4, True)]
+
+
+def test_the_guard_forgives_what_was_lost_long_ago() -> None:
+    class Unlucky(Hazard):
+        """As if it had lost a cache's worth of hits at its five-hundredth release."""
+
+        def release(self, blocks, now):
+            follows.append(self._as_lru)
+            if len(follows) == 500:
+                self._behind += self.blocks.num_blocks
+            super().release(blocks, now)
+
+    follows: list[bool] = []
+    paths = sessions_with_a_shared_opening(random.Random(1), 12.0, (5, 30))
+    replay(paths, Unlucky(), 60)
+    assert not follows[499], "else nothing was lost by its own order"
+    assert all(follows[501:510]), "it goes back to LRU"
+    assert not all(follows[510:]), "and takes its own order up again"

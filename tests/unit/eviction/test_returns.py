@@ -76,3 +76,16 @@ def test_what_is_watched_no_longer_counts_as_neither_returned_nor_lost() -> None
     returns = Returns(1, 64)
     returns.stop(-1, 5.0)  # no record
     assert returns.num_returned == 0
+
+
+def test_a_pause_of_days_does_not_make_all_ages_alike() -> None:
+    returns = Returns(1, 4096)
+    kind = returns.kind_of(0, (1, 0))
+    for at in range(1000):  # half are used again after 4 s, the others never
+        record = returns.begin(kind, float(at))
+        if at % 2:
+            returns.end(record, at + 4.0)
+    returns.begin(kind, 500_000.0)
+    returns.learn(500_000.0)
+    young, old = returns.scores(np.array([kind, kind]), np.array([2.0, 60.0]))
+    assert young > 20 * old > 0, (young, old)
