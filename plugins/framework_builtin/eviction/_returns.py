@@ -34,7 +34,7 @@ class Returns:
     records.
 
     NOTE 1. Bins lie at fixed ages, in seconds. Bins in mean times between records put all ages into the first one as
-    soon as a trace has a long pause, as agent text has, and nothing was told apart any more.
+    soon as a trace has a long pause, as agent text has, and no two ages differed any more.
     NOTE 2. A group that begins to wait is judged as if it had waited for one bin: what comes back at the same tick of a
     coarse clock would make all new groups look forty times as good until the next scoring (1 point of the gap on the
     conversation trace, whose clock ticks every 3 s).
