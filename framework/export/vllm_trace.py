@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -51,28 +50,30 @@ class TraceMethods(MovesNothing):
 
     path: Path
     trace: PrivateTrace | None = None
-    _start: float | None = None
+    _num_steps = 0
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """vLLM's scheduler is about to start with this manager."""
         size = int(kv_cache_manager.block_pool.hash_block_size)
-        self.trace = PrivateTrace(self.path, size, source="vllm")
+        self.trace = PrivateTrace(self.path, size, source="vllm", clock="steps")
         self._live: dict[str, LiveRequest] = {}
 
     def on_new_request(self, request: Any) -> None:
         """A request entered the engine."""
         if self.trace is None:
             return
-        now = time.monotonic()
-        self._start = now if self._start is None else self._start
         live = LiveRequest(
-            arrival_s=now - self._start,
+            arrival_s=float(self._num_steps),
             prompt_tokens=int(request.num_prompt_tokens),
             session=getattr(request, "session_id", None),
             priority=-int(request.priority),  # there, lower is more important
         )
         self._live[request.request_id] = live
         self.trace.arrived(live)
+
+    def scheduled(self, num_tokens: int) -> None:
+        """A step was scheduled; one without a token is none."""
+        self._num_steps += num_tokens > 0
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         """A request has ended, however."""
@@ -109,6 +110,7 @@ def _connector_classes() -> dict[str, type]:
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Nothing for the workers."""
+            self.scheduled(scheduler_output.total_num_scheduled_tokens)
             return NothingToSay()
 
     class NothingToSay(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]

@@ -99,6 +99,10 @@ class TraceReader(ABC):
         """
         return asked if asked is not None and self.sizes_vary else self.block_tokens
 
+    def in_steps(self, head: Sequence[Line]) -> bool:
+        """Whether `arrival_s` counts the scheduler's steps of the engine that was recorded, instead of seconds."""
+        return False
+
     @abstractmethod
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         """Every request in file order, or what is wrong with its line.

@@ -34,6 +34,7 @@ from framework.types import TokenArray
 from framework.workload import requests_of
 from framework.workload.recording import RecordedWorkload, Recording
 from framework.workload.to_trace import with_blocks
+from framework.workload.trace_file import TraceFile
 
 _DEFAULT_LEN = 262_144
 _TIMED_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps", "load_wait_s": "load_wait_steps"} | {
@@ -190,13 +191,21 @@ def open_source(config: Config, log: Any, kv_events: EventStream | None = None, 
     if isinstance(workload, RecordedWorkload):
         return _recorded_source(config, log, workload, kv_events, ledger)
     outputs: dict[tuple[int, int], TokenArray] = {}
-    engine, policy = build_engine(config, log, None, outputs, kv_events, ledger)
+    steps = isinstance(workload, TraceFile) and workload.in_steps()
+    if steps and config.executor == "roofline":
+        raise ConfigError(
+            "the trace has arrivals in steps of the engine that was recorded, and executor=roofline wants "
+            "seconds; leave executor out"
+        )
+    engine, policy = build_engine(config, log, None, outputs, kv_events, ledger, step_clock=steps)
     if policy.needs_future:
         future = with_blocks(requests_of(workload, name), engine.allocator.block_size)
         Foresight(engine.allocator, future, max_len=engine.max_model_len).attach(engine)
     next(requests_of(workload, name))  # what cannot be read is found before anything is written
-    clock = "virtual" if config.executor == "roofline" else f"{config.replay.step_s} s a step"
-    return Source(engine, policy, trace_items(requests_of(workload, name), outputs), "s", clock, workload)
+    unit, clock = "s", "virtual" if config.executor == "roofline" else f"{config.replay.step_s} s a step"
+    if steps:
+        unit, clock = "steps", "steps"
+    return Source(engine, policy, trace_items(requests_of(workload, name), outputs), unit, clock, workload)
 
 
 def _recorded_source(
@@ -219,11 +228,14 @@ def build_engine(
     outputs: MutableMapping[tuple[int, int], TokenArray] | None = None,
     kv_events: EventStream | None = None,
     ledger: Ledger | None = None,
+    *,
+    step_clock: bool = False,
 ) -> tuple[Engine, EvictionPolicy]:
     """The engine of a serve run with a ReplayExecutor in place of the model, and its policy.
 
     Args:
         outputs: what a trace's requests generate, see ReplayExecutor; a recording brings its own.
+        step_clock: the trace's arrivals count steps.
     """
     engine_options, block_size, seed = config.engine, config.cache.block_size, config.seed
     num_blocks = pool_blocks(config.cache, config.replay)
@@ -239,7 +251,7 @@ def build_engine(
         seed=seed,
     )
     window = _window(config, recording)
-    executor = _executor(config, recording, outputs)
+    executor = _executor(config, recording, outputs, step_clock=step_clock)
     pool = num_blocks * block_size
     to_raise = f"cache.num_blocks: the pool's {num_blocks} blocks hold {pool} tokens"
     advice = f"raise {to_raise if max_len == pool else 'engine.max_model_len'}"
@@ -247,7 +259,7 @@ def build_engine(
     if config.tiers:
         require_tiers(allocator, config.hash.plain(), seed)
         shared = {"block_size": block_size, "max_model_len": max_len, "seed": seed}
-        tiers = _tier_maker(config, executor, shared, recording)
+        tiers = _tier_maker(config, executor, shared, timed=recording is None and not step_clock)
     recorded = recording.outputs if recording is not None else {}
     lengths = {sample: len(tokens) for sample, tokens in recorded.items()}
     engine = Engine(
@@ -269,10 +281,8 @@ def build_engine(
     return engine, policy
 
 
-def _tier_maker(
-    config: Config, executor: Executor, shared: Mapping[str, Any], recording: Recording | None
-) -> MakeTiers:
-    """Tiers behind links on the executor's clock; where that counts steps, copies take no time."""
+def _tier_maker(config: Config, executor: Executor, shared: Mapping[str, Any], *, timed: bool) -> MakeTiers:
+    """Tiers behind links on the executor's clock; where that counts steps (not `timed`), copies take no time."""
     options = config.replay
     device = Roofline(
         device=options.device,
@@ -297,8 +307,8 @@ def _tier_maker(
         block_bytes=block_bytes(options, config.cache),
         now=executor.now,
         wait_until=executor.wait_until,
-        timed=recording is None,
-        recompute_s=None if recording is not None else recompute_s,
+        timed=timed,
+        recompute_s=recompute_s if timed else None,
     )
 
 
@@ -323,11 +333,15 @@ def _executor(
     config: Config,
     recording: Recording | None,
     outputs: MutableMapping[tuple[int, int], TokenArray] | None,
+    *,
+    step_clock: bool = False,
 ) -> Executor:
     if recording is not None:
         outputs = dict(recording.outputs)
         return ReplayExecutor(constant_step(0.0), outputs=outputs, tops=recording.tops, step_clock=True)
     options = config.replay
+    if step_clock:
+        return ReplayExecutor(constant_step(0.0), outputs=outputs, step_clock=True)
     if config.executor == "roofline":
         return ReplayExecutor(
             Roofline(

@@ -53,6 +53,10 @@ class TraceFile(Workload):
         self._trace = open_trace(self.path, format=self.format, block_tokens=size, on_error=self.on_error)
         return self._trace
 
+    def in_steps(self) -> bool:
+        """Whether arrivals count steps of the engine that was recorded, instead of seconds."""
+        return self.open().in_steps
+
     def requests(self) -> Iterator[WorkloadRequest]:
         """See Workload."""
         return self.limited(self.open())

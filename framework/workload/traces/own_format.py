@@ -1,7 +1,8 @@
 """Our own trace file: one JSON header line, then one JSON object a request. Version 1.
 
-Header: `{"format": "kvlab-trace", "version": 1, "block_tokens": 16, ...}`; further keys are free notes.
-Request: `arrival_s` (seconds, non-decreasing) and `output_tokens`, and one of
+Header: `{"format": "kvlab-trace", "version": 1, "block_tokens": 16, ...}`; `"clock": "steps"` says that
+arrivals count the scheduler's steps before them; further keys are free notes.
+Request: `arrival_s` (seconds or steps, non-decreasing) and `output_tokens`, and one of
 
 * `tokens`, the prompt's token ids; `output`, the generated ids, may stand for `output_tokens`, and a full replay
   generates them again;
@@ -75,6 +76,10 @@ class OwnFormat(JsonLinesReader):
         check_header(header, FORMAT, VERSION)
         size = integer(header, "block_tokens", 1)
         return asked if asked is not None and "tokens" in first_object(head[1:]) else size
+
+    def in_steps(self, head: Sequence[Line]) -> bool:
+        """By the header's `clock`."""
+        return first_object(head).get("clock") == "steps"
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         """See TraceReader; the first line is the header."""

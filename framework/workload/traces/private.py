@@ -22,7 +22,7 @@ class LiveRequest:
     """One request as an engine knows it.
 
     Attributes:
-        arrival_s: seconds after the first, non-decreasing.
+        arrival_s: seconds after the first, or steps where the header says so; non-decreasing.
         prompt_tokens: length of the prompt.
         total_tokens: of prompt and answer together; None: it has not ended.
         hashes: of the full blocks of prompt and answer, each with all before it: salt and adapter are in them.

@@ -38,15 +38,25 @@ class Trace:
     Attributes:
         path, format, block_tokens, on_error: as opened; `block_tokens` is 0 for lengths only.
         reader, line_tokens: the format's reader, and tokens a block as the file has them.
+        in_steps: arrivals count an engine's steps, not seconds.
         num_requests, num_skipped: of the iteration in progress or last done.
         first_error: text of the first line skipped, "" if none.
     """
 
     def __init__(
-        self, path: Path, format: str, reader: type[TraceReader], line_tokens: int, block_tokens: int, on_error: OnError
+        self,
+        path: Path,
+        format: str,
+        reader: type[TraceReader],
+        line_tokens: int,
+        block_tokens: int,
+        on_error: OnError,
+        *,
+        in_steps: bool = False,
     ) -> None:
         self.path, self.format, self.block_tokens = path, format, block_tokens
         self.reader, self.line_tokens, self.on_error = reader, line_tokens, on_error
+        self.in_steps = in_steps
         self.num_requests = self.num_skipped = 0
         self.first_error = ""
 
@@ -282,7 +292,10 @@ def open_trace(
             f"{path} has blocks of {size} tokens; {block_tokens} (cache.block_size, or block_tokens) is no multiple; "
             f"take {size}"
         )
-    return Trace(path, name, reader, size, (block_tokens or size) if size else 0, on_error)
+    steps: Any = _boundary(reader).call("in_steps", _made(reader).in_steps, _head(path))
+    if type(steps) is not bool:
+        _boundary(reader).wrong("in_steps", "must return a bool", steps)
+    return Trace(path, name, reader, size, (block_tokens or size) if size else 0, on_error, in_steps=steps)
 
 
 def _block_size(reader: type[TraceReader], path: Path, asked: int | None) -> int:

@@ -31,9 +31,9 @@ who does not know it would replay other evictions.
 
 
 class RecordedRun(JsonLinesReader):
-    """A serve run with `run.record=true`: its prompts and the answers; a step counts as a second.
+    """A serve run with `run.record=true`: its prompts and the answers. Arrivals are steps.
 
-    With `replay.step_s=1` requests arrive as they did. Of several samples only the first's tokens are kept, of beams
+    Of several samples only the first's tokens are kept, of beams
     none: a trace holds one output a request.
     """
 
@@ -50,6 +50,10 @@ class RecordedRun(JsonLinesReader):
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
         """By the header."""
         return first_object(head).get("format") == FORMAT
+
+    def in_steps(self, head: Sequence[Line]) -> bool:
+        """Always."""
+        return True
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         """See TraceReader; the first line is the header."""

@@ -30,6 +30,8 @@ def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_
     connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=4)))
     one, two = Request("1", 5), Request("2", 6)
     connector.on_new_request(one)
+    connector.scheduled(7)
+    connector.scheduled(0)  # nothing to compute: no step
     connector.on_new_request(two)
     one.num_tokens = 8
     assert connector.request_finished_all_groups(one, ()) == (False, None)

@@ -191,3 +191,23 @@ def test_a_full_replay_reports_its_gap_to_offline_next_use_when_asked(tmp_path: 
     best = asked["offline_next_use_hit_rate"]
     assert best > asked["hit_rate"]
     assert asked["gap_to_offline_next_use"] == pytest.approx((best - asked["hit_rate"]) / (1 - best))
+
+
+def test_a_trace_in_steps_meets_in_flight_what_met_there_whatever_a_step_takes(tmp_path: Path) -> None:
+    small = {"cache": {"num_blocks": 36, "block_size": 4}, "engine": {"max_batch_requests": 3, "max_batch_tokens": 32}}
+    workload = {"name": "conversations", "num_sessions": 12, "rate_per_s": 20.0, "system_tokens": 8, "user_tokens": 6}
+    served = {**small, "workload": {**workload, "output_tokens": 6}}
+    run({"mode": "serve", "run": {"dir": str(tmp_path / "served"), "record": True, "progress": False}, **served})
+    live = _hits(tmp_path / "served")
+    for step_s in (0.01, 0.5):
+        parts = {**small, "replay": {"step_s": step_s}, "workload": {"path": str(tmp_path / "served/recording.jsonl")}}
+        result = replayed(tmp_path, Path("unused"), allocator={"name": "prefix_cow"}, **parts)
+        assert _hits(tmp_path / "out") == live, f"at {step_s} s a step"
+        assert "ttft_steps_p50" in result, sorted(result)
+    with pytest.raises(ConfigError, match="arrivals in steps"):
+        replayed(tmp_path, tmp_path / "served/recording.jsonl", "roofline", **small)
+
+
+def _hits(folder: Path) -> list[int]:
+    rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    return [row["cached_tokens"] for row in sorted(rows, key=lambda row: int(row["request"]))]
