@@ -67,7 +67,7 @@ class ArchConfig:
     prefill: dict[tuple[str, int], PrefillConfig]
     items_per_sm: int = 4
     chunks_per_sm: int = 1
-    min_split_tokens: int = 256
+    min_split_tokens: int = 128
     halve_when_biased: bool = False
     biased_registers: dict[tuple[str, int], int] = field(default_factory=dict)
     tma: dict[int, tuple[PrefillConfig, ...]] = field(default_factory=dict)

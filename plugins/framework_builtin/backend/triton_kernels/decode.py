@@ -20,6 +20,8 @@ def plan_splits(
     ROWS,  # (B, 2) int32 out: the row's first work item, its splits
     num_rows,
     num_work,
+    share,  # work items that run at once
+    num_choices,  # of a number of work items: num_work, then share fewer each
     window,
     min_tiles,
     num_steps,  # of the bisection: 2 ** num_steps is above the tiles of the longest row
@@ -28,7 +30,11 @@ def plan_splits(
     B: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Cut all rows into at most `num_work` pieces, each of the fewest tiles that allow it. One program."""
+    """Cut all rows into pieces of at most so many tiles that they end first, run `share` at a time. One program.
+
+    For each choice of how many pieces there may be, the fewest tiles a piece that allow it; a piece costs a quarter of
+    a tile beside its tiles. Source: the bisection is FlashInfer's (arXiv:2501.01005, section 3.3.1).
+    """
     row = tl.arange(0, B)
     live = row < num_rows
     context = tl.load(LENS + row, mask=live, other=0)
@@ -36,13 +42,24 @@ def plan_splits(
     if HAS_WINDOW:
         skipped = tl.maximum(context - window, 0) // N
     tiles = tl.where(live, tl.maximum((context + N - 1) // N - skipped, 1), 0)
-    low = min_tiles + tl.program_id(0)
-    high = tl.maximum(tl.reduce(tiles, 0, tl.standard._elementwise_max), low)
-    for _ in range(num_steps):
-        middle = (low + high) // 2
-        fits = tl.reduce((tiles + middle - 1) // middle, 0, tl.standard._sum_combine) <= num_work
-        low = tl.where(fits, low, tl.minimum(middle + 1, high))
-        high = tl.where(fits, middle, high)
+    least = min_tiles + tl.program_id(0)
+    longest = tl.maximum(tl.reduce(tiles, 0, tl.standard._elementwise_max), least)
+    most_tiles = longest
+    cheapest = longest * 0 + 2147483647
+    for choice in range(num_choices):
+        low = least
+        high = longest
+        for _ in range(num_steps):
+            middle = (low + high) // 2
+            pieces = tl.reduce((tiles + middle - 1) // middle, 0, tl.standard._sum_combine)
+            fits = pieces <= num_work - choice * share
+            low = tl.where(fits, low, tl.minimum(middle + 1, high))
+            high = tl.where(fits, middle, high)
+        pieces = tl.reduce((tiles + high - 1) // high, 0, tl.standard._sum_combine)
+        price = (pieces + share - 1) // share * (4 * high + 1)
+        most_tiles = tl.where(price <= cheapest, high, most_tiles)
+        cheapest = tl.minimum(price, cheapest)
+    high = most_tiles
     splits = tl.maximum((tiles + high - 1) // high, 1)
     chunk = tl.maximum((tiles + splits - 1) // splits, 1)
     splits = (tiles + chunk - 1) // chunk

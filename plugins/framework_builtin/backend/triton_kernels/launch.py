@@ -86,14 +86,14 @@ class Launcher(PoolWriter):
 
         spec, num_rows = self._spec, batch.num_decodes
         shape = plans.decode_shape(spec, self._arch, num_rows, batch.max_context_len)
-        num_work, min_tiles = plans.work_capacity(
+        split = plans.split_of(
             num_rows, batch.max_context_len, shape.n, self._share, self._min_split_tokens, self._split_tokens
         )
-        step = StepPlan(batch, num_rows, shape, num_work)
-        if num_rows == 0 or num_work == num_rows:
+        step = StepPlan(batch, num_rows, shape, split.num_work)
+        if num_rows == 0 or split.num_work == num_rows:
             step.num_work = num_rows
             return step
-        step.work = self._workspace("work", num_work * 4, "int32")
+        step.work = self._workspace("work", split.num_work * 4, "int32")
         step.rows = self._workspace("rows", num_rows * 2, "int32")
         capacity = batch.block_tables.shape[1] * spec.block_size
         self._start(
@@ -103,14 +103,16 @@ class Launcher(PoolWriter):
             step.work,
             step.rows,
             num_rows,
-            num_work,
+            split.num_work,
+            split.share,
+            split.num_choices,
             spec.sliding_window or 0,
-            min_tiles,
+            split.min_tiles,
             max(capacity // shape.n, 1).bit_length() + 1,
             HAS_WINDOW=spec.sliding_window is not None,
             N=shape.n,
             B=plans.next_size(num_rows),
-            W=plans.next_size(num_work),
+            W=plans.next_size(split.num_work),
         )
         return step
 

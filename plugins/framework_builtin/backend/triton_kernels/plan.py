@@ -182,10 +182,30 @@ def scales(spec: AttentionSpec) -> tuple[float, float]:
     return spec.softmax_scale / spec.soft_cap, spec.soft_cap * LOG2_E
 
 
-def work_capacity(
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a decode launch may cut its rows. As many `num_work` as rows means: nothing is split.
+
+    Attributes:
+        num_work: work items at most.
+        share: of them run at once.
+        num_choices: `num_work`, then `share` fewer each: the plan takes what ends first.
+        min_tiles: of one piece.
+    """
+
+    num_work: int
+    share: int
+    num_choices: int
+    min_tiles: int
+
+
+_CHOICES = 4
+
+
+def split_of(
     num_rows: int, max_context: int, block_n: int, share: int, min_split_tokens: int, split_tokens: int | None
-) -> tuple[int, int]:
-    """(work items, tiles a split at least) of a decode launch. As many items as rows means: nothing is split.
+) -> Split:
+    """The bounds of a decode launch.
 
     Args:
         max_context: a bound, tokens. Where no context can fill two splits, none is planned for.
@@ -195,10 +215,12 @@ def work_capacity(
     """
     if split_tokens is not None:
         tiles = max(split_tokens // block_n, 1)
-        return num_rows * max(-(-max_context // (tiles * block_n)) + 1, 1), tiles
+        num_work = num_rows * max(-(-max_context // (tiles * block_n)) + 1, 1)
+        return Split(num_work, num_work, 1, tiles)
     if share == 0 or max_context <= min_split_tokens:
-        return num_rows, 1
-    return max(share, num_rows + share // 2), max(min_split_tokens // block_n, 1)
+        return Split(num_rows, num_rows, 1, 1)
+    least = -(-num_rows // share) * share
+    return Split(least + (_CHOICES - 1) * share, share, _CHOICES, max(min_split_tokens // block_n, 1))
 
 
 def block_q(spec: AttentionSpec, shape: Shape) -> int:
@@ -220,7 +242,7 @@ def chunk_split_len(
         grid: of the launch without splits.
         max_context: a bound, tokens.
         fill: programs that fill the device; 0: do not split.
-        min_split_tokens, split_tokens: as in `work_capacity`.
+        min_split_tokens, split_tokens: as in `split_of`.
     """
     if split_tokens is not None:
         length = max(split_tokens // block_n, 1) * block_n

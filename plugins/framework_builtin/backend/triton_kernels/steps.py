@@ -85,7 +85,7 @@ def all_of(
     for rows in range(1, max_rows + 1):
         shape = plans.decode_shape(spec, arch, rows, LONG)
         share = num_sms * arch.items_per_sm // spec.num_kv_heads
-        work, _ = plans.work_capacity(rows, LONG, shape.n, share, arch.min_split_tokens, None)
+        work = plans.split_of(rows, LONG, shape.n, share, arch.min_split_tokens, None).num_work
         planned.setdefault((plans.next_size(rows), plans.next_size(work)), rows)
     yield Step(context=SHORT)
     yield from (Step(rows=rows) for rows in planned.values())
