@@ -21,6 +21,7 @@ OVER_MODULES = {
     "eviction/test_policies.py": "all published policies in one table of short histories",
     "export/test_real_engines.py": "the real engines, where they are installed",
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
+    "guard/test_only_guards_call_plugins.py": "a run in which every plugin looks at who calls it",
     "guard/test_wrapped_faults.py": "faults of a policy or hash scheme inside an allocator, hook by hook",
     "paged/test_admission.py": "policies that decline content, in allocators, replay and the native core",
     "paged/test_adversaries.py": "policies and hash schemes that misbehave, in every allocator",
@@ -29,7 +30,9 @@ OVER_MODULES = {
     "paged/test_sharing_rules.py": "rules of sharing, for every installed allocator",
     "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
     "replay/test_offline_reference.py": "offline next use in an engine, against every order of evictions",
+    "replay/test_policy_time.py": "the clock that policies see, in each kind of run",
     "report/test_damaged_runs.py": "damaged runs, in every part of a report",
+    "report/test_two_traces.py": "a report over two traces, in every part of it",
     "tiers/test_shipped_faults.py": "faults that engines shipped in their tiers, from rules to the thread that copies",
     "workload/traces/test_malformed.py": "damaged files, for every reader",
 }
