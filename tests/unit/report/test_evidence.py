@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -260,16 +261,23 @@ def test_pieces_cut_from_one_recording_are_one_trace(tmp_path: Path) -> None:
     make_traces(tmp_path, [0.1, 0.12, 0.14, 0.15, 0.18, 0.2], requests=True)
     (whole,) = Study(collect([tmp_path])).comparisons
     assert whole.evidence == "6 traces"
-    for run in tmp_path.iterdir():
-        lines = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
-        begin = 600.0 * int(run.name[-1])
-        lines = [{**line, "arrival_s": begin + line["request"]} for line in lines]
-        (run / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _arrive(tmp_path, lambda trace: 5.0 + trace)
+    (overlapping,) = Study(collect([tmp_path])).comparisons
+    assert overlapping.evidence == "6 traces", "what was recorded at one time was recorded twice, not cut"
+    _arrive(tmp_path, lambda trace: 600.0 * trace)
     study = Study(collect([tmp_path]))
     (made,) = study.comparisons
     assert made.verdict == "better on this trace"
     assert made.evidence.endswith("sessions, 1 trace"), made.evidence
     assert "Cut from one recording, and counted as one trace: t0.jsonl, t1.jsonl" in basis(study)
+
+
+def _arrive(folder: Path, begin_s: Callable[[int], float]) -> None:
+    """Give every request an arrival, a second after the one before; those of trace t from `begin_s(t)` on."""
+    for run in folder.iterdir():
+        lines = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
+        lines = [{**line, "arrival_s": begin_s(int(run.name[-1])) + line["request"]} for line in lines]
+        (run / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_values_that_differ_nowhere_do_not_cost_the_others_their_evidence(tmp_path: Path) -> None:
