@@ -67,7 +67,7 @@ class Promises:
             return
         ledger = self._state.ledger
         if ledger is not None:
-            ledger.promising = True
+            ledger.promise(True)
         try:
             guarded.promise(seq.id, end)
         except FrameworkError as error:
@@ -75,7 +75,7 @@ class Promises:
             return
         finally:
             if ledger is not None:
-                ledger.promising = False
+                ledger.promise(False)
         self.made[seq] = end
 
     def require(self, num_new: IntArray) -> None:

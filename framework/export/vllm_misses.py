@@ -123,16 +123,15 @@ class MissWatch:
         **kwargs: Any,
     ) -> Any:
         found = call(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
-        for block in blocks[num_cached_blocks:num_full_blocks]:
-            if block.block_hash is not None and not block.is_null:
-                self.ledger.published(self._hash_of(block.block_hash))
+        new = blocks[num_cached_blocks:num_full_blocks]
+        self.ledger.published([self._hash_of(b.block_hash) for b in new if b.block_hash is not None and not b.is_null])
         return found
 
     def _evict(self, call: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
         name = block.block_hash
         gone = call(block, *args, **kwargs)
         if gone and name is not None:
-            self.ledger.given_up(self._hash_of(name))
+            self.ledger.given_up((self._hash_of(name),))
         return gone
 
     def _reset(self, call: Any, *args: Any, **kwargs: Any) -> Any:

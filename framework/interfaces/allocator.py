@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +53,7 @@ class AllocatorStats:
     collisions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CacheEvent:
+class CacheEvent(NamedTuple):
     """One line of the event log: content published ("admit") or lost ("evict"). Holds no wall clock."""
 
     kind: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -198,12 +199,17 @@ class BlockCache:
 
     def _unpublish(self, blocks: Sequence[int]) -> None:
         if self.listener is not None:
-            for block in blocks:
-                block_hash = self.pool.block_hash[block]
-                assert block_hash is not None, f"block {block} is not published"
-                self.listener(CacheEvent("evict", BlockId(block), block_hash, self.now))
+            hashes = [*map(self.pool.block_hash.__getitem__, blocks)]
+            assert None not in hashes, f"of {blocks} not all are published: {hashes}"
+            self.tell("evict", blocks, hashes)
         self.detached.difference_update(blocks)
         self.index.remove_all(blocks)
+
+    def tell(self, kind: str, blocks: Sequence[int], hashes: Sequence[Any]) -> None:
+        """Send an event of each of these blocks to the listener, where there is one."""
+        if self.listener is not None:
+            for event in map(CacheEvent._make, zip(repeat(kind), blocks, hashes, repeat(self.now), strict=False)):
+                self.listener(event)
 
     def unref(self, blocks: Sequence[int], unpublished: int | None = None) -> None:
         """Give back one reference to each of these, deepest first. Who has none left is cached or free.

@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from framework.errors import InvalidArgument, PluginError
-from framework.interfaces.allocator import CacheEvent
-from framework.types import BlockHash, BlockId
+from framework.types import BlockHash
 
 if TYPE_CHECKING:
     from framework.paged.cache import BlockCache
@@ -61,9 +60,8 @@ class Publication:
         except PluginError:
             self._undo(new, pinned)
             raise
-        if self._cache.listener is not None:
-            for at, block in zip(places, new, strict=True):
-                self._cache.listener(CacheEvent("admit", BlockId(block), hashes[at], self._cache.now))
+        if self._cache.listener is not None:  # else nobody needs the names
+            self._cache.tell("admit", new, [hashes[at] for at in places])
         for at in swaps:
             self._swap(table, first + at, holders[at], priority)
         return len(holders), first + swaps[0] if swaps else len(table)
@@ -98,7 +96,7 @@ class Publication:
                 self._undo((block,), ())
                 raise
         if cache.listener is not None:
-            cache.listener(CacheEvent("admit", BlockId(block), block_hash, cache.now))
+            cache.tell("admit", (block,), (block_hash,))
         return 1, len(table)
 
     def _use_holder(self, table: array[int], at: int, holder: int, priority: int) -> None:

@@ -35,23 +35,21 @@ class LossLog:
 
     def __init__(self) -> None:
         self._nodes = array("q")
-        self._requests: list[int] = []
-        self._counts: list[int] = []
-        self._causes: list[int] = []
+        self._calls: list[int] = []  # request, number of nodes and cause of each call
         self.out_of_reach: list[tuple[int, Sequence[int]]] = []
 
-    def add(self, request: int, nodes: Sequence[int], cause: int = EVICTED) -> None:
+    def add(self, request: int, nodes: list[int], cause: int = EVICTED) -> None:
         """`request` made the cache give these up: evicted, declined, or held by a tier below afterwards."""
-        self._nodes.extend(nodes)
-        self._requests.append(request)
-        self._counts.append(len(nodes))
-        self._causes.append(cause)
+        self._nodes.fromlist(nodes)
+        self._calls += (request, len(nodes), cause)
 
-    def events(self) -> tuple[Ints, Ints, Ints]:
-        """(request, node, cause) of all that was given up, each a column."""
-        counts = np.array(self._counts, dtype=np.int64)
-        requests, causes = (np.array(column, dtype=np.int64) for column in (self._requests, self._causes))
-        return np.repeat(requests, counts), np.frombuffer(self._nodes, dtype=np.int64), np.repeat(causes, counts)
+    def events(self, asked: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
+        """(request, node, cause) of each time that a node which is `asked` for (N,) was given up, each a column."""
+        nodes = np.frombuffer(self._nodes, dtype=np.int64)
+        again = np.flatnonzero(asked[nodes])
+        requests, counts, causes = np.array(self._calls, dtype=np.int64).reshape(-1, 3).T
+        calls = np.searchsorted(np.cumsum(counts), again, side="right")
+        return requests[calls], nodes[again], causes[calls]
 
 
 def explain(
@@ -81,17 +79,15 @@ def explain(
     outcome = np.full(paths.num_references, UNREACHABLE, dtype=np.int64)
     is_first = paths.is_first
     missed = np.flatnonzero((depths >= request_hits[requests]) & ~is_first)
-    by, nodes, causes = log.events()
     scale = paths.num_requests + 1
     asked = np.zeros(paths.num_nodes, dtype=bool)
     asked[paths.nodes[missed]] = True
-    again = np.flatnonzero(asked[nodes])  # most contents are never asked for again
-    by, nodes, causes = by[again], nodes[again], causes[again]
+    by, nodes, causes = log.events(asked)  # most contents are never asked for again
     order = np.argsort(nodes * scale + by, kind="stable")
     keys = (nodes * scale + by)[order]
     last = np.searchsorted(keys, paths.nodes[missed].astype(np.int64) * scale + requests[missed]) - 1
     event = np.where(last >= 0, order[last] if len(order) else 0, -1)
-    previous = _previous(paths)[missed]
+    previous = _previous(paths, missed, asked)
     lost = np.zeros(len(missed), dtype=bool)
     found = last >= 0
     lost[found] = (nodes[event[found]] == paths.nodes[missed[found]]) & (by[event[found]] >= previous[found])
@@ -150,13 +146,16 @@ def against_models(account: Account, keys: Sequence[Ints] | None, block_tokens: 
     return replace(account, evictions=replace(lost, lru_tokens=tokens(lru_hits), optimum_tokens=tokens(best)))
 
 
-def _previous(paths: RequestPaths) -> Ints:
-    """(E,) the last request before that references the same node; -1 where there is none."""
-    order = np.argsort(paths.nodes, kind="stable")
-    result = np.full(paths.num_references, -1, dtype=np.int64)
-    same = paths.nodes[order[1:]] == paths.nodes[order[:-1]]
-    result[order[1:][same]] = paths.requests[order[:-1][same]]
-    return result
+def _previous(paths: RequestPaths, missed: Ints, asked: npt.NDArray[np.bool_]) -> Ints:
+    """The last request before that referenced the same node, of each of the references `missed`; none is its node's
+    first. Sorts only references of nodes that are `asked` (N,).
+    """
+    references = np.flatnonzero(asked[paths.nodes])
+    order = references[np.argsort(paths.nodes[references], kind="stable")]
+    earlier = np.empty(paths.num_references, dtype=np.int64)
+    earlier[order[1:]] = order[:-1]
+    found: Ints = paths.requests[earlier[missed]].astype(np.int64)
+    return found
 
 
 def _evictions(

@@ -243,7 +243,7 @@ class _Replay:
             self.num_resident -= 1
             self.num_evicted += 1
             if self.losses is not None:
-                self.losses.add(request, (node,), DECLINED)
+                self.losses.add(request, [node], DECLINED)
             if self.on_evict is not None:
                 self.on_evict(request, node)
         return kept[::-1]
@@ -330,12 +330,12 @@ class _Replay:
             if pinned < 0 and self.admitted[block] == count:
                 declined += 1
                 if losses is not None:
-                    losses.add(request, (node,), DECLINED)
+                    losses.add(request, [node], DECLINED)
                 continue
             if on_evict is not None:
                 on_evict(request, node)
             if losses is not None and self.below is not None and self.below.lower.where(node):
-                losses.add(request, (node,), TIER)
+                losses.add(request, [node], TIER)
             elif losses is not None:
                 gone.append(node)
         if gone and losses is not None:
@@ -350,19 +350,22 @@ class _Replay:
         count, node_of, block_of, num_rows = request + 1, self.node_of, self.block_of, len(self.node_of)
         parents, children, last_access = self.parents, self.children, self.last_access
         victims = self.policy.victims(needed, self.now)
-        if self.losses is not None:
-            self.losses.add(request, [node_of[block] for block in victims if type(block) is int])
-        for block in victims:
+        try:
+            nodes = [*map(node_of.__getitem__, victims)]
+        except (TypeError, IndexError):
+            nodes = [node_of[block] if type(block) is int and block < num_rows else -1 for block in victims]
+        for block, node in zip(victims, nodes, strict=True):
             if type(block) is not int or not 0 < block < num_rows or last_access[block] == count:
                 raise self._not_a_candidate(block, request)
-            node = node_of[block]
-            if node < 0:
+            if node < 0 or not block_of[node]:
                 raise self._not_a_candidate(block, request)
             block_of[node] = 0
             node_of[block] = -1
             children[parents[node]] -= 1
         if len(victims) != needed:
             raise boundary_of(self.policy).fault("victims", f"must name {needed} blocks, named {len(victims)}")
+        if self.losses is not None:
+            self.losses.add(request, nodes)
         self.free.extend(victims)
         self.num_resident -= needed
         self.num_evicted += needed

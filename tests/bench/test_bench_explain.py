@@ -23,7 +23,7 @@ from framework.workload.trace_file import TraceFile
 from framework.workload.traces import open_trace
 from framework_builtin.eviction.lru import Lru
 
-ROUNDS = 5
+ROUNDS = 11
 
 
 def interleaved(benchmark, plain, explained):

@@ -259,10 +259,10 @@ def test_a_withdrawn_promise_is_neither_in_flight_nor_evicted() -> None:
     ledger = Ledger(BLOCK, policy="lru", most_contents=10)
     ledger.ask(1, 0, ["a", "b"], 9, 0, lambda: 0)
     ledger.admit(1, 0, 0)
-    ledger.promising = True
-    ledger.published("a")
-    ledger.promising = False
-    ledger.given_up("a")  # withdrawn, as its request is preempted
+    ledger.promise(True)
+    ledger.published(["a"])
+    ledger.promise(False)
+    ledger.given_up(["a"])  # withdrawn, as its request is preempted
     ledger.leave(1)
     ledger.ask(2, 1, ["a", "b"], 9, 0, lambda: 0)
     ledger.admit(2, 1, 0)
@@ -272,8 +272,8 @@ def test_a_withdrawn_promise_is_neither_in_flight_nor_evicted() -> None:
 def test_lost_contents_are_remembered_up_to_the_bound() -> None:
     ledger = Ledger(BLOCK, policy="lru", most_contents=8)
     for key in range(50):
-        ledger.published(key)
-        ledger.given_up(key)
+        ledger.published([key])
+        ledger.given_up([key])
     assert len(ledger._lost) <= 8
     assert 49 in ledger._lost
     assert ledger.num_forgotten == 50 - len(ledger._lost)

@@ -60,7 +60,8 @@ class Bad(Lru):
 def state(allocator: PagedAllocator) -> tuple[Any, ...]:
     pool = allocator.pool
     columns = [
-        list(getattr(pool, n)) for n in ("ref", "candidate", "key", "children", "last_access", "hits", "priority")
+        list(getattr(pool, n))
+        for n in ("ref", "candidate", "block_hash", "children", "last_access", "hits", "priority")
     ]
     return allocator.stats(), list(pool.free), columns, {r: list(t.blocks) for r, t in allocator.tables().items()}
 
