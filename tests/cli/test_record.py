@@ -162,7 +162,7 @@ def test_a_recording_never_writes_over_a_file_and_leaves_none_where_nothing_came
     (elsewhere / "mine.jsonl").write_text("precious")
     endpoint, _ = free_addresses()
     assert main(["record", endpoint, "--out", "mine.jsonl", "--seconds", "0.1"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert (elsewhere / "mine.jsonl").read_text() == "precious"
     assert main(["record", endpoint, "--out", "new.jsonl", "--seconds", "0.1"]) == 2
     assert "no block was stored at" in capsys.readouterr().err

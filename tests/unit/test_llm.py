@@ -233,9 +233,10 @@ def test_wrong_prompts_sampling_and_namespaces_are_refused_and_nothing_is_queued
 
 
 def test_an_llm_that_nobody_holds_ends_its_thread() -> None:
+    others = set(threading.enumerate())
     llm = LLM("tiny", num_blocks=16, tiers=[{"store": "host", "num_blocks": 8}], tiering="write_through")
-    before = {thread for thread in threading.enumerate() if thread.name == "tiers"}
-    assert before, "its thread"
+    (own,) = {thread for thread in threading.enumerate() if thread.name == "tiers"} - others
     del llm
     gc.collect()
-    assert not before & set(threading.enumerate())
+    own.join(60)
+    assert not own.is_alive()

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from framework.errors import InvalidArgument, UnknownPlugin, Unsupported
+from framework.errors import ConfigError, InvalidArgument, UnknownPlugin, Unsupported
 from framework.export import as_libcachesim
 from framework.export.host_blocks import build_policy
 from framework.replay.paths import build_paths, flat_paths
@@ -83,7 +83,7 @@ def test_what_cannot_be_exported_is_refused_with_a_reason():
         as_libcachesim("belady", 4)
     with pytest.raises(InvalidArgument, match="size 3 holds no object of size 4"):
         as_libcachesim("lru", 3, object_size=4)
-    with pytest.raises(InvalidArgument, match="found object"):
+    with pytest.raises(ConfigError, match="found <object"):
         as_libcachesim(object(), 4)
 
 

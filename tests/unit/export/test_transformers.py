@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from framework.errors import InvalidArgument, UnknownPlugin, Unsupported
+from framework.errors import ConfigError, InvalidArgument, UnknownPlugin, Unsupported
 from framework.export import register_transformers
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -104,7 +104,7 @@ def test_a_wrong_registration_is_refused_before_anything_is_registered():
         register_transformers("torhc", "kvlab_wrong")
     with pytest.raises(InvalidArgument, match="block_size must be at least 1"):
         register_transformers("torch", "kvlab_wrong", block_size=0)
-    with pytest.raises(InvalidArgument, match="an attention backend is needed"):
+    with pytest.raises(ConfigError, match="backend must be a name"):
         register_transformers(object(), "kvlab_wrong")
     assert "kvlab_wrong" not in transformers.AttentionInterface._global_mapping
 

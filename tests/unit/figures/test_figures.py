@@ -34,6 +34,11 @@ KERNEL = [
         "date": "2026-11-22T00:00:00",
     }
 ]  # fmt: skip
+REGRETS = [
+    {"request": 9, "depth": 0, "blocks": 1, "tokens": 16, "evicted_for": 2, "requests_ago": age, "references_ago": age,
+     "admission": 9, "lru_tokens": 0, "optimum_tokens": 16}
+    for age in (3, 900)
+]  # fmt: skip
 NAMED = {"x_label": "x", "y_label": "y"}
 DOTS = [Dot(label="a", value=1.0, interval=(0.9, 1.1)), Dot(label="b", value=2.0, baseline=True)]
 BARS = [(0.5, 1.5), None, (2.5, 3.5)]
@@ -51,6 +56,8 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "reuse_distance": ((np.array([1.0, 2, 4]), np.array([3, 1]), 10), {}),
     "token_origins": (([{"prompt_tokens": 9, "cached_tokens": 5, "tier1_tokens": 2, "tier2_tokens": 1}],), {}),
     "tiers_over_time": (([{"time_s": s, "tier1_blocks": 3 * s, "tier2_blocks": s, "loading": 1} for s in (0, 1)],), {}),
+    "miss_causes": (([{"cached_tokens": 5, "missed_new_tokens": 4, "missed_evicted_tokens": 1}] * 3,), {}),
+    "regret_by_age": ((REGRETS,), {}),
     "search_history": (([(1, 0.5), (2, None), (3, 0.7)], [(1, 0.5), (3, 0.7)]), {"y_label": "y"}),
     "search_settings": (({"a": [(1, 2.0, True)], "b": [("x", 2.0, False)]},), {"y_label": "y"}),
 }  # fmt: skip
@@ -85,10 +92,11 @@ def test_a_figure_is_as_wide_as_a_phone_can_show_and_its_text_stays_text(name: s
 def test_the_figures_of_a_run_name_the_file_that_they_draw_from() -> None:
     found = list(figures.of_runs())
     assert [name for name, _ in found] == [
-        "memory", "block_map", "evictions", "fork_tree", "tiers_over_time", "token_origins",
+        "memory", "block_map", "evictions", "fork_tree", "tiers_over_time", "token_origins", "miss_causes",
+        "regret_by_age",
     ]  # fmt: skip
     for name, module in found:
-        assert module.SOURCE in ("metrics.jsonl", "events.jsonl", "requests.jsonl"), name
+        assert module.SOURCE in ("metrics.jsonl", "events.jsonl", "requests.jsonl", "regret.jsonl"), name
         assert module.TITLE, name
         assert module.NOTE.endswith("."), name
         assert module.draw([]) is None, name

@@ -232,7 +232,9 @@ def test_f8_a_hit_stops_at_the_first_hole_and_goes_on_when_it_is_filled(hash: Ha
 def snapshot(allocator: Any) -> tuple[Any, ...]:
     pool = allocator.pool
     tables = {request: (list(t.blocks), t.committed, t.published) for request, t in allocator.tables().items()}
-    columns = [list(getattr(pool, name)) for name in ("ref", "candidate", "key", "children", "last_access", "hits")]
+    columns = [
+        list(getattr(pool, name)) for name in ("ref", "candidate", "block_hash", "children", "last_access", "hits")
+    ]
     return allocator.stats(), tables, sorted(pool.free), columns
 
 

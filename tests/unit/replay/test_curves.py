@@ -99,14 +99,15 @@ def test_a_part_of_a_trace_is_called_that(
     part = f"{trace.name}, first 3 requests"
     assert capsys.readouterr().out.startswith(f"{part}: ")
     assert json.loads((tmp_path / "a.json").read_text())["trace"] == trace.name
-    assert main(words) == 0
+    assert main([*words, "--force"]) == 0
     assert titles == [part, trace.name]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [(("--policies", "nope"), "no eviction named 'nope'"), (("--policies", ","), "names none"),
-     (("--capacities", "5GB"), "--shape"), (("--plot", "x.gif"), "png or .svg"), (("--capacities", ","), "names none")],
+     (("--capacities", "5GB"), "--shape"), (("--plot", "x.gif"), ".pdf, .svg or .png"),
+     (("--capacities", ","), "names none")],
 )  # fmt: skip
 def test_a_wrong_word_ends_with_one_sentence(
     trace: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str

@@ -73,8 +73,8 @@ def test_the_command_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixt
         assert read.block_ids.tolist() == request.block_ids.tolist()
     for wrong, message in (
         (["synth", "rag", "--out", str(out), "shuffle"], "expected OPTION=VALUE"),
-        (["synth", "chat", "--out", str(out)], "this workload has text"),
-        (["synth", "rag", "--out", str(out), "num=3"], "has no option 'num'"),
+        (["synth", "chat", "--out", str(tmp_path / "other")], "this workload has text"),
+        (["synth", "rag", "--out", str(tmp_path / "other"), "num=3"], "has no option 'num'"),
     ):
         assert trace.main(wrong) == 2
         assert message in capsys.readouterr().err

@@ -20,8 +20,8 @@ def plan_splits(
     ROWS,  # (B, 2) int32 out: the row's first work item, its splits
     num_rows,
     num_work,
-    share,  # work items that run at once
-    num_choices,  # of a number of work items: num_work, then share fewer each
+    num_at_once,  # work items that the device runs side by side
+    num_choices,  # of a number of work items: num_work, then num_at_once fewer each
     window,
     min_tiles,
     num_steps,  # of the bisection: 2 ** num_steps is above the tiles of the longest row
@@ -30,7 +30,7 @@ def plan_splits(
     B: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Cut all rows into pieces of at most so many tiles that they end first, run `share` at a time. One program.
+    """Cut all rows into pieces of at most so many tiles that they end first, run `num_at_once` at a time. One program.
 
     For each choice of how many pieces there may be, the fewest tiles a piece that allow it; a piece costs a quarter of
     a tile beside its tiles. Source: the bisection is FlashInfer's (arXiv:2501.01005, section 3.3.1).
@@ -52,11 +52,11 @@ def plan_splits(
         for _ in range(num_steps):
             middle = (low + high) // 2
             pieces = tl.reduce((tiles + middle - 1) // middle, 0, tl.standard._sum_combine)
-            fits = pieces <= num_work - choice * share
+            fits = pieces <= num_work - choice * num_at_once
             low = tl.where(fits, low, tl.minimum(middle + 1, high))
             high = tl.where(fits, middle, high)
         pieces = tl.reduce((tiles + high - 1) // high, 0, tl.standard._sum_combine)
-        price = (pieces + share - 1) // share * (4 * high + 1)
+        price = (pieces + num_at_once - 1) // num_at_once * (4 * high + 1)
         most_tiles = tl.where(price <= cheapest, high, most_tiles)
         cheapest = tl.minimum(price, cheapest)
     high = most_tiles

@@ -20,7 +20,7 @@ from framework_builtin.backend.triton_kernels import plan as plans
 from framework_builtin.backend.triton_kernels.configs import ArchConfig
 from framework_builtin.backend.triton_kernels.launch import Launcher
 
-LONG, SHORT = 8192, 200
+LONG, SHORT = 8192, 100
 """Contexts, tokens: of one that is split where few rows have it, and of one that never is."""
 
 
