@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from functools import wraps
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from framework.errors import ConfigError
 from framework.files.jsonl import dump_line, json_text
@@ -19,8 +22,8 @@ MOST_CONTENTS = 2**20
 class MissWatch:
     """Wraps methods of a KVCacheManager and of its pool to follow what is published, given up and asked for.
 
-    It only looks, whoever orders evictions. Contents of another cache salt or adapter have other names in vLLM and
-    count as new. What is evicted outside an allocation was declined.
+    It only looks, whoever orders evictions. What is evicted outside an allocation was declined. What another cache salt
+    or adapter would have hit is found by the names that vLLM's own hasher gives the prompt there.
 
     Args:
         manager: vLLM's KVCacheManager, with nothing cached yet.
@@ -74,7 +77,14 @@ class MissWatch:
         first = before < 0 and name not in self._running
         if first:
             names = list(request.block_hashes)
-            ledger.ask(number, number, names, request.num_prompt_tokens, num_new_computed_tokens, lambda: 0)
+            space = request.cache_salt, request.lora_request
+            start = np.array(request.prompt_token_ids or (), dtype=np.int32)
+            others = ledger.others(start, space) if len(start) >= ledger.block_size else ()
+
+            def elsewhere() -> int:
+                return max((self._hit_in(other, request) for other in others), default=0)
+
+            ledger.ask(number, number, names, request.num_prompt_tokens, num_new_computed_tokens, elsewhere)
         ledger.serve(number)
         ledger.decline(False)
         try:
@@ -95,6 +105,14 @@ class MissWatch:
         if found is not None:
             self._running.add(name)
         return found
+
+    def _hit_in(self, space: tuple[Any, Any], request: Any) -> int:
+        """Leading tokens of the prompt that are there under another cache salt and adapter."""
+        other = copy(request)
+        other.block_hashes = []
+        other.cache_salt, other.lora_request = space
+        other.update_block_hashes()
+        return self.ledger.num_leading(other.block_hashes) * self.ledger.block_size
 
     def _free(self, call: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         name = request.request_id

@@ -102,7 +102,7 @@ class Ledger:
         self._promised: set[Key] = set()
         self._computing: dict[int, tuple[Sequence[Key], int]] = {}
         self._asked: dict[int, _Asked] = {}
-        self._spaces: dict[bytes, tuple[Namespace, ...]] = {}
+        self._spaces: dict[bytes, tuple[Hashable, ...]] = {}
         self._blocks = [0] * len(OUTCOMES)
         self._rows: dict[int, list[int]] = {}
         self._totals = [0] * len(OUTCOMES)
@@ -255,7 +255,12 @@ class Ledger:
             found.append(name)
         return found
 
-    def others(self, tokens: TokenArray, namespace: Namespace) -> tuple[Namespace, ...]:
+    def num_leading(self, keys: Sequence[Key]) -> int:
+        """How many of a prompt's blocks, from the first on, are held."""
+        self._settle()
+        return next((at for at, key in enumerate(keys) if key not in self._held), len(keys))
+
+    def others(self, tokens: TokenArray, namespace: Hashable) -> tuple[Any, ...]:
         """The latest other namespaces in which a prompt began with this one's first block; notes this one's."""
         start = tokens[: self.block_size].tobytes()
         known = self._spaces.get(start, ())

@@ -11,13 +11,16 @@ import pytest
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Talk, grown, of_trace, sampled
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
+from framework.engine.engine import Engine
 from framework.errors import ConfigError
 from framework.explain.__main__ import main
-from framework.misses.account import EVICTED, HIT, IN_FLIGHT, Account
+from framework.misses.account import ELSEWHERE, EVICTED, HIT, IN_FLIGHT, Account
 from framework.misses.ledger import Ledger
 from framework.report.misses import read_account
+from framework.types import Namespace
 
 pytestmark = pytest.mark.timeout(900)
+SALTS = (None, "one", "two")
 
 
 def in_vllm(talks: list[Talk], folder: Path, eviction: str = "lru", **limits: Any) -> Account:
@@ -66,6 +69,31 @@ def test_made_up_conversations_miss_alike_cause_by_cause(tmp_path: Path, limits:
     assert (limits["num_blocks"] == 60) == (ours.preempted_tokens > 0)
     assert theirs.evictions.tokens.tolist() == ours.evictions.tokens.tolist()
     assert theirs.evictions.evicted_for.tolist() == ours.evictions.evicted_for.tolist()
+    assert dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True)) == ledger._rows
+
+
+def test_what_another_cache_salt_would_have_hit_is_no_new_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talks, limits = grown(60), {"num_blocks": 200, "max_batch_requests": 1}
+    talks = [talk for talk in talks for _ in range(2)]
+    plain, submit = vllm_side.request_of, Engine.submit
+
+    def salted(name: str, talk: Talk, size: int) -> Any:
+        return plain(name, talk, size, cache_salt=SALTS[int(name) % 3])
+
+    def spaced(engine: Engine, *args: Any, **facts: Any) -> Any:
+        salt = SALTS[len(numbers) % 3] or ""
+        numbers.append(salt)
+        return submit(engine, *args, namespace=Namespace(salt=salt), **facts)
+
+    numbers: list[str] = []
+    monkeypatch.setattr(vllm_side, "request_of", salted)
+    monkeypatch.setattr(Engine, "submit", spaced)
+    monkeypatch.setattr(vllm_side, "hash_scheme", lambda: "sha256")  # ours has no salts
+    theirs, (ours, ledger) = in_vllm(talks, tmp_path, **limits), in_replay(talks, **limits)
+    assert theirs.totals("tokens") == ours.totals("tokens")
+    assert theirs.tokens[:, ELSEWHERE].sum() > 0
     assert dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True)) == ledger._rows
 
 
