@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -41,10 +42,10 @@ def number(value: Any) -> str:
 
 def headline(study: Study) -> str:
     """One line: how many runs, what became of them, ranked by what."""
-    counts: dict[str, int] = {}
-    for row in study.rows:
-        counts[row.status] = counts.get(row.status, 0) + 1
-    states = ", ".join(f"{count} {status}" for status, count in counts.items())
+    counts = Counter(row.status for row in study.rows)
+    states = ", ".join(
+        f"{counts[status]} {status}" for status in sorted(counts, key=lambda status: (status != "ok", status))
+    )
     ranked = f"; ranked by {title_of(study.metric)}, {'higher' if study.higher_is_better else 'lower'} is better"
     return f"{len(study.rows)} run{'s' if len(study.rows) != 1 else ''} ({states}){ranked if study.metric else ''}"
 
