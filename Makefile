@@ -31,7 +31,8 @@ $(VENV)/installed-test: $(VENV)/installed
 	@$(PIP) -e '.[test]'
 	@touch $@
 
-$(VENV)/installed-lint: $(VENV)/installed
+# mypy reads the packages that tests and searches use, too.
+$(VENV)/installed-lint: $(VENV)/installed-test
 	@$(PIP) -e '.[lint,docs]'
 	@touch $@
 
