@@ -301,7 +301,7 @@ def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
         status, out, err = command(*words)
     assert status == 1
     assert "1 of 3 jobs failed" in err
-    assert "3 runs (1 failed, 2 ok)" in out, out
+    assert "3 runs (2 ok, 1 failed)" in out, out
     rows = {
         row["run"].split("eviction=")[1].split(",")[0]: row
         for row in csv.DictReader(Path("sweeps/s/runs.csv").read_text().splitlines())
