@@ -198,6 +198,10 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     args = parser.parse_intermixed_args(arguments)  # -m may stand between two overrides
     conf = defaults.conf_folder()
     groups = groups_of(conf)
+    if any(re.match(r"\+*hydra\.sweeper\.params=", word) for word in args.overrides):
+        raise ConfigError(
+            "hydra.sweeper.params is for files of conf/sweep; on the command line give the values, as in seed=1,2"
+        )
     _refuse_chdir(any(re.fullmatch(r"\+*hydra\.job\.chdir=(?i:true|yes|on|1)", word) for word in args.overrides))
     args.overrides = overrides.normalise(args.overrides, groups, lambda word: Path(word).exists())
     name = args.config_name or compose.CONFIG_NAME

@@ -80,6 +80,9 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("-m", "+allocator=naive", "cache.blocksize=1,2"), "did you mean 'cache.block_size'"),
     (("-m", "+allocator=glob(zzz*)"), "the sweep has no job"),
     (("seed=${nowhere}",), "nowhere"),
+    (("-m", "seed=1,2", "hydra.launcher._target_=os.system"), "hydra/launcher=NAME"),
+    (("-m", "seed=1,2", "hydra.sweeper._target_=os.system"), "hydra/sweeper=NAME"),
+    (("-m", "hydra.sweeper.params={seed: 1}"), "on the command line give the values"),
 ]
 
 
@@ -154,6 +157,32 @@ def test_a_damaged_file_of_a_config_dir_is_one_sentence(command: Any, elsewhere:
     assert (status, err.count("\n")) == (2, 1), err
     assert err.startswith("ConfigError: cannot read the configuration"), err
     assert "x.yaml" in err, err
+
+
+_ALIASES = "x0: &x0 [0, 0]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("defaults:\n  - bad\n", "defaults list names itself"), (f"x: {'[' * 20_000}{']' * 20_000}\n", "nested too deep"),
+     (_ALIASES, "its aliases stand for"), ("x: &x [*x]\n", "names itself")],
+    ids=["names itself", "brackets", "aliases", "alias of itself"],
+)  # fmt: skip
+def test_a_file_without_end_is_one_sentence(text: str, says: str, command: Any, elsewhere: Path) -> None:
+    (elsewhere / "mine" / "model").mkdir(parents=True)
+    (elsewhere / "mine" / "model" / "bad.yaml").write_text(text)
+    status, _, err = command("-cd", "mine", "model=bad")
+    assert (status, err.count("\n")) == (2, 1), err
+    assert says in err, err
+
+
+def test_aliases_of_a_config_dir_are_read(command: Any, runs: list[Any], elsewhere: Path) -> None:
+    (elsewhere / "mine" / "experiment").mkdir(parents=True)
+    (elsewhere / "mine" / "experiment" / "x.yaml").write_text(
+        "# @package _global_\nseed: &n 7\ncache:\n  num_blocks: *n\n"
+    )
+    assert command("-cd", "mine", "+experiment=x", "backend=gather")[0] == 0
+    assert (runs[0]["seed"], runs[0]["cache"]["num_blocks"]) == (7, 7)
 
 
 @pytest.mark.parametrize("words", [("+allocator.watermrk=1",), ("cache.num_blocks=x",), ("+allocatr=prefix",)])

@@ -147,6 +147,10 @@ def multirun(hydra: Any, name: str, words: Sequence[str], task: Task) -> Iterato
     config = hydra.compose_config(
         config_name=name, overrides=list(words), with_log_configuration=True, run_mode=RunMode.MULTIRUN
     )
+    for part in ("launcher", "sweeper"):
+        target = str(config.hydra[part].get("_target_"))
+        if not Plugins.instance().is_in_toplevel_plugins_module(target):
+            raise ConfigError(f"hydra.{part}._target_={target} is no Hydra {part}; choose one by hydra/{part}=NAME")
     callbacks = Callbacks(config)
     callbacks.on_multirun_start(config=config, config_name=name)
     context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
