@@ -243,7 +243,9 @@ def _require_short(operation: str, subject: Any, *others: Any) -> None:
         if operation.startswith("format") and isinstance(subject, str):
             if not _GIVEN_WIDTH.search(subject):  # then a number is shown, and is no width
                 given = [1, *(_length(one, {}) for one in others)]
-            given += [int(digits) for found in _WIDTHS.findall(subject) for digits in re.findall(r"\d+", "".join(found))]
+            given += [
+                int(digits) for found in _WIDTHS.findall(subject) for digits in re.findall(r"\d+", "".join(found))
+            ]
         length = max(1, length) * max(given)
     if length > _MOST_CHARACTERS:
         raise ValueError(f"{operation} makes more than {_MOST_CHARACTERS:,} characters")
@@ -280,7 +282,7 @@ def _chat_environment() -> Any:
     class Sums(NodeTransformer):
         """Writes a ~ b as a|string + b|string, which is intercepted."""
 
-        def visit_Concat(self, node: Any) -> Any:
+        def visit_Concat(self, node: Any) -> Any:  # noqa: N802
             self.generic_visit(node)
             return functools.reduce(nodes.Add, [_text_of(part, node) for part in node.nodes])
 

@@ -121,9 +121,10 @@ class BoundedFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path) / self._normalize_file_name(config_path)
-        if path.is_file() and "*" in (text := path.read_text(encoding="utf-8")) and "&" in text:
-            if (found := _num_nodes(yaml.compose(text, Loader=yaml.SafeLoader), {})) > MOST_NODES:
-                raise ConfigError(f"{path}: its aliases stand for {found:.3g} entries; at most {MOST_NODES:,}")
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        found = _num_nodes(yaml.compose(text, Loader=yaml.SafeLoader), {}) if "&" in text and "*" in text else 0
+        if found > MOST_NODES:
+            raise ConfigError(f"{path}: its aliases stand for {found:.3g} entries; at most {MOST_NODES:,}")
         return super().load_config(config_path)
 
 

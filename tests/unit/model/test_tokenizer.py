@@ -78,7 +78,20 @@ def test_a_prompt_is_made_an_array_once():
     ["{{ 'x' * 10**10 }}", "{{ 1 / 0 }}", "{{ '%99999999999d' % 1 }}", "{{ 2 ** 10000 }}",
      "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
      "{% for i in range(9999) %}{% for j in range(9999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}",
-     "{{ 'x' | center(10**8) }}", "{{ ('a\n' * 10**6) | indent(10**4) }}", "{{ [1] | tojson(indent=10**8) }}",
+     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% else %}{{ 'x' * 10**6 }}{% endif %}{% endmacro %}"
+     "{% set a = f(7) %}",
+     "{{ lipsum(10**9) }}"],
+)  # fmt: skip
+def test_a_chat_template_without_end_or_sense_is_one_sentence(source):
+    tokenizer = object.__new__(CheckpointTokenizer)
+    tokenizer._template, tokenizer._special = source, {}
+    with pytest.raises(ModelError, match="the chat template refuses these messages"):
+        tokenizer.render_chat([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ 'x' | center(10**8) }}", "{{ ('a\n' * 10**6) | indent(10**4) }}", "{{ [1] | tojson(indent=10**8) }}",
      "{{ '%99999999d' | format(1) }}", "{{ '{:x<99999999}'.format(1) }}", "{{ '{:{}}'.format(1, 10**8) }}",
      "{{ 'x'.ljust(10**8) }}", "{{ ('x' * 10**6).replace('x', 'y' * 1000) }}",
      "{{ ['x' * 10**6] | map('center', 10**8) | list }}", "{{ (['x' * 10**6] * 1000) | join }}",
@@ -86,14 +99,12 @@ def test_a_prompt_is_made_an_array_once():
      "{% set s = namespace(x='x') %}{% for i in range(40) %}{% set s.x = s.x + s.x %}{% endfor %}",
      "{% set s = namespace(x='x') %}{% for i in range(40) %}{% set s.x = [s.x, s.x] %}{% endfor %}{{ s.x }}",
      "{% set s = namespace(x='x') %}{% for i in range(40) %}{% set s.x = [s.x, s.x] %}{% endfor %}{{ s.x | string }}",
-     "{% set s = namespace(x=3) %}{% for i in range(40) %}{% set s.x = s.x * s.x %}{% endfor %}",
-     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% else %}{{ 'x' * 10**6 }}{% endif %}{% endmacro %}"
-     "{% set a = f(7) %}", "{{ lipsum(10**9) }}"],
+     "{% set s = namespace(x=3) %}{% for i in range(40) %}{% set s.x = s.x * s.x %}{% endfor %}"],
 )  # fmt: skip
-def test_a_chat_template_without_end_or_sense_is_one_sentence(source):
+def test_what_a_chat_template_makes_is_refused_before_it_is_made(source):
     tokenizer = object.__new__(CheckpointTokenizer)
     tokenizer._template, tokenizer._special = source, {}
-    with pytest.raises(ModelError, match="the chat template refuses these messages"):
+    with pytest.raises(ModelError, match=r"makes more than|more than 1,024 bits"):
         tokenizer.render_chat([{"role": "user", "content": "x"}])
 
 
