@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from framework.errors import ConfigError
 from framework.kv_events import subscriber as subscriber_module
 from framework.kv_events.schema import AllBlocksCleared, EventBatch
 from framework.kv_events.subscriber import Subscriber
-from framework.kv_events.wire import encode
+from framework.kv_events.wire import END, encode
 
 zmq: Any = pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq: pip install -e '.[kv-events]'")
 pytest.importorskip("msgspec", reason="KV events over ZeroMQ need msgspec")
@@ -32,6 +33,7 @@ def sender(tmp_path: Path) -> Iterator[tuple[str, Any]]:
 def test_damaged_messages_are_counted_and_left_out(sender: tuple[str, Any]) -> None:
     address, socket = sender
     messages = [(b"", b"\0" * 8), (b"", b"\0" * 7, GOOD), (b"", b"\0" * 8, b"no msgpack"), (b"", b"\0" * 8, GOOD[:-4])]
+    messages.append((b"", b"\0" * 8, b"\x91" * 100_000))  # lists within lists
     with Subscriber(address) as subscriber:
         while not subscriber._messages.poll(20):
             socket.send_multipart((b"", b"\0" * 8, GOOD))
@@ -40,7 +42,7 @@ def test_damaged_messages_are_counted_and_left_out(sender: tuple[str, Any]) -> N
         found = [*subscriber.batches(0.3)]
         assert found[0] == (0, EventBatch(1.0, [AllBlocksCleared()], 0))
         assert found[-1][0] == 5
-        assert subscriber.num_damaged == 4
+        assert subscriber.num_damaged == 5
         assert subscriber.first_damage
 
 
@@ -65,3 +67,23 @@ def test_a_publisher_that_does_not_answer_is_a_timeout(tmp_path: Path, monkeypat
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="is no address"):
         Subscriber("nowhere")
+
+
+def test_an_answer_of_one_frame_is_damaged(tmp_path: Path) -> None:
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(address := f"ipc://{tmp_path}/replay")
+    with Subscriber(f"ipc://{tmp_path}/kv", address) as subscriber:
+        found = subscriber.again(0)
+        answer = threading.Thread(target=lambda: _answer(router, [b"x"], [(5).to_bytes(8, "big"), GOOD], [END, b""]))
+        answer.start()
+        assert [number for number, _ in found] == [5]
+        answer.join()
+        assert subscriber.num_damaged == 1
+    context.destroy(linger=0)
+
+
+def _answer(router: Any, *messages: list[bytes]) -> None:
+    who = router.recv_multipart()[0]
+    for message in messages:
+        router.send_multipart([who, *message])
