@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from framework.config.check import NO_TIERING, checked_tiers
+from framework.config.sections import MAX_BLOCKS
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
@@ -38,10 +40,11 @@ from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
 from framework.registry.components import build_with_policy
-from framework.registry.signatures import convert, shown, signature
+from framework.registry.signatures import convert, known_names, require_names, shown, signature
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
 
+_FACTS = [name for name, one in inspect.signature(Engine.submit).parameters.items() if one.kind is one.KEYWORD_ONLY]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
@@ -85,6 +88,7 @@ class LLM:
         RankError: another rank failed.
     """
 
+    @known_names
     def __init__(
         self,
         model: str | LoadedModel = "tiny",
@@ -116,6 +120,8 @@ class LLM:
             convert(given[one.name], one.annotation, one.name)
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed must be 0 to 2**63 - 1, found {shown(seed)}")
+        if num_blocks is not None and num_blocks > MAX_BLOCKS:
+            raise ConfigError(f"num_blocks must be at most {MAX_BLOCKS:,}, found {num_blocks}")
         if log is not None and not callable(log):
             raise ConfigError(f"log must be a function or None, found {shown(log)}")
         if tiering not in (NO_TIERING, {"name": NO_TIERING}) and not tiers:
@@ -285,10 +291,12 @@ class LLM:
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, **facts: Any) -> Request:
         """Queue one prompt; see Engine.submit for `facts` (arrival_s, priority, tenant, session, namespace)."""
+        require_names("a request", facts, _FACTS)
         self._recover()
         facts["namespace"] = self._namespace(facts.get("namespace"))
         return self.engine.submit(self.encode(prompt), _sampling(sampling), **facts)
 
+    @known_names
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -23,6 +23,7 @@ from framework.config.check import check_below
 from framework.errors import ConfigError
 from framework.files.atomic import no_empty_folders
 from framework.files.faults import is_disk_failure
+from framework.files.secrets import hidden, secrets_of
 from framework.registry.signatures import did_you_mean
 from framework.report.trials import Trial, Trials, write_trials
 from framework.results.catalogue import CATALOGUE, find
@@ -260,6 +261,7 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
             raise  # it says nothing of the trial, which stays begun and is tried again
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if reason:
+        reason = hidden(reason, secrets_of(list(words)))
         fail(directory, "failed", reason, words)
         return None, reason
     return float(result[plan.metric]), ""

@@ -40,6 +40,7 @@ from framework.interfaces.allocator import Allocator
 from framework.kv_events.allocator import EventAllocator
 from framework.kv_events.stream import EventStream
 from framework.misses.ledger import Ledger
+from framework.registry.signatures import convert, shown, signature
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
 
@@ -102,6 +103,20 @@ class Engine:
         tiers: MakeTiers | None = None,
         ledger: Ledger | None = None,
     ) -> None:
+        given = locals()
+        for one in signature(Engine).parameters:
+            if one.annotation is not Executor:  # a protocol
+                convert(given[one.name], one.annotation, one.name)
+        if not callable(getattr(executor, "begin_step", None)):
+            raise InvalidArgument(f"executor must be an Executor, found {shown(executor)}")
+        if not isinstance(eos_token_ids, Iterable):
+            raise InvalidArgument(f"eos_token_ids must be token ids, found {shown(eos_token_ids)}")
+        for name in ("log", "stop_watch", "tiers"):
+            if given[name] is not None and not callable(given[name]):
+                raise InvalidArgument(f"{name} must be a function or None, found {shown(given[name])}")
+        for name, least in (("max_model_len", 1), ("preempt_every", 0), ("vocab_size", 1)):
+            if given[name] is not None and given[name] < least:
+                raise InvalidArgument(f"{name} must be at least {least}, found {given[name]}")
         require_batch(max_batch_tokens, max_batch_requests, chunk_size)
         if tiers is not None and scheduling == "running_first":
             raise Unsupported("scheduling=running_first does not wait for loads from tiers; take admit_first")
@@ -252,9 +267,11 @@ class Engine:
         """End a request now and free its blocks. What it generated so far is kept. Idempotent.
 
         Raises:
-            InvalidArgument: another engine's request.
+            InvalidArgument: no request, or another engine's.
             EngineInterrupted: the engine must be reset first, which ends all requests.
         """
+        if not isinstance(request, Request):
+            raise InvalidArgument(f"cancel takes a request that was submitted, found {shown(request)}")
         if not request.status.ended:
             if self.state.requests.get(request.number) is not request:
                 raise InvalidArgument(

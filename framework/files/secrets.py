@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MASK = "***"
 _NAME = r"(?:[\w-]*[_-])?(?:api_?key|access_?key|private_?key|secret_?key|secret|password|passwd|token|credentials?)"
 _NAMED = re.compile(_NAME, re.IGNORECASE)
 _OF_SECRETS = re.compile(rf"{_NAME}|.*_KEY", re.IGNORECASE)  # variables of the environment
-_WORD = re.compile(rf"(?i)((?:^|[\s.,{{'\"+])(?:{_NAME})['\"]?\s*[=:]\s*)(?!\$\{{)[^\s,}}'\"]+|(//)[^/\s@]+@")
+_WORD = re.compile(rf"(?i)((?:^|[\s.,{{'\"+])(?:{_NAME})['\"]?\s*[=:]\s*)(?!\$\{{)([^\s,}}'\"]+)|(//)[^/\s@]+@")
+_TAKEN = re.compile(rf"(?i)(?:^|[\s.,{{'\"+])(?:{_NAME})['\"]?\s*[=:]\s*\$\{{oc\.env:\s*(\w+)")
 _LEAST_CHARACTERS = 6  # of a variable's value: a shorter one would be found in words that have nothing to do with it
 
 
@@ -31,7 +32,34 @@ def masked(value: Any, key: str = "") -> Any:
         return MASK
     for secret in _of_environment():
         value = value.replace(secret, MASK)
-    return _WORD.sub(lambda found: f"{found[1]}{MASK}" if found[1] else f"{found[2]}{MASK}@", value)
+    return _WORD.sub(lambda found: f"{found[1]}{MASK}" if found[1] else f"{found[3]}{MASK}@", value)
+
+
+def secrets_of(value: Any, key: str = "") -> list[str]:
+    """What `masked` masks by its name, and what such a name takes by `${oc.env:...}`: to be `hidden` wherever else it
+    turns up, where it has 6 characters or more."""
+    found: list[str] = []
+    if isinstance(value, Mapping):
+        found = [secret for name, entry in value.items() for secret in secrets_of(entry, str(name))]
+    elif isinstance(value, (list, tuple)):
+        found = [secret for entry in value for secret in secrets_of(entry, key)]
+    elif isinstance(value, str):
+        plain = re.sub(r"\\(.)", r"\1", value)  # Hydra's words have escapes where the value has none
+        found = [value] if _NAMED.fullmatch(key) else [match[2] for match in _WORD.finditer(plain) if match[2]]
+        found += [os.environ.get(name, "") for name in _TAKEN.findall(plain)]
+    return sorted({secret for secret in found if len(secret) >= _LEAST_CHARACTERS}, key=len, reverse=True)
+
+
+def hidden(value: Any, secrets: Sequence[str]) -> Any:
+    """`value` without `secrets`, and without what a secret environment variable holds, in any of its texts."""
+    if isinstance(value, Mapping):
+        return {name: hidden(entry, secrets) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [hidden(entry, secrets) for entry in value]
+    if isinstance(value, str):
+        for secret in (*secrets, *_of_environment()):
+            value = value.replace(secret, MASK)
+    return value
 
 
 def _of_environment() -> list[str]:

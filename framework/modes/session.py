@@ -14,6 +14,7 @@ from framework.cli.signals import describe, interrupts
 from framework.config.config import Config
 from framework.engine.limits import shortened
 from framework.errors import FrameworkError
+from framework.files.secrets import hidden, masked, secrets_of
 from framework.kv_events.stream import EventStream, Sink
 from framework.misses.account import Account
 from framework.misses.ledger import Ledger
@@ -53,6 +54,7 @@ class Session:
     def __init__(self, config: Config, *, on_begin: OnBegin = lambda path: None, stalls: bool = True) -> None:
         self.config, self.settings, self._on_begin = config, config.run, on_begin
         self.facts: dict[str, Any] = {"mode": config.mode, "seed": config.seed}
+        self._secrets = secrets_of(config.plain())
         followers = tracking.build(config.tracker.name, config.tracker.options)
         self.run = RunDirectory(config.run.dir, overwrite=config.run.overwrite)
         self._trackers = Trackers(self.run, followers)
@@ -124,7 +126,10 @@ class Session:
         origin = self._provenance(device, checkout)
         self.facts |= headline(origin)
         self.run.write_provenance(origin)
-        self._trackers.start(self.config.plain(), label or self.label("-".join(self._components().values())))
+        self._trackers.start(
+            hidden(masked(self.config.plain()), self._secrets),
+            label or self.label("-".join(self._components().values())),
+        )
         return origin
 
     def say_length(self, asked: int | None, needed: int | None, found: int, advice: str) -> None:
@@ -193,7 +198,7 @@ class Session:
 
     def _finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         status = {"status": result["status"]}
-        whole = {**status, **self.facts, **result}
+        whole: dict[str, Any] = hidden({**status, **self.facts, **result}, self._secrets)
         self._recorded = True
         self._trackers.finish(whole, failed=bool(what_went_wrong(whole)))
         return whole
@@ -221,7 +226,7 @@ class Session:
     def _abandon(self, reason: str) -> None:
         """The process is about to exit in the middle of a call that cannot be ended: leave the reason."""
         with suppress(FrameworkError, OSError):
-            self.run.write_result({"status": "failed", **self.facts, "reasons": [reason]})
+            self.run.write_result(hidden({"status": "failed", **self.facts, "reasons": [reason]}, self._secrets))
         if (job := read_json(self.run.path / JOB)) is not None:
             fail(self.run.path, "failed", reason, job.get("overrides") or ())
 
@@ -229,7 +234,7 @@ class Session:
         plain = self.config.plain()
         read = dict(identity.inputs(plain))
         path = read.pop("workload.path") if read.get("workload.path", Path()).is_file() else None
-        return tracking.collect_provenance(
+        collected = tracking.collect_provenance(
             components=identity.components(plain),
             seeds={"seed": self.facts["seed"]},
             device=device,
@@ -237,6 +242,8 @@ class Session:
             other_inputs={f"{key}={path}": identity.digest_of(path) for key, path in read.items()},
             checkout=checkout,
         )
+        found: dict[str, Any] = hidden(collected, self._secrets)
+        return found
 
     def _components(self) -> dict[str, str]:
         return names_of(self.config, KINDS)

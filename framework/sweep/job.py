@@ -18,7 +18,7 @@ from typing import Literal
 from framework.errors import ConfigError, FrameworkError, RunDirectoryError
 from framework.files.atomic import write_json
 from framework.files.faults import is_disk_failure as is_disk_failure
-from framework.files.secrets import masked
+from framework.files.secrets import hidden, masked, secrets_of
 from framework.results.layout import FAILURE, JOB, JOURNAL, REPORT, RESULT, SHARED, SWEEP
 from framework.results.reading import read_json, read_result, what_went_wrong
 from framework.sweep.identity import NOT_IN_HASH, Identity
@@ -63,13 +63,15 @@ class Outcome:
 def folder_name(overrides: Sequence[str]) -> str:
     """The folder of an override set: readable, at most 80 characters, the same whatever the order or the sweep.
 
-    Overrides of `hydra.`, `tracker` and of where a run writes do not count. The tail is a hash of all the others.
+    Overrides of `hydra.`, `tracker` and of where a run writes do not count. The tail is a hash of all the others;
+    what looks like a secret is masked in the readable part.
     """
     words = sorted({_bare(word) for word in overrides if not _NOT_A_JOB.match(word)}, key=_rank)
     digest = hashlib.sha256("\0".join(sorted(words)).encode()).hexdigest()[:_HASH_CHARACTERS]
     readable = ""
     for word in words:
-        longer = f"{readable},{_short(word)}" if readable else _short(word)
+        short = _short(masked(word))
+        longer = f"{readable},{short}" if readable else short
         if len(longer) > _LONGEST - _HASH_CHARACTERS - 1:
             break
         readable = longer
@@ -121,7 +123,8 @@ def fail(directory: Path, state: State, reason: str, overrides: Sequence[str] = 
     """Leave `failure.json`, if anything can be written at all; the reason is on standard error as well."""
     with suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / FAILURE, {"status": state, "reason": reason, "overrides": masked(list(overrides))})
+        said = hidden(reason, secrets_of(list(overrides)))
+        write_json(directory / FAILURE, {"status": state, "reason": said, "overrides": masked(list(overrides))})
 
 
 def require_sweep_folder(folder: Path) -> None:

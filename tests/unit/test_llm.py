@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from framework import registry
+from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, InvalidArgument, InvalidTokens
 from framework.kv_events.stream import EventStream
@@ -209,8 +211,9 @@ def test_a_policy_that_needs_the_future_is_refused_however_it_is_given(given: st
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"block_size": "x"}, {"num_blocks": 2.5}, {"dtype": 5}, {"seed": -1}, {"seed": 2**70}, {"poison": "a"},
-     {"log": 5}, {"kv_events": 5}, {"tiering": 5}, {"tiering": "write_through"}, {"tiers": [5]}, {"engine": {}},
+    [{"block_size": "x"}, {"num_blocks": 2.5}, {"dtype": 5}, {"seed": -1}, {"seed": 2**70}, {"num_blocks": 2**50},
+     {"poison": "a"}, {"log": 5}, {"kv_events": 5}, {"tiering": 5}, {"tiering": "write_through"}, {"tiers": [5]},
+     {"engine": {}},
      {"model": None}, {"allocator": 5}, {"allocator": {}}, {"eviction": {"x": 1}}, {"eviction": int}, {"hash": []},
      {"backend": {}}, {"backend": 5}],
 )  # fmt: skip
@@ -230,6 +233,35 @@ def test_wrong_prompts_sampling_and_namespaces_are_refused_and_nothing_is_queued
     with pytest.raises(InvalidArgument, match=says):
         llm.generate(*arguments[0], **arguments[1])
     assert llm.engine.num_unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [(lambda llm: LLM("tiny", num_block=16), "LLM takes no 'num_block'; did you mean 'num_blocks'"),
+     (lambda llm: llm.generate([1, 2], prioriti=3), "LLM.generate takes no 'prioriti'; did you mean 'priority'"),
+     (lambda llm: llm.submit([1, 2], prioriti=3), "takes no 'prioriti'; did you mean 'priority'"),
+     (lambda llm: llm.stream([1, 2], nothing=3), "takes no 'nothing'"),
+     (lambda llm: llm.cancel(5), "cancel takes a request that was submitted, found 5")],
+)  # fmt: skip
+def test_unknown_keywords_and_what_is_no_request_are_refused(call: Any, says: str) -> None:
+    llm = LLM("tiny", num_blocks=16)
+    with pytest.raises(InvalidArgument, match=re.escape(says)):
+        call(llm)
+    assert llm.engine.num_unfinished == 0
+
+
+def test_wrong_arguments_of_an_engine_are_refused_by_their_names() -> None:
+    llm = LLM("tiny", num_blocks=16)
+    wrong: dict[str, Any] = {
+        "max_model_len": 0, "max_batch_tokens": 2.5, "max_batch_requests": "a", "chunk_size": "x", "window": 0,
+        "share_within_step": 5, "scheduling": "x", "eos_token_ids": 5, "seed": "a", "preempt_every": -1,
+        "vocab_size": "x", "virtual_clock": 3, "log": 5, "kv_events": 5, "stop_watch": 5, "tiers": 5, "ledger": 5,
+        "allocator": 5, "executor": 5, "length_advice": 5,
+    }  # fmt: skip
+    for name, value in wrong.items():
+        good: dict[str, Any] = {"allocator": llm._build_allocator(), "executor": llm.executor, "max_model_len": 64}
+        with pytest.raises((ConfigError, InvalidArgument), match=rf"\b{name}\b"):
+            Engine(**{**good, name: value})
 
 
 def test_an_llm_that_nobody_holds_ends_its_thread() -> None:

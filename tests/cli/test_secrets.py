@@ -1,0 +1,90 @@
+"""What looks like a secret is in no file that a run, a sweep or a search leaves."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.workload.traces import TraceRequest, write_trace
+
+TYPED, TAKEN = "typed-hunter2", "taken-hunter2"
+POLICY = """
+from framework.interfaces.eviction import ScoredPolicy
+
+class Mine(ScoredPolicy):
+    def __init__(self, api_key: str = "", password: str = "", fails: bool = True) -> None:
+        super().__init__()
+        self._said = f"no service takes {api_key} and {password}" if fails else ""
+
+    def score(self, block, now):
+        if self._said:
+            raise ValueError(self._said)
+        return now
+"""
+WORDS = (
+    "mode=replay", "executor=cache_only", "workload=trace", "workload.path=trace.jsonl", "backend=gather",
+    f"eviction.api_key={TYPED}", "eviction.password=${oc.env:THEIR_SERVICE}",
+    "cache.num_blocks=8", "run.progress=false",
+)  # fmt: skip
+
+_NUMBER = itertools.count()
+
+
+@pytest.fixture
+def place(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("THEIR_SERVICE", TAKEN)  # by its name no secret; the option that takes it is one
+    for argv in ("argv", "orig_argv"):
+        monkeypatch.setattr(f"sys.{argv}", ["framework.run", *WORDS])
+    requests = [
+        TraceRequest(arrival_s=i, input_tokens=48, output_tokens=1, block_ids=[3 * i, 3 * i + 1, 3 * i + 2],
+                     block_tokens=16)
+        for i in range(20)
+    ]  # fmt: skip
+    write_trace(elsewhere / "trace.jsonl", requests)
+    return elsewhere
+
+
+@pytest.fixture
+def words(place: Path) -> list[str]:
+    file = place / f"secretive{next(_NUMBER)}.py"  # a process imports a name once
+    file.write_text(POLICY)
+    return [f"eviction={file.name}:Mine", *WORDS]
+
+
+def _with_a_secret(folder: Path) -> list[str]:
+    found = [path for path in folder.rglob("*") if TYPED in path.name or TAKEN in path.name]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) >= 3, files
+    for path in files:
+        if TYPED.encode() in path.read_bytes() or TAKEN.encode() in path.read_bytes():
+            found.append(path)
+    return [str(path) for path in found]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_run_leaves_no_secret(fails: bool, place: Path, words: list[str], command: Any) -> None:
+    status, _, err = command(*words, f"eviction.fails={fails}", "run.dir=mine")
+    assert status == int(fails), err
+    assert _with_a_secret(place / "mine") == []
+    assert "api_key: '***'" in (place / "mine" / "config.yaml").read_text()
+    assert "eviction.api_key=***" in (place / "mine" / "provenance.json").read_text()
+    if fails:
+        assert "no service takes *** and ***" in (place / "mine" / "result.json").read_text()
+
+
+def test_a_sweep_leaves_no_secret(place: Path, words: list[str], command: Any) -> None:
+    _, _, err = command("-m", *words, "eviction.fails=true,false", "seed=1,2", "run.sweep=all")
+    assert "of " in err, err
+    assert len(list((place / "sweeps" / "all").glob("*/result.json"))) >= 2
+    assert _with_a_secret(place / "sweeps" / "all") == []
+
+
+def test_a_search_leaves_no_secret(place: Path, words: list[str]) -> None:
+    pytest.importorskip("optuna")
+    from framework.search import main
+
+    assert main(["x", *words[:-2], "cache.num_blocks=8,16", "--trials", "2"]) == 1
+    assert _with_a_secret(place / "sweeps" / "x") == []
