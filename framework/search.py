@@ -20,7 +20,7 @@ from typing import Any, cast
 from framework import registry
 from framework.cli.exit import FAILED, command, exit_with
 from framework.config.check import check_below
-from framework.errors import ConfigError
+from framework.errors import ConfigError, FrameworkError
 from framework.files.atomic import no_empty_folders
 from framework.files.faults import is_disk_failure
 from framework.files.secrets import hidden, secrets_of
@@ -29,7 +29,7 @@ from framework.report.trials import Trial, Trials, write_trials
 from framework.results.catalogue import CATALOGUE, find
 from framework.results.layout import JOURNAL, LOCK
 from framework.results.reading import read_result, what_went_wrong
-from framework.sweep.identity import identity
+from framework.sweep.identity import config_hash, digest_of, identity, inputs
 from framework.sweep.job import JobDone, begin, fail, folder_name, is_done, require_sweep_folder
 from framework.tracking import lock
 
@@ -58,6 +58,11 @@ class Axis:
     step: float | None = None
     whole: bool = False
     log: bool = False
+
+    @property
+    def first(self) -> str:
+        """This axis's word with the first of its choices, or its lower bound."""
+        return f"{self.key}={self.choices[0] if self.choices else int(self.low) if self.whole else self.low}"
 
     def suggest(self, trial: Any) -> str:
         """This axis's word for a trial, such as `cache.num_blocks=64`."""
@@ -121,7 +126,7 @@ def _locked(optuna: Any, plan: Search, say: Callable[[str], None]) -> Best:
     guard = plan.folder / LOCK
     lock.acquire(guard)
     try:
-        study = _study(optuna, plan)
+        study = _study(optuna, plan, say)
         _give_up_lost(optuna, study)
         reasons: list[str] = []
         while len(_finished(study)) < plan.trials and not _fail_alike(reasons):
@@ -267,19 +272,48 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
     return float(result[plan.metric]), ""
 
 
-def _study(optuna: Any, plan: Search) -> Any:
+def _study(optuna: Any, plan: Search, say: Callable[[str], None]) -> Any:
+    """The study of these settings and this code. Trials of others stay in the journal, where no sampler sees them."""
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = plan.folder / JOURNAL
     _drop_partial_line(path)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _Held())))
-    return optuna.create_study(
+    made_of = _made_of(plan)
+    known = {study.study_name: study.user_attrs.get("made_of") for study in storage.get_all_studies()}
+    name = config_hash(made_of)
+    if known and name not in known:
+        old = list(known.values())[-1] or {}
+        changed = sorted(key for key in {*old, *made_of} if old.get(key) != made_of.get(key))
+        which = ", ".join(changed) if old else "what made its trials is not recorded"
+        say(f"the search begins anew, since this has changed: {which}; its results that still hold are read, not run")
+    study = optuna.create_study(
         storage=storage,
-        study_name="search",
+        study_name=name,
         direction="maximize" if plan.maximize else "minimize",
         load_if_exists=True,
     )
+    study.set_user_attr("made_of", made_of)
+    return study
+
+
+def _made_of(plan: Search) -> dict[str, str]:
+    """What the values of all trials are made of, in words -> a digest: the metric, what is searched, what a job's
+    identity holds for the first of each axis, and the code or the content of every other choice."""
+    from framework.config.hydra.compose import checked, compose
+
+    try:
+        base = identity(checked(compose((*plan.fixed, *(axis.first for axis in plan.axes)))).plain())
+    except FrameworkError:  # these do not go together; other trials may
+        base = {"configuration": config_hash({"words": plan.fixed}), "framework": registry.framework_content()}
+    for key, choice in ((axis.key, choice) for axis in plan.axes for choice in axis.choices):
+        if key in registry.groups():
+            found = registry.find(key, choice)
+            base |= {} if found.is_built_in else {f"{key}={choice}": registry.content_of(found)}
+        base |= {f"{key}={choice}": digest_of(path) for _, path in inputs({key.partition(".")[0]: {key: choice}})}
+    space = {axis.key: repr(axis) for axis in plan.axes}
+    return {"metric": f"{plan.metric} {plan.maximize}", "space": config_hash(space), **base}
 
 
 class _Held:

@@ -124,6 +124,56 @@ def test_a_search_in_two_calls_asks_what_one_call_asks(place: Path) -> None:
     assert whole.value == max(results)
 
 
+def test_a_search_whose_policy_has_changed_begins_anew(place: Path) -> None:
+    policy = place / "searched_policy.py"
+    text = (
+        "from framework.interfaces.eviction import ScoredPolicy\n\n\nclass Mine(ScoredPolicy):\n"
+        "    def score(self, block, now):\n        return block.last_access\n"
+    )
+    policy.write_text(text)
+    call = [sys.executable, "-m", "framework.search", "x", *FIXED, "eviction=searched_policy.py:Mine"]
+    call += ["cache.num_blocks=16,32", "--trials", "3"]
+
+    def values() -> list[float]:
+        return [trial["value"] for trial in json.loads(Path("sweeps/x/search.json").read_text())["trials"]]
+
+    def said() -> str:
+        done = subprocess.run(call, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "begins anew" not in said()
+    old = values()
+    assert "begins anew" not in said()
+    assert values() == old
+    policy.write_text(text.replace("return block", "return -block"))
+    err = said()
+    assert "the search begins anew, since this has changed: eviction=searched_policy.py:Mine;" in err, err
+    assert len(values()) == 3, "trials of the old code count"
+    assert not set(values()) & set(old), (values(), old)
+    policy.write_text(text)
+    assert "begins anew" not in said(), "its trials are in the journal"
+    assert values() == old
+
+
+def test_traces_are_searched_and_another_space_or_content_begins_anew(place: Path) -> None:
+    trace = Path("trace.jsonl").read_text()
+    Path("other.jsonl").write_text(trace)
+    fixed = [word for word in FIXED if not word.startswith("workload.path")]
+
+    def begun(*overrides: str) -> list[str]:
+        words, axes = axes_of([*fixed, *overrides])
+        lines: list[str] = []
+        assert search(plan(1, fixed=words, axes=axes), say=lines.append).num_failed == 0
+        return [line.partition("this has changed: ")[2].partition(";")[0] for line in lines if "anew" in line]
+
+    space = ("workload.path=trace.jsonl,other.jsonl", "cache.num_blocks=16,32")
+    assert [*begun(*space), *begun(*space)] == []
+    assert begun(space[0], "cache.num_blocks=16,32,64") == ["space"]
+    Path("other.jsonl").write_text(trace + trace.splitlines(keepends=True)[-1])
+    assert begun(*space) == ["space, workload.path=other.jsonl"]
+
+
 def test_a_trial_that_fails_is_reported_and_counted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from framework import api
 
@@ -156,8 +206,10 @@ def test_a_search_whose_trials_all_fail_alike_stops_and_a_mended_one_goes_on(
     assert "none of 5 trials was good" in said
     (place / "away.jsonl").rename(trace)
     assert main(words) == 0
-    assert "stopped" not in capsys.readouterr().err
-    assert search(plan(12)).num_failed == 5
+    said = capsys.readouterr().err
+    assert "stopped" not in said
+    assert "begins anew, since this has changed: workload.path=trace.jsonl;" in said
+    assert search(plan(12)).num_failed == 0, "trials without the trace count for a search over it"
 
 
 def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_history(
