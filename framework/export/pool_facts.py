@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.eviction import EvictionPolicy
-from framework.paged.index import DuplicateIndex
+from framework.paged.index import PrefixIndex
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import BlockPool
 from framework.paged.victims import Victims
@@ -33,7 +33,7 @@ class PoolFacts:
         self.clock = clock
         self.policy = GuardedPolicy(policy)
         self.requests = LastRequests(num_blocks + 1) if self.policy.needs_requests else None
-        self.index = DuplicateIndex(self.pool)
+        self.index = PrefixIndex(self.pool, compares_tokens=False, keeps_duplicates=True)
         self.num_candidates, self.leaf_only = 0, False
         self._victims = Victims(self)
         self._tenants: dict[str, int] = {"": 0}
@@ -82,7 +82,7 @@ class PoolFacts:
         pool.describe_all(blocks, depths, 0, priority, tenant)
         for block, parent, key in zip(blocks, parents, keys, strict=True):
             name = BlockHash(key)
-            self.index.insert(0, parent if pool.block_hash[parent] is not None else 0, name, b"", block)
+            self.index.insert(-1, parent if pool.block_hash[parent] is not None else 0, name, b"", block)
             pool.block_hash[block] = name
         self.used_by(blocks, request)
         if self.policy.wants_admit:
@@ -146,7 +146,7 @@ class PoolFacts:
         """The candidates that the policy gives up, at most `num_candidates`; their contents are forgotten."""
         blocks = self._victims.take(count)
         self.num_candidates -= count
-        self.index.remove_all(blocks)
+        self.index.remove(blocks)
         return blocks
 
     def drop(self, block: int) -> None:
@@ -155,8 +155,7 @@ class PoolFacts:
         self.num_candidates -= pool.candidate[block]
         pool.candidate[block] = 0
         self.policy.evicted(BlockId(block), self.clock())  # which may read the block's facts
-        self.index.remove(block)
-        pool.block_hash[block] = None
+        self.index.remove((block,))
 
     def drop_all(self) -> None:
         """Nothing is published any more."""

@@ -19,7 +19,7 @@ from framework.interfaces.hash import HashScheme
 from framework.paged.cache import BlockCache
 from framework.paged.growth import GrowingTables
 from framework.paged.hashing import BlockHasher
-from framework.paged.index import DuplicateIndex, index_of
+from framework.paged.index import PrefixIndex
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import BlockPool
 from framework.paged.promises import TablePromises
@@ -81,8 +81,7 @@ class PagedAllocator(GrowingTables):
             )
         self._reserve = int(watermark * num_blocks)
         self.pool = BlockPool(num_blocks, block_size)
-        index = index_of(self.pool, hash, duplicates, leaf_only=leaf_only)
-        self._keep_duplicates = isinstance(index, DuplicateIndex)
+        index = self._index(hash, duplicates, leaf_only=leaf_only)
         policy = GuardedPolicy(eviction)
         self._requests = LastRequests(num_blocks + 1) if policy.needs_requests else None
         policy.attach(self.pool.view(self._requests))
@@ -96,6 +95,24 @@ class PagedAllocator(GrowingTables):
         self._checked: TokenArray | None = None  # the tokens of the last lookup: `allocate` follows
         self._priced: tuple[Sequence[int], int, int] = ((), -1, 0)
         self._version = self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
+
+    def _index(self, hash: HashScheme, duplicates: str, *, leaf_only: bool) -> PrefixIndex:
+        """The index for names of this scheme, and for contents that several blocks may hold ("keep") or not ("merge").
+
+        Raises:
+            InvalidArgument: duplicates that are neither, or kept with `leaf_only` or with names that may collide.
+        """
+        if duplicates not in ("merge", "keep"):
+            raise InvalidArgument(f"duplicates is merge or keep, found {duplicates!r}")
+        keep = duplicates == "keep"
+        if keep and not hash.collision_resistant:
+            raise InvalidArgument(
+                f"duplicates=keep finds equal contents by hash, and those of {type(hash).__name__} may collide; take a "
+                "collision-resistant scheme such as sha256, or duplicates=merge"
+            )
+        if keep and leaf_only:
+            raise InvalidArgument("duplicates=keep lets a block be in use below one that is not; set leaf_only=false")
+        return PrefixIndex(self.pool, compares_tokens=not hash.collision_resistant, keeps_duplicates=keep)
 
     def choose_free(self, count: int) -> Sequence[BlockId]:
         """Which `count` free blocks to hand out next. Override this.

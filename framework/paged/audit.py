@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from framework.paged.index import DuplicateIndex
 from framework.paged.promises import Promises
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def _published(allocator: PagedTables) -> list[str]:
 def _ancestry(allocator: PagedTables) -> list[str]:
     pool, cache, faults = allocator.pool, allocator.cache, list[str]()
     detached = getattr(cache, "detached", ())
-    if isinstance(cache.index, DuplicateIndex):  # a request's own copy may lie below a block that it does not use
+    if cache.index.keeps_duplicates:  # a request's own copy may lie below a block that it does not use
         return faults
     for block in range(1, pool.num_blocks + 1):
         parent = cache.index.parent(block) if pool.block_hash[block] is not None else 0

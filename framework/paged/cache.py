@@ -192,7 +192,7 @@ class BlockCache:
     def _evict(self, blocks: Sequence[int]) -> None:
         """These are evicted; the policy knows already."""
         if self.listener is None and not self.detached:
-            self.index.remove_all(blocks)
+            self.index.remove(blocks)
         else:
             self._unpublish(blocks)
         self.evictions += len(blocks)
@@ -203,7 +203,7 @@ class BlockCache:
             assert None not in hashes, f"of {blocks} not all are published: {hashes}"
             self.tell("evict", blocks, hashes)
         self.detached.difference_update(blocks)
-        self.index.remove_all(blocks)
+        self.index.remove(blocks)
 
     def tell(self, kind: str, blocks: Sequence[int], hashes: Sequence[Any]) -> None:
         """Send an event of each of these blocks to the listener, where there is one."""
@@ -360,7 +360,6 @@ class BlockCache:
             self.unpublish(published)
         finally:
             self.evictions += len(published)
-            self.index.clear()
             pool.set_free(cached)
 
     def unpublish(self, blocks: Sequence[int]) -> None:

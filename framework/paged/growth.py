@@ -102,7 +102,7 @@ class GrowingTables(PagedTables):
         if known < full:
             more = self.hasher.blocks(hashes[-1] if hashes else table.root, tokens[known * size : full * size])
         fresh = hashes[first:full] + more if known > first else more
-        if self.promises.owner and not self._keep_duplicates:
+        if self.promises.owner and not self.cache.index.keeps_duplicates:
             full = self.promises.first_of_others(table, [*hashes, *more], tokens, full)
             fresh = fresh[: full - first]
             if full <= first:

@@ -115,9 +115,7 @@ class Publication:
 
     def _undo(self, new: Sequence[int], pinned: Sequence[int]) -> None:
         """Undo a publication that the policy did not take."""
-        for block in reversed(new):
-            self._cache.index.remove(block)
-            self._cache.pool.block_hash[block] = None
+        self._cache.index.remove(new[::-1])
         if pinned:
             with suppress(PluginError):  # the first error is the one to report
                 self._cache.policy.release(pinned, self._cache.now)

@@ -39,7 +39,6 @@ class PagedTables(Allocator):
     _requests: LastRequests | None
     _tenants: dict[str, int]
     _changes: TableChanges
-    _keep_duplicates: bool
     _version: int
     _hit_tokens: int
     _prompt_tokens: int

@@ -25,6 +25,7 @@ OVER_MODULES = {
     "guard/test_wrapped_faults.py": "faults of a policy or hash scheme inside an allocator, hook by hook",
     "paged/test_admission.py": "policies that decline content, in allocators, replay and the native core",
     "paged/test_adversaries.py": "policies and hash schemes that misbehave, in every allocator",
+    "paged/test_duplicates.py": "equal contents in several blocks, in the index and in allocators that keep them",
     "paged/test_faults.py": "faults that real block managers shipped, in every allocator",
     "paged/test_parts.py": "blocks for a part of a prompt at a time, in every allocator",
     "paged/test_sharing_rules.py": "rules of sharing, for every installed allocator",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from framework.interfaces.allocator import Hit
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.allocator import PagedAllocator
-from framework.paged.index import TrieIndex
+from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool
 from framework.paged.table import count_of
 from framework.types import BlockHash, BlockId, Namespace, RequestInfo, TokenArray, as_tokens
@@ -66,7 +66,10 @@ class RadixAllocator(PagedAllocator):
             raise InvalidArgument(f"page_size {page_size} does not divide block_size {block_size}")
         self._page_size = page_size
         self._partial_hit_tokens = 0
-        self._tree = self.cache.index = RadixIndex(self.pool)
+
+    def _index(self, hash: HashScheme, duplicates: str, *, leaf_only: bool) -> PrefixIndex:
+        self._tree = RadixIndex(self.pool)
+        return self._tree
 
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         tokens = as_tokens(tokens)
@@ -102,7 +105,7 @@ class RadixAllocator(PagedAllocator):
         return {**super().facts(), "partial_hit_tokens": self._partial_hit_tokens}
 
 
-class RadixIndex(TrieIndex):
+class RadixIndex(PrefixIndex):
     """An exact trie that also finds the child with the longest common beginning: siblings are kept in order.
 
     Among sorted contents the longest common beginning with a probe is that of one of the two neighbours of its place.
@@ -110,7 +113,7 @@ class RadixIndex(TrieIndex):
 
     def __init__(self, pool: BlockPool) -> None:
         self._siblings: dict[int, list[tuple[bytes, int]]] = {}  # parent node or anchor -> (tokens, block), in order
-        super().__init__(pool)
+        super().__init__(pool, compares_tokens=True)
 
     def nearest(self, anchor: int, parent: int, probe: TokenArray, skip: Container[int] = ()) -> tuple[int, int]:
         """The block published below `parent` (0: the root) that begins most like `probe`, (n,) int32, and how many
@@ -133,22 +136,29 @@ class RadixIndex(TrieIndex):
         published = self._pool.block_hash[block] is not None
         holder = super().insert(anchor, parent, block_hash, data, block)
         if holder == block and not published:
-            above = self._above[self._node[block]]
-            insort(self._siblings.setdefault(above, []), (self._data[self._node[block]], block))
+            above, entry = self._place(block)
+            insort(self._siblings.setdefault(above, []), entry)
         return holder
 
-    def remove(self, block: int) -> None:
-        node = self._node[block]
-        above, entry = self._above[node], (self._data[node], block)
-        siblings = self._siblings[above]
-        del siblings[bisect_left(siblings, entry)]
-        if not siblings:
-            del self._siblings[above]
-        super().remove(block)
+    def _insert_new(self, above: int, hashes: Sequence[BlockHash], data: bytes, blocks: Sequence[int]) -> None:
+        super()._insert_new(above, hashes, data, blocks)
+        for block in blocks:
+            above, entry = self._place(block)
+            insort(self._siblings.setdefault(above, []), entry)
 
-    def clear(self) -> None:
-        self._siblings.clear()
-        super().clear()
+    def remove(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            above, entry = self._place(block)
+            siblings = self._siblings[above]
+            del siblings[bisect_left(siblings, entry)]
+            if not siblings:
+                del self._siblings[above]
+        super().remove(blocks)
+
+    def _place(self, block: int) -> tuple[int, tuple[bytes, int]]:
+        """The parent node of a published block, or its anchor, and the block's entry among the siblings there."""
+        node = self._node[block]
+        return self._above[node], (self._tokens()[node].tobytes(), block)
 
     def audit(self) -> list[str]:
         faults = super().audit()
@@ -162,7 +172,7 @@ class RadixIndex(TrieIndex):
                 f"I20: blocks {sorted(set(listed) ^ published)} are published or listed as siblings, not both"
             )
         for block in set(listed) & published:
-            node = self._node[block]
-            if listed[block] != (self._above[node], self._data[node]):
+            above, (data, _) = self._place(block)
+            if listed[block] != (above, data):
                 faults.append(f"I20: block {block} is listed as a sibling of another place or content")
         return faults

@@ -10,8 +10,6 @@ from paged_helpers import admit, make, serve, tokens
 
 from framework.errors import InvariantViolation
 from framework.paged.allocator import PagedAllocator
-from framework.paged.index.runs import BranchPoint
-from framework.paged.index.token_runs import TokenBranch, TokenRun
 from framework.types import RequestId
 from framework_builtin.allocator.contiguous import ContiguousAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
@@ -159,16 +157,18 @@ def test_check_names_the_broken_invariant(
 
 def test_check_finds_a_hash_that_leads_to_the_wrong_block() -> None:
     allocator = populated()
-    run = allocator.cache.index._heads[allocator.pool.block_hash[held(allocator)]]
-    run.blocks[0] = cached(allocator)
+    index = allocator.cache.index
+    index._block[index._node[held(allocator)]] = cached(allocator)
     with pytest.raises(InvariantViolation, match="I20: the index finds block"):
         allocator.check()
 
 
-def test_check_finds_a_forgotten_orphan_count() -> None:
+def test_check_finds_a_ghost_that_nothing_needs() -> None:
     allocator = populated()
-    allocator.cache.index._absent[b"gone"] = BranchPoint(b"gone", 0)
-    with pytest.raises(InvariantViolation, match=r"I20: .* absent parents"):
+    index = allocator.cache.index
+    index._floating[b"gone"] = node = index._unused.pop()
+    index._ghosts[node] = b"gone"
+    with pytest.raises(InvariantViolation, match=r"I20: .* ghost"):
         allocator.check()
 
 
@@ -183,44 +183,20 @@ def test_check_finds_a_damaged_trie(column: str, value: int, invariant: str) -> 
         allocator.check()
 
 
-def test_check_finds_a_node_below_nothing() -> None:
-    allocator = populated(kind=RadixAllocator)
+def test_check_finds_a_content_known_as_a_ghost() -> None:
+    allocator = populated(Xxh64())
     index = allocator.cache.index
-    (above, key), node = next(item for item in index._nodes.items() if item[0][0] > 0)
-    del index._nodes[above, key]
-    index._nodes[999, key], index._above[node] = node, 999
-    with pytest.raises(InvariantViolation, match="I22: node"):
+    index._ghosts[index._node[held(allocator)]] = allocator.pool.block_hash[held(allocator)]
+    with pytest.raises(InvariantViolation, match=r"I20: .* ghost"):
         allocator.check()
 
 
-def branch_of(run: TokenRun, place: int) -> TokenBranch:
-    branch = TokenBranch(99, run, place)
-    branch.runs.add(run)
-    return branch
-
-
-@pytest.mark.parametrize(
-    ("damage", "invariant"),
-    [
-        (lambda index, run: run.data.extend(b"1234"), "I20: .* blocks and tokens of"),
-        (lambda index, run: run.ghosts.update({1: b"gone"}), "I20: .* its ghosts wrongly"),
-        (lambda index, run: run.branches.update({0: TokenBranch(99, run, 0)}), "I20: .* below its place 0"),
-        (lambda index, run: run.branches.update({0: branch_of(run, 1)}), "I20: .* below its place 0"),
-        (lambda index, run: setattr(run, "key", (-1, b"other")), "I20: .* another parent or hash"),
-        (lambda index, run: index._heads.update({(-1, b"other"): run}), "I20: .* another parent or hash"),
-        (lambda index, run: setattr(run, "depth", 4), "I20: .* its facts say otherwise"),
-        (lambda index, run: index._heads.pop(run.key), "I20: .* the index does not find it"),
-        (
-            lambda index, run: setattr(run, "above", TokenBranch(run.key[0], TokenRun((-1, b"gone"), 0, None), 0)),
-            "I22: .* below a run that does not exist",
-        ),
-    ],
-)
-def test_check_finds_a_damaged_run_of_tokens(damage: Callable[[Any, Any], object], invariant: str) -> None:
-    allocator = populated(Xxh64())
+def test_check_finds_a_node_below_nothing() -> None:
+    allocator = populated(kind=RadixAllocator)
     index = allocator.cache.index
-    damage(index, index._run_of[held(allocator)])
-    with pytest.raises(InvariantViolation, match=invariant):
+    node = next(node for node, _ in index.nodes() if index._above[node] > 0)
+    index._above[node] = 999
+    with pytest.raises(InvariantViolation, match="I22: node"):
         allocator.check()
 
 

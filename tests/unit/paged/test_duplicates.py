@@ -11,7 +11,7 @@ from paged_helpers import NS, ConstantHash, admit, make, serve, table, tokens
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.paged.index import DuplicateIndex
+from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool
 from framework.testing import allocator_checks
 from framework.types import BlockHash, RequestId
@@ -58,15 +58,17 @@ class Model:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_index_finds_the_block_published_first_and_counts_children_of_all(seed: int, counting: bool) -> None:
     draw, pool, model = Random(seed), BlockPool(20, 1), Model()
-    index = DuplicateIndex(pool)
+    index = PrefixIndex(pool, compares_tokens=False, keeps_duplicates=True)
     if counting:
         pool.children
     free = list(range(1, 21))
     for _ in range(150):
         if len(free) >= 3 and draw.random() < 0.55:
-            names = [BlockHash(bytes([draw.randrange(2), depth])) for depth in range(3)]
+            prompt = bytes(draw.randrange(2) for _ in range(3))
+            names = [BlockHash(prompt[: depth + 1]) for depth in range(3)]
             blocks = [free.pop(draw.randrange(len(free))) for _ in names]
-            assert index.insert_chain(-1, 0, names, b"", blocks) == (blocks, [0, 1, 2])
+            holders, places = index.insert_chain(-1, 0, names, b"", blocks)
+            assert (holders, [*places]) == (blocks, [0, 1, 2])
             for at, (name, block) in enumerate(zip(names, blocks, strict=True)):
                 model.held.setdefault(name, []).append(block)
                 model.above[block] = names[at - 1] if at else None
@@ -74,14 +76,16 @@ def test_the_index_finds_the_block_published_first_and_counts_children_of_all(se
             block = draw.choice(sorted(model.above))
             name = pool.block_hash[block]
             assert name is not None
-            index.remove_all([block])
+            index.remove([block])
             model.held[name].remove(block)
             if not model.held[name]:
                 del model.held[name]
             del model.above[block]
             free.append(block)
-        for name, blocks in model.held.items():
-            assert index.find(-1, [name], b"", 1) == blocks[:1]
+        for name in model.held:
+            chain = [BlockHash(name[: depth + 1]) for depth in range(len(name))]
+            known = next((at for at, above in enumerate(chain) if above not in model.held), len(chain))
+            assert index.find(-1, chain, b"", 3) == [model.held[above][0] for above in chain[:known]]
         for block in model.above:
             assert index.parent(block) == model.parent(block)
         if counting:

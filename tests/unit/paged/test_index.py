@@ -1,4 +1,4 @@
-"""Both forms of the prefix index against a dictionary of whole prefixes."""
+"""The prefix index against a dictionary of whole prefixes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random as Draw
 import pytest
 import xxhash
 
-from framework.paged.index import HashIndex, PrefixIndex, RunIndex, TokenRunIndex, TrieIndex
+from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool
 from framework.types import BlockHash
 
@@ -24,9 +24,9 @@ def key(anchor: int, prefix: tuple[int, ...], bits: int) -> BlockHash:
 class Contents:
     """A pool, an index and a dictionary that says which block holds which prefix."""
 
-    def __init__(self, form: type[PrefixIndex], bits: int) -> None:
+    def __init__(self, *, compares: bool, bits: int = 64) -> None:
         self.pool = BlockPool(12, 1)
-        self.index = form(self.pool)
+        self.index = PrefixIndex(self.pool, compares_tokens=compares)
         self.bits = bits
         self.where: dict[tuple[int, tuple[int, ...]], int] = {}
         self.free = list(range(1, 13))
@@ -45,64 +45,60 @@ class Contents:
         return found
 
     def publish(self, anchor: int, tokens: tuple[int, ...]) -> None:
-        parent = 0
-        for n in range(len(tokens)):
-            prefix = tokens[: n + 1]
-            holder = self.where.get((anchor, prefix))
-            if holder is None:
-                if not self.free:
-                    return
-                name, block = key(anchor, prefix, self.bits), self.free[-1]
-                holder = self.index.insert(anchor, parent, name, tokens[n].to_bytes(4, "little"), block)
-                if not holder:
-                    return
-                assert holder == block
-                self.pool.block_hash[block] = name
-                self.where[anchor, prefix] = self.free.pop()
-            parent = holder
+        """What is found already, then the rest in one call: its first collision ends it."""
+        found = self.expected(anchor, tokens)
+        rest = range(len(found), min(len(tokens), len(found) + len(self.free)))
+        if not rest:
+            return
+        prefixes = [tokens[: at + 1] for at in rest]
+        names = [key(anchor, prefix, self.bits) for prefix in prefixes]
+        data = b"".join(tokens[at].to_bytes(4, "little") for at in rest)
+        parent, blocks = found[-1] if found else 0, array("i", self.free[: len(rest)])
+        taken = self.index.count_new(anchor, parent, names, data)
+        holders, places = self.index.insert_chain(anchor, parent, names, data, blocks)
+        held = [self.where.get((anchor, prefix)) for prefix in prefixes[: len(holders)]]
+        assert [*places] == [at for at, block in enumerate(held) if block is None]
+        assert [*holders] == [block or blocks[at] for at, block in enumerate(held)]
+        assert taken == next((at for at, block in enumerate(held) if block), len(held))
+        for at in places:
+            self.where[anchor, prefixes[at]] = blocks[at]
+            self.free.remove(blocks[at])
 
-    def evict(self, which: tuple[int, tuple[int, ...]]) -> None:
-        block = self.where.pop(which)
-        self.index.remove(block)
-        self.pool.block_hash[block] = None
-        self.free.append(block)
+    def evict(self, *which: tuple[int, tuple[int, ...]]) -> None:
+        blocks = [self.where.pop(each) for each in which]
+        self.index.remove(blocks)
+        self.free += blocks
 
 
-@pytest.mark.parametrize(
-    ("form", "bits"),
-    [(HashIndex, 64), (RunIndex, 64), *((form, bits) for form in (TrieIndex, TokenRunIndex) for bits in (64, 2, 0))],
-)
-def test_the_index_finds_exactly_what_is_published(form: type[PrefixIndex], bits: int) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("compares", "bits"), [(False, 64), (True, 64), (True, 2), (True, 0)])
+def test_the_index_finds_exactly_what_is_published(
+    compares: bool, bits: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.paged.index.MANY", 1 if at_once else 100)
     for seed in range(30):
-        draw, contents = Draw(seed), Contents(form, bits)
+        draw, contents = Draw(seed), Contents(compares=compares, bits=bits)
         for _ in range(120):
             anchor = draw.choice(ANCHORS)
             tokens = tuple(draw.randint(0, 1) for _ in range(draw.randint(1, 5)))
             if draw.random() < 0.5:
                 contents.publish(anchor, tokens)
             elif contents.where:
-                contents.evict(draw.choice(sorted(contents.where)))
+                deepest_first = sorted(contents.where, key=lambda which: (-len(which[1]), which))
+                some = {draw.randrange(len(deepest_first)) for _ in range(draw.randint(1, 4))}
+                contents.evict(*(deepest_first[at] for at in sorted(some, reverse=draw.random() < 0.3)))
             assert contents.find(anchor, tokens) == contents.expected(anchor, tokens)
             assert not contents.index.audit(), contents.index.audit()
         if bits == 64:
             assert not contents.index.collisions
-        for which in sorted(contents.where):
-            contents.evict(which)
+        contents.evict(*sorted(contents.where))
         assert not contents.index.audit()
-        if isinstance(contents.index, TrieIndex):
-            assert not contents.index._nodes, "ghosts without descendants stay behind"
-        elif isinstance(contents.index, TokenRunIndex):
-            assert not contents.index._heads, "ghosts without descendants stay behind"
-        elif isinstance(contents.index, RunIndex):
-            assert not contents.index._heads
-            assert not contents.index._absent, "parents stay behind that nobody waits for"
-        else:
-            assert not contents.index._orphans
+        assert not [*contents.index.nodes()], "ghosts without descendants stay behind"
+        assert not contents.index._ghosts
 
 
-@pytest.mark.parametrize("form", [TrieIndex, TokenRunIndex])
-def test_ghosts_keep_their_tokens_so_no_other_content_takes_their_place(form: type[PrefixIndex]) -> None:
-    contents = Contents(form, 0)
+def test_ghosts_keep_their_tokens_so_no_other_content_takes_their_place() -> None:
+    contents = Contents(compares=True, bits=0)
     contents.publish(-1, (0, 0, 0))
     deepest = contents.where[-1, (0, 0, 0)]
     contents.evict((-1, (0,)))
@@ -115,8 +111,8 @@ def test_ghosts_keep_their_tokens_so_no_other_content_takes_their_place(form: ty
 
 
 def test_equal_content_is_held_once() -> None:
-    for form in (HashIndex, RunIndex, TokenRunIndex, TrieIndex):
-        contents = Contents(form, 64)
+    for compares in (False, True):
+        contents = Contents(compares=compares)
         contents.publish(-1, (0, 1))
         held = contents.where[-1, (0, 1)]
         name = key(-1, (0, 1), 64)
@@ -126,10 +122,9 @@ def test_equal_content_is_held_once() -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("form", [HashIndex, RunIndex])
-def test_children_counted_late_are_those_counted_from_the_start(form: type[PrefixIndex], early: bool) -> None:
+def test_children_counted_late_are_those_counted_from_the_start(early: bool) -> None:
     pool = BlockPool(8, 1)
-    index = form(pool)
+    index = PrefixIndex(pool, compares_tokens=False)
     if early:
         assert not any(pool.children)
     names = [BlockHash(bytes([n])) for n in range(1, 6)]
@@ -137,12 +132,12 @@ def test_children_counted_late_are_those_counted_from_the_start(form: type[Prefi
     pool.describe_all([1, 2, 3], [0, 1, 2], 0, 0, 0)
     index.insert_chain(-1, 2, names[3:], b"", array("i", [4, 5]))  # a second branch below block 2
     pool.describe_all([4, 5], [0, 1], 2, 0, 0)
-    index.remove_all([1])  # an ancestor goes first: its child waits for it
+    index.remove([1])  # an ancestor goes first: its child waits for it
     view = pool.view().children
     assert [view[block] for block in (2, 3, 4, 5)] == [2, 0, 1, 0], list(view)
     assert index.insert(-1, 0, names[0], b"", 7) == 7
     pool.block_hash[7] = names[0]
     assert view[7] == 1, list(view)
-    index.remove_all([3, 5, 4])
+    index.remove([3, 5, 4])
     assert view[2] == 0, list(view)
     assert index.audit() == []
