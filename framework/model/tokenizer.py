@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -214,119 +213,39 @@ def _joined(pieces: Iterable[str]) -> str:
     return text
 
 
-_LENGTHENING = frozenset(
-    ("batch", "center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "replace", "rjust", "slice",
-     "tojson", "wordwrap", "zfill")
-)  # fmt: skip
-"""Filters and methods of a text whose result may be longer than all they are given."""
-_WIDTHS = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)|\{[^{}]*:([^{}]*)")  # of "%9d" and "{:9}"
-_GIVEN_WIDTH = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*:[^{}]*\{")  # "%*d" and "{:{}}"
-
-
-def _length(value: Any, known: dict[int, int]) -> int:
-    """Of `value` written out, characters, at least: what lies twice in a list counts twice."""
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if not isinstance(value, (list, tuple, dict)):
-        return 1
-    if id(value) not in known:
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_length(part, known) for part in parts)
-    return known[id(value)]
-
-
-def _require_short(operation: str, subject: Any, *others: Any) -> None:
-    """Raise unless the result of an operation of a template has at most _MOST_CHARACTERS, before it is made."""
-    length = _length(subject, {})
-    if operation in _LENGTHENING:
-        given = [1, *(abs(one) if isinstance(one, int) else _length(one, {}) for one in others)]
-        if operation.startswith("format") and isinstance(subject, str):
-            if not _GIVEN_WIDTH.search(subject):  # then a number is shown, and is no width
-                given = [1, *(_length(one, {}) for one in others)]
-            given += [
-                int(digits) for found in _WIDTHS.findall(subject) for digits in re.findall(r"\d+", "".join(found))
-            ]
-        length = max(1, length) * max(given)
-    if length > _MOST_CHARACTERS:
-        raise ValueError(f"{operation} makes more than {_MOST_CHARACTERS:,} characters")
-
-
-def _bounded_filter(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A Jinja filter that refuses what is too long; what it is passed first, such as the context, is no operand."""
-
-    @functools.wraps(apply)  # Jinja's own marks, such as pass_environment, as well
-    def bounded(*given: Any, **options: Any) -> Any:
-        _require_short(name, *(given[1:] if hasattr(apply, "jinja_pass_arg") else given), *options.values())
-        return apply(*given, **options)
-
-    return bounded
-
-
 def _chat_environment() -> Any:
     """Jinja as transformers sets it up (`chat_template_utils`), sandboxed: a template is a program from elsewhere.
 
-    NOTE: an operation that would make a text of gigabytes is one call of C, which no time limit can end; so each is
-    refused by the length of what it would make.
+    NOTE: a filter that makes gigabytes in one call of C is ended by the hard deadline behind `run.timeout_s`.
     """
     import json
     from datetime import datetime
 
-    from jinja2 import TemplateError, nodes
+    from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.visitor import NodeTransformer
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    class Sums(NodeTransformer):
-        """Writes a ~ b as a|string + b|string, which is intercepted."""
-
-        def visit_Concat(self, node: Any) -> Any:  # noqa: N802
-            self.generic_visit(node)
-            return functools.reduce(nodes.Add, [_text_of(part, node) for part in node.nodes])
-
-    def _text_of(part: Any, node: Any) -> Any:
-        return nodes.Filter(part, "string", [], [], None, None, lineno=node.lineno, environment=node.environment)
-
     class Bounded(ImmutableSandboxedEnvironment):
-        """Also refuses powers, and whatever is as long as somebody likes."""
+        """Also refuses products of a text or a list, powers and formats, which are as long as somebody likes."""
 
-        intercepted_binops = frozenset(("+", "*", "**", "%"))
-        concat = staticmethod(_joined)  # of blocks and macros
-
-        def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
-            return Sums().visit(super()._parse(source, name, filename))
+        intercepted_binops = frozenset(("*", "**", "%"))
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-                bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-                if bits > 1024:
-                    raise TemplateError("a number of more than 1,024 bits")
-            if operator == "%" and isinstance(left, str):
-                _require_short("format", left, *(right if isinstance(right, tuple) else (right,)))
-            if operator == "*":
-                for text, times in ((left, right), (right, left)):
-                    if hasattr(text, "__len__") and isinstance(times, int):
-                        _require_short("join", text, times)
-            if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-                _require_short("sum", [left, right])
+            sizes = [len(side) for side in (left, right) if hasattr(side, "__len__")]
+            times = [abs(side) for side in (left, right) if isinstance(side, int)]
+            if operator == "%" and isinstance(left, str) and re.search(r"%[^a-zA-Z%]*(\*|\d{5})", left):
+                raise TemplateError("a format of so many characters")
+            if operator == "*" and sizes and times and sizes[0] * times[0] > _MOST_CHARACTERS:
+                raise TemplateError(f"a product of more than {_MOST_CHARACTERS:,} entries")
+            if operator == "**" and isinstance(right, int) and abs(right) > 1024:
+                raise TemplateError(f"a power of {right}")
             return super().call_binop(context, operator, left, right)
 
-        def call(self, context: Any, method: Any, *given: Any, **options: Any) -> Any:
-            subject = getattr(getattr(method, "__wrapped__", method), "__self__", None)  # a format is wrapped
-            if isinstance(subject, (str, bytes)):
-                _require_short(method.__name__, subject, *given, *options.values())
-            return super().call(context, method, *given, **options)
-
-    def shown(value: Any) -> Any:
-        _require_short("the text of a list", value)
-        return value
-
-    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], finalize=shown)
+    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.filters = {name: _bounded_filter(name, one) for name, one in environment.filters.items()}
-    environment.globals.pop("lipsum")  # as many words as somebody likes
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment

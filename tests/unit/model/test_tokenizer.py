@@ -77,49 +77,13 @@ def test_a_prompt_is_made_an_array_once():
     "source",
     ["{{ 'x' * 10**10 }}", "{{ 1 / 0 }}", "{{ '%99999999999d' % 1 }}", "{{ 2 ** 10000 }}",
      "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-     "{% for i in range(9999) %}{% for j in range(9999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}",
-     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% else %}{{ 'x' * 10**6 }}{% endif %}{% endmacro %}"
-     "{% set a = f(7) %}",
-     "{{ lipsum(10**9) }}"],
+     "{% for i in range(9999) %}{% for j in range(9999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"],
 )  # fmt: skip
 def test_a_chat_template_without_end_or_sense_is_one_sentence(source):
     tokenizer = object.__new__(CheckpointTokenizer)
     tokenizer._template, tokenizer._special = source, {}
     with pytest.raises(ModelError, match="the chat template refuses these messages"):
         tokenizer.render_chat([{"role": "user", "content": "x"}])
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["{{ 'x' | center(10**8) }}", "{{ ('a\n' * 10**6) | indent(10**4) }}", "{{ [1] | tojson(indent=10**8) }}",
-     "{{ '%99999999d' | format(1) }}", "{{ '{:x<99999999}'.format(1) }}", "{{ '{:{}}'.format(1, 10**8) }}",
-     "{{ 'x'.ljust(10**8) }}", "{{ ('x' * 10**6).replace('x', 'y' * 1000) }}",
-     "{{ ['x' * 10**6] | map('center', 10**8) | list }}", "{{ (['x' * 10**6] * 1000) | join }}",
-     "{% set s = namespace(x='x') %}{% for i in range(40) %}{% set s.x = s.x ~ s.x %}{% endfor %}",
-     "{% set s = namespace(x='x') %}{% for i in range(40) %}{% set s.x = s.x + s.x %}{% endfor %}",
-     "{% set s = namespace(x='x') %}{% for i in range(40) %}{% set s.x = [s.x, s.x] %}{% endfor %}{{ s.x }}",
-     "{% set s = namespace(x='x') %}{% for i in range(40) %}{% set s.x = [s.x, s.x] %}{% endfor %}{{ s.x | string }}",
-     "{% set s = namespace(x=3) %}{% for i in range(40) %}{% set s.x = s.x * s.x %}{% endfor %}"],
-)  # fmt: skip
-def test_what_a_chat_template_makes_is_refused_before_it_is_made(source):
-    tokenizer = object.__new__(CheckpointTokenizer)
-    tokenizer._template, tokenizer._special = source, {}
-    with pytest.raises(ModelError, match=r"makes more than|more than 1,024 bits"):
-        tokenizer.render_chat([{"role": "user", "content": "x"}])
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [("{{ messages[0].content ~ 1 ~ none }}", "x1None"), ("{{ 'a%s' % 1700000000 }}", "a1700000000"),
-     ("{{ 'at: {}'.format(1700000000) }}", "at: 1700000000"), ("{{ messages | tojson(indent=1) | length }}", "44"),
-     ("{{ 'a' | center(5) }}", "  a  "), ("{{ 'a-b'.replace('-', ' ') | upper }}", "A B"),
-     ("{{ ('x' * 1024) | length }}", "1024"), ("{{ messages | map(attribute='role') | join(',') }}", "user"),
-     ("{{ [1, 2] + [3] }}", "[1, 2, 3]"), ("{{ '%-5s|' | format('a') }}", "a    |")],
-)  # fmt: skip
-def test_what_chat_templates_do_is_not_hindered(source, text):
-    tokenizer = object.__new__(CheckpointTokenizer)
-    tokenizer._template, tokenizer._special = source, {}
-    assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == text
 
 
 @pytest.mark.parametrize("template", [5, ["text"], [{"name": "default", "template": [1]}]])
