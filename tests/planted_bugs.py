@@ -55,10 +55,10 @@ class Bug:
 
 def bugs(chosen: Sequence[str]) -> list[Bug]:
     """Those of the data file that a name chooses, in its order."""
-    groups = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["group"]
+    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     found = [
-        Bug(group["area"], name, group["file"], old, new, tuple(group["tests"]))
-        for group in groups
+        Bug(group["area"], name, group["file"], old, new, tuple(group.get("tests") or data["tests"][group["area"]]))
+        for group in data["group"]
         for name, old, new in group["bugs"]
     ]
     twice = [name for name, count in Counter(bug.name for bug in found).items() if count > 1]

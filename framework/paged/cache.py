@@ -233,14 +233,13 @@ class BlockCache:
     def _kept(self, blocks: list[int]) -> list[int]:
         """Those of these unreferenced blocks, deepest first, that are to be offered; what the policy declines is free.
 
-        Under `leaf_only` a block with resident children stays; the parent of a declined block may become a leaf.
+        Under `leaf_only` a block with resident children stays.
 
         Raises:
             PluginError: the policy failed. All blocks that it has not declined are free too.
         """
-        pool, kept = self.pool, list[int]()
+        kept = list[int]()
         for at, block in enumerate(blocks):
-            parent = self.index.parent(block) if self.leaf_only else 0
             try:
                 if (self.leaf_only and not self.is_leaf(block)) or self.policy.keep(block, self.now):
                     kept.append(block)
@@ -251,10 +250,7 @@ class BlockCache:
                 raise
             self.detached.discard(block)
             self._evict((block,))
-            pool.set_free([block])
-            idle = parent and not pool.ref[parent] and not pool.candidate[parent]
-            if idle and self.is_leaf(parent) and parent not in blocks:
-                kept.append(parent)
+            self.pool.set_free([block])
         return kept
 
     def replace(self, table: array[int], places: Sequence[int], fresh: Sequence[int]) -> None:
@@ -359,7 +355,6 @@ class BlockCache:
         try:
             self.unpublish(published)
         finally:
-            self.evictions += len(published)
             pool.set_free(cached)
 
     def unpublish(self, blocks: Sequence[int]) -> None:

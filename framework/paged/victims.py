@@ -122,7 +122,7 @@ class Victims:
                 cache.policy.admit([block], cache.now)
                 if block not in withheld:
                     cache.policy.release([block], cache.now)
-            pool.candidate[block] = block not in withheld
+            pool.candidate[block] = 1
         chosen = set(victims)
         for block in late:
             pool.candidate[block] = 0

@@ -199,8 +199,7 @@ def check_a_stale_hit_is_refused_or_still_true(make: Make) -> None:
         driver.do_compute(0, 1, extend=True, commit=True)
         hit = driver.do_lookup([0, 1, 0, 1, 0], PLAIN)
         if grows:
-            driver.do_append(0, [1] * grows)
-            driver.do_compute(0, grows, extend=True, commit=False)
+            driver.extend(min(driver.live), 1 + grows)
         else:
             driver.do_fork(0, 0)
         driver.do_admit([0, 1, 0, 1, 0][: hit.num_tokens + 1], PLAIN, hit=hit)

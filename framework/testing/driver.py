@@ -114,7 +114,8 @@ class Driver(Judge):
         if self.traits.exact:
             self.need(evicted <= needed, "more blocks were evicted than needed", f"{evicted}, needed {needed}")
 
-    def _extend(self, request: int, num_tokens: int) -> bool:
+    def extend(self, request: int, num_tokens: int) -> bool:
+        """Make room for `num_tokens` of a request; False where there are no blocks for them."""
         row, stats = self.live[request], self.allocator.stats()
         grow = max(0, self._blocks(num_tokens) - len(self.tables[request]))
         text = f"extend(request {request}, {num_tokens})"
@@ -146,7 +147,7 @@ class Driver(Judge):
         if end == row.written:
             return
         short = end > len(self.tables[request]) * self.size
-        if (extend or row.must_extend or short) and not self._extend(request, end):
+        if (extend or row.must_extend or short) and not self.extend(request, end):
             return
         for position in range(row.written, end):
             self._write(request, position)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from framework.errors import InvalidArgument, OutOfBlocks, StaleHit
-from framework.interfaces.allocator import Allocator, Hit
+from collections.abc import Callable
+
+from framework.errors import FrameworkError, InvalidArgument, OutOfBlocks, StaleHit
+from framework.interfaces.allocator import Allocator
 from framework.testing.driver import Driver, Violation
 from framework.testing.facts import require_plain_facts
 from framework.testing.subjects import PLAIN, Make, driver_of, fresh, info
@@ -25,12 +27,7 @@ def check_what_fits_is_given(make: Make) -> None:
             prompt, request = as_tokens([2] * wanted), info(2, wanted)
             hit = allocator.lookup(prompt, PLAIN)
             promised = allocator.fits(request, prompt, hit)
-            try:
-                allocator.allocate(request, prompt, hit)
-            except OutOfBlocks:
-                given = False
-            else:
-                given = True
+            given = _allocate(allocator, request, prompt)
             if promised != given:
                 raise Violation(
                     f"{_name(allocator)}: fits said {promised} of {wanted} tokens beside {held} in 6 blocks of 2, "
@@ -47,11 +44,16 @@ def check_what_fits_is_given(make: Make) -> None:
 
 
 def _allocate(allocator: Allocator, request: RequestInfo, prompt: TokenArray) -> bool:
+    hit = allocator.lookup(prompt, PLAIN)
+    return not _raises(OutOfBlocks, lambda: allocator.allocate(request, prompt, hit))
+
+
+def _raises(error: type[FrameworkError], call: Callable[[], object]) -> bool:
     try:
-        allocator.allocate(request, prompt, allocator.lookup(prompt, PLAIN))
-    except OutOfBlocks:
-        return False
-    return True
+        call()
+    except error:
+        return True
+    return False
 
 
 def check_changed_tokens_are_refused(make: Make) -> None:
@@ -77,7 +79,7 @@ def _refuses(driver: Driver, tokens: list[int], what: str) -> None:
         return
     request = RequestId(1)
     if len(tokens) > len(driver.tables[1]) * driver.size:
-        driver._extend(1, len(tokens))
+        driver.extend(1, len(tokens))
     text = f"commit(request 1, {tokens})"
     error = driver.call(text, lambda: driver.allocator.commit(request, as_tokens(tokens)), InvalidArgument)
     driver.need(isinstance(error, InvalidArgument), f"commit must refuse: {what}", repr(error))
@@ -114,8 +116,13 @@ def check_a_withdrawn_promise_is_gone(make: Make) -> None:
         broken = [int(request) for request in allocator.withdraw(FIRST)]
         _need(allocator, broken == ([2] if relied else []), "withdraw must name who relies on the promise", broken)
         _need(allocator, not allocator.lookup(prompt, PLAIN).num_tokens, "what was withdrawn is found")
-        _need(allocator, _is_stale(allocator, prompt, hit), "a hit of what was withdrawn is taken", hit)
+        stale = _raises(StaleHit, lambda: allocator.allocate(info(3, 8), prompt, hit))  # noqa: B023  called at once
+        _need(allocator, stale, "a hit of what was withdrawn is taken", hit)
         if relied:
+            for name, wrong in (("commit", lambda: allocator.commit(SECOND, prompt)),  # noqa: B023
+                                ("fork", lambda: allocator.fork(SECOND, info(3, 8), 1))):  # noqa: B023  # fmt: skip
+                refused = _raises(InvalidArgument, wrong)
+                _need(allocator, refused, f"{name} of a request whose blocks nobody will compute is taken")
             allocator.free(SECOND)
         allocator.extend(FIRST, len(prompt))
         allocator.commit(FIRST, prompt)
@@ -159,25 +166,14 @@ def check_discarded_content_is_not_found(make: Make) -> None:
         _need(allocator, not stats.used_blocks, "blocks are in use though nobody is", stats)
 
 
-def _is_stale(allocator: Allocator, prompt: TokenArray, hit: Hit) -> bool:
-    try:
-        allocator.allocate(info(3, 8), prompt, hit)
-    except StaleHit:
-        return True
-    return False
-
-
 def check_unknown_tokens_cannot_be_promised(make: Make) -> None:
     """More tokens than are known cannot be promised: InvalidArgument, and nothing is found."""
     allocator, prompt, shared = _promised(make, relied=False)
     if not shared:
         return
     allocator.extend(FIRST, 8)
-    try:
-        allocator.promise(FIRST, 8)
-    except InvalidArgument:
-        return
-    raise Violation(f"{_name(allocator)}: a promise of 8 tokens was taken, {len(prompt)} are known")
+    refused = _raises(InvalidArgument, lambda: allocator.promise(FIRST, 8))
+    _need(allocator, refused, "a promise of 8 tokens was taken", f"{len(prompt)} are known")
 
 
 def _promised(make: Make, *, relied: bool = True) -> tuple[Allocator, TokenArray, list[int]]:

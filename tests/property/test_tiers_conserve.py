@@ -1,15 +1,18 @@
-"""Blocks are conserved in the tiers below the pool, whatever is asked, answered and pinned."""
+"""Blocks are conserved and counted in the tiers below the pool, whatever is asked, answered and pinned."""
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
+from framework.interfaces.eviction import BlockView
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework.tiers.movement import LowerTiers
 from framework.tiers.tier import Tier
-from framework.types import UNKNOWN_REQUEST, BlockHash, RequestFacts
+from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, RequestFacts
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.eviction.sieve import Sieve
@@ -70,6 +73,27 @@ class Erratic(Tiering):
         return self.draw.randint(0, len(offer.tiers))
 
 
+class Counts(Lru):
+    """Counts the hits of each block since it was admitted."""
+
+    def attach(self, view: BlockView) -> None:
+        super().attach(view)
+        self.view, self.found = view, dict[int, int]()
+
+    def admit(self, blocks: Sequence[BlockId], now: float) -> None:
+        super().admit(blocks, now)
+        self.found.update(dict.fromkeys(blocks, 0))
+
+    def hit(self, blocks: Sequence[BlockId], now: float) -> None:
+        super().hit(blocks, now)
+        for block in blocks:
+            self.found[block] += 1
+
+    def evicted(self, block: BlockId, now: float) -> None:
+        super().evicted(block, now)
+        assert self.view.hits[block] == self.found.pop(block), block
+
+
 @pytest.mark.parametrize(
     ("seed", "operations"),
     [
@@ -79,7 +103,7 @@ class Erratic(Tiering):
 )
 def test_every_block_stored_was_evicted_or_left_or_lies_there(seed: int, operations: int) -> None:
     draw, tree = random.Random(seed), Tree()
-    policies = [Lru(), S3Fifo(), Sieve()]
+    policies = [Counts(), S3Fifo(), Sieve()]
     tiers = [Tier(n, draw.randint(1, 30), policy, tree) for n, policy in enumerate(policies, start=1)]
     lower = LowerTiers(tiers, Erratic(draw, draw.random() < 0.5), tree)
     pool: dict[Node, None] = {}
@@ -96,6 +120,7 @@ def test_every_block_stored_was_evicted_or_left_or_lies_there(seed: int, operati
             tree.last[node], tree.counts[node] = now, tree.counts.get(node, 0) + 1
         lower.begin(path, places, [16] * len(places), now)
         loaded += sum(map(bool, places))
+        used = [(tier, node) for tier in tiers for node in path if node in tier]
         others = [node for node in pool if node not in path]
         for node in draw.sample(others, draw.randint(0, min(6, len(others)))):
             del pool[node]
@@ -104,6 +129,7 @@ def test_every_block_stored_was_evicted_or_left_or_lies_there(seed: int, operati
         written = {node for node in path if node not in pool}
         pool.update(dict.fromkeys(path))
         lower.settle(path, written, now)
+        assert all(node in tier for tier, node in used), "what a request uses lies there until it ends"
         lower.end(now)
         done += len(path)
         if operations <= 2_000 or now % 1_000 == 0:
@@ -111,3 +137,5 @@ def test_every_block_stored_was_evicted_or_left_or_lies_there(seed: int, operati
     lower.check()
     assert sum(tier.counts.hits for tier in tiers) == loaded > 0
     assert all(tier.counts.peak <= tier.num_blocks for tier in tiers)
+    for tier, below in itertools.pairwise(tiers):
+        assert tier.counts.read == tier.counts.hits + below.counts.stored, "what is stored below is read here"

@@ -133,6 +133,9 @@ class NativeAllocator(Allocator):
             return self._core.unref_leading(request, num_tokens, None)
         return self._core.unref_leading(request, num_tokens, lambda blocks: requests.used(blocks, facts))
 
+    def discard(self, request: RequestId) -> None:
+        self._core.discard(request)
+
     def free(self, request: RequestId) -> None:
         if self._requests is not None and request in self._facts:
             table = self._core.table(request)

@@ -559,6 +559,40 @@ int64_t Core::unref_leading(nb::handle request, nb::handle given, nb::handle use
     return end;
 }
 
+void Core::discard(nb::handle request) {
+    const Table &row = find(request);
+    if (!promises_.owner.empty())
+        framework_.raise("InvalidArgument", "discard of request " + text_of(request) +
+                                                " while blocks are promised; commit or withdraw them");
+    std::set<int32_t> gone;
+    const auto deeper = [&](int32_t a, int32_t b) { return pool_->depth[a] > pool_->depth[b]; };
+    for (int32_t block : row.blocks)
+        if (pool_->published(block)) gone.insert(block);
+    int32_t above = gone.empty() ? 0 : index_->parent(*std::max_element(gone.begin(), gone.end(), deeper));
+    for (; above != 0; above = index_->parent(above)) gone.insert(above); // what a window has passed
+    for (auto &[id, held] : tables) {
+        const auto last = held.blocks.begin() + held.published;
+        const auto first = std::find_if(held.blocks.begin(), last, [&](int32_t block) { return gone.count(block) != 0; });
+        if (first == last) continue;
+        held.published = first - held.blocks.begin();
+        held.closed = held.shared = true;
+    }
+    Blocks blocks(gone.begin(), gone.end()), cached;
+    std::sort(blocks.begin(), blocks.end(), deeper);
+    for (int32_t block : blocks)
+        if (pool_->ref[block] == 0) cached.push_back(block);
+    ++version_;
+    ++pool_->access;
+    std::exception_ptr failure;
+    try {
+        cache_->unpublish(blocks);
+    } catch (nb::python_error &) {
+        failure = std::current_exception();
+    }
+    pool_->free.insert(pool_->free.end(), cached.begin(), cached.end());
+    if (failure) std::rethrow_exception(failure);
+}
+
 void Core::free(nb::handle request) {
     int64_t id = 0;
     Table &row = find(request, &id);

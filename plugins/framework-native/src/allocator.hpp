@@ -63,6 +63,7 @@ public:
     void foresee(nb::handle request, nb::handle next_use);
     /// `used`: called with the blocks before the policy is; None.
     int64_t unref_leading(nb::handle request, nb::handle num_tokens, nb::handle used);
+    void discard(nb::handle request);
     void free(nb::handle request);
     nb::object table(nb::handle request);
     void reset();

@@ -183,7 +183,6 @@ public:
         } catch (nb::python_error &) {
             failure = std::current_exception();
         }
-        evictions += static_cast<int64_t>(published.size());
         index_.clear();
         pool_.free.insert(pool_.free.end(), cached.begin(), cached.end());
         if (failure) std::rethrow_exception(failure);
@@ -276,12 +275,11 @@ private:
         if (leaf_only_) count_children(victims);
         for (size_t at = victims.size(); at-- > 0;) {
             const int32_t block = victims[at];
-            const bool withheld = holds(late, block);
             quietly([&] {
                 policy_.admit({block}, now);
-                if (!withheld) policy_.release({block}, now);
+                if (!holds(late, block)) policy_.release({block}, now);
             });
-            pool_.candidate[block] = !withheld;
+            pool_.candidate[block] = 1;
         }
         for (int32_t block : late) {
             pool_.candidate[block] = 0;
@@ -339,7 +337,7 @@ private:
     Blocks kept(const Blocks &blocks) {
         Blocks out;
         for (size_t at = 0; at < blocks.size(); ++at) {
-            const int32_t block = blocks[at], parent = leaf_only_ ? index_.parent(block) : 0;
+            const int32_t block = blocks[at];
             try {
                 if ((leaf_only_ && !is_leaf(block)) || policy_.keeps(block, now)) {
                     out.push_back(block);
@@ -354,9 +352,6 @@ private:
             detached.erase(block);
             evict({block});
             pool_.free.push_back(block);
-            const bool idle = parent != 0 && pool_.ref[parent] == 0 && pool_.candidate[parent] == 0;
-            if (idle && is_leaf(parent) && std::find(blocks.begin(), blocks.end(), parent) == blocks.end())
-                out.push_back(parent);
         }
         return out;
     }

@@ -136,6 +136,7 @@ void bind_core(nb::module_ &module) {
         .def("fork", &Core::fork, nb::arg().none(), nb::arg(), nb::arg().none())
         .def("foresee", &Core::foresee, nb::arg().none(), nb::arg())
         .def("unref_leading", &Core::unref_leading, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("discard", &Core::discard, nb::arg().none())
         .def("free", &Core::free, nb::arg().none())
         .def("table", &Core::table, nb::arg().none())
         .def("reset", &Core::reset)

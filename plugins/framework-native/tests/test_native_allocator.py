@@ -85,7 +85,7 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
         allocator.advance(float(number))
         row = RequestId(draw.choice([*live, number]) if live else number)
         kind_of_step = draw.choice(
-            ("admit", "admit", "decode", "decode", "fork", "free", "free", "reset", "promise", "withdraw")
+            ("admit", "admit", "decode", "decode", "fork", "free", "free", "reset", "promise", "withdraw", "discard")
         )
         if kind_of_step == "admit":
             stem = [0, 1, 1, 0, 1, 0] * size
@@ -123,6 +123,8 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
             call(allocator.foresee, row, [draw.choice((1.0, 5.0, float("inf"))) for _ in range(draw.randint(0, 5))])
             call(allocator.free, row)
             live.pop(row, None)
+        elif kind_of_step == "discard" and draw.random() < 0.3:
+            call(allocator.discard, row)
         elif kind_of_step == "reset" and draw.random() < 0.1:
             call(allocator.reset)
         seen_.append(allocator.stats())

@@ -324,14 +324,15 @@ def test_a_hook_that_names_other_than_free_blocks_is_stopped(answer: object) -> 
 @pytest.mark.parametrize("hash", [None, Xxh64()])
 def test_a_commit_into_a_block_published_with_other_content_is_refused(hash: object) -> None:
     allocator = make(8, 2, hash=hash)
-    admit(allocator, 1, tokens(1, 2, 3, 4))
-    allocator.commit(ONE, tokens(1, 2, 3, 4))
-    allocator.fork(ONE, info(2), 3)
-    with pytest.raises(InvalidArgument, match="extend first"):
-        allocator.commit(RequestId(2), tokens(1, 2, 3, 9))
-    allocator.check()
-    allocator.commit(RequestId(2), tokens(1, 2, 3, 4))
-    allocator.check()
+    for length in (2, 4):  # one block, and two at once
+        parent, child = RequestId(length), RequestId(length + 1)
+        admit(allocator, parent, tokens(length))
+        allocator.extend(parent, length)
+        allocator.fork(parent, info(child), length)
+        allocator.commit(parent, tokens(*[length] * length))  # neither has extended: they write the same blocks
+        with pytest.raises(InvalidArgument, match="published with other content; extend first"):
+            allocator.commit(child, tokens(length, *[9] * (length - 1)))
+        allocator.check()
 
 
 def test_the_shared_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

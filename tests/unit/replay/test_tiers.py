@@ -232,6 +232,7 @@ def test_a_threshold_counts_what_was_recomputed_and_what_lies_behind_a_miss() ->
     paths = workload(flushed([1, 2, 3], 6, pool=4))
     good, faulty = replayed(paths, OnSecondHit(), 4, 8), replayed(paths, UntilTheFirstMiss(), 4, 8)
     assert good.lower.tiers[0].counts.hits == 3 * 4, "stored at the second use, hit from the third on"
+    assert good.lower.tiers[0].num_unread == 0, "each was"
     assert faulty.lower.tiers[0].counts.stored == 0, "starved"
 
 

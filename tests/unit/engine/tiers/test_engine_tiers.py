@@ -16,13 +16,14 @@ from framework.engine.tiers.engine_tiers import EngineTiers
 from framework.engine.tiers.records import TierSetup
 from framework.engine.tiers.report import tier_summary
 from framework.errors import PluginError
+from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework.kv_events.index import BlockIndex
 from framework.kv_events.stream import EventStream
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.tiers.links import Link, LinkTransfers
-from framework.types import BlockHash
+from framework.types import BlockHash, BlockId
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.tiering.load_or_recompute import LoadOrRecompute
@@ -182,6 +183,17 @@ def test_a_waiting_request_can_be_cancelled_while_its_blocks_are_on_their_way() 
     assert engine.state.guarded.stats().used_blocks == 0
 
 
+def test_a_block_evicted_while_another_holds_its_content_takes_nothing_away() -> None:
+    engine = replayed(OnEviction())
+    serve(engine, prompt(0))
+    placement = below(engine).placement
+    key, block = next(iter(placement.pool.items()))
+    placement.heard(CacheEvent("evict", BlockId(block + 1), key, 0.0))
+    placement.flush()
+    assert placement.pool[key] == block
+    assert key not in placement.lower.tiers[0]
+
+
 def test_a_reset_leaves_nothing_pinned_and_nothing_known() -> None:
     engine = replayed(OnEviction(), link=Link(operation_s=9.0))
     serve(engine, prompt(0), prompt(100))
@@ -327,8 +339,15 @@ def test_kv_events_say_what_each_tier_holds_at_every_step() -> None:
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_a_request_that_waits_for_room_has_its_blocks_brought_up_meanwhile(prefetch: bool) -> None:
     """Tier 2 lies behind a link of 20 s a block, tier 1 behind none."""
+    asked: list[LoadOffer] = []
+
+    class Asked(OnEviction):
+        def prefetch(self, offer: LoadOffer, now: float) -> int:
+            asked.append(offer)
+            return super().prefetch(offer, now)
+
     slow = Link(read_bytes_per_s=8 / 20)
-    engine = replayed(OnEviction(prefetch=prefetch), num_blocks=8, counts=(6, 64), links=[Link(), slow])
+    engine = replayed(Asked(prefetch=prefetch), num_blocks=8, counts=(6, 64), links=[Link(), slow])
     serve(engine, *(prompt(100 * number) for number in range(8)))
     tiers, wanted = below(engine), prompt(0)
     running = engine.submit([7], Sampling(max_tokens=27, ignore_eos=True))  # takes the pool in the end
@@ -338,8 +357,16 @@ def test_a_request_that_waits_for_room_has_its_blocks_brought_up_meanwhile(prefe
     engine.step()
     lifted = [copy for _, _, copy in tiers.transfers._ends if copy.target == 1]
     assert bool(lifted) is prefetch
+    if prefetch:
+        first, second = tiers.placement.lower.tiers
+        while lifted[0] in [copy for _, _, copy in tiers.transfers._ends]:
+            engine.step()
+        assert lifted[0].key in first
+        assert lifted[0].key not in second, "one copy stays"
     engine.run()
     engine.check()
+    assert len(asked) <= 1, "a request that waits is asked about once"
+    assert tiers.placement.lower.tiers[1].counts.read == 3
     assert waiting.num_loaded_tokens == 12
     assert waiting.tier_tokens == ({1: 12} if prefetch else {2: 12})
     assert running.status.value == "finished"
