@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from framework.errors import (
+    DuplicateRequest,
     InvalidArgument,
+    InvariantViolation,
+    OutOfBlocks,
+    PluginError,
     StaleHit,
+    UnknownRequest,
 )
 from framework.guard.policy import GuardedPolicy
-from framework.interfaces.allocator import Hit
+from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
+from framework.paged.audit import audit
 from framework.paged.cache import BlockCache
-from framework.paged.growth import GrowingTables
 from framework.paged.hashing import BlockHasher
 from framework.paged.index import PrefixIndex
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import BlockPool
 from framework.paged.promises import TablePromises
 from framework.paged.table import Table, TableChanges, count_of
-from framework.types import BlockCopy, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
+from framework.types import (
+    BlockCopy,
+    BlockHash,
+    BlockId,
+    Namespace,
+    RequestId,
+    RequestInfo,
+    TableChange,
+    TokenArray,
+)
 from framework.types import as_tokens as _as_tokens
 
 _INT32 = np.dtype(np.int32)
 
 
-class PagedAllocator(GrowingTables):
+class PagedAllocator(Allocator):
     """A complete paged allocator in which a subclass says what is shared, and may override one choice.
 
     `share_prefix`: full blocks are found again by later requests, by chained hash. `share_forks`: what a fork shares;
@@ -58,6 +73,9 @@ class PagedAllocator(GrowingTables):
 
     Source: Kwon et al. 2023, arXiv:2309.06180; prefix sharing as in vLLM's automatic prefix caching.
     """
+
+    share_prefix: ClassVar[bool] = False
+    share_forks: ClassVar[Literal["none", "full", "all"]] = "none"
 
     def __init__(
         self,
@@ -254,3 +272,276 @@ class PagedAllocator(GrowingTables):
         if self._requests is not None:
             table.facts = self._requests.forked(parent.facts, child)
         return table
+
+    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
+        table = self._table(request)
+        if type(num_tokens) is not int or num_tokens < 0:
+            num_tokens = count_of("num_tokens", num_tokens, 0)
+        blocks, size, pool = table.blocks, len(table.blocks), self.pool
+        need = -(-num_tokens // self.block_size) - size
+        shared = self._unsafe(table) if table.shared else None
+        if shared:
+            need = max(0, need) + len(shared)
+        if need <= 0:
+            table.shared = False
+            return self._changes.without_copies(size)
+        if need > pool.num_blocks - pool.used:
+            raise self._out_of_blocks(need, self.cache.available())
+        pool.access += 1
+        if need == 1 and not shared:
+            blocks.append(self.cache.take_one())
+            self._version += 1
+            return self._changes.without_copies(size)
+        fresh = self.cache.take(need)
+        self._version += 1
+        if not shared:
+            blocks.fromlist(fresh)
+            return self._changes.without_copies(size)
+        return self._copy_on_write(table, shared, fresh)
+
+    def _unsafe(self, table: Table) -> list[int]:
+        """Table indexes from the committed length on whose block others can see."""
+        ref, hash_of, blocks = self.pool.ref, self.pool.block_hash, table.blocks
+        candidates = range(table.committed // self.block_size, len(blocks))
+        found = [index for index in candidates if ref[blocks[index]] > 1 or hash_of[blocks[index]] is not None]
+        if self.promises.owner:  # what it promised, it writes in place
+            found = [index for index in found if self.promises.owner.get(blocks[index]) != table.request.id]
+        return found
+
+    def _copy_on_write(self, table: Table, shared: list[int], fresh: list[int]) -> TableChange:
+        blocks, own = table.blocks, fresh[: len(shared)]
+        copies = tuple(
+            BlockCopy(BlockId(blocks[index]), BlockId(block)) for index, block in zip(shared, own, strict=True)
+        )
+        try:
+            self.cache.replace(blocks, shared, own)
+        except PluginError:
+            self.cache.unref(fresh[len(shared) :])
+            raise
+        blocks.fromlist(fresh[len(shared) :])
+        table.shared = False
+        self._copied_blocks += len(copies)
+        return TableChange(shared[0], copies)
+
+    def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        table = self._table(request)
+        num_tokens, start, size = len(tokens), len(table.blocks), self.block_size
+        if not table.committed <= num_tokens <= start * size:
+            raise InvalidArgument(
+                f"commit of {num_tokens} tokens for request {request}: {table.committed} are committed and there is "
+                f"room for {start * size}; extend first"
+            )
+        if self.promises.owner or self.promises.broken:
+            self.promises.keep_all(table, num_tokens)
+        if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or not tokens.flags.c_contiguous:
+            tokens = _as_tokens(tokens)
+        data, held = tokens.data, table.held  # as buffers: their slices cost less than an array's
+        known = len(held) // 4
+        if not held.startswith(data[:known]):
+            table.refuse(tokens)
+        if self.share_prefix and num_tokens // size > table.published and not table.closed:
+            start = self._publish(table, num_tokens // size, tokens, data)
+        if known < num_tokens:
+            held += data[known:]
+        table.committed = num_tokens
+        return self._changes.without_copies(start)
+
+    def _publish(self, table: Table, full: int, tokens: TokenArray, buffer: memoryview) -> int:
+        """Publish the blocks up to `full`, whose tokens are the first of `tokens`, which lie in `buffer`."""
+        hashes, first, size = table.hashes, table.published, self.block_size
+        known = len(hashes)
+        more: list[BlockHash] = []
+        if known < full:
+            more = self.hasher.blocks(hashes[-1] if hashes else table.root, tokens[known * size : full * size])
+        fresh = hashes[first:full] + more if known > first else more
+        if self.promises.owner and not self.cache.index.keeps_duplicates:
+            full = self.promises.first_of_others(table, [*hashes, *more], tokens, full)
+            fresh = fresh[: full - first]
+            if full <= first:
+                hashes += more
+                return len(table.blocks)
+        data = buffer[first * size : full * size].tobytes() if self.cache.index.compares_tokens else b""
+        self.pool.access += 1
+        if self._requests is not None:
+            self._requests.used(table.blocks[first:full], table.facts)
+        given = table.anchor, table.blocks, first, fresh, data, table.request.priority, table.tenant
+        if len(fresh) == 1:
+            count, start = self.cache.publish_one(*given)
+        else:
+            count, start = self.cache.publish(*given, unpublished=not table.shared)
+        hashes += more
+        table.published = first + count
+        if table.shared:
+            self.cache.note_shared(table.blocks[first : table.published])
+        table.closed = table.published < full
+        self._version += 1
+        return start
+
+    def promise(self, request: RequestId, num_tokens: int) -> None:
+        table = self._table(request)
+        if self.share_prefix and self.promises.promise(table, num_tokens):
+            self._version += 1
+
+    def learn(self, request: RequestId, tokens: TokenArray) -> bool:
+        table, tokens = self._table(request), _as_tokens(tokens)
+        if not self.share_prefix:
+            return False
+        held, data = table.held, tokens.data
+        known, count = len(held) // 4, len(table.hashes)
+        if not held.startswith(data[:known]):
+            table.refuse(tokens)
+        fresh = tokens[count * self.block_size : len(tokens) // self.block_size * self.block_size]
+        if len(fresh):
+            table.hashes += self.hasher.blocks(table.hashes[-1] if count else table.root, fresh)
+        if known < len(tokens):
+            held += data[known:]
+        return True
+
+    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
+        table = self._table(request)
+        if self.promises.owner:
+            self._version += 1
+            self.promises.withdraw_all(table)
+        return tuple(self.promises.broken)
+
+    def _check_new(self, request: RequestInfo) -> None:
+        count_of("a request id", request.id, 0)
+        if request.id in self._tables:
+            raise DuplicateRequest(f"request {request.id} holds a table already; free it first")
+
+    def _tenant(self, tenant: str) -> int:
+        return self._tenants.setdefault(tenant, len(self._tenants))
+
+    def _out_of_blocks(self, need: int, have: int, reserve: int = 0) -> OutOfBlocks:
+        free = min(len(self.pool.free), have)
+        kept = f", {reserve} of them kept by the watermark" if reserve else ""
+        return OutOfBlocks(
+            f"need {need} blocks, have {free} free + {have - free} evictable of {self.num_blocks}{kept}; "
+            "preempt a request or raise cache.num_blocks"
+        )
+
+    def _table(self, request: RequestId) -> Table:
+        try:
+            return self._tables[request]
+        except (KeyError, TypeError):
+            raise UnknownRequest(
+                f"request {request!r} holds no table: never allocated, or freed before; {len(self._tables)} do"
+            ) from None
+
+    def _require_kept(self, call: str, table: Table, num_tokens: int) -> None:
+        """Refuse to go back to where the block before was unreferenced: nothing could be published below it."""
+        if table.num_null and num_tokens < (table.num_null + 1) * self.block_size:
+            raise InvalidArgument(
+                f"{call} of request {table.request.id} at {num_tokens} tokens: its first "
+                f"{table.num_null * self.block_size} were passed to unref_leading; keep a full block after them"
+            )
+
+    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
+        table = self._table(request)
+        count_of("num_tokens", num_tokens, 0)
+        last = table.committed // self.block_size
+        if self.share_prefix and not table.closed:
+            last = min(last, table.published)
+        first, end = table.num_null, min(num_tokens // self.block_size, last - 1)
+        if end <= first:
+            return first
+        dropped, rest = table.blocks[first:end], table.blocks[end]
+        table.blocks[first:end] = array("i", bytes(4 * (end - first)))
+        table.num_null = end
+        self.pool.access += 1
+        self._version += 1
+        if self._requests is not None:
+            self._requests.used(dropped, table.facts)
+        self.cache.detach(rest)
+        self.cache.unref(dropped[::-1])
+        return end
+
+    def discard(self, request: RequestId) -> None:
+        table, pool = self._table(request), self.pool
+        if self.promises.owner:
+            raise InvalidArgument(f"discard of request {request} while blocks are promised; commit or withdraw them")
+        gone = {block for block in table.blocks if pool.block_hash[block] is not None}
+        above = self.cache.index.parent(min(gone, key=pool.depth.__getitem__)) if gone else 0
+        while above:  # what a window has passed
+            gone.add(above)
+            above = self.cache.index.parent(above)
+        for held in self._tables.values():
+            first = next((at for at, block in enumerate(held.blocks[: held.published]) if block in gone), None)
+            if first is not None:
+                held.published, held.closed, held.shared = first, True, True
+        blocks = sorted(gone, key=pool.depth.__getitem__, reverse=True)
+        cached = [block for block in blocks if not pool.ref[block]]
+        self._version += 1
+        pool.access += 1
+        try:
+            self.cache.unpublish(blocks)
+        finally:
+            pool.set_free(cached)
+
+    def free(self, request: RequestId) -> None:
+        table = self._table(request)
+        try:
+            if self.promises:
+                self.promises.end(table)
+        finally:
+            del self._tables[request]
+            self.pool.access += 1
+            self._version += 1
+            blocks = table.blocks[table.num_null :] if table.num_null else table.blocks
+            if self._requests is not None:
+                self._requests.used(blocks, table.facts)
+            self.cache.unref(blocks[::-1], len(table.blocks) - max(table.published, table.num_null))
+
+    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+        return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)
+
+    def reset(self) -> None:
+        self.promises.withdraw_every()
+        for table in self._tables.values():
+            table.closed = True
+            table.published = 0
+            table.shared = True
+        self._version += 1
+        self.pool.access += 1
+        self.cache.reset()
+
+    def stats(self) -> AllocatorStats:
+        pool = self.pool
+        return AllocatorStats(
+            num_blocks=self.num_blocks,
+            free_blocks=len(pool.free),
+            cached_blocks=pool.cached,
+            used_blocks=pool.used,
+            num_requests=len(self._tables),
+            hit_tokens=self._hit_tokens,
+            prompt_tokens=self._prompt_tokens,
+            evictions=self.cache.evictions,
+            copied_blocks=self._copied_blocks,
+            collisions=self.cache.index.collisions,
+        )
+
+    def facts(self) -> dict[str, str | int | float]:
+        return {"cached_blocks": self.pool.cached} if self.share_prefix else {}
+
+    def check(self) -> None:
+        faults = audit(self)
+        if faults:
+            raise InvariantViolation(f"{type(self).__name__}: " + "; ".join(faults))
+
+    def tables(self) -> dict[RequestId, Table]:
+        """The live tables, for `check` and for reports. Not to be changed."""
+        return self._tables
+
+    def advance(self, now: float) -> None:
+        if now < self.cache.now:
+            raise InvalidArgument(f"time goes forward: asked for {now}, it is {self.cache.now}")
+        self.cache.now = now
+
+    def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
+        self.cache.listener = listener
+
+    def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
+        table = self._table(request)
+        for block, when in zip(table.blocks[: table.published], next_use, strict=False):
+            if block:
+                self.pool.set_next_use((block,), when)

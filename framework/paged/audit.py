@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-from framework.paged.promises import Promises
-
-if TYPE_CHECKING:
-    from framework.paged.tables import PagedTables
+from framework.paged.pool import BlockPool
 
 
-def audit(allocator: PagedTables) -> list[str]:
+class Audited(Protocol):
+    """What an audit reads of an allocator: its columns, its tables by request, and its index and promises."""
+
+    num_blocks: int
+    block_size: int
+    pool: BlockPool
+    cache: Any
+    promises: Any
+
+    def tables(self) -> Mapping[Any, Any]: ...
+
+
+def audit(allocator: Audited) -> list[str]:
     """Every broken invariant, recomputed from the tables and the columns alone. O(num_blocks + tables)."""
     index = allocator.cache.index.audit()
     return [
@@ -24,7 +34,7 @@ def audit(allocator: PagedTables) -> list[str]:
     ]
 
 
-def _tables(allocator: PagedTables) -> list[str]:
+def _tables(allocator: Audited) -> list[str]:
     faults = []
     for request, table in allocator.tables().items():
         size, blocks = allocator.block_size, table.blocks
@@ -43,21 +53,16 @@ def _tables(allocator: PagedTables) -> list[str]:
             faults.append(
                 f"I12: request {request} committed {table.committed} tokens in {len(table.blocks)} blocks of {size}"
             )
-        owner = _promises_of(allocator).owner
+        owner = allocator.promises.owner
         for block in table.blocks[table.committed // size : table.published]:
             if owner.get(block) != request:
                 faults.append(f"I21: request {request} published block {block}, neither computed nor promised by it")
     return [*faults, *_promises(allocator)]
 
 
-def _promises_of(allocator: PagedTables) -> Promises:
-    """None of an allocator that is audited through a copy and has no promises."""
-    return getattr(allocator, "promises", None) or Promises()
-
-
-def _promises(allocator: PagedTables) -> list[str]:
+def _promises(allocator: Audited) -> list[str]:
     """What is promised is published and in its owner's table, and whoever else names it is noted."""
-    faults, tables, promises = [], allocator.tables(), _promises_of(allocator)
+    faults, tables, promises = [], allocator.tables(), allocator.promises
     for block, owner in promises.owner.items():
         table = tables.get(owner)
         if table is None or block not in table.blocks[: table.published]:
@@ -71,7 +76,7 @@ def _promises(allocator: PagedTables) -> list[str]:
     return faults
 
 
-def _references(allocator: PagedTables) -> list[str]:
+def _references(allocator: Audited) -> list[str]:
     counts = Counter(block for table in allocator.tables().values() for block in table.blocks if block)
     faults = []
     for block, ref in enumerate(allocator.pool.ref):
@@ -82,7 +87,7 @@ def _references(allocator: PagedTables) -> list[str]:
     return faults
 
 
-def _states(allocator: PagedTables) -> list[str]:
+def _states(allocator: Audited) -> list[str]:
     pool = allocator.pool
     faults = []
     used = cached = 0
@@ -103,7 +108,7 @@ def _states(allocator: PagedTables) -> list[str]:
     return faults
 
 
-def _free_set(allocator: PagedTables) -> list[str]:
+def _free_set(allocator: Audited) -> list[str]:
     pool = allocator.pool
     faults = []
     if len(set(pool.free)) != len(pool.free):
@@ -116,7 +121,7 @@ def _free_set(allocator: PagedTables) -> list[str]:
     return faults
 
 
-def _candidates(allocator: PagedTables) -> list[str]:
+def _candidates(allocator: Audited) -> list[str]:
     pool, faults = allocator.pool, []
     published = [block for block in range(1, pool.num_blocks + 1) if pool.block_hash[block] is not None]
     cached = [block for block in published if not pool.ref[block]]
@@ -132,7 +137,7 @@ def _candidates(allocator: PagedTables) -> list[str]:
     return faults
 
 
-def _published(allocator: PagedTables) -> list[str]:
+def _published(allocator: Audited) -> list[str]:
     pool, faults = allocator.pool, []
     for request, table in allocator.tables().items():
         for index, block in enumerate(table.blocks[: table.published]):
@@ -147,9 +152,9 @@ def _published(allocator: PagedTables) -> list[str]:
     return faults
 
 
-def _ancestry(allocator: PagedTables) -> list[str]:
+def _ancestry(allocator: Audited) -> list[str]:
     pool, cache, faults = allocator.pool, allocator.cache, list[str]()
-    detached = getattr(cache, "detached", ())
+    detached = cache.detached
     if cache.index.keeps_duplicates:  # a request's own copy may lie below a block that it does not use
         return faults
     for block in range(1, pool.num_blocks + 1):

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from framework.errors import PluginError
+from framework.errors import InvalidArgument, PluginError
 from framework.guard.boundary import Boundary
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.allocator import CacheEvent
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import MANY, BlockPool, gather, indices
-from framework.paged.publication import Publication
 from framework.paged.victims import Victims
-from framework.types import BlockId
+from framework.types import BlockHash, BlockId
 
 ChooseFree = Callable[[int], Sequence[BlockId]]
 
@@ -62,8 +61,6 @@ class BlockCache:
         self.detached: set[int] = set()
         self.listener: Callable[[CacheEvent], Any] | None = None
         self.victims = Victims(self)
-        publication = Publication(self)
-        self.publish, self.publish_one = publication.publish, publication.publish_one
         self._choose_free = choose_free
         self._chooser = Boundary("allocator", type(getattr(choose_free, "__self__", self)), (PluginError,))
 
@@ -210,6 +207,122 @@ class BlockCache:
         if self.listener is not None:
             for event in map(CacheEvent._make, zip(repeat(kind), blocks, hashes, repeat(self.now), strict=False)):
                 self.listener(event)
+
+    def publish(
+        self,
+        anchor: int,
+        table: array[int],
+        first: int,
+        hashes: Sequence[BlockHash],
+        data: bytes,
+        priority: int,
+        tenant: int,
+        *,
+        unpublished: bool = False,
+    ) -> tuple[int, int]:
+        """Make the contents of table[first : first + len(hashes)] findable. `data` are their tokens as int32 bytes.
+
+        An entry whose content another block holds already is swapped for that block. Stops before a content whose
+        hash is also that of another one. `unpublished`: these blocks are known to be.
+
+        Returns:
+            How many contents are published, and the first table index that was swapped (len(table) if none).
+
+        Raises:
+            PluginError, InvalidArgument: nothing changed.
+        """
+        pool, blocks = self.pool, table[first : first + len(hashes)]
+        if not unpublished and any(map(pool.block_hash.__getitem__, blocks)):
+            self._check_hashes(blocks, hashes)
+        parent = table[first - 1] if first else 0
+        holders, places = self.index.insert_chain(anchor, parent, hashes, data, blocks)
+        new: Sequence[int] = blocks if len(places) == len(blocks) else [blocks[at] for at in places]
+        pool.describe_all(new, places, first, priority, tenant)
+        swaps = [at for at, block in enumerate(holders) if block != blocks[at]] if len(new) < len(holders) else []
+        pinned = [holders[at] for at in reversed(swaps) if pool.candidate[holders[at]]]
+        try:
+            if pinned:
+                self.policy.pin(pinned, self.now)
+            if new and self.policy.wants_admit:
+                self.policy.admit(new[::-1], self.now)
+        except PluginError:
+            self._undo_publication(new, pinned)
+            raise
+        if self.listener is not None:  # else nobody needs the names
+            self.tell("admit", new, [hashes[at] for at in places])
+        for at in swaps:
+            self._swap(table, first + at, holders[at], priority)
+        return len(holders), first + swaps[0] if swaps else len(table)
+
+    def publish_one(
+        self,
+        anchor: int,
+        table: array[int],
+        at: int,
+        hashes: Sequence[BlockHash],
+        data: bytes,
+        priority: int,
+        tenant: int,
+    ) -> tuple[int, int]:
+        """`publish` of one content, of table[at]: what a decoding request does when a block fills."""
+        block, block_hash, pool = table[at], hashes[0], self.pool
+        if pool.block_hash[block] is not None:
+            return self.publish(anchor, table, at, hashes, data, priority, tenant)
+        holder = self.index.insert(anchor, table[at - 1] if at else 0, block_hash, data, block)
+        if holder != block:
+            if not holder:
+                return 0, len(table)
+            self._use_holder(table, at, holder, priority)
+            return 1, at
+        pool.block_hash[block] = block_hash
+        pool.describe(block, at, priority, tenant)
+        if self.policy.wants_admit:
+            try:
+                self.policy.admit((block,), self.now)
+            except PluginError:
+                self._undo_publication((block,), ())
+                raise
+        if self.listener is not None:
+            self.tell("admit", (block,), (block_hash,))
+        return 1, len(table)
+
+    def _use_holder(self, table: array[int], at: int, holder: int, priority: int) -> None:
+        if self.pool.candidate[holder]:
+            try:
+                self.policy.pin((holder,), self.now)
+            except PluginError:
+                self._undo_publication((), (holder,))
+                raise
+        self._swap(table, at, holder, priority)
+
+    def _check_hashes(self, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if self.pool.block_hash[block] not in (None, block_hash):
+                raise InvalidArgument(f"commit into block {block}, which is published with other content; extend first")
+
+    def _undo_publication(self, new: Sequence[int], pinned: Sequence[int]) -> None:
+        """Undo a publication that the policy did not take."""
+        self.index.remove(new[::-1])
+        if pinned:
+            with suppress(PluginError):  # the first error is the one to report
+                self.policy.release(pinned, self.now)
+
+    def _swap(self, table: array[int], index: int, block: int, priority: int) -> None:
+        """Let the table use `block`, which holds the same content, in place of its own."""
+        pool, own = self.pool, table[index]
+        table[index] = block
+        if not pool.ref[block]:
+            pool.used += 1
+            pool.candidate[block] = 0
+        pool.ref[block] += 1
+        pool.last_access[block] = pool.access
+        if priority > pool.least_priority and priority > pool.priority[block]:
+            pool.varied = True
+            pool.priority[block] = priority
+        pool.ref[own] -= 1
+        if not pool.ref[own]:
+            pool.used -= 1
+            pool.set_free([own])
 
     def unref(self, blocks: Sequence[int], unpublished: int | None = None) -> None:
         """Give back one reference to each of these, deepest first. Who has none left is cached or free.
