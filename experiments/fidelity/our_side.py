@@ -102,7 +102,7 @@ def run(
 
     def note(event: CacheEvent) -> None:
         if event.kind == "evict":
-            outcome.evicted.append(bytes(event.key))
+            outcome.evicted.extend(map(bytes, event.hashes))
         if heard is not None:
             heard.heard(event)
 

@@ -128,4 +128,5 @@ def listen(state: EngineState) -> None:
 def _log_cache_event(state: EngineState, event: CacheEvent) -> None:
     if state.log is not None:
         kind = "publish" if event.kind == "admit" else event.kind
-        state.log(kind, step=state.step_number, block=int(event.block), key=bytes(event.key).hex())
+        for block, key in zip(event.blocks, event.hashes, strict=True):
+            state.log(kind, step=state.step_number, block=int(block), key=bytes(key).hex())

@@ -54,12 +54,15 @@ class AllocatorStats:
 
 
 class CacheEvent(NamedTuple):
-    """One line of the event log: content published ("admit") or lost ("evict"). Holds no wall clock."""
+    """Blocks whose content was published together ("admit") or lost together ("evict").
+
+    Attributes:
+        hashes: of the blocks' content, one each. Both sequences stay as they are after the call.
+    """
 
     kind: str
-    block: BlockId
-    key: BlockHash
-    now: float
+    blocks: Sequence[BlockId]
+    hashes: Sequence[BlockHash]
 
 
 class Allocator(ABC):
@@ -264,7 +267,10 @@ class Allocator(ABC):
         """The engine's logical time from here on; passed to the policy. Non-decreasing."""
 
     def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:  # noqa: B027
-        """Send every CacheEvent to `listener`; None stops. An allocator without a cache sends none."""
+        """Send every CacheEvent to `listener`, in order; None stops. An allocator without a cache sends none.
+
+        How many blocks are one event is the allocator's choice, at least one; all that a call does at once costs least.
+        """
 
     def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:  # noqa: B027
         """A replay tells when each leading block of the request is requested next: `BlockView.next_use`.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,15 @@ from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator, CacheEvent, Hit
 from framework.kv_events.schema import GPU, BlockRemoved, BlockStored
 from framework.kv_events.stream import EventStream
-from framework.types import BlockHash, RequestId, RequestInfo, TableChange, TokenArray, as_tokens
+from framework.types import BlockHash, BlockId, RequestId, RequestInfo, TableChange, TokenArray, as_tokens
 
 
 class EventAllocator(GuardedAllocator):
     """A GuardedAllocator that says in KV events what `Allocator.listen` reports of blocks.
 
-    A cache event names a block and its hash. Tokens, parent and namespace follow from the call during which it came: a
-    block is published by a call for the request whose table names it. So every allocator that sends cache events has KV
-    events, with nothing added to its contract, and a run without them makes a plain GuardedAllocator and pays nothing.
+    A cache event names blocks and their hashes. Tokens, parent and namespace follow from the call during which it came:
+    a block is published by a call for the request whose table names it. So every allocator that sends cache events has
+    KV events, with nothing added to its contract; a run without them makes a plain GuardedAllocator and pays nothing.
 
     Blocks that one call publishes one below the other are one BlockStored; those it removes in a row one BlockRemoved.
     """
@@ -156,37 +158,29 @@ class EventAllocator(GuardedAllocator):
     def _settle(self, request: RequestId, table: list[int] | None = None) -> None:
         """Turn the cache events of a call for `request` into KV events."""
         came, self._came = self._came, []
-        at = 0
-        while at < len(came):
-            kind, end = came[at].kind, at + 1
-            while end < len(came) and came[end].kind == kind:
-                end += 1
+        for kind, events in groupby(came, attrgetter("kind")):
+            pairs = [pair for event in events for pair in zip(event.blocks, event.hashes, strict=True)]
             if kind == "admit":
                 table = self._blocks(request) if table is None else table
-                self._stored(request, table, came[at:end])
+                self._stored(request, table, pairs)
             else:
-                self._removed(came[at:end])
-            at = end
+                for block, _ in pairs:
+                    self._hashes.pop(block, None)
+                self._stream.add(BlockRemoved(block_hashes=[key for _, key in pairs], medium=GPU, group_idx=0))
 
-    def _removed(self, events: Sequence[CacheEvent]) -> None:
-        for event in events:
-            self._hashes.pop(event.block, None)
-        self._stream.add(BlockRemoved(block_hashes=[event.key for event in events], medium=GPU, group_idx=0))
-
-    def _stored(self, request: RequestId, table: list[int], events: Sequence[CacheEvent]) -> None:
+    def _stored(self, request: RequestId, table: list[int], pairs: Sequence[tuple[BlockId, BlockHash]]) -> None:
         """The blocks that were published for `request`, a BlockStored for each run of neighbours in its table."""
-        for event in events:
-            self._hashes[event.block] = event.key
+        self._hashes.update(pairs)
         run: list[BlockHash] = []
         first = expected = 0
-        for event in events:
-            place = _place(table, event.block, expected)
+        for block, key in pairs:
+            place = _place(table, block, expected)
             if run and place != expected:
                 self._store(request, run, self._above(table, first), first)
                 run = []
             if not run:
                 first = place
-            run.append(event.key)
+            run.append(key)
             expected = place + 1
         self._store(request, run, self._above(table, first), first)
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -79,7 +78,7 @@ class Ledger:
             LRU and the optimum. About 300 bytes a lost or held content, 8 a prompt block.
 
     Attributes:
-        heard: takes a CacheEvent: a block was published, or its content was given up.
+        heard: takes a CacheEvent: blocks were published, or their content was given up.
         lies_below: whether a tier below the pool has a content; None without tiers.
         num_forgotten: lost contents that were forgotten.
     """
@@ -166,8 +165,8 @@ class Ledger:
     def _settle(self) -> None:
         """Read the events that came."""
         if self._came:
-            for kind, events in groupby(self._came, attrgetter("kind")):
-                (self.published if kind == "admit" else self.given_up)([event.key for event in events])
+            for kind, _, hashes in self._came:
+                (self.published if kind == "admit" else self.given_up)(hashes)
             self._came.clear()
 
     def reset(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -203,10 +202,9 @@ class BlockCache:
         self.index.remove(blocks)
 
     def tell(self, kind: str, blocks: Sequence[int], hashes: Sequence[Any]) -> None:
-        """Send an event of each of these blocks to the listener, where there is one."""
-        if self.listener is not None:
-            for event in map(CacheEvent._make, zip(repeat(kind), blocks, hashes, repeat(self.now), strict=False)):
-                self.listener(event)
+        """Send an event of these blocks to the listener, where there is one."""
+        if self.listener is not None and blocks:
+            self.listener(CacheEvent(kind, [*blocks], [*hashes]))
 
     def publish(
         self,

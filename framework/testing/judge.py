@@ -181,12 +181,14 @@ class Judge:
 
     def _heard(self, event: CacheEvent) -> None:
         self.events.append(event)
-        if event.kind == "admit":
-            self.need(event.block not in self.findable, "a block is admitted twice without an evict between", event)
-            self.findable[event.block] = event.key
-        else:
-            self.need(event.kind == "evict", "an event is neither admit nor evict", event)
-            self.need(self.findable.pop(event.block, None) == event.key, "evict of what was never admitted", event)
+        self.need(event.kind in ("admit", "evict"), "an event is neither admit nor evict", event)
+        self.need(len(event.blocks) == len(event.hashes) > 0, "an event has not one hash for each of its blocks", event)
+        for block, key in zip(event.blocks, event.hashes, strict=True):
+            if event.kind == "admit":
+                self.need(block not in self.findable, "a block is admitted twice without an evict between", event)
+                self.findable[block] = key
+            else:
+                self.need(self.findable.pop(block, None) == key, "evict of what was never admitted", event)
 
     # Calling
 

@@ -7,7 +7,6 @@ Rounds are interleaved and in CPU seconds, so that what else runs on the machine
 
 import time
 from statistics import median
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,7 +90,7 @@ def test_a_replay_without_kv_events_makes_no_cache_event(monkeypatch):
     from framework.paged import cache
 
     made = []
-    monkeypatch.setattr(cache, "CacheEvent", SimpleNamespace(_make=made.append))
+    monkeypatch.setattr(cache, "CacheEvent", lambda *facts: made.append(facts))
     monkeypatch.setattr(EventAllocator, "__init__", lambda *facts: made.append(facts))
     _, engine = replay(None)
     assert engine.allocator.stats().evictions > 0

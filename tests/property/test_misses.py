@@ -47,14 +47,15 @@ class History:
         self.plugin.listen(self.heard)
 
     def heard(self, event: Any) -> None:
-        history = self.fates.setdefault(self.content[event.key], [])
-        if event.kind == "admit":
-            history.append(("promise" if self.call == "promise" else "there", self.caller))
-        elif history[-1][0] == "promise":
-            history.pop()  # as if it had never been published
-        else:
-            declined = self.call in ("free", "unref_leading")
-            history.append(("declined" if declined else "evicted", self.caller))
+        for key in event.hashes:
+            history = self.fates.setdefault(self.content[key], [])
+            if event.kind == "admit":
+                history.append(("promise" if self.call == "promise" else "there", self.caller))
+            elif history[-1][0] == "promise":
+                history.pop()  # as if it had never been published
+            else:
+                declined = self.call in ("free", "unref_leading")
+                history.append(("declined" if declined else "evicted", self.caller))
         if self.listener is not None:
             self.listener(event)
 

@@ -82,12 +82,13 @@ class Placement:
     # What the allocator says
 
     def heard(self, event: CacheEvent) -> None:
-        """A block was published or evicted."""
+        """Blocks were published or evicted."""
         if event.kind == "admit":
-            self.names[event.block] = event.key
+            self.names.update(zip(event.blocks, event.hashes, strict=True))
         else:
-            self.names.pop(event.block, None)
-            self._evicted.append((event.block, event.key))
+            for block in event.blocks:
+                self.names.pop(block, None)
+            self._evicted.extend(zip(event.blocks, event.hashes, strict=True))
 
     def flush(self) -> None:
         """Offer what was evicted to the tier below. Before any of it is overwritten."""

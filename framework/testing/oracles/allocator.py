@@ -216,7 +216,7 @@ class SlowPool:
     def send(self, kind: str, block: int) -> None:
         """One line of the event log."""
         if self.listener is not None:
-            self.listener(CacheEvent(kind, BlockId(block), self.hash_of[block], self.now))
+            self.listener(CacheEvent(kind, (BlockId(block),), (self.hash_of[block],)))
 
 
 class SlowAllocator(SlowPool, Allocator):

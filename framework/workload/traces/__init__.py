@@ -1,7 +1,6 @@
 """Readers of request traces, each an installed format, and the writer of our own."""
 
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.traces.events import EventWriter, read_events, write_events
 from framework.workload.traces.own_format import write_trace
 from framework.workload.traces.reader import Trace, detect_format, formats, open_trace
 
@@ -9,14 +8,11 @@ TraceRequest = WorkloadRequest
 """The name of a trace's request in version 0.1."""
 
 __all__ = [
-    "EventWriter",
     "Trace",
     "TraceRequest",
     "WorkloadRequest",
     "detect_format",
     "formats",
     "open_trace",
-    "read_events",
-    "write_events",
     "write_trace",
 ]

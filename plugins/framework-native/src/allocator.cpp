@@ -57,8 +57,13 @@ void Core::listen(nb::object listener_) {
         cache_->listener = nullptr;
         return;
     }
-    cache_->listener = [this](const char *kind, int32_t block, const BlockHash &block_hash) {
-        listener(framework_.event(kind, block, bytes_of(block_hash), cache_->now));
+    cache_->listener = [this](const char *kind, const Blocks &blocks) {
+        nb::list ids, hashes;
+        for (int32_t block : blocks) {
+            ids.append(block);
+            hashes.append(bytes_of(pool_->block_hash[block]));
+        }
+        listener(framework_.event(kind, ids, hashes));
     };
 }
 

@@ -14,7 +14,7 @@ namespace native {
 /// those before are undone when one of them raises, so that pool and index are as they were.
 class Cache {
 public:
-    using Listener = std::function<void(const char *kind, int32_t block, const BlockHash &block_hash)>;
+    using Listener = std::function<void(const char *kind, const Blocks &blocks)>; // published, so that each has a hash
 
     Cache(Pool &pool, Index &index, Policy &policy, bool leaf_only)
         : pool_(pool), index_(index), policy_(policy), leaf_only_(leaf_only) {}
@@ -136,8 +136,7 @@ public:
             undo(fresh, pinned);
             throw;
         }
-        if (listener)
-            for (int32_t at : places) listener("admit", blocks[at], chain[at]);
+        if (listener && !fresh.empty()) listener("admit", fresh);
         for (size_t at : swaps) swap(table[first + at], holders[at], priority);
         return {holders.size(), swaps.empty() ? table.size() : first + swaps[0]};
     }
@@ -298,10 +297,10 @@ private:
             index_.remove(blocks, hashes);
             return;
         }
+        if (listener && !blocks.empty()) listener("evict", blocks);
         for (int32_t block : blocks) {
             detached.erase(block);
             index_.remove(block);
-            if (listener) listener("evict", block, pool_.block_hash[block]);
             pool_.unpublish(block);
         }
     }

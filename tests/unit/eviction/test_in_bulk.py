@@ -118,7 +118,7 @@ def test_victims_are_not_asked_in_bulk_of_a_subclass_that_overrides_victim_alone
     assert len(asked) == 4, asked
     evicted: list[int] = []
     allocator = full(Most())
-    allocator.listen(lambda event: evicted.append(int(event.block)) if event.kind == "evict" else None)
+    allocator.listen(lambda event: evicted.extend(event.blocks) if event.kind == "evict" else None)
     admit(allocator, 3, 200)
     assert evicted == [8, 7, 6, 5], evicted
 

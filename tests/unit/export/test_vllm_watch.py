@@ -119,7 +119,7 @@ def test_a_policy_sees_in_vllm_what_it_sees_in_our_allocator(base: type, seed: i
         num_blocks=BLOCKS, block_size=16, hash=Sha256(), eviction=ours, watermark=0.0, duplicates="keep"
     )
     gone: list[bytes] = []
-    allocator.listen(lambda event: gone.append(event.key) if event.kind == "evict" else None)
+    allocator.listen(lambda event: gone.extend(event.hashes) if event.kind == "evict" else None)
     held: dict[int, Any] = {}
     for kind, what in stream(seed):
         theirs.time += 1.0

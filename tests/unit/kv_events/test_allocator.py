@@ -208,7 +208,7 @@ def test_another_listener_gets_every_cache_event_as_well() -> None:
     cache.allocator.listen(seen.append)
     cache.admit(1, [1, 2, 3])
     cache.commit(1, [1, 2])
-    assert [event.kind for event in seen] == ["admit"]
+    assert [(event.kind, len(event.blocks)) for event in seen] == [("admit", 1)]
     assert len(cache.events()) == 1
 
 

@@ -99,7 +99,7 @@ def test_many_victims_are_those_named_one_by_one() -> None:
     admit(allocators[1], 9, tokens(*([9] * 2)))
     for length in range(3, MANY + 1):
         allocators[1].extend(RequestId(9), length)
-    evicted = [[event.block for event in events] for events in found]
+    evicted = [[block for event in events for block in event.blocks] for events in found]
     assert evicted[0] == evicted[1]
     assert len(evicted[0]) == MANY
     for allocator in allocators:

@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 
 from framework.errors import InvalidArgument, WorkloadError
-from framework.interfaces.allocator import CacheEvent
-from framework.types import BlockHash, BlockId, Namespace
+from framework.types import Namespace
 from framework.workload.traces import (
-    EventWriter,
     TraceRequest,
     detect_format,
     open_trace,
-    read_events,
-    write_events,
     write_trace,
 )
 from framework.workload.traces.own_format import name_blocks
@@ -342,36 +338,6 @@ def test_the_writer_refuses_what_no_reader_would_take(tmp_path: Path) -> None:
     blocks = TraceRequest(arrival_s=0, input_tokens=8, output_tokens=1, block_ids=np.array([1]), block_tokens=8)
     with pytest.raises(InvalidArgument, match="blocks of 8 tokens, the file 16"):
         write_trace(tmp_path / "t.jsonl", [blocks], block_tokens=16)
-
-
-def test_an_event_log_gives_back_what_was_written(tmp_path: Path) -> None:
-    events = [
-        CacheEvent("admit", BlockId(3), BlockHash(b"\x01\xff"), 1.0),
-        CacheEvent("evict", BlockId(3), BlockHash(b"\x01\xff"), 2.5),
-    ]
-    path = tmp_path / "events.jsonl.gz"
-    assert write_events(path, events, run="x") == 2
-    assert list(read_events(path)) == events
-    with EventWriter(tmp_path / "live.jsonl") as writer:
-        writer.write(events[0])
-    assert list(read_events(tmp_path / "live.jsonl")) == events[:1]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"kind":"lost","block":1,"key":"00","now":1}', "kind: expected one of admit, evict"),
-        ('{"kind":"admit","block":0,"key":"00","now":1}', "block: expected 1 to"),
-        ('{"kind":"admit","block":1,"key":"0","now":1}', "key: expected hexadecimal text"),
-        ('{"kind":"admit","block":1,"key":"00"}', "now: missing"),
-        ('{"kind":"admit",', "Expecting"),
-    ],
-)
-def test_a_bad_event_is_named(tmp_path: Path, line: str, message: str) -> None:
-    path = put(tmp_path / "events.jsonl", {"format": "kvlab-events", "version": 1}, line)
-    with pytest.raises(WorkloadError, match=message) as error:
-        list(read_events(path))
-    assert f"{path}:2: " in str(error.value)
 
 
 def test_real_traces_are_distinguished_by_their_first_line(traces: Path) -> None:
