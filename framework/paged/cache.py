@@ -201,7 +201,7 @@ class BlockCache:
         self.detached.difference_update(blocks)
         self.index.remove(blocks)
 
-    def tell(self, kind: str, blocks: Sequence[int], hashes: Sequence[Any]) -> None:
+    def tell(self, kind: str, blocks: Sequence[Any], hashes: Sequence[Any]) -> None:
         """Send an event of these blocks to the listener, where there is one."""
         if self.listener is not None and blocks:
             self.listener(CacheEvent(kind, [*blocks], [*hashes]))
