@@ -16,7 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.cli.exit import DONE, FAILED, command, complain, drop_output, exit_with, full_error, sentence, status_of
+from framework.cli.exit import (
+    DONE,
+    FAILED,
+    command,
+    complain,
+    drop_output,
+    exit_with,
+    full_error,
+    output_failed,
+    sentence,
+    status_of,
+)
 from framework.errors import BackendUnavailable, ConfigError, RunDirectoryError, RunDirectoryInUse
 from framework.files.faults import is_disk_failure
 
@@ -27,6 +38,20 @@ if TYPE_CHECKING:
 
     from framework.config.config import Config
     from framework.sweep.job import Outcome, State
+
+
+_NO_CHDIR = (
+    "is not supported: paths on the command line are relative to where the command was started, and a run writes to "
+    "run.dir; leave hydra.job.chdir out"
+)
+_NOT_HYDRAS = {
+    r"hydra\.job\.chdir=(?i:true|yes|on|1)$": _NO_CHDIR,
+    r"hydra\.output_subdir=(?!null$)": "is not supported: a run's config.yaml and provenance.json hold what Hydra "
+    "would write there; leave it out",
+    r"hydra\.searchpath=": "is not supported; give --config-dir FOLDER",
+    r"hydra\.sweeper\.params\b": "is for files of conf/sweep; on the command line give the values, as in seed=1,2",
+}
+"""Words of Hydra's that are refused, as patterns, and what to do instead."""
 
 
 def main() -> None:
@@ -134,7 +159,8 @@ def _prepare(
     from framework.sweep.identity import identity
     from framework.sweep.job import begin
 
-    _refuse_chdir(hydra.job.chdir)
+    if hydra.job.chdir:
+        raise ConfigError(f"hydra.job.chdir=true {_NO_CHDIR}")
     if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
     settings = checked(config)
@@ -149,14 +175,6 @@ def _prepare(
             settings, run=replace(settings.run, progress=False, group=settings.run.group or Path(sweep).name)
         )
     return replace(settings, run=replace(settings.run, dir=directory)), on_begin
-
-
-def _refuse_chdir(chdir: Any) -> None:
-    if chdir:
-        raise ConfigError(
-            "hydra.job.chdir=true is not supported: paths on the command line are relative to where the command was "
-            "started, and a run writes to run.dir; leave hydra.job.chdir out"
-        )
 
 
 def _job_name(hydra: Any) -> str:
@@ -198,11 +216,10 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     args = parser.parse_intermixed_args(arguments)  # -m may stand between two overrides
     conf = defaults.conf_folder()
     groups = groups_of(conf)
-    if any(re.match(r"\+*hydra\.sweeper\.params=", word) for word in args.overrides):
-        raise ConfigError(
-            "hydra.sweeper.params is for files of conf/sweep; on the command line give the values, as in seed=1,2"
-        )
-    _refuse_chdir(any(re.fullmatch(r"\+*hydra\.job\.chdir=(?i:true|yes|on|1)", word) for word in args.overrides))
+    for word in args.overrides:
+        for pattern, instead in _NOT_HYDRAS.items():
+            if re.match(rf"\+*{pattern}", word):
+                raise ConfigError(f"{word} {instead}")
     args.overrides = overrides.normalise(args.overrides, groups, lambda word: Path(word).exists())
     name = args.config_name or compose.CONFIG_NAME
     if not args.shell_completion:
@@ -257,8 +274,7 @@ def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator
     from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
 
     words = list(args.overrides)
-    if not any("hydra.output_subdir" in word for word in words):
-        words.append("hydra.output_subdir=null")  # Hydra would write before we know whose folder it is
+    words.append("hydra.output_subdir=null")  # Hydra would write before we know whose folder it is
     try:
         config = None if args.multirun else single_run_config(hydra, name, words)
         if config is None:
@@ -285,6 +301,8 @@ def _finish(outcomes: Sequence[Outcome]) -> None:
 
             report_sweep(Path(folder))
         except Exception as error:  # the results are safe; `python -m framework.report` can be asked again
+            if output_failed(error):
+                raise
             complain(f"no report of {folder}: {sentence(error)}")
     if sweeps:
         from framework.report.kernel import print_sweep

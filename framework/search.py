@@ -395,6 +395,8 @@ def _axis(override: Any) -> Axis:
         whole = all(isinstance(bound, int) for bound in (value.start, value.stop, value.step))
         return Axis(key=key, low=min(steps), high=max(steps), step=float(abs(value.step)), whole=whole)
     choices = tuple(override.sweep_string_iterator())
+    if secrets_of([f"{key}={choice}" for choice in choices]):
+        raise ConfigError(f"{key} looks like a secret, which the journal of a search would keep: give it one value")
     if key in _CHECKED:
         for choice in choices:
             registry.load(key, choice)

@@ -33,7 +33,7 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
             complain(f"interrupted by {signals.describe(error)}")
             return signals.exit_status(error)
         except Exception as error:
-            if full_error() or _output_failed(error):
+            if full_error() or output_failed(error):
                 raise
             complain(sentence(error))
             return status_of(error)
@@ -107,7 +107,7 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _output_failed(error: BaseException) -> bool:
+def output_failed(error: BaseException) -> bool:
     """Whether `error` is a full disk behind no file: that of standard output, as `> /dev/full` has it."""
     return type(error) is OSError and error.filename is None and is_disk_failure(error)
 

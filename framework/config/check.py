@@ -72,7 +72,6 @@ _BELOW: Mapping[str, tuple[str, str]] = {
     "run.sweep": ("below sweeps/", "for a folder elsewhere set hydra.sweep.dir=FOLDER instead"),
     "search NAME": ("below sweeps/", "for a folder elsewhere set --folder FOLDER"),
     "hydra.sweep.subdir": ("below the sweep's", "for a sweep elsewhere set hydra.sweep.dir=FOLDER"),
-    "hydra.output_subdir": ("below the run's", "for a run elsewhere set run.dir=FOLDER"),
 }
 
 

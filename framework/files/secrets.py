@@ -11,7 +11,11 @@ MASK = "***"
 _NAME = r"(?:[\w-]*[_-])?(?:api_?key|access_?key|private_?key|secret_?key|secret|password|passwd|token|credentials?)"
 _NAMED = re.compile(_NAME, re.IGNORECASE)
 _OF_SECRETS = re.compile(rf"{_NAME}|.*_KEY", re.IGNORECASE)  # variables of the environment
-_WORD = re.compile(rf"(?i)((?:^|[\s.,{{'\"+])(?:{_NAME})['\"]?\s*[=:]\s*)(?!\$\{{)([^\s,}}'\"]+)|(//)[^/\s@]+@")
+_WORD = re.compile(
+    rf"""((?:^|[\s.,{{'"+])(?:{_NAME})['"]?\s*[=:]\s*)(?!\$\{{)('[^']*'|"[^"]*"|[^\s}}'"]+)|(//)[^/\s@]+@""",
+    re.IGNORECASE,
+)
+_OVERRIDE = re.compile(rf"([+~]*(?:[\w@/-]+\.)*(?:{_NAME})=)(?!\$\{{oc\.env:\w+\}}$)(.+)", re.IGNORECASE | re.DOTALL)
 _TAKEN = re.compile(rf"(?i)(?:^|[\s.,{{'\"+])(?:{_NAME})['\"]?\s*[=:]\s*\$\{{oc\.env:\s*(\w+)")
 _LEAST_CHARACTERS = 6  # of a variable's value: a shorter one would be found in words that have nothing to do with it
 
@@ -20,7 +24,8 @@ def masked(value: Any, key: str = "") -> Any:
     """`value` as it may be kept: text under a secret's name, and what a secret environment variable holds, is masked.
 
     A name is a secret's where it ends in token, secret, password, credentials, api_key or the like, in either case; so
-    is the user in `scheme://USER:PASSWORD@host`, and within a text what follows such a name and = or :.
+    is the user in `scheme://USER:PASSWORD@host`, what an override gives to such a name, and within a text what follows
+    one and = or :, up to a space.
     """
     if isinstance(value, Mapping):
         return {name: masked(entry, str(name)) for name, entry in value.items()}
@@ -32,6 +37,8 @@ def masked(value: Any, key: str = "") -> Any:
         return MASK
     for secret in _of_environment():
         value = value.replace(secret, MASK)
+    if found := _OVERRIDE.fullmatch(value):
+        return f"{found[1]}{MASK}"
     return _WORD.sub(lambda found: f"{found[1]}{MASK}" if found[1] else f"{found[3]}{MASK}@", value)
 
 
@@ -45,7 +52,9 @@ def secrets_of(value: Any, key: str = "") -> list[str]:
         found = [secret for entry in value for secret in secrets_of(entry, key)]
     elif isinstance(value, str):
         plain = re.sub(r"\\(.)", r"\1", value)  # Hydra's words have escapes where the value has none
-        found = [value] if _NAMED.fullmatch(key) else [match[2] for match in _WORD.finditer(plain) if match[2]]
+        given = [match[2] for match in (_OVERRIDE.fullmatch(plain), *_WORD.finditer(plain)) if match and match[2]]
+        given = [part.strip(" '\"[]") for text in given for part in (text, *text.split(","))]
+        found = [value] if _NAMED.fullmatch(key) else given
         found += [os.environ.get(name, "") for name in _TAKEN.findall(plain)]
     return sorted({secret for secret in found if len(secret) >= _LEAST_CHARACTERS}, key=len, reverse=True)
 

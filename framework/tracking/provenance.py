@@ -63,7 +63,7 @@ def collect(
         "components": {key: _component(key, name) for key, name in components},
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
         "argv": masked(list(sys.argv if argv is None else argv)),
-        "command": masked(command_line() if argv is None else shlex.join(argv)),
+        "command": command_line() if argv is None else shlex.join(masked(list(argv))),
         "seeds": dict(seeds or {}),
         "device": _device(device),
         "cpu": {"model": _cpu_model(), "num_logical": os.cpu_count(), "num_usable": _usable_cpus()},
@@ -102,11 +102,11 @@ def headline(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """How this process was called, as a shell would take it."""
-    called = list(sys.orig_argv)
+    """How this process was called, as a shell would take it; secrets are masked."""
+    called = masked(list(sys.orig_argv))
     if "-m" in called[1:3]:
         return shlex.join(["python", *called[called.index("-m") :]])
-    return shlex.join([Path(sys.argv[0] or called[0]).name, *sys.argv[1:]])
+    return shlex.join([Path(sys.argv[0] or called[0]).name, *masked(sys.argv[1:])])
 
 
 def _version(distribution: str) -> str | None:

@@ -134,6 +134,7 @@ class WandbTracker(Tracker):
             settings=wandb.Settings(
                 console="off",
                 silent=True,
+                x_disable_meta=True,  # it would hold the command line with its secrets
                 init_timeout=self._init_timeout_s,
                 login_timeout=self._init_timeout_s,
                 finish_timeout=self._finish_timeout_s,

@@ -34,7 +34,13 @@ def publish_report(folder: Path, files: Sequence[Path], tracker: Mapping[str, An
         mode=mode,  # type: ignore[arg-type]
         dir=str(folder),
         reinit="create_new",
-        settings=wandb.Settings(console="off", silent=True, init_timeout=timeout, login_timeout=timeout),
+        settings=wandb.Settings(
+            console="off",
+            silent=True,
+            init_timeout=timeout,
+            login_timeout=timeout,
+            x_disable_meta=True,  # it would hold the command line with its secrets
+        ),
     )
     try:
         artifact = wandb.Artifact(f"report-{run.id}", type="report")

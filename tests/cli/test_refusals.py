@@ -83,6 +83,10 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("-m", "seed=1,2", "hydra.launcher._target_=os.system"), "hydra/launcher=NAME"),
     (("-m", "seed=1,2", "hydra.sweeper._target_=os.system"), "hydra/sweeper=NAME"),
     (("-m", "hydra.sweeper.params={seed: 1}"), "on the command line give the values"),
+    (("-m", "seed=1,2", "hydra.sweeper.params.seed=1"), "on the command line give the values"),
+    (("-m", "seed=1,2", "hydra.launcher=5"), "hydra/launcher=NAME"),
+    (("hydra.searchpath=[file:///nowhere]",), "give --config-dir FOLDER"),
+    (("hydra.output_subdir=.hydra",), "config.yaml and provenance.json hold"),
 ]
 
 
@@ -260,7 +264,7 @@ def test_a_locale_that_cannot_read_a_name_is_said_and_with_utf8_it_is_read(utf8:
     "words",
     [("hydra.output_subdir=../mine",), ("-m", "seed=1,2", "hydra.output_subdir=../mine"),
      ("-m", "seed=1,2", "hydra.sweep.subdir=../../x"), ("-m", "seed=1,2", "hydra.sweep.dir=foreign"),
-     ("run.dir=foreign", "hydra.output_subdir=.hydra"), ("run.dir=new", "cache.block_size=-1"),
+     ("run.dir=new", "cache.block_size=-1"),
      ("-m", "seed=1,2", "run.sweep=''")],
 )  # fmt: skip
 def test_a_refused_command_writes_nothing_anywhere(words: tuple[str, ...], command: Any, elsewhere: Path) -> None:

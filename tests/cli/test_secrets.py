@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from framework.errors import ConfigError
+from framework.search import axes_of
 from framework.workload.traces import TraceRequest, write_trace
 
 TYPED, TAKEN = "typed-hunter2", "taken-hunter2"
@@ -80,6 +85,32 @@ def test_a_sweep_leaves_no_secret(place: Path, words: list[str], command: Any) -
     assert "of " in err, err
     assert len(list((place / "sweeps" / "all").glob("*/result.json"))) >= 2
     assert _with_a_secret(place / "sweeps" / "all") == []
+
+
+def test_a_sweep_over_keys_leaves_none(place: Path, words: list[str], command: Any, monkeypatch: Any) -> None:
+    words += ["eviction.fails=false", f"eviction.api_key={TYPED},{TYPED}-2", "eviction.password='with a space'"]
+    words.append("run.sweep=keys")
+    for argv in ("argv", "orig_argv"):
+        monkeypatch.setattr(f"sys.{argv}", ["framework.run", *words])
+    status, _, err = command("-m", *words)
+    folder = place / "sweeps" / "keys"
+    assert (status, len([*folder.glob("*/result.json")])) == (0, 2), err
+    assert _with_a_secret(folder) == []
+    assert not [path for path in folder.rglob("*.*") if path.is_file() and b"a space" in path.read_bytes()]
+
+
+def test_wandb_gets_no_secret(place: Path, words: list[str]) -> None:
+    pytest.importorskip("wandb")
+    call = [sys.executable, "-m", "framework.run", *words, "eviction.fails=false", "tracker=wandb", "run.dir=mine"]
+    done = subprocess.run(call, env={**os.environ, "WANDB_MODE": "offline"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [*(place / "mine" / "wandb").glob("offline-run-*/*.wandb")]
+    assert _with_a_secret(place / "mine") == []
+
+
+def test_a_search_varies_no_secret(words: list[str], place: Path) -> None:
+    with pytest.raises(ConfigError, match=r"eviction\.api_key looks like a secret"):
+        axes_of([*words, f"eviction.api_key={TYPED},{TYPED}-2"])
 
 
 def test_a_search_leaves_no_secret(place: Path, words: list[str]) -> None:

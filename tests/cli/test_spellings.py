@@ -126,9 +126,6 @@ def test_a_run_directory_can_be_chosen(command: Any, runs: list[Any], tmp_path: 
     assert (status, err) == (0, ""), err
     assert runs[0]["run"]["dir"] == str(tmp_path / "chosen")
     assert not (tmp_path / "chosen" / ".hydra").exists(), "nothing is written before the run begins"
-    status, _, err = command(f"run.dir={tmp_path}/other", "hydra.output_subdir=hydra", *QUICK)
-    assert (status, err) == (0, ""), err
-    assert (tmp_path / "other" / "hydra" / "overrides.yaml").is_file(), "Hydra's own files, where they are asked for"
 
 
 def test_the_configuration_is_a_plain_resolved_dict(command: Any, runs: list[Any]) -> None:

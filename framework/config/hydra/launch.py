@@ -11,10 +11,8 @@ from hydra.core.utils import configure_log, run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
-from framework.config.check import check_below
 from framework.config.hydra.sentences import HYDRA_ERRORS
 from framework.files.atomic import no_empty_folders
-from framework.tracking.run_directory import refuse_foreign
 
 
 def single_run_config(hydra: Any, name: str, words: Sequence[str]) -> DictConfig | None:
@@ -35,24 +33,9 @@ def single_run_config(hydra: Any, name: str, words: Sequence[str]) -> DictConfig
     return config
 
 
-def check_folders(hydra: Any, directory: Path) -> None:
-    """Refuse folders of Hydra's that lie outside the run's, and, where it writes before the run does, a foreign one.
-
-    Args:
-        hydra: the node of a composed configuration. directory: the run's.
-
-    Raises:
-        ConfigError: names the key or the folder.
-    """
-    if hydra.output_subdir is not None:
-        check_below("hydra.output_subdir", str(hydra.output_subdir))
-        refuse_foreign(directory)
-
-
 def single_run(hydra: Any, name: str, config: DictConfig, task: Callable[[DictConfig], Any]) -> Any:
     """What `task` returns for this configuration, run as `hydra.run` does: in its folder, between its callbacks."""
     directory = Path(str(config.hydra.run.dir)).absolute()
-    check_folders(config.hydra, directory)
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     callbacks = Callbacks(config)
     callbacks.on_run_start(config=config, config_name=name)

@@ -29,7 +29,6 @@ from framework import registry
 from framework.cli.progress import sweep_progress
 from framework.config.check import check_below
 from framework.config.hydra.compose import checked
-from framework.config.hydra.launch import check_folders
 from framework.errors import ConfigError, FrameworkError
 from framework.files.atomic import no_empty_folders
 from framework.files.secrets import masked
@@ -148,7 +147,7 @@ def multirun(hydra: Any, name: str, words: Sequence[str], task: Task) -> Iterato
         config_name=name, overrides=list(words), with_log_configuration=True, run_mode=RunMode.MULTIRUN
     )
     for part in ("launcher", "sweeper"):
-        target = str(config.hydra[part].get("_target_"))
+        target = str(OmegaConf.select(config, f"hydra.{part}._target_"))
         if not Plugins.instance().is_in_toplevel_plugins_module(target):
             raise ConfigError(f"hydra.{part}._target_={target} is no Hydra {part}; choose one by hydra/{part}=NAME")
     callbacks = Callbacks(config)
@@ -208,7 +207,6 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     for config in composed:
         if str(config.hydra.sweep.subdir) != _OWN_SUBDIR:
             check_below("hydra.sweep.subdir", str(config.hydra.sweep.subdir))
-        check_folders(config.hydra, sweep.directory_of(config))
     require_sweep_folder(sweep.folder)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(masked(OmegaConf.to_container(sweep.config, enum_to_str=True)), sweep.folder / SWEEP)
