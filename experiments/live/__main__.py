@@ -13,12 +13,23 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.live.checkpoint import make
 from experiments.live.clients import Answer, Ask, Client, drawn
-from experiments.live.server import Server, both, policy_config, serving, trace_config
+from experiments.live.server import (
+    Server,
+    both,
+    counting_evictions,
+    free_port,
+    policy_config,
+    serving,
+    trace_config,
+)
 from experiments.shared import parse, publish, table, write_provenance, write_rows
 
 BLOCK, BLOCKS, LONGEST = 32, 96, 1024
@@ -28,8 +39,12 @@ ARGUMENTS = (
 )  # fmt: skip
 ROOMY = (*ARGUMENTS, "--num-gpu-blocks-override", str(BLOCKS), "--max-num-batched-tokens", str(STEP_TOKENS))
 CROWDED = (
-    *ARGUMENTS, "--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "128", "--async-scheduling",
-    "--scheduling-policy", "priority",
+    *ARGUMENTS, "--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "128", "--scheduling-policy", "priority",
+)  # fmt: skip
+REPLAYED = (
+    "mode=replay", "workload=trace", "run.progress=false", "allocator={name: prefix, duplicates: keep, watermark: 0.0}",
+    "engine.scheduling=running_first", f"cache.block_size={BLOCK}", f"cache.num_blocks={BLOCKS - 1}",
+    f"engine.max_batch_tokens={STEP_TOKENS}", f"engine.max_batch_requests={ROWS}", f"engine.max_model_len={LONGEST}",
 )  # fmt: skip
 WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
     "conversations": ("conversations", {"num_sessions": 80, "rate_per_s": 1.0, "think_s": 20.0, "turns": 4.0}),
@@ -43,10 +58,13 @@ WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "system prompts": ("system_prompts", {"num_prompts": 24, "num_requests": 400, "rate_per_s": 1.0}),
 }
-RANKED = ("lru", "fifo", "lfu", "s3fifo", "sieve", "arc")
+RANKED = ("lru", "fifo", "lfu", "s3fifo", "sieve")
+PHASES = ((1, tuple(WORKLOADS)), (4, tuple(WORKLOADS)), (12, ("conversations",)))
+"""Clients at a time and the workloads that they ask, one after another on one server; each phase has its own draw."""
 FAILING = f"{Path(__file__).with_name('failing.py')}:FailsLater"
 
 Rows = list[dict[str, Any]]
+Phase = tuple[int, str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,31 +72,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(__doc__, "live", arguments)
     if importlib.util.find_spec("vllm") is None:
         sys.exit("vLLM is not installed here: make live")
+    policies = RANKED[:2] if options.quick else RANKED
     with tempfile.TemporaryDirectory() as folder:
-        lab = Laboratory(Path(folder), 40 if options.quick else 200)
-        hits = lab.hits(
-            dict(list(WORKLOADS.items())[: 1 if options.quick else None]), RANKED[: 2 if options.quick else None]
-        )
-        served = lab.every_policy(("lru", "hazard") if options.quick else leading())
-        features = lab.features()
-    for name, rows in (("hits", hits), ("policies", served), ("features", features)):
-        write_rows(options.out / f"{name}.csv", rows)
+        lab = Laboratory(Path(folder), 15 if options.quick else 50)
+        tables: dict[str, Rows] = {}
+        for part in (
+            lambda: lab.served(policies),
+            lambda: {"features": lab.features()},
+            lambda: {"policies": lab.every_policy(("hazard",) if options.quick else leading(but=policies))},
+        ):
+            for name, rows in part().items():
+                tables[name] = rows
+                write_rows(options.out / f"{name}.csv", rows)
     write_provenance(options, [], vllm=version("vllm"), torch=version("torch"))
-    publish(
-        options, {name: _table(rows) for name, rows in (("hits", hits), ("policies", served), ("features", features))}
-    )
-    wrong = [row for row in (*hits, *served, *features) if not row["as it should be"]]
+    publish(options, {name: _table(rows) for name, rows in tables.items()})
+    wrong = [row for rows in tables.values() for row in rows if not row.get("as it should be", True)]
     for row in wrong:
         print(f"not equal: {row}", file=sys.stderr)
     return 1 if wrong else 0
 
 
-def leading() -> list[str]:
-    """The installed policies that need no future."""
+def leading(but: Sequence[str]) -> list[str]:
+    """The installed policies that need no future, all `but` these."""
     from framework.registry.lookup import load
 
-    names = sorted({point.name for point in entry_points(group="framework.eviction")})
+    names = sorted({point.name for point in entry_points(group="framework.eviction")} - set(but))
     return [name for name in names if not load("eviction", name).needs_future]
+
+
+class Served:
+    """What one server said to the requests of all phases, and what was recorded of it.
+
+    Attributes:
+        answers, counted: by phase, the answers in order of asking and what /metrics counted of hit tokens.
+        steps: timed and counted by vLLM's scheduler while one client asked. evictions: by its KV events, then.
+    """
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+        self.answers: dict[Phase, list[Answer]] = {}
+        self.counted: dict[Phase, int] = {}
+        self.steps: list[tuple[int, ...]] = []
+        self.evictions = 0
+
+    def hits(self, phase: Phase) -> list[int]:
+        """Cached tokens by request."""
+        return [answer.cached_tokens for answer in self.answers[phase]]
 
 
 class Laboratory:
@@ -86,58 +125,127 @@ class Laboratory:
 
     Args:
         folder: for checkpoint, logs and recordings.
-        most: requests of a workload.
+        most: requests of a workload in each phase.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
         self.folder, self.most, self.model = folder, most, make(folder / "checkpoint")
         self._logs = 0
-
-    def asks(self, workload: str) -> list[Ask]:
-        """The requests of a workload; short answers, since one request at a time is served."""
-        name, drawn_with = WORKLOADS[workload]
-        return drawn(name, LONGEST, self.most, **{"output_tokens": 6, **drawn_with})
+        self.asks: dict[Phase, list[Ask]] = {}
+        for number, (clients, names) in enumerate(PHASES):
+            for name in names:
+                kind, drawn_with = WORKLOADS[name]
+                self.asks[clients, name] = drawn(kind, LONGEST, most, seed=number, output_tokens=6, **drawn_with)
 
     def serving(self, arguments: Sequence[str], transfer: Any = None) -> Any:
         """A server with a log of its own."""
         self._logs += 1
+        print(f"server {self._logs}", file=sys.stderr, flush=True)
         return serving(self.model, self.folder / f"{self._logs}.log", arguments, transfer)
 
-    def hits(self, workloads: dict[str, Any], policies: Sequence[str]) -> Rows:
-        """Requests one after another: tokens and hits of vLLM alone, of vLLM led by us, and of the replay."""
+    def served(self, policies: Sequence[str]) -> dict[str, Rows]:
+        """All phases by vLLM alone and led by each policy, beside the replay of what was recorded."""
+        alone = self._phases(None)
+        runs = {policy: self._phases(policy) for policy in policies}
+        hits, engine, crowds = [], [], []
+        first = self.asks_of(1)
+        for policy, run in runs.items():
+            one, one_steps, result = self._replayed(run, policy, limit=len(first))
+            every, _, _ = self._replayed(run, policy)
+            for phase in self.asks:
+                if phase[0] == 1:
+                    row = _one_by_one(phase, policy, run, alone, one[phase])
+                    if policy == "lru":
+                        row["as it should be"] &= run.hits(phase) == alone.hits(phase)
+                    hits.append(row)
+                else:
+                    crowds.append(_crowd(phase, policy, run, every[phase]))
+            engine.append(
+                {"policy": policy, "requests": len(first),
+                 "steps": len(run.steps), "steps of the replay": len(one_steps),
+                 "steps that differ": sum(a != b for a, b in zip(run.steps, one_steps, strict=False)),
+                 "evictions": run.evictions, "evictions of the replay": result["num_evictions"],
+                 "as it should be": run.steps == one_steps and run.evictions == result["num_evictions"]}
+            )  # fmt: skip
+        for phase in self.asks:
+            if phase[0] == 1:
+                hits.append(_one_by_one(phase, "vLLM alone", alone, alone, None))
+        for rows in (hits, crowds):
+            rows.sort(key=lambda row: (row.get("clients", 1), list(WORKLOADS).index(row["workload"])))
+        return {"hits": hits, "engine": engine, "crowds": crowds, "ranking": self._ranking(runs)}
+
+    def asks_of(self, clients: int) -> list[Ask]:
+        """Those of all workloads, in order."""
+        return [ask for phase, asks in self.asks.items() if phase[0] == clients for ask in asks]
+
+    def _phases(self, policy: str | None) -> Served:
+        """vLLM alone has no connector at all."""
+        run = Served(self.folder / f"{policy}.jsonl")
+        transfer, arguments, events = None, ROOMY, f"tcp://127.0.0.1:{free_port()}"
+        if policy is not None:
+            transfer = both(policy_config(policy, "steps"), trace_config(run.trace))
+            arguments += ("--kv-events-config", json.dumps(
+                {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": events}))  # fmt: skip
+        with self.serving(arguments, transfer) as server, counting_evictions(events) as evictions:
+            client, before = Client(server), 0
+            for phase, asks in self.asks.items():
+                run.answers[phase] = client.one_by_one(asks) if phase[0] == 1 else client.at_once(asks, phase[0])
+                run.counted[phase], before = _hits(server) - before, _hits(server)
+                if policy is not None and phase == (1, PHASES[0][1][-1]):
+                    run.steps = _steps(run.trace.with_suffix(".steps"))
+                    run.evictions = evictions()
+        return run
+
+    def _replayed(
+        self, run: Served, policy: str, limit: int | None = None
+    ) -> tuple[dict[Phase, list[int]], list[tuple[int, ...]], dict[str, Any]]:
+        """Hit tokens by phase and request, in order of asking; the steps; the result. Of a recording's replay."""
+        out = self.folder / f"{run.trace.stem}-{policy}-{limit}"
+        command = [os.environ.get("KVLAB_PYTHON", sys.executable), "-m", "framework.run", *REPLAYED,
+                   f"workload.path={run.trace}", f"eviction={policy}", f"run.dir={out}"]  # fmt: skip
+        subprocess.run(
+            [*command, *([f"workload.limit={limit}"] if limit else [])], check=True, stdout=subprocess.DEVNULL
+        )
+        rows = [json.loads(line) for line in (out / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows.sort(key=lambda row: row["request"])
+        hits: dict[Phase, list[int]] = {}
+        for phase, asks in self.asks.items():
+            if len(rows) < len(asks):
+                break
+            hits[phase], rows = _in_order(asks, rows[: len(asks)]), rows[len(asks) :]
+        return hits, _steps(out / "metrics.jsonl"), json.loads((out / "result.json").read_text(encoding="utf-8"))
+
+    def _ranking(self, runs: dict[str, Served]) -> Rows:
+        """Four clients: what each policy hit beyond lru, live and by the replay of the recording made under lru."""
+        from framework.report.statistics import sessions
+
+        predicted = {policy: self._replayed(runs["lru"], policy)[0] for policy in runs}
         rows: Rows = []
-        for workload in workloads:
-            asks = self.asks(workload)
-            with self.serving(ROOMY) as server:
-                alone, counted = Client(server).one_by_one(asks), _hits(server)
-            rows.append(_row(workload, "vLLM alone", alone, alone, counted, None))
-            for policy in policies:
-                trace = self.folder / f"{workload}-{policy}.jsonl"
-                with self.serving(ROOMY, both(policy_config(policy, "steps"), trace_config(trace))) as server:
-                    led, counted = Client(server).one_by_one(asks), _hits(server)
-                row = _row(workload, policy, led, alone, counted, self.replayed(trace, policy))
-                if policy == "lru":
-                    row["as it should be"] &= [a.cached_tokens for a in led] == [a.cached_tokens for a in alone]
+        for phase in (phase for phase in self.asks if phase[0] == 4):
+            asks = self.asks[phase]
+            wholes = np.array([float(len(ask.prompt)) for ask in asks])
+            units = [ask.session or str(number) for number, ask in enumerate(asks)]
+            live = {policy: np.array(run.hits(phase), dtype=float) for policy, run in runs.items()}
+            said = {policy: np.array(hits[phase], dtype=float) for policy, hits in predicted.items()}
+            orders = [sorted(runs, key=lambda name, of=hits: -of[name].sum()) for hits in (live, said)]  # type: ignore[misc]
+            for policy in orders[0]:
+                row = {"workload": phase[1], "policy": policy}
+                for side, hits, order in (("live", live, orders[0]), ("replay", said, orders[1])):
+                    gain = hits[policy] - hits["lru"]
+                    found = sessions([(_by(units, gain), _by(units, wholes))], "session")
+                    ends = "" if policy == "lru" or found.low is None else f" [{found.low:+.1%}, {found.high:+.1%}]"
+                    row |= {f"place, {side}": order.index(policy) + 1,
+                            f"hit rate, {side}": float(hits[policy].sum() / wholes.sum()),
+                            f"beyond lru, {side}": f"{found.mean:+.1%}{ends}"}  # fmt: skip
                 rows.append(row)
+            rows[-1]["pairs in the same order"] = _agreeing(live, said)
+        for row in rows:
+            row.setdefault("pairs in the same order", "")
         return rows
 
-    def replayed(self, trace: Path, policy: str) -> list[int]:
-        """Hit tokens by request of a recording's replay with vLLM's settings."""
-        out = trace.with_suffix("")
-        command = [
-            os.environ.get("KVLAB_PYTHON", sys.executable), "-m", "framework.run", "mode=replay", "workload=trace",
-            f"workload.path={trace}", f"eviction={policy}", f"run.dir={out}", "run.progress=false",
-            "allocator={name: prefix, duplicates: keep, watermark: 0.0}", "engine.scheduling=running_first",
-            f"cache.block_size={BLOCK}", f"cache.num_blocks={BLOCKS - 1}", f"engine.max_batch_tokens={STEP_TOKENS}",
-            f"engine.max_batch_requests={ROWS}", f"engine.max_model_len={LONGEST}",
-        ]  # fmt: skip
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        lines = (out / "requests.jsonl").read_text(encoding="utf-8").splitlines()
-        return [int(json.loads(line)["cached_tokens"]) for line in lines]
-
     def every_policy(self, policies: Sequence[str]) -> Rows:
-        """Each installed policy leads a server; the tokens are those of vLLM alone."""
-        asks = self.asks("agents")[:40]
+        """Each other installed policy leads a server; the tokens are those of vLLM alone."""
+        asks = self.asks[1, "agents"][:40]
         with self.serving(ROOMY) as server:
             alone = Client(server).one_by_one(asks)
         rows: Rows = []
@@ -145,16 +253,17 @@ class Laboratory:
             with self.serving(ROOMY, policy_config(policy)) as server:
                 led, counted = Client(server).one_by_one(asks), _hits(server)
                 failed = "The eviction policy failed" in server.log.read_text()
-            equal = [a.tokens for a in led] == [a.tokens for a in alone]
+            equal = _same(led, alone)
             rows.append(
                 {"policy": policy, "requests": len(asks), "hit tokens": counted, "tokens equal": equal,
-                 "policy failed": failed, "as it should be": equal and not failed and counted == _cached(led)}
+                 "policy failed": failed,
+                 "as it should be": equal and not failed and counted == sum(a.cached_tokens for a in led)}
             )  # fmt: skip
         return rows
 
     def features(self) -> Rows:
         """What else clients do: vLLM alone, led by lru, and led by a policy that fails."""
-        asks = self.asks("conversations")[:40]
+        asks = self.asks[1, "conversations"][:40]
         alone, led = (self._quiet(asks, transfer) for transfer in (None, policy_config("lru")))
         broken = self._quiet(asks, policy_config(FAILING))
         rows = [
@@ -172,7 +281,7 @@ class Laboratory:
             )  # fmt: skip
         rows.append(
             {"feature": "a restart", "requests": len(asks), "with a failing policy": "-",
-             "led like alone": _same(crowds[1]["chunks, asynchronous"], crowds[2]["chunks, asynchronous"])}
+             "led like alone": _same(crowds[1]["chunks"], crowds[2]["chunks"])}
         )  # fmt: skip
         for row in rows:
             row["as it should be"] = row["led like alone"] and row["with a failing policy"] in (True, "-")
@@ -188,6 +297,8 @@ class Laboratory:
                 client.stream(ask, stop_after=2)
             after = client.one_by_one(asks)
             several = [client.ask(ask, n=2, temperature=1.0) for ask in asks[:10]]
+            if transfer is not None and transfer == policy_config(FAILING):
+                assert "The eviction policy failed" in server.log.read_text(), "the failing policy never failed"
         lengths = [Answer(tokens=[len(answer.tokens)], cached_tokens=answer.cached_tokens) for answer in several]
         return {"streaming": streamed, "after aborts": after, "n=2, sampled (lengths)": lengths}
 
@@ -198,7 +309,7 @@ class Laboratory:
             crowd = client.at_once(longer, 8)
             urgent = client.at_once(longer, 8, extra_body={"priority": -1})
             counted = int(server.metrics()["vllm:num_preemptions_total"])
-        return {"chunks, asynchronous": crowd, "priorities": urgent, "preemptions": [Answer(cached_tokens=counted)]}
+        return {"chunks": crowd, "priorities": urgent, "preemptions": [Answer(cached_tokens=counted)]}
 
 
 def _same(these: Sequence[Answer], those: Sequence[Answer]) -> bool:
@@ -209,26 +320,69 @@ def _hits(server: Server) -> int:
     return int(server.metrics()["vllm:prefix_cache_hits_total"])
 
 
-def _cached(answers: Sequence[Answer]) -> int:
-    return sum(answer.cached_tokens for answer in answers)
+def _steps(path: Path) -> list[tuple[int, ...]]:
+    """The work of each step in a file of steps or in a run's metrics."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [tuple(int(line[key]) for key in ("rows", "new_tokens", "context_tokens", "pairs")) for line in lines]
 
 
-def _row(
-    workload: str, policy: str, led: list[Answer], alone: list[Answer], counted: int, replayed: list[int] | None
-) -> dict[str, Any]:
-    live = [answer.cached_tokens for answer in led]
+def _in_order(asks: Sequence[Ask], rows: Rows) -> list[int]:
+    """Hit tokens in order of asking of recorded requests in order of arrival, where clients overtake each other.
+
+    A recording has no names: of those with a prompt as long as asked for, the first is taken.
+    """
+    left, hits = list(rows), []
+    for ask in asks:
+        at = next(at for at, row in enumerate(left) if row["prompt_tokens"] == len(ask.prompt))
+        hits.append(int(left.pop(at)["cached_tokens"]))
+    return hits
+
+
+def _by(units: Sequence[str], values: Any) -> Any:
+    """(U,) sums of each unit's values, in order of its first."""
+    number = {unit: at for at, unit in enumerate(dict.fromkeys(units))}
+    return np.bincount([number[unit] for unit in units], weights=values)
+
+
+def _agreeing(live: dict[str, Any], said: dict[str, Any]) -> str:
+    """Pairs of policies that differ live, and how many of them the replay puts in the same order."""
+    signs = [
+        (np.sign(live[a].sum() - live[b].sum()), np.sign(said[a].sum() - said[b].sum()))
+        for a, b in combinations(live, 2)
+    ]
+    differing = [(one, other) for one, other in signs if one]
+    return f"{sum(one == other for one, other in differing)} of {len(differing)}"
+
+
+def _one_by_one(phase: Phase, policy: str, run: Served, alone: Served, replayed: list[int] | None) -> dict[str, Any]:
+    live, counted = run.hits(phase), run.counted[phase]
     equal = "-" if replayed is None else sum(a == b for a, b in zip(live, replayed, strict=True))
+    same = _same(run.answers[phase], alone.answers[phase])
     return {
-        "workload": workload,
+        "workload": phase[1],
         "policy": policy,
-        "requests": len(led),
-        "prompt tokens": sum(answer.prompt_tokens for answer in led),
+        "requests": len(live),
+        "prompt tokens": sum(answer.prompt_tokens for answer in run.answers[phase]),
         "hit tokens": sum(live),
         "/metrics": counted,
         "replay": "-" if replayed is None else sum(replayed),
         "requests with equal hits": equal,
-        "tokens equal": _same(led, alone),
-        "as it should be": _same(led, alone) and counted == sum(live) and equal in ("-", len(led)),
+        "tokens equal": same,
+        "as it should be": same and counted == sum(live) and equal in ("-", len(live)),
+    }
+
+
+def _crowd(phase: Phase, policy: str, run: Served, replayed: list[int]) -> dict[str, Any]:
+    live = run.hits(phase)
+    return {
+        "clients": phase[0],
+        "workload": phase[1],
+        "policy": policy,
+        "requests": len(live),
+        "hit tokens": sum(live),
+        "replay": sum(replayed),
+        "requests that differ": sum(a != b for a, b in zip(live, replayed, strict=True)) / len(live),
+        "hit tokens that differ": sum(abs(a - b) for a, b in zip(live, replayed, strict=True)) / max(1, sum(live)),
     }
 
 
@@ -238,13 +392,11 @@ def _table(rows: Rows) -> str:
 
 
 def _cell(value: Any) -> str:
-    return (
-        {True: "yes", False: "no"}[value]
-        if isinstance(value, bool)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":

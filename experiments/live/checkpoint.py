@@ -26,22 +26,27 @@ SHAPE = {
 }
 
 
-def make(folder: Path, seed: int = 0) -> Path:
-    """Write config.json, model.safetensors (float32) and tokenizer.json to `folder`, unless they are there."""
+def make(folder: Path, seed: int = 0, **other: int) -> Path:
+    """Write config.json, model.safetensors (float32) and tokenizer.json to `folder`, unless they are there.
+
+    Args:
+        other: keys of SHAPE with other numbers.
+    """
     if (folder / "tokenizer_config.json").exists():
         return folder
     import torch
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPE, indent=1))
+    shape = SHAPE | other
+    (folder / "config.json").write_text(json.dumps(shape, indent=1))
     draw = torch.Generator().manual_seed(seed)
     hidden, inner, heads, kv_heads, size = (
-        int(str(SHAPE[key]))
+        int(str(shape[key]))
         for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     )
     weights = {"model.embed_tokens.weight": (VOCABULARY, hidden), "model.norm.weight": (hidden,)}
-    for layer in range(int(str(SHAPE["num_hidden_layers"]))):
+    for layer in range(int(str(shape["num_hidden_layers"]))):
         at = f"model.layers.{layer}."
         weights |= {
             at + "self_attn.q_proj.weight": (heads * size, hidden),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.live.checkpoint import VOCABULARY
@@ -14,20 +15,27 @@ from framework.registry.components import build_component
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: prompt tokens, and how many to answer."""
+    """One request: prompt tokens, how many to answer, and when it comes."""
 
     prompt: tuple[int, ...]
     max_tokens: int
     session: str = ""
+    arrival_s: float = 0.0
 
 
 @dataclass
 class Answer:
-    """What a server said: token ids, and the prompt tokens that it found in its cache."""
+    """What a server said: token ids, and the prompt tokens that it found in its cache.
+
+    Attributes:
+        first_s, end_s: `time.perf_counter` at the first token and at the end, of a streamed answer.
+    """
 
     tokens: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    first_s: float = 0.0
+    end_s: float = 0.0
 
 
 def drawn(name: str, longest: int, most: int, seed: int = 0, **options: Any) -> list[Ask]:
@@ -37,7 +45,7 @@ def drawn(name: str, longest: int, most: int, seed: int = 0, **options: Any) -> 
     """
     workload = build_component("workload", {"name": name, "vocab_size": VOCABULARY, **options}, {"seed": seed})
     asks = [
-        Ask(tuple(request.prompt.tolist()), request.output_tokens, request.session or "")
+        Ask(tuple(request.prompt.tolist()), request.output_tokens, request.session or "", request.arrival_s)
         for request in workload.requests()
     ]
     return [ask for ask in asks if len(ask.prompt) + ask.max_tokens <= longest][:most]
@@ -82,6 +90,8 @@ class Client:
             for chunk in chunks:
                 for choice in chunk.choices:
                     answer.tokens += choice.token_ids or []
+                    answer.end_s = time.perf_counter()
+                    answer.first_s = answer.first_s or answer.end_s
                 if chunk.usage and chunk.usage.prompt_tokens_details:
                     answer.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens or 0
                     answer.prompt_tokens = chunk.usage.prompt_tokens
@@ -93,12 +103,18 @@ class Client:
         """Each request when the one before it has been answered."""
         return [self.ask(ask) for ask in asks]
 
+    def on_time(self, asks: Sequence[Ask], arrivals_s: Sequence[float]) -> tuple[float, list[Answer]]:
+        """Each request streamed from its arrival on, whatever became of the others; and when the clock began."""
+        with ThreadPoolExecutor(len(asks)) as pool:
+            start = time.perf_counter()
+
+            def ask_at(ask: Ask, arrival_s: float) -> Answer:
+                time.sleep(max(0.0, start + arrival_s - time.perf_counter()))
+                return self.stream(ask)
+
+            return start, list(pool.map(ask_at, asks, arrivals_s))
+
     def at_once(self, asks: Sequence[Ask], clients: int, **extra: Any) -> list[Answer]:
         """`clients` requests at a time, in order of asking."""
         with ThreadPoolExecutor(clients) as pool:
             return list(pool.map(lambda ask: self.ask(ask, **extra), asks))
-
-
-def plain(answers: Iterable[Answer]) -> list[dict[str, Any]]:
-    """For JSON."""
-    return [asdict(answer) for answer in answers]

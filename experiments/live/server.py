@@ -8,22 +8,27 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START_S = 300.0
+from framework.kv_events.schema import BlockRemoved
+from framework.kv_events.subscriber import Subscriber
+
+START_S = 600.0
 CONNECTOR = "framework.export.vllm_connector"
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
 }
 
 
@@ -37,6 +42,11 @@ class Server:
 
     url: str
     log: Path
+
+    def forget(self) -> None:
+        """Empty the cache of prefixes; no request may be running."""
+        asked = urllib.request.Request(f"{self.url}/reset_prefix_cache", method="POST")
+        urllib.request.urlopen(asked, timeout=30).read()
 
     def metrics(self) -> dict[str, float]:
         """Counters of /metrics, summed over their labels."""
@@ -60,12 +70,12 @@ def policy_config(eviction: Any, clock: str = "seconds", connector: str = "Polic
 
 
 def trace_config(path: Path) -> dict[str, Any]:
-    """The `--kv-transfer-config` that records a trace to `path`."""
+    """The `--kv-transfer-config` that records a trace to `path`, and its steps beside it."""
     return {
         "kv_connector": "TraceConnector",
         "kv_connector_module_path": "framework.export.vllm_trace",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"path": str(path)},
+        "kv_connector_extra_config": {"path": str(path), "steps": str(path.with_suffix(".steps"))},
     }
 
 
@@ -78,6 +88,40 @@ def both(*configs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def counting_evictions(endpoint: str) -> Iterator[Callable[[], int]]:
+    """How many blocks vLLM's KV events at `endpoint` have said to be removed until asked."""
+    counted, last, stop = [0], [time.monotonic()], threading.Event()
+
+    def read(subscriber: Subscriber) -> None:
+        while not stop.is_set():
+            for _, batch in subscriber.batches(0.1):
+                last[0] = time.monotonic()
+                counted[0] += sum(len(e.block_hashes) for e in batch.events if isinstance(e, BlockRemoved))
+
+    def settled() -> int:
+        while time.monotonic() - last[0] < 0.5:
+            time.sleep(0.1)
+        return counted[0]
+
+    with Subscriber(endpoint) as subscriber:
+        thread = threading.Thread(target=read, args=(subscriber,))
+        thread.start()
+        try:
+            yield settled
+        finally:
+            stop.set()
+            thread.join()
+
+
 @contextmanager
 def serving(
     model: Path, log: Path, arguments: Sequence[str], transfer: Mapping[str, Any] | None = None, name: str = "small"
@@ -87,9 +131,7 @@ def serving(
     Raises:
         StartFailed: as it says.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
         "--port", str(port),

@@ -105,6 +105,9 @@ class ReplayOptions(Section):
     section: ClassVar[str] = "replay"
 
     step_s: float = setting(0.025, "executor=none: seconds a step takes", above=0, at_most=10**9)
+    costs: str | None = setting(
+        None, "executor=none: file of `python -m framework.calibrate`, whose costs time each step in place of step_s"
+    )
     leaf_first: bool = setting(False, "executor=cache_only: evict only blocks without resident children")
     core: str = setting("python", "executor=cache_only: what counts, python or an installed replay core")
     full_blocks_only: bool = setting(False, "executor=cache_only: a partial last block is never cached")

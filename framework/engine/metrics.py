@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.engine.executors.base import Step
+from framework.engine.executors.costs import work_of
 from framework.engine.request import Request, Status
 from framework.engine.tiers.report import tier_step_row, tier_summary
 from framework.errors import PluginError
@@ -35,6 +36,7 @@ class Metrics:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_steps = self.num_scheduled_tokens = self.num_output_tokens = self.num_decode_tokens = 0
         self.schedule_s = self.forward_s = self.sample_s = self.step_s = 0.0
+        self._last: tuple[Step, float] | None = None
         # Of each kind. Lists: for so few, NumPy's overhead a call is more than the work.
         self._slots = [0] * len(_KINDS)
         self._slot_seconds = [0.0] * len(_KINDS)
@@ -119,6 +121,7 @@ class Metrics:
         self.forward_s += computed - scheduled
         self.sample_s += end - computed
         self.step_s += end - start
+        self._last = step, end - start
         seconds, slots = end - start, self._slots
         self._slot_seconds = [total + count * seconds for total, count in zip(self._slot_seconds, slots, strict=True)]
         self._slot_steps = [total + count for total, count in zip(self._slot_steps, slots, strict=True)]
@@ -129,11 +132,17 @@ class Metrics:
         return np.array(self._slots, dtype=np.int64)
 
     def step_row(self, state: EngineState) -> dict[str, Any]:
-        """One line for a run's metrics file: the state after the last step. Shares of 0 reserved slots are None."""
+        """One line for a run's metrics file: the last step's seconds and work, and the state after it. Shares of 0
+        reserved slots are None."""
         live, internal, reserved, external, cached, free = self._slots
         used, pool = live + internal + reserved, self.num_blocks * self.block_size
+        timed: dict[str, Any] = {}
+        if self._last is not None:
+            step, seconds = self._last
+            timed = {"step_s": seconds, **work_of(step.num_new, step.computed)}
         return {
             "time_s": state.executor.now(),
+            **timed,
             "running": state.rows.num_active,
             "waiting": len(state.waiting),
             "output_tokens": self.num_output_tokens,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from framework.engine.executors.costs import work_of
 from framework.errors import ConfigError
 from framework.export.vllm_connector import connector_base
 from framework.export.vllm_idle import MovesNothing
@@ -23,18 +28,20 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers TraceConnector")
 
 
-def path_of(extra: Mapping[str, Any]) -> Path:
-    """The file of a `kv_connector_extra_config`.
+def paths_of(extra: Mapping[str, Any]) -> tuple[Path, Path | None]:
+    """The trace's file of a `kv_connector_extra_config`, and that of the steps where one is named.
 
     Raises:
         ConfigError: no path, or an option that is none.
     """
-    if unknown := sorted(set(extra) - {"path"}):
-        raise ConfigError(f"kv_connector_extra_config of TraceConnector has path, found {', '.join(unknown)}")
-    path = extra.get("path")
-    if not isinstance(path, str) or not path:
-        raise ConfigError(f"TraceConnector writes to kv_connector_extra_config's path, found {path!r}; name a new file")
-    return Path(path)
+    if unknown := sorted(set(extra) - {"path", "steps"}):
+        raise ConfigError(f"kv_connector_extra_config of TraceConnector has path and steps, found {', '.join(unknown)}")
+    for name in ("path", *(["steps"] if "steps" in extra else [])):
+        if not isinstance(extra.get(name), str) or not extra[name]:
+            raise ConfigError(
+                f"TraceConnector writes to kv_connector_extra_config's {name}, found {extra.get(name)!r}; name a new file"
+            )
+    return Path(extra["path"]), Path(extra["steps"]) if "steps" in extra else None
 
 
 class TraceMethods(MovesNothing):
@@ -46,10 +53,12 @@ class TraceMethods(MovesNothing):
 
     Attributes:
         trace: None before the scheduler starts, and where recording has ended.
+        steps: of a file of steps, None without one. See `TimedSteps`.
     """
 
     path: Path
     trace: PrivateTrace | None = None
+    steps: TimedSteps | None = None
     _num_steps = 0
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
@@ -75,6 +84,12 @@ class TraceMethods(MovesNothing):
         """A step was scheduled; one without a token is none."""
         self._num_steps += num_tokens > 0
 
+    def timed(self, scheduler_output: Any) -> None:
+        """The same step, for the file of steps."""
+        steps = self.steps
+        if steps is not None and scheduler_output.total_num_scheduled_tokens:
+            self._guarded(lambda: steps.scheduled(scheduler_output))
+
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         """A request has ended, however."""
         live = self._live.pop(request.request_id, None) if self.trace is not None else None
@@ -82,19 +97,87 @@ class TraceMethods(MovesNothing):
             live.hashes = [bytes(name) for name in request.block_hashes]
             live.total_tokens = int(request.num_tokens)
             self._guarded(self.trace.ended)
+        if self.steps is not None and not self._live:
+            self._guarded(self.steps.idle)
         return False, None
 
     def shutdown(self) -> None:
         """vLLM is about to end."""
         if self.trace is not None:
             self._guarded(self.trace.close)
+        if self.steps is not None:
+            self._guarded(self.steps.close)
 
-    def _guarded(self, write: Any) -> None:
+    def _guarded(self, write: Callable[[], None]) -> None:
         try:
             write()
         except OSError as error:
-            self.trace = None
+            self.trace = self.steps = None
             _LOGGER.error("%s cannot be written (%s): the recording ends here, vLLM goes on", self.path, error)
+
+
+class TimedSteps:
+    """A file of what each step computed and how long it took, for `python -m framework.calibrate`.
+
+    A step lasts until the scheduler begins the next, so what the engine does between them belongs to it. The last one
+    before the engine has nothing to do has no such end: its line has no seconds, and a calibration leaves it out.
+
+    Args:
+        path: a new file.
+        ahead: vLLM schedules asynchronously: a step is scheduled while the one before it runs, and ends when the step
+            after the next is scheduled.
+
+    Raises:
+        ConfigError: the file is there already, or cannot be written.
+    """
+
+    def __init__(self, path: Path, *, ahead: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._ahead, self._clock = int(ahead), clock
+        self._pending: list[dict[str, Any]] = []
+        self._since: float | None = None
+        try:
+            self._file = path.open("x", buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}; choose another name") from error
+
+    def scheduled(self, output: Any) -> None:
+        """A step begins: vLLM's SchedulerOutput.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        now, since = self._clock(), self._since
+        self._since = now
+        if len(self._pending) > self._ahead:
+            self._write(self._pending.pop(0), None if since is None else now - since)
+        before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        pairs = [(count, before[name]) for name, count in output.num_scheduled_tokens.items()]
+        num_new, computed = np.array(pairs, dtype=np.int64).T
+        self._pending.append(work_of(num_new, computed))
+
+    def idle(self) -> None:
+        """Every request has ended.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        for step in self._pending:
+            self._write(step, None)
+        self._pending, self._since = [], None
+
+    def close(self) -> None:
+        """Nothing follows.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self.idle()
+        self._file.close()
+
+    def _write(self, step: dict[str, Any], seconds: float | None) -> None:
+        self._file.write(json.dumps({**step, "step_s": seconds}) + "\n")
 
 
 @cache
@@ -106,11 +189,14 @@ def _connector_classes() -> dict[str, type]:
 
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             super().__init__(vllm_config, role, kv_cache_config)
-            self.path = path_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            self.path, steps = paths_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            if steps is not None and role == base.KVConnectorRole.SCHEDULER:
+                self.steps = TimedSteps(steps, ahead=bool(vllm_config.scheduler_config.async_scheduling))
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Nothing for the workers."""
             self.scheduled(scheduler_output.total_num_scheduled_tokens)
+            self.timed(scheduler_output)
             return NothingToSay()
 
     class NothingToSay(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]

@@ -10,6 +10,7 @@ from typing import Any
 from framework.config.config import Choice, Config
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
+from framework.engine.executors.costs import StepCosts
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.text import RecordedEnd
 from framework.engine.tiers.records import MakeTiers
@@ -45,7 +46,7 @@ _TIMED_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps", "load_wait_s"
 _NOT_IN_STEPS = frozenset(
     {
         "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "schedule_s",
-        "forward_s", "sample_s", "engine_overhead", "load_wait_s",
+        "forward_s", "sample_s", "step_s", "engine_overhead", "load_wait_s",
     }
 )  # fmt: skip
 
@@ -202,7 +203,8 @@ def open_source(config: Config, log: Any, kv_events: EventStream | None = None, 
         future = with_blocks(requests_of(workload, name), engine.allocator.block_size)
         Foresight(engine.allocator, future, max_len=engine.max_model_len).attach(engine)
     next(requests_of(workload, name))  # what cannot be read is found before anything is written
-    unit, clock = "s", "virtual" if config.executor == "roofline" else f"{config.replay.step_s} s a step"
+    timed = f"costs of {config.replay.costs}" if config.replay.costs else f"{config.replay.step_s} s a step"
+    unit, clock = "s", "virtual" if config.executor == "roofline" else timed
     if steps:
         unit, clock = "steps", "steps"
     return Source(engine, policy, trace_items(requests_of(workload, name), outputs), unit, clock, workload)
@@ -295,9 +297,13 @@ def _tier_maker(config: Config, executor: Executor, shared: Mapping[str, Any], *
     )
     most = config.engine.max_batch_tokens
 
+    costs = StepCosts.read(options.costs) if options.costs else None
+
     def recompute_s(cached: int, tokens: int) -> float:
         if config.executor == "roofline":
             return device.prefill_s(cached, tokens)
+        if costs is not None:
+            return costs.prefill_s(cached, tokens)
         return options.step_s * -(-(tokens - cached) // most)
 
     return lambda: replayed_tiers(
@@ -356,4 +362,5 @@ def _executor(
             ),
             outputs=outputs,
         )
-    return ReplayExecutor(constant_step(options.step_s), outputs=outputs)
+    step_time = StepCosts.read(options.costs) if options.costs else constant_step(options.step_s)
+    return ReplayExecutor(step_time, outputs=outputs)

@@ -67,10 +67,10 @@ def test_a_file_that_is_there_and_an_unknown_option_are_refused_as_vllm_starts(t
     with pytest.raises(ConfigError, match="is there already"):
         vllm_side.scheduler_of(num_blocks=20, transfer=transfer(tmp_path / "mine"))
     assert (tmp_path / "mine").read_text() == "precious"
-    with pytest.raises(ConfigError, match="has path, found salt"):
+    with pytest.raises(ConfigError, match="has path and steps, found salt"):
         vllm_side.scheduler_of(num_blocks=20, transfer=transfer(tmp_path / "new", salt="x"))
     with pytest.raises(ConfigError, match="name a new file"):
-        vllm_trace.path_of({})
+        vllm_trace.paths_of({})
 
 
 def test_a_full_disk_ends_the_recording_and_not_vllm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,265 @@
+"""A clock fitted to an engine: vLLM on this CPU and our own, and how well it tells held-out workloads at three loads.
+
+Needs vLLM's environment: `make live-clock` sets it up and runs this. KVLAB_PYTHON is the Python of our engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from experiments.live.checkpoint import VOCABULARY, make
+from experiments.live.clients import Ask, Client, drawn
+from experiments.live.server import serving, trace_config
+from experiments.shared import ROOT, begun, publish, table, write_provenance, write_rows
+from framework.interfaces.workload import WorkloadRequest
+from framework.workload.traces.own_format import write_trace
+
+BLOCK, BLOCKS, LONGEST, ROWS, STEP_TOKENS = 32, 256, 1024, 8, 512
+SHAPE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+LOADS = (0.3, 0.6, 0.9)
+"""Arrivals a second as a share of what the engine does when all requests are there at once."""
+HELD_OUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "conversations": ("conversations", {"num_sessions": 40, "rate_per_s": 1.0, "think_s": 5.0, "turns": 4.0}),
+    "system prompts": ("system_prompts", {"num_prompts": 8, "num_requests": 200, "rate_per_s": 1.0}),
+}
+MEASURES = ("time to first token", "time per token", "duration")
+PERCENTILES = (50, 90)
+
+Times = npt.NDArray[np.float64]
+Measure = Callable[[str, float], Times]
+"""Of a workload at a speed: (requests, 3) seconds, as MEASURES."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Both engines; the tables."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.live.clock", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few requests, one repeat; needs --out")
+    parser.add_argument("--out", type=Path, help="where results go; default: results/clock")
+    options = parser.parse_args(arguments)
+    if options.quick and options.out is None:
+        parser.error("--quick would overwrite the whole results; give --out FOLDER")
+    options.jobs = 1
+    begun(options, "live.clock", ROOT / "experiments" / "live", "results/clock")
+    most, repeats = (12, 1) if options.quick else (40, 3)
+    rows: list[dict[str, Any]] = []
+    fits: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), most, repeats)
+        for name, measured in (("vLLM", bench.vllm), ("ours", bench.ours)):
+            found, fit = measured()
+            rows += [{"engine": name, **row} for row in found]
+            fits.append({"engine": name, **fit})
+    write_rows(options.out / "clock.csv", rows)
+    write_rows(options.out / "costs.csv", fits)
+    write_provenance(options, [], vllm=version("vllm"), torch=version("torch"))
+    publish(options, {"costs": _costs(fits), "clock": _clock(rows)})
+    return 0
+
+
+class Bench:
+    """One checkpoint, the traces of calibration and held-out workloads, and two engines.
+
+    Args:
+        folder: for all files. most: requests of a held-out workload.
+    """
+
+    def __init__(self, folder: Path, most: int, repeats: int) -> None:
+        self.folder, self.repeats = folder, repeats
+        self.model = make(folder / "checkpoint", **SHAPE)
+        self.asks = {"calibration": _mixed(40)}
+        for name, (kind, options) in HELD_OUT.items():
+            self.asks[name] = drawn(kind, LONGEST, most, seed=7, output_tokens=16, **options)
+        for name, asks in self.asks.items():
+            write_trace(self._trace(name), [
+                WorkloadRequest(arrival_s=ask.arrival_s, prompt=np.array(ask.prompt, dtype=np.int32),
+                                output_tokens=ask.max_tokens, session=ask.session or None)
+                for ask in asks
+            ])  # fmt: skip
+
+    def vllm(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """vLLM behind HTTP, with nothing but the recorder of its steps; times are the client's."""
+        recorded = self.folder / "vllm.jsonl"
+        arguments = (
+            "--enforce-eager", "--block-size", str(BLOCK), "--max-model-len", str(LONGEST), "--max-num-seqs", str(ROWS),
+            "--num-gpu-blocks-override", str(BLOCKS + 1), "--max-num-batched-tokens", str(STEP_TOKENS),
+        )  # fmt: skip
+        with serving(self.model, self.folder / "vllm.log", arguments, trace_config(recorded)) as server:
+            client = Client(server)
+
+            def measured(workload: str, speed: float) -> Times:
+                asks = self.asks[workload]
+                arrivals = [ask.arrival_s / speed for ask in asks]
+                start, answers = client.on_time(asks, arrivals)
+                server.forget()
+                return _times(
+                    np.array(arrivals),
+                    np.array([answer.first_s - start for answer in answers]),
+                    np.array([answer.end_s - start for answer in answers]),
+                    np.array([len(answer.tokens) for answer in answers]),
+                )
+
+            def steps() -> Path:
+                measured("calibration", 1.0)  # what is slow once
+                steps = recorded.with_suffix(".steps")
+                before = len(steps.read_text(encoding="utf-8").splitlines())
+                measured("calibration", 1.0)
+                kept = self.folder / "vllm.calibration"
+                kept.write_text("\n".join(steps.read_text(encoding="utf-8").splitlines()[before:]) + "\n")
+                return kept
+
+            vllm_order = (
+                "engine.scheduling=running_first",
+                "allocator={name: prefix, duplicates: keep, watermark: 0.0}",
+            )
+            return self._engine(steps, measured, vllm_order)
+
+    def ours(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """`mode=serve`, each run a process of its own; times are the engine's."""
+
+        def measured(workload: str, speed: float) -> Times:
+            serve = (f"model={self.model}", "+model.dtype=float32", "device=cpu", "engine.warm_up=true",
+                     "run.check_requests=0")  # fmt: skip
+            return self._run(workload, speed, "mode=serve", *serve)[0]
+
+        def steps() -> Path:
+            measured("calibration", 1.0)
+            return self.folder / "run" / "metrics.jsonl"
+
+        return self._engine(steps, measured, ())
+
+    def _engine(
+        self, steps: Callable[[], Path], measured: Measure, settings: Sequence[str]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Fit the clock to the timed steps, then each workload at each load, measured and replayed."""
+        costs = self.folder / "costs.json"
+        said = self._python("framework.calibrate", str(steps()), "--out", str(costs), "--json")
+        fit = json.loads(said)
+        print(f"calibrated: {fit}", file=sys.stderr, flush=True)
+        replay = ("mode=replay", f"replay.costs={costs}", *settings)
+        rows = []
+        for workload in HELD_OUT:
+            asks = self.asks[workload]
+            all_at_once = self._run(workload, 1e6, *replay)[1]["requests_per_s"]
+            drawn_per_s = (len(asks) - 1) / (asks[-1].arrival_s - asks[0].arrival_s)
+            for load in LOADS:
+                speed = float(load * all_at_once / drawn_per_s)
+                told = self._run(workload, speed, *replay)[0]
+                runs = [measured(workload, speed) for _ in range(self.repeats)]
+                found = _compared(runs, told)
+                rows += [{"workload": workload, "load": load, "requests": len(asks), **row} for row in found]
+                print(f"{workload} at {load:.0%} of {all_at_once:.2f} requests/s", file=sys.stderr, flush=True)
+        flat = {
+            **fit["costs"],
+            **{key: fit[key] for key in ("num_steps", "total_error", "step_error_p50", "step_error_p95")},
+        }
+        return rows, flat
+
+    def _run(self, workload: str, speed: float, *overrides: str) -> tuple[Times, dict[str, Any]]:
+        """One run of ours, serve or replay: its times, its result."""
+        out = self.folder / "run"
+        self._python(
+            "framework.run", "workload=trace", f"workload.path={self._trace(workload)}", f"workload.speed={speed}",
+            f"run.dir={out}", "run.progress=false", "run.overwrite=true", f"cache.block_size={BLOCK}",
+            f"cache.num_blocks={BLOCKS}", f"engine.max_batch_tokens={STEP_TOKENS}", f"engine.max_batch_requests={ROWS}",
+            f"engine.max_model_len={LONGEST}", *overrides,
+        )  # fmt: skip
+        rows = [json.loads(line) for line in (out / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows.sort(key=lambda row: row["request"])
+        wanted = [ask.max_tokens for ask in self.asks[workload]]
+        if (found := [row["output_tokens"] for row in rows]) != wanted:
+            raise RuntimeError(f"answers of other lengths than asked for: {found}, {wanted}")
+        times = _times(*(np.array([row[key] for row in rows]) for key in
+                         ("arrival_s", "first_token_s", "finished_s", "output_tokens")))  # fmt: skip
+        return times, json.loads((out / "result.json").read_text(encoding="utf-8"))
+
+    def _trace(self, name: str) -> Path:
+        return self.folder / f"{name.replace(' ', '_')}.jsonl"
+
+    def _python(self, *command: str) -> str:
+        """Standard output of a module of ours."""
+        done = subprocess.run(
+            [os.environ.get("KVLAB_PYTHON", sys.executable), "-m", *command],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}")
+        return done.stdout
+
+
+def _mixed(count: int) -> list[Ask]:
+    """Prompts of 8 to 900 tokens, a third of them repeated with a new end, in bursts of one to eight."""
+    draw = np.random.default_rng(1)
+    asks: list[Ask] = []
+    now = 0.0
+    while len(asks) < count:
+        for _ in range(int(draw.integers(1, 9))):
+            length = int(np.exp(draw.uniform(np.log(8), np.log(900))))
+            prompt = draw.integers(2, VOCABULARY, length).tolist()
+            if asks and draw.random() < 0.33:
+                prompt = [*asks[int(draw.integers(len(asks)))].prompt[:600], *prompt[:200]]
+            asks.append(Ask(tuple(prompt), int(draw.integers(4, 64)), arrival_s=now))
+        now += float(draw.uniform(0.5, 3.0))
+    return asks
+
+
+def _times(arrival: Times, first: Times, end: Times, tokens: Times) -> Times:
+    return np.stack([first - arrival, (end - first) / (tokens - 1), end - arrival], axis=1)
+
+
+def _compared(runs: Sequence[Times], told: Times) -> list[dict[str, Any]]:
+    """Each percentile: the mean over repeats, how far the repeats lie apart, and the replay's error, both relative."""
+    rows = []
+    for column, measure in enumerate(MEASURES):
+        for percent in PERCENTILES:
+            values = np.array([np.percentile(run[:, column], percent) for run in runs])
+            said = float(np.percentile(told[:, column], percent))
+            mean = float(values.mean())
+            rows.append(
+                {"measure": measure, "percentile": percent, "measured_s": mean,
+                 "spread": float(values.max() - values.min()) / mean, "replayed_s": said, "error": said / mean - 1}
+            )  # fmt: skip
+    return rows
+
+
+def _costs(fits: Sequence[dict[str, Any]]) -> str:
+    header = ["engine", "steps", "a step", "a row", "a token", "a token of context", "a pair", "held-out steps, all",
+              "each, median"]  # fmt: skip
+    keys = ("step_s", "row_s", "token_s", "context_s", "pair_s")
+    return table(header, [
+        [fit["engine"], fit["num_steps"], *(f"{1e6 * fit[key]:.3g} µs" for key in keys), f"{fit['total_error']:+.1%}",
+         f"{fit['step_error_p50']:.1%}"]
+        for fit in fits
+    ])  # fmt: skip
+
+
+def _clock(rows: Sequence[dict[str, Any]]) -> str:
+    """One line a workload and load; each cell the replay's error, and the spread of the engine's repeats."""
+    header = [
+        "engine",
+        "workload",
+        "load",
+        *(f"{measure}, p{percent}" for measure in MEASURES for percent in PERCENTILES),
+    ]
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        cells = lines.setdefault((row["engine"], row["workload"], f"{row['load']:.0%}"), [])
+        cells.append(f"{1000 * row['measured_s']:.0f} ms: {row['error']:+.0%} (±{row['spread'] / 2:.0%})")
+    return table(header, [[*key, *cells] for key, cells in lines.items()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
