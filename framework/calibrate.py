@@ -36,7 +36,7 @@ class Calibration:
         costs: seconds.
         intervals: 95 % of each cost, by a bootstrap over steps.
         num_steps: that were fitted.
-        total_error: of the seconds of all steps together, relative, where each half was timed by the other half's costs.
+        total_error: relative, of the seconds of all steps together; each half is timed by the other half's costs.
         step_errors: relative error of single steps there, absolute: median and 95th percentile.
         largest: of each kind of work in a step; beyond it the costs are extrapolated.
     """
@@ -145,8 +145,9 @@ def _require_tellable(work: Floats) -> None:
             lost.append(name)
     if lost:
         raise ConfigError(
-            f"these {len(work)} steps cannot tell {', '.join(lost)} apart: what they count hardly varies by itself. Record "
-            "requests of short and long prompts and of several at once, so that steps differ in rows, tokens and context"
+            f"these {len(work)} steps cannot tell {', '.join(lost)} apart: what they count hardly varies by itself. "
+            "Record requests of short and long prompts and of several at once, so that steps differ in rows, tokens "
+            "and context"
         )
 
 

@@ -39,7 +39,8 @@ def paths_of(extra: Mapping[str, Any]) -> tuple[Path, Path | None]:
     for name in ("path", *(["steps"] if "steps" in extra else [])):
         if not isinstance(extra.get(name), str) or not extra[name]:
             raise ConfigError(
-                f"TraceConnector writes to kv_connector_extra_config's {name}, found {extra.get(name)!r}; name a new file"
+                f"TraceConnector writes to kv_connector_extra_config's {name}, found {extra.get(name)!r}; "
+                "name a new file"
             )
     return Path(extra["path"]), Path(extra["steps"]) if "steps" in extra else None
 

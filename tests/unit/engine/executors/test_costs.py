@@ -34,12 +34,12 @@ def test_a_prompt_costs_what_is_not_cached(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"row_s": -1.0}, {"pair_s": float("nan")}, dict.fromkeys(COSTS, 0.0)])
 def test_costs_that_no_clock_can_have_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="at least 0|stand still"):
+    with pytest.raises(ConfigError, match=r"at least 0|stand still"):
         StepCosts.read(written(tmp_path / "costs.json", **wrong))
 
 
 def test_a_file_without_costs_is_refused_with_the_command_that_writes_one(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("{}")
     for path in (tmp_path / "none", tmp_path / "empty"):
-        with pytest.raises(ConfigError, match="framework.calibrate STEPS --out FILE"):
+        with pytest.raises(ConfigError, match=r"framework\.calibrate STEPS --out FILE"):
             StepCosts.read(path)
