@@ -63,7 +63,7 @@ class Calibration:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 on success, 2 with one sentence on stderr where the costs cannot be told."""
+    """Run the command; 0 on success, 2 with one sentence on stderr where the costs cannot be predicted."""
     parser = argparse.ArgumentParser(prog="python -m framework.calibrate", description=__doc__)
     parser.add_argument(
         "steps", metavar="STEPS", nargs="+", type=Path,
@@ -113,18 +113,18 @@ def calibrate(work: Floats, seconds: Floats) -> Calibration:
     """
     _require_tellable(work)
     costs, half = _fitted(work, seconds), np.arange(len(work)) % 2 == 0
-    told = np.empty(len(work))
+    predicted = np.empty(len(work))
     for part in (half, ~half):  # every second step: load and machine drift over a run
-        told[part] = work[part] @ _fitted(work[~part], seconds[~part])
+        predicted[part] = work[part] @ _fitted(work[~part], seconds[~part])
     draw = np.random.default_rng(0)
     drawn = np.array([_fitted(work[at], seconds[at]) for at in draw.integers(0, len(work), (_RESAMPLES, len(work)))])
     ends = np.percentile(drawn, (2.5, 97.5), axis=0).T.tolist()
-    off = np.abs(told - seconds) / seconds.clip(min=1e-9)
+    off = np.abs(predicted - seconds) / seconds.clip(min=1e-9)
     return Calibration(
         costs=StepCosts(**dict(zip(COSTS, costs.tolist(), strict=True))),
         intervals={name: (low, high) for name, (low, high) in zip(COSTS, ends, strict=True)},
         num_steps=len(work),
-        total_error=float(told.sum() / seconds.sum() - 1),
+        total_error=float(predicted.sum() / seconds.sum() - 1),
         step_errors=(float(np.percentile(off, 50)), float(np.percentile(off, 95))),
         largest=dict(zip(WORK, work[:, 1:].max(axis=0).tolist(), strict=True)),
     )

@@ -155,9 +155,9 @@ class Bench:
             drawn_per_s = (len(asks) - 1) / (asks[-1].arrival_s - asks[0].arrival_s)
             for load in LOADS:
                 speed = float(load * all_at_once / drawn_per_s)
-                told = self._run(workload, speed, *replay)[0]
+                predicted = self._run(workload, speed, *replay)[0]
                 runs = [measured(workload, speed) for _ in range(self.repeats)]
-                found = _compared(runs, told)
+                found = _compared(runs, predicted)
                 rows += [{"workload": workload, "load": load, "requests": len(asks), **row} for row in found]
                 print(f"{workload} at {load:.0%} of {all_at_once:.2f} requests/s", file=sys.stderr, flush=True)
         flat = {
@@ -220,13 +220,13 @@ def _times(arrival: Times, first: Times, end: Times, tokens: Times) -> Times:
     return np.stack([first - arrival, (end - first) / (tokens - 1), end - arrival], axis=1)
 
 
-def _compared(runs: Sequence[Times], told: Times) -> list[dict[str, Any]]:
+def _compared(runs: Sequence[Times], predicted: Times) -> list[dict[str, Any]]:
     """Each percentile: the mean over repeats, how far the repeats lie apart, and the replay's error, both relative."""
     rows = []
     for column, measure in enumerate(MEASURES):
         for percent in PERCENTILES:
             values = np.array([np.percentile(run[:, column], percent) for run in runs])
-            said = float(np.percentile(told[:, column], percent))
+            said = float(np.percentile(predicted[:, column], percent))
             mean = float(values.mean())
             rows.append(
                 {"measure": measure, "percentile": percent, "measured_s": mean,

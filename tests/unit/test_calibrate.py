@@ -1,4 +1,4 @@
-"""Costs fitted to steps whose true costs are known, and to steps from which they cannot be told."""
+"""Costs fitted to steps whose true costs are known, and to steps that cannot tell them."""
 
 from __future__ import annotations
 

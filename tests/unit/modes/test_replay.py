@@ -69,6 +69,23 @@ def test_a_trace_of_lengths_is_replayed_and_shares_nothing(tmp_path: Path) -> No
         replayed(tmp_path, path, "cache_only")
 
 
+def test_fitted_costs_time_each_step_by_its_work_and_each_line_of_metrics_says_what_it_was(tmp_path: Path) -> None:
+    costs = {"step_s": 0.5, "row_s": 0.25, "token_s": 0.001, "context_s": 0.0001, "pair_s": 0.00001}
+    (tmp_path / "costs.json").write_text(json.dumps({"costs": costs}))
+    path = written(tmp_path, mooncake()[:1])
+    result = replayed(tmp_path, path, replay={"costs": str(tmp_path / "costs.json")})
+    length = 1024 + 40
+    assert result["clock"] == f"costs of {tmp_path / 'costs.json'}"
+    assert result["ttft_s_p50"] == pytest.approx(0.75 + 0.001 * length + 0.00001 * length * (length + 1) / 2)
+    first, second, *_ = map(json.loads, (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())
+    assert first["step_s"] == pytest.approx(result["ttft_s_p50"])
+    work = [second[name] for name in ("rows", "new_tokens", "context_tokens", "pairs")]
+    assert work == [1, 1, length, length + 1]
+    assert second["step_s"] == pytest.approx(0.75 + 0.001 + 0.0001 * length + 0.00001 * (length + 1))
+    with pytest.raises(ConfigError, match=r"framework\.calibrate STEPS --out FILE"):
+        replayed(tmp_path, path, replay={"costs": str(tmp_path / "none.json")})
+
+
 @pytest.mark.parametrize("executor", ["none", "cache_only"])
 def test_a_limit_takes_the_first_requests(tmp_path: Path, executor: str) -> None:
     result = replayed(tmp_path, written(tmp_path, mooncake()), executor, workload={"limit": 3})
