@@ -9,6 +9,7 @@ from typing import Any, Literal
 from framework.config.sections import (
     CacheOptions,
     EngineOptions,
+    FaultOptions,
     KernelOptions,
     KVEventsOptions,
     ReplayOptions,
@@ -52,6 +53,7 @@ class Config(Section):
     kv_events: KVEventsOptions = field(default_factory=KVEventsOptions)
     kernel: KernelOptions = field(default_factory=KernelOptions)
     run: RunOptions
+    faults: FaultOptions = field(default_factory=FaultOptions)
     allocator: Choice
     eviction: Choice
     hash: Choice

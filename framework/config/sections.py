@@ -33,7 +33,16 @@ class CacheOptions(Section):
         None, "JSON file with the scales of a float8_e4m3fn pool; null: calibrated by a first pass"
     )
     layout: Literal["NHD", "HND"] = setting("NHD", "order of a block's dimensions in memory: NHD | HND")
-    poison: bool = setting(False, "fault injection: NaN in every block as it is handed out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultOptions(Section):
+    """Faults that are injected, to show that results do not depend on luck."""
+
+    section: ClassVar[str] = "faults"
+
+    poison: bool = setting(False, "serve: NaN in every block as it is handed out")
+    preempt_every: int = setting(0, "preempt the newest row every so many steps; 0: never", at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +67,6 @@ class EngineOptions(Section):
         "admit_first: waiting requests get room for their prompts before running ones grow | running_first: running "
         "ones grow first, a prompt gets blocks chunk by chunk, as in vLLM",
     )
-    preempt_every: int = setting(0, "fault injection: preempt the newest row every so many steps; 0: never", at_least=0)
     compile: bool = setting(False, "the decoder through torch.compile", of_a_model=True)
     cuda_graphs: Literal["auto", True, False] = setting(
         "auto",
@@ -95,7 +103,7 @@ class EngineOptions(Section):
     def batching(self) -> dict[str, Any]:
         """What `Engine` takes by these settings' names, in a serve run and in a replay alike."""
         names = ("max_batch_tokens", "max_batch_requests", "chunk_size", "share_within_step", "scheduling")
-        return {name: getattr(self, name) for name in (*names, "preempt_every")}
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,12 +233,6 @@ class KVEventsOptions(Section):
     replay_endpoint: str | None = setting(
         "tcp://127.0.0.1:5558", "publish: where they ask for what they missed; null: nowhere"
     )
-    buffer_steps: int = setting(10_000, "publish: batches kept for them", at_least=1, at_most=10**7)
-    hwm: int = setting(100_000, "publish: messages kept for a slow subscriber; more are lost to it", at_least=1,
-                       at_most=2**31 - 1)  # fmt: skip
-    max_queue_size: int = setting(100_000, "publish: batches that wait to be sent; more are lost", at_least=1,
-                                  at_most=10**9)  # fmt: skip
-    topic: str = setting("", "publish: the first frame of each message")
     linger_s: float = setting(0.0, "publish: seconds that replies go on after the run", at_least=0, at_most=3600)
     int_hashes: bool = setting(False, "publish: hashes as integers of 64 bits, as SGLang has them, not as bytes")
     token_ids: bool = setting(True, "send each block's tokens; false: empty lists")
@@ -240,7 +242,9 @@ class KVEventsOptions(Section):
 SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
     {
         cls.section: cls
-        for cls in (CacheOptions, EngineOptions, ReplayOptions, KVEventsOptions, KernelOptions, RunOptions)
+        for cls in (
+            CacheOptions, EngineOptions, ReplayOptions, KVEventsOptions, KernelOptions, RunOptions, FaultOptions,
+        )
     }
 )
 """Name -> its class, in the order that `--help` and config.yaml show them."""

@@ -16,22 +16,22 @@ from framework.kv_events.wire import END, SEQUENCE_BYTES, as_integers, encode, p
 
 _POLL_S = 0.02
 _CLOSE_S = 2.0
+_KEPT_BATCHES = 10_000
+_MOST_MESSAGES = 100_000
+_MOST_WAITING = 100_000
 
 
 class Publisher:
-    """Sends each batch as `[topic, number, msgpack]` from a thread of its own. A Sink.
+    """Sends each batch as `[empty topic, number, msgpack]` from a thread of its own. A Sink.
 
     NOTE 1. It never holds up the run that it follows, nor fails it. A full queue loses the batch: its number is used
-    up, so a subscriber sees the gap, and `facts` counts it. A slow subscriber loses what exceeds `hwm` messages, which
-    ZeroMQ drops for it alone. A batch that cannot be sent is counted, with the first reason.
-    NOTE 2. The last `buffer_steps` batches can be asked for again: eight bytes with a number to the replay endpoint are
+    up, so a subscriber sees the gap, and `facts` counts it. A slow subscriber loses what exceeds `_MOST_MESSAGES`,
+    which ZeroMQ drops for it alone. A batch that cannot be sent is counted, with the first reason.
+    NOTE 2. The last `_KEPT_BATCHES` batches can be asked for again: eight bytes with a number to the replay endpoint are
     answered with all from there on and a message whose number is -1.
 
     Args:
         endpoint, replay_endpoint: addresses to bind, such as tcp://127.0.0.1:5557; None: no replay.
-        buffer_steps: batches kept for replay. hwm: messages kept for a subscriber that is behind.
-        queue_size: batches that may wait to be sent.
-        topic: the first frame of each message.
         linger_s: how long `close` goes on answering those who missed something.
         int_hashes: integers of 64 bits for hashes, as SGLang sends them, in place of bytes.
 
@@ -44,28 +44,24 @@ class Publisher:
         endpoint: str,
         replay_endpoint: str | None = None,
         *,
-        buffer_steps: int = 10_000,
-        hwm: int = 100_000,
-        queue_size: int = 100_000,
-        topic: str = "",
         linger_s: float = 0.0,
         int_hashes: bool = False,
     ) -> None:
         zmq = package("zmq")
         package("msgspec")
-        self._topic, self._linger_s, self._int_hashes = topic.encode(), linger_s, int_hashes
-        self._queue: queue.Queue[tuple[int, float, Sequence[Event]] | None] = queue.Queue(queue_size)
-        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=buffer_steps)
+        self._linger_s, self._int_hashes = linger_s, int_hashes
+        self._queue: queue.Queue[tuple[int, float, Sequence[Event]] | None] = queue.Queue(_MOST_WAITING)
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=_KEPT_BATCHES)
         self._again, self._closing = zmq.Again, False
         self.num_dropped = self.num_failed = 0
         self.first_error = ""
         self._context = zmq.Context()
         try:
-            self._sender = self._socket(zmq.PUB, zmq.SNDHWM, hwm)
+            self._sender = self._socket(zmq.PUB, zmq.SNDHWM, _MOST_MESSAGES)
             self.endpoint = _bind(self._sender, endpoint, "endpoint", zmq)
             self._replies, self.replay_endpoint = None, None
             if replay_endpoint is not None:
-                self._replies = self._socket(zmq.ROUTER, zmq.SNDHWM, 2 * (buffer_steps + 1))
+                self._replies = self._socket(zmq.ROUTER, zmq.SNDHWM, 2 * (_KEPT_BATCHES + 1))
                 self.replay_endpoint = _bind(self._replies, replay_endpoint, "replay_endpoint", zmq)
         except BaseException:
             self._context.destroy(linger=0)
@@ -140,7 +136,7 @@ class Publisher:
             events = [as_integers(event) for event in events]
         number, data = sequence.to_bytes(SEQUENCE_BYTES, "big"), encode(EventBatch(now, events, 0))
         self._kept.append((number, data))
-        self._sender.send_multipart((self._topic, number, data))
+        self._sender.send_multipart((b"", number, data))
 
     def _answer(self) -> None:
         assert self._replies is not None
@@ -150,7 +146,7 @@ class Publisher:
             return
         for number, data in [*self._kept]:
             if number >= wanted:
-                self._replies.send_multipart((client, b"", self._topic, number, data))
+                self._replies.send_multipart((client, b"", b"", number, data))
         self._replies.send_multipart((client, b"", b"", END, b""))
 
 

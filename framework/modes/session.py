@@ -15,10 +15,11 @@ from framework.config.config import Config
 from framework.engine.limits import shortened
 from framework.errors import FrameworkError
 from framework.files.secrets import hidden, masked, secrets_of
+from framework.kv_events.json_lines import JsonLines
+from framework.kv_events.publisher import Publisher
 from framework.kv_events.stream import EventStream, Sink
 from framework.misses.account import Account
 from framework.misses.ledger import Ledger
-from framework.modes.kv_events import event_file, publisher_of
 from framework.modes.watchdog import Watchdog
 from framework.replay.misses import against_models
 from framework.results.layout import JOB, KV_EVENTS, REGRET, SHARED
@@ -104,9 +105,17 @@ class Session:
         asked = self.config.kv_events
         if not asked.file and not asked.publish:
             return None
-        sinks: list[Sink] = [publisher_of(asked)] if asked.publish else []
+        sinks: list[Sink] = []
+        if asked.publish:
+            sinks.append(
+                Publisher(asked.endpoint, asked.replay_endpoint, linger_s=asked.linger_s, int_hashes=asked.int_hashes)
+            )
         if asked.file:
-            sinks.append(event_file(self.config, lambda record: self.run.writer(KV_EVENTS).write(record)))
+            cache = self.config.cache
+            sinks.append(JsonLines(
+                lambda record: self.run.writer(KV_EVENTS).write(record), clock="steps", block_size=cache.block_size,
+                num_blocks=cache.num_blocks, report_hits=asked.report_hits, token_ids=asked.token_ids,
+            ))  # fmt: skip
         self._kv_events = EventStream(sinks, report_hits=asked.report_hits, token_ids=asked.token_ids)
         self._stack.enter_context(closing(self._kv_events))
         return self._kv_events

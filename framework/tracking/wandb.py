@@ -20,6 +20,11 @@ from framework.results.layout import CONFIG, EVENTS, KERNEL, METRICS, PROVENANCE
 from framework.tracking.tracker import TrackerWarning
 
 _ID = "wandb-id"
+INIT_TIMEOUT_S = 15.0
+"""For reaching the server at the start; then the run is recorded offline."""
+_FINISH_TIMEOUT_S = 60.0  # for the last upload; then the records stay for `wandb sync`
+_MIN_INTERVAL_S = 0.25
+_MOST_TABLE_ROWS = 1000
 
 
 class WandbTracker(Tracker):
@@ -32,12 +37,7 @@ class WandbTracker(Tracker):
         mode: `auto` is online where an API key is at hand and offline elsewhere; `online`, `offline` or `disabled`
             as named. The environment variable WANDB_MODE wins. Without a key, `online` warns and is `offline`:
             nothing ever asks for one.
-        group, job_type: override the run's own label; its name is `run.name`.
-        tags: added to the label's.
-        init_timeout_s: for reaching the server at the start; then the run is recorded offline.
-        finish_timeout_s: for the last upload; then the records stay for `wandb sync`.
-        min_interval_s: live metrics are sent at most this often; the last ones always are.
-        max_table_rows: requests in the table.
+        tags: added to the label's, whose name is `run.name` and whose group `run.group`.
         artifacts: whether the run's files (configuration, provenance, result, requests, events) are kept as an
             artifact of the run.
 
@@ -51,20 +51,11 @@ class WandbTracker(Tracker):
         project: str = "kvcache-framework",
         entity: str | None = None,
         mode: Literal["auto", "online", "offline", "disabled"] = "auto",
-        group: str | None = None,
-        job_type: str | None = None,
         tags: Sequence[str] = (),
-        init_timeout_s: float = 15.0,
-        finish_timeout_s: float = 60.0,
-        min_interval_s: float = 0.25,
-        max_table_rows: int = 1000,
         artifacts: bool = True,
     ) -> None:
         self._project, self._entity, self._mode = project, entity, mode
-        self._group, self._job_type, self._tags = group, job_type, tuple(tags)
-        self._init_timeout_s, self._finish_timeout_s = init_timeout_s, finish_timeout_s
-        self._min_interval_s, self._max_table_rows = min_interval_s, max_table_rows
-        self._artifacts = artifacts
+        self._tags, self._artifacts = tuple(tags), artifacts
         self._first_step = 0
         self._run: Any = None
         self._folder: Path | None = None
@@ -87,9 +78,9 @@ class WandbTracker(Tracker):
             self._run = self._init("offline", config, folder, label)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Send the metrics, unless some were sent within `min_interval_s`; then they wait for the next or the end."""
+        """Send the metrics, unless some were sent within the last quarter of a second; then they wait for the next or the end."""
         self._held = (step, dict(metrics))
-        if time.monotonic() - self._last_log_s >= self._min_interval_s:
+        if time.monotonic() - self._last_log_s >= _MIN_INTERVAL_S:
             self._send_held()
 
     def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
@@ -124,8 +115,8 @@ class WandbTracker(Tracker):
             project=self._project,
             entity=self._entity,
             mode=cast(Any, mode),
-            group=self._group or label.group or None,
-            job_type=self._job_type or label.job_type or None,
+            group=label.group or None,
+            job_type=label.job_type or None,
             name=label.name or None,
             tags=[*label.tags, *self._tags] or None,
             config=to_plain(config),
@@ -135,9 +126,9 @@ class WandbTracker(Tracker):
                 console="off",
                 silent=True,
                 x_disable_meta=True,  # it would hold the command line with its secrets
-                init_timeout=self._init_timeout_s,
-                login_timeout=self._init_timeout_s,
-                finish_timeout=self._finish_timeout_s,
+                init_timeout=INIT_TIMEOUT_S,
+                login_timeout=INIT_TIMEOUT_S,
+                finish_timeout=_FINISH_TIMEOUT_S,
             ),
         )
         self._first_step = int(run.step) if run.resumed else 0
@@ -161,13 +152,13 @@ class WandbTracker(Tracker):
         self._last_log_s = time.monotonic()
 
     def _log_requests(self) -> None:
-        self._log_table("requests", self._lines(REQUESTS)[: self._max_table_rows])
+        self._log_table("requests", self._lines(REQUESTS)[: _MOST_TABLE_ROWS])
 
     def _log_kernel(self) -> None:
         """A kernel run's cells and its roofline."""
         import wandb
 
-        self._log_table("kernel", self._lines(KERNEL)[: self._max_table_rows])
+        self._log_table("kernel", self._lines(KERNEL)[: _MOST_TABLE_ROWS])
         assert self._folder is not None
         picture = self._folder / ROOFLINE
         if picture.is_file():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from framework.tracking.wandb import has_account
+from framework.tracking.wandb import INIT_TIMEOUT_S, has_account
 
 
 def publish_report(folder: Path, files: Sequence[Path], tracker: Mapping[str, Any], group: str) -> None:
@@ -24,11 +24,10 @@ def publish_report(folder: Path, files: Sequence[Path], tracker: Mapping[str, An
     mode = os.environ.get("WANDB_MODE") or str(tracker.get("mode", "auto"))
     if mode in ("auto", "online"):
         mode = "online" if has_account() else "offline"
-    timeout = float(tracker.get("init_timeout_s", 15.0))
     run = wandb.init(
         project=str(tracker.get("project", "kvcache-framework")),
         entity=tracker.get("entity"),
-        group=str(tracker.get("group") or group),
+        group=group,
         job_type="report",
         name=f"report of {group}",
         mode=mode,  # type: ignore[arg-type]
@@ -37,8 +36,8 @@ def publish_report(folder: Path, files: Sequence[Path], tracker: Mapping[str, An
         settings=wandb.Settings(
             console="off",
             silent=True,
-            init_timeout=timeout,
-            login_timeout=timeout,
+            init_timeout=INIT_TIMEOUT_S,
+            login_timeout=INIT_TIMEOUT_S,
             x_disable_meta=True,  # it would hold the command line with its secrets
         ),
     )

@@ -21,9 +21,10 @@ SERVE = ("workload.num_requests=3", "workload.output_tokens=4", "run.check_reque
 
 
 def test_the_offline_record_of_a_sweep_holds_every_number_of_every_result(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status = call(["-m", *SERVE, "run.sweep=s", "run.events=true", "seed=0,1,2", "tracker.min_interval_s=0"])
+    monkeypatch.setattr("framework.tracking.wandb._MIN_INTERVAL_S", 0.0)
+    status = call(["-m", *SERVE, "run.sweep=s", "run.events=true", "seed=0,1,2"])
     assert status == 0, capsys.readouterr().err
     folders = sorted(path.parent for path in Path("sweeps/s").glob("*/result.json"))
     assert len(folders) == 3

@@ -15,7 +15,7 @@ METRICS: tuple[Metric, ...] = (
     event("kv_event_removed_blocks", "blocks", "", "blocks removed", "Blocks in BlockRemoved events."),
     event("kv_event_clears", "events", "", "clears", "AllBlocksCleared events.", hide_zero=True),
     event("kv_event_dropped_batches", "batches", "lower", "batches lost",
-          "Batches that were not sent because kv_events.max_queue_size others waited; subscribers see the gap.",
+          "Batches that were not sent because 100,000 others waited; subscribers see the gap.",
           hide_zero=True),
     event("kv_event_failed_batches", "batches", "lower", "batches failed", "Batches or replies that could not be sent.",
           hide_zero=True),

@@ -64,8 +64,12 @@ class VllmCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCl
 
 
 @contextmanager
-def published(**options: Any) -> Iterator[Publisher]:
-    made = Publisher(ANY, ANY, **options)
+def published(**limits: int) -> Iterator[Publisher]:
+    """A publisher, made with these in place of the module's own limits."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in limits.items():
+            patch.setattr(publisher_module, name, value)
+        made = Publisher(ANY, ANY)
     try:
         yield made
     finally:
@@ -107,7 +111,7 @@ def asked_again(publisher: Publisher, number: int) -> list[int]:
 
 
 def test_a_subscriber_gets_topic_number_and_a_batch_that_vllms_structs_decode() -> None:
-    with published(topic="kv") as made, socket(zmq.SUB, made.endpoint) as subscriber:
+    with published() as made, socket(zmq.SUB, made.endpoint) as subscriber:
         removed = BlockRemoved(block_hashes=[b"\x01" * 32], medium="GPU", group_idx=0)
         deadline = time.monotonic() + 10
         number = 0
@@ -115,7 +119,7 @@ def test_a_subscriber_gets_topic_number_and_a_batch_that_vllms_structs_decode() 
             made.put(number, 1.0, [STORED, removed, AllBlocksCleared()])
             number += 1
         topic, sequence, data = frames(subscriber)
-        assert topic == b"kv"
+        assert topic == b"", "as vLLM's by default"
         assert int.from_bytes(sequence, "big") < number
         batch = msgspec.msgpack.Decoder(VllmBatch).decode(data)
         assert batch.events[0] == VllmStored(
@@ -139,7 +143,7 @@ def test_hashes_can_be_integers_of_64_bits() -> None:
 
 
 def test_the_last_batches_can_be_asked_for_again() -> None:
-    with published(buffer_steps=5) as made:
+    with published(_KEPT_BATCHES=5) as made:
         for number in range(8):
             made.put(number, 0.0, [STORED])
         made.facts()  # waits until they are sent
@@ -178,7 +182,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.M
 
 
 def test_a_slow_subscriber_loses_messages_and_the_publisher_goes_on() -> None:
-    with published(hwm=4, buffer_steps=3000) as made, socket(zmq.SUB, made.endpoint, RCVHWM=4, RCVBUF=4096) as slow:
+    with published(_MOST_MESSAGES=4, _KEPT_BATCHES=3000) as made, socket(zmq.SUB, made.endpoint, RCVHWM=4, RCVBUF=4096) as slow:
         big = BlockStored(block_hashes=[b"\x01"], parent_block_hash=None, token_ids=[7] * 20_000, block_size=20_000)
         made.put(0, 0.0, [big])
         time.sleep(0.3)
@@ -203,7 +207,7 @@ def test_a_full_queue_loses_batches_whose_numbers_are_used_up(monkeypatch: pytes
         return encode(batch)
 
     monkeypatch.setattr(publisher_module, "encode", slowly)
-    with published(queue_size=2) as made:
+    with published(_MOST_WAITING=2) as made:
         began = time.monotonic()
         for number in range(10):
             made.put(number, 0.0, [STORED])

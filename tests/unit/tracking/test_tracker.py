@@ -14,6 +14,7 @@ import pytest
 from framework import tracking
 from framework.errors import FrameworkError, RunDirectoryError
 from framework.testing.wandb_offline import read_offline_run
+from framework.tracking import wandb as wandb_tracker
 from framework.tracking import RunDirectory, RunLabel, Tracker, Trackers, TrackerWarning, read_jsonl, read_result
 from framework.tracking.wandb import has_account
 
@@ -25,13 +26,20 @@ RESULT = {
 ONLINE = """
 import sys
 from framework import tracking
+from framework.tracking import wandb
 run = tracking.RunDirectory(sys.argv[1])
-options = {"init_timeout_s": 1.0, "finish_timeout_s": 1.0}
-with run, tracking.Trackers(run, tracking.build("wandb", options)) as trackers:
+wandb.INIT_TIMEOUT_S = wandb._FINISH_TIMEOUT_S = 1.0
+with run, tracking.Trackers(run, tracking.build("wandb")) as trackers:
     trackers.start({})
     trackers.log(0, {"x": 1})
     trackers.finish({"hit_rate": 0.75})
 """
+
+
+@pytest.fixture
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live metrics of every step are sent, however fast they come."""
+    monkeypatch.setattr(wandb_tracker, "_MIN_INTERVAL_S", 0.0)
 
 
 class _Bad(Tracker):
@@ -118,8 +126,8 @@ def test_a_run_that_never_finished_ends_its_trackers_as_failed(tmp_path: Path) -
         read_result(tmp_path)
 
 
-def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path) -> None:
-    _run(tmp_path, tracking.build("wandb", {"min_interval_s": 0.0, "project": "lab", "tags": ["t"]}), steps=7)
+def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path, every_step: None) -> None:
+    _run(tmp_path, tracking.build("wandb", {"project": "lab", "tags": ["t"]}), steps=7)
     stored = read_offline_run(tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     missing = {
@@ -145,10 +153,10 @@ def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path) -
     assert meanings["data"], "what the summary holds is defined"
 
 
-def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(tmp_path: Path) -> None:
+def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(tmp_path: Path, every_step: None) -> None:
     names = ("a", "b")
     runs = [RunDirectory(tmp_path / name) for name in names]
-    trackers = [Trackers(run, tracking.build("wandb", {"min_interval_s": 0.0})) for run in runs]
+    trackers = [Trackers(run, tracking.build("wandb")) for run in runs]
     for name, tracker in zip(names, trackers, strict=True):
         tracker.start({"name": name}, RunLabel(name=name, group="sweep"))
     for step in range(3):
@@ -163,8 +171,9 @@ def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(t
         assert [line[name] for line in stored.history] == [0, 1, 2], stored.history
 
 
-def test_slow_live_metrics_are_thinned_but_the_last_ones_arrive(tmp_path: Path) -> None:
-    _run(tmp_path, tracking.build("wandb", {"min_interval_s": 1000.0}), steps=50)
+def test_slow_live_metrics_are_thinned_but_the_last_ones_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_tracker, "_MIN_INTERVAL_S", 1000.0)
+    _run(tmp_path, tracking.build("wandb"), steps=50)
     stored = read_offline_run(tmp_path)
     steps = [line["_step"] for line in stored.history if "utilisation" in line]
     assert steps == [0, 49]
@@ -212,7 +221,7 @@ def test_wandb_that_is_not_installed_harms_nothing(tmp_path: Path, monkeypatch: 
         ("wandbb", {}, "no tracker named 'wandbb'.*did you mean 'wandb'"),
         ("wandb", {"projct": "x"}, "did you mean 'project'"),
         ("wandb", {"mode": "sometimes"}, "auto, online, offline, disabled"),
-        ("wandb", {"init_timeout_s": "long"}, "init_timeout_s must be float"),
+        ("wandb", {"artifacts": "some"}, "artifacts must be bool"),
         ("none", {"project": "x"}, "has no option 'project'"),
     ],
 )
