@@ -14,6 +14,7 @@ import numpy as np
 from framework.config.check import NO_TIERING, checked_tiers
 from framework.config.sections import MAX_BLOCKS
 from framework.config.sections import EngineOptions as EngineOptions
+from framework.config.sections import FaultOptions as FaultOptions
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes, require_graphs, require_writes_first
@@ -64,7 +65,7 @@ class LLM:
         kv_dtype: of K and V in the pool, where it is to be another; the backend must support it.
         kv_scales: JSON file with the scales of an fp8 pool (framework.engine.kv_scales); None calibrates them.
         layout: of the KV pool, "NHD" or "HND".
-        poison: fill blocks with NaN as they are handed out: a read of what was never written fails its request.
+        faults: what is injected: blocks of NaN, preemptions.
         record: keep what a replay cannot compute again, in `recorder`.
         log: receives scheduling and cache events as (event, **facts).
         kv_events: receives what the cache publishes and removes in vLLM's schema; see framework.kv_events. Its own to
@@ -106,7 +107,7 @@ class LLM:
         device: str | None = None,
         layout: str = "NHD",
         seed: int = 0,
-        poison: bool = False,
+        faults: FaultOptions | None = None,
         record: bool = False,
         log: Callable[..., Any] | None = None,
         kv_events: EventStream | None = None,
@@ -128,6 +129,7 @@ class LLM:
             raise ConfigError(f"tiering={shown(tiering)} has no tier to move blocks to; give tiers, or leave it out")
         options = EngineOptions() if engine is None else engine
         require_no_foresight(eviction)
+        self._faults = FaultOptions() if faults is None else faults
         self._tiering, self._tiers = tiering, checked_tiers(tiers)
         require_one_rank(self._tiers, options.tensor_parallel_size)
         self.device, self.seed = default_device(device), seed
@@ -151,7 +153,7 @@ class LLM:
             built = self._build_allocator()
             executor, own = serving_executor(
                 self.model, self.backend, self.spec, chosen=chosen, seed=seed, device=self.device, options=options,
-                num_blocks=self.num_blocks, max_len=self.max_model_len, poison=poison, kv_scales=kv_scales,
+                num_blocks=self.num_blocks, max_len=self.max_model_len, poison=self._faults.poison, kv_scales=kv_scales,
             )  # fmt: skip
             self.pool, self.backends = own.pool, own.by_layer
             self.recorder = RecordingExecutor(executor) if record else None
@@ -234,6 +236,7 @@ class LLM:
             max_model_len=self.max_model_len,
             length_advice=advice,
             **options.batching(),
+            preempt_every=self._faults.preempt_every,
             eos_token_ids=tokenizer.eos_token_ids,
             vocab_size=self.model.config.vocab_size,
             window=self.model.config.window_of_all_layers,

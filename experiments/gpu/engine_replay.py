@@ -22,7 +22,7 @@ import torch
 from framework import registry
 from framework.engine.graphs import reasons_against
 from framework.errors import FrameworkError
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits
@@ -98,13 +98,14 @@ def build_model(dtype: str, device: str, *, small: bool) -> LoadedModel:
 def build_engine(model: LoadedModel, backend: Any, device: str, *, longest: int) -> LLM:
     """Small enough that rows come and go; on the CPU work is repeated in place of replays."""
     engine = EngineOptions(
-        max_model_len=longest, max_batch_requests=max(SIZES), max_batch_tokens=512, preempt_every=11, prepack=False,
+        max_model_len=longest, max_batch_requests=max(SIZES), max_batch_tokens=512, prepack=False,
         cuda_graphs=device == "cuda", graph_batch_sizes=SIZES,
     )  # fmt: skip
     step = backend.capabilities.block_size_multiple_of
     size = step if step > 1 else 16
     blocks = max(SIZES) * (-(-longest // size) + 1)
-    llm = LLM(model, backend=backend, device=device, num_blocks=blocks, block_size=size, poison=True, engine=engine)
+    llm = LLM(model, backend=backend, device=device, num_blocks=blocks, block_size=size, engine=engine,
+              faults=FaultOptions(poison=True, preempt_every=11))  # fmt: skip
     if device == "cpu":
         llm.executor.capture(ReplayRecorder(check=False), SIZES)
     return llm

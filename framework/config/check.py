@@ -10,7 +10,7 @@ from typing import Any
 from framework import registry
 from framework.config.config import GROUPS, Choice, Config
 from framework.config.defaults import conf_folder, default_choices
-from framework.config.sections import SECTIONS, EngineOptions
+from framework.config.sections import SECTIONS
 from framework.config.tiers import parse_tiers
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing, shown
@@ -168,14 +168,14 @@ def component(group: str, node: Any) -> Choice:
 
 
 def without_effect(config: Config) -> list[str]:
-    """One sentence on the engine settings, other than their defaults, that the configuration's mode never reads."""
+    """One sentence on the settings of `engine` and `faults`, other than their defaults, that the mode never reads."""
     if config.mode == "serve":
         return []
     place = f"mode={config.mode}" + (" executor=cache_only" if config.executor == "cache_only" else "")
-    defaults = EngineOptions().plain()
-    unread = {one.name for one in fields(EngineOptions) if place != "mode=replay" or one.metadata["of_a_model"]}
     found = [
-        f"engine.{name}={value}" for name, value in config.engine.plain().items()
-        if name in unread and value != defaults[name]
-    ]  # fmt: skip
+        f"{section.section}.{one.name}={getattr(section, one.name)}"
+        for section in (config.engine, config.faults)
+        for one in fields(section)
+        if (place != "mode=replay" or one.metadata["of_a_model"]) and getattr(section, one.name) != one.default
+    ]
     return [f"no effect in {place}: {', '.join(found)}"] if found else []

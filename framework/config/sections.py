@@ -41,7 +41,7 @@ class FaultOptions(Section):
 
     section: ClassVar[str] = "faults"
 
-    poison: bool = setting(False, "serve: NaN in every block as it is handed out")
+    poison: bool = setting(False, "NaN in every block as it is handed out", of_a_model=True)
     preempt_every: int = setting(0, "preempt the newest row every so many steps; 0: never", at_least=0)
 
 
@@ -179,7 +179,6 @@ class KernelOptions(Section):
         (None,), "of the pool, as [null,float8_e4m3fn]; null: that of the queries"
     )
     budget_s: float = setting(1.0, "timing of one cell, seconds, about", above=0, at_most=10**9)
-    max_bytes: int | None = setting(None, "cells with larger buffers are reported, not run", at_least=1)
     target: str = setting("h200", "chip of the modelled floor: h200 | h100 | a100 | l40s")
 
 
@@ -207,9 +206,6 @@ class RunOptions(Section):
     )
     record: bool = setting(False, "serve: write recording.jsonl, for workload=recording")
     report: bool = setting(True, "a sweep: tables, plots and a page at its end")
-    stop_after_io_failures: int = setting(
-        3, "a sweep: so many jobs in a row that cannot write end it; 0: never", at_least=0
-    )
     log_every: int = setting(1, "steps between two lines of metrics.jsonl", at_least=1)
     stall_timeout_s: float | None = setting(
         300.0, "seconds one call into a plugin may take before the run ends and names it; null: any",
@@ -243,7 +239,13 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
     {
         cls.section: cls
         for cls in (
-            CacheOptions, EngineOptions, ReplayOptions, KVEventsOptions, KernelOptions, RunOptions, FaultOptions,
+            CacheOptions,
+            EngineOptions,
+            ReplayOptions,
+            KVEventsOptions,
+            KernelOptions,
+            RunOptions,
+            FaultOptions,
         )
     }
 )

@@ -54,6 +54,13 @@ def bytes_needed(cell: Cell, cache_bytes: int) -> int:
     return work.kv_bytes * num_pools(cell, cache_bytes) + (work.bytes - work.kv_bytes)
 
 
+def most_bytes(device: str) -> int:
+    """Of a cell's tensors: half of a GPU's memory; 2 GiB on a CPU, whose cells are small."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).total_memory) // 2
+    return 2 * 2**30
+
+
 def build(cell: Cell, device: str, cache_bytes: int, seed: int = 0) -> Bench:
     """Random tokens in blocks scattered over pools of just the size needed."""
     spec, size = cell.spec, cell.spec.block_size

@@ -45,7 +45,6 @@ _CPU = {
     "prefill": (1024,),
     "heads": ("16/8/128",),
     "dtype": ("float32",),
-    "max_bytes": 2 * 2**30,
 }
 _CUDA = {
     "batch": (1, 32, 128),
@@ -53,7 +52,6 @@ _CUDA = {
     "prefill": (2048, 8192, 32768),
     "heads": ("32/8/128",),
     "dtype": ("bfloat16",),
-    "max_bytes": 24 * 2**30,
 }
 
 

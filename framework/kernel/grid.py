@@ -270,9 +270,9 @@ class Grid:
         return {"status": "modelled", "kind": "modelled", "target": target, "floor_s": floor_s(work_of(cell), target)}
 
     def _measured(self, backend: AttentionBackend, cell: Cell) -> Row:
-        needed, limit = benches.bytes_needed(cell, self._cache_bytes), self.options.max_bytes
-        if limit is not None and needed > limit:
-            return self._without("skipped", [f"needs {needed:,} bytes, kernel.max_bytes is {limit:,}"])
+        needed, limit = benches.bytes_needed(cell, self._cache_bytes), benches.most_bytes(self.device)
+        if needed > limit:
+            return self._without("skipped", [f"needs {needed:,} bytes, the most here is {limit:,}"])
         ceilings = self._ceilings_of(cell.spec.dtype)
         bench = benches.build(cell, self.device, self._cache_bytes)
         guarded = GuardedBackend(backend)

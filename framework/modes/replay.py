@@ -270,6 +270,7 @@ def build_engine(
         max_model_len=max_len,
         length_advice=advice,
         **engine_options.batching(),
+        preempt_every=config.faults.preempt_every,
         eos_token_ids=recording.eos_token_ids if recording else (),
         window=window,
         seed=seed,

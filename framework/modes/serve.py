@@ -165,6 +165,7 @@ def build_llm(
             ledger=ledger,
             tiering=config.tiering.plain(),
             tiers=config.tiers,
+            faults=config.faults,
             engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
         )
 

@@ -55,12 +55,12 @@ def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:
         words = ["replay", "kernel", "executor", *_TIERS]
     elif mode == "kernel":
         words = [*(kind for kind in KINDS if kind != "backend"), "replay", "engine", "executor", "tiers",
-                 "cache.num_blocks", "cache.memory_fraction", "cache.poison"]  # fmt: skip
+                 "cache.num_blocks", "cache.memory_fraction", "faults"]  # fmt: skip
     else:
         words = ["kernel", "model", "backend", "device", "cache.memory_fraction", "cache.layout",
-                 "cache.poison"]  # fmt: skip
+                 "faults.poison"]  # fmt: skip
         if executor == "cache_only":
-            words += ["engine", "hash", *(f"replay.{key}" for key in _REPLAY_CLOCK)]
+            words += ["engine", "faults", "hash", *(f"replay.{key}" for key in _REPLAY_CLOCK)]
             words += [] if config.get("tiers") else [*_TIERS]
         else:
             words += [*_TIERS, "replay.leaf_first", "replay.full_blocks_only", "replay.optimum"]

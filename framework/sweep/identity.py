@@ -15,8 +15,7 @@ from framework.files.jsonl import to_plain
 
 NOT_IN_HASH = frozenset(
     {
-        "name", "group", "dir", "sweep", "overwrite", "progress", "report", "stop_after_io_failures",
-        "stall_timeout_s", "timeout_s",
+        "name", "group", "dir", "sweep", "overwrite", "progress", "report", "stall_timeout_s", "timeout_s",
     }
 )  # fmt: skip
 """Keys of `run` that say where a job writes or how it is watched, not what it computes."""

@@ -152,13 +152,13 @@ class WandbTracker(Tracker):
         self._last_log_s = time.monotonic()
 
     def _log_requests(self) -> None:
-        self._log_table("requests", self._lines(REQUESTS)[: _MOST_TABLE_ROWS])
+        self._log_table("requests", self._lines(REQUESTS)[:_MOST_TABLE_ROWS])
 
     def _log_kernel(self) -> None:
         """A kernel run's cells and its roofline."""
         import wandb
 
-        self._log_table("kernel", self._lines(KERNEL)[: _MOST_TABLE_ROWS])
+        self._log_table("kernel", self._lines(KERNEL)[:_MOST_TABLE_ROWS])
         assert self._folder is not None
         picture = self._folder / ROOFLINE
         if picture.is_file():

@@ -21,7 +21,7 @@ BEAMS = ("workload.parallel_share=0", "workload.num_beam=4", "workload.beam_widt
 CASES = {
     "prefix": ("+allocator=prefix", "+eviction=fifo", "+hash=xxh64", *PLAIN, *TIGHT),
     "all of it": ("+allocator=prefix_cow", "+eviction=sieve", *TIGHT),
-    "preempted": ("engine.preempt_every=3", "engine.chunk_size=5", *TIGHT),
+    "preempted": ("faults.preempt_every=3", "engine.chunk_size=5", *TIGHT),
     "samples": ("+allocator=cow", *SAMPLES),
     "samples in a small pool": (*SAMPLES, *TIGHT),
     "beams": ("+allocator=cow", *BEAMS),
@@ -87,7 +87,7 @@ def test_a_model_of_sliding_windows_frees_blocks_early_and_its_replay_does_too(
     work = ("workload.num_requests=8", "workload.output_tokens=60", "workload.prefix_tokens=24", "run.progress=false")
     pool = ("cache.num_blocks=60", "cache.block_size=4", "engine.chunk_size=16")
     status, _, errors = command(
-        "model=mistral", *work, *pool, *PLAIN, "cache.poison=true", "run.record=true", "run.events=true",
+        "model=mistral", *work, *pool, *PLAIN, "faults.poison=true", "run.record=true", "run.events=true",
         "run.dir=served",
     )  # fmt: skip
     assert status == 0, errors

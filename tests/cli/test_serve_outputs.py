@@ -38,7 +38,9 @@ def test_recorded_agents_are_served_with_their_prefixes_hit(written: Callable[..
     assert result["hit_tokens"] > 0.4 * result["prompt_tokens"], result
 
 
-def test_wandb_offline_holds_every_number_of_a_real_run(written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline_holds_every_number_of_a_real_run(
+    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("framework.tracking.wandb._MIN_INTERVAL_S", 0.0)
     out = written(*SMALL, "+tracker=wandb")
     result, stored = read_result(out), read_offline_run(out)

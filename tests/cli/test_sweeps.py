@@ -349,9 +349,6 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
     status, _, err = command(*words)
     assert (status, ran) == (1, [0, 1, 2]), err
     assert "3 jobs were not run" in err, err
-    ran.clear()
-    assert command(*words, "run.stop_after_io_failures=0")[0] == 1
-    assert ran == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_broken_plugin_among_all_does_not_lose_the_sweep(trace: Path, distribution: Any, command: Command) -> None:

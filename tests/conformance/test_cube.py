@@ -13,7 +13,7 @@ import pytest
 
 from framework import registry
 from framework.engine.request import Status
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.loading import LoadedModel, load_model
 from framework.modes.dense_check import check_dense
 from framework.sampling import Sampling
@@ -96,9 +96,10 @@ def pairwise(axes: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 def differences(served: Served, count: int | None = None, **point: Any) -> str:
     """Serve the prompts at `point`; "" if all went as it must."""
     num_blocks = BLOCKS[point["block_size"]]
-    options = {name: point.pop(name) for name in ("chunk_size", "preempt_every")}
+    options = {"chunk_size": point.pop("chunk_size")}
+    faults = FaultOptions(poison=True, preempt_every=point.pop("preempt_every"))
     llm = LLM(
-        served.model, num_blocks=num_blocks, poison=True, engine=EngineOptions(max_model_len=MAX_LEN, **options),
+        served.model, num_blocks=num_blocks, faults=faults, engine=EngineOptions(max_model_len=MAX_LEN, **options),
         device="cpu", **point,
     )  # fmt: skip
     requests = llm.generate(served.prompts[:count], Sampling(max_tokens=NUM_TOKENS, ignore_eos=True))
@@ -111,7 +112,7 @@ def differences(served: Served, count: int | None = None, **point: Any) -> str:
     dense = check_dense(served.model, requests, len(requests), device="cpu")
     if dense["dense_mismatches"] or dense["dense_checked"] != len(requests):
         wrong.append(f"against the dense model: {dense}")
-    if options["preempt_every"] and not llm.engine.state.num_preemptions:
+    if faults.preempt_every and not llm.engine.state.num_preemptions:
         wrong.append("nothing was preempted")
     return f"{point} {options}: {wrong}" if wrong else ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.dense import dense_logits, greedy
 from framework.model.loading import load_model
 from framework.sampling import Sampling
@@ -138,7 +138,14 @@ def continued(pair):
 @pytest.mark.parametrize("backend", ["torch", "gather"])
 def test_served_tokens_are_those_of_the_dense_model(pair, continued, backend):
     (ours, _), (prompts, wanted) = pair, continued
-    llm = LLM(ours, backend=backend, block_size=4, num_blocks=120, poison=True, engine=EngineOptions(chunk_size=16))
+    llm = LLM(
+        ours,
+        backend=backend,
+        block_size=4,
+        num_blocks=120,
+        faults=FaultOptions(poison=True),
+        engine=EngineOptions(chunk_size=16),
+    )
     sampling = Sampling(max_tokens=30, ignore_eos=True)
     assert [request.completions[0].tokens for request in llm.generate(prompts, sampling)] == wanted
 

@@ -14,7 +14,7 @@ from framework import registry
 from framework.engine.graphs import CudaRecorder, reasons_against
 from framework.engine.staging import Staging
 from framework.errors import BackendUnavailable
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model import sampler
 from framework.model.decoder import Decoder
 from framework.model.loading import LoadedModel
@@ -46,11 +46,12 @@ def exact_products() -> Iterator[None]:
 
 
 def make(**options: Any) -> LLM:
-    names = ("cuda_graphs", "graph_batch_sizes", "preempt_every", "chunk_size", "compile")
+    names = ("cuda_graphs", "graph_batch_sizes", "chunk_size", "compile")
     engine = {name: options.pop(name) for name in names if name in options}
     engine = {"max_batch_requests": 16, "max_batch_tokens": 64, "max_model_len": 256, **engine}
-    options = {"num_blocks": 300, "block_size": 16, "poison": True, **options}
-    return LLM(options.pop("model", "tiny"), device="cuda", engine=EngineOptions(**engine), **options)
+    faults = FaultOptions(poison=options.pop("poison", True), preempt_every=options.pop("preempt_every", 0))
+    options = {"num_blocks": 300, "block_size": 16, **options}
+    return LLM(options.pop("model", "tiny"), device="cuda", engine=EngineOptions(**engine), faults=faults, **options)
 
 
 def wide_model(dtype: str) -> LoadedModel:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework.errors import ConfigError, StoreFailed
-from framework.llm import LLM
+from framework.llm import LLM, FaultOptions
 from framework.sampling import Sampling
 
 GREEDY = Sampling(max_tokens=4, ignore_eos=True)
@@ -59,7 +59,13 @@ def test_blocks_of_every_kind_of_pool_come_back_bit_for_bit(kv_dtype: str | None
 
 
 def test_poisoned_blocks_are_read_before_they_are_poisoned() -> None:
-    with LLM("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 64}], poison=True, **SHORT) as llm:
+    with LLM(
+        "tiny",
+        tiering="on_eviction",
+        tiers=[{"store": "host", "num_blocks": 64}],
+        faults=FaultOptions(poison=True),
+        **SHORT,
+    ) as llm:
         done = llm.generate(prompts(), GREEDY)
         assert {request.status.value for request in done} == {"finished"}
         assert llm.stats()["loaded_blocks"] > 0

@@ -16,7 +16,7 @@ from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, InvalidArgument, InvalidTokens
 from framework.kv_events.stream import EventStream
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.dense import dense_logits
 from framework.model.loading import load_model
 from framework.sampling import Sampling
@@ -34,10 +34,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(checkpoint: Path, prompts: list[list[int]], sampling: Any, **options: Any) -> tuple[LLM, list[Request]]:
-    engine = {name: options.pop(name) for name in ("chunk_size", "preempt_every") if name in options}
+    engine = {name: options.pop(name) for name in ("chunk_size",) if name in options}
+    faults = FaultOptions(poison=True, preempt_every=options.pop("preempt_every", 0))
     model = load_model(str(checkpoint), dtype="float32", device="cpu")
-    options = {"num_blocks": 80, "block_size": 4, "poison": True, "device": "cpu", **options}
-    llm = LLM(model, engine=EngineOptions(max_model_len=64, **engine), **options)
+    options = {"num_blocks": 80, "block_size": 4, "device": "cpu", **options}
+    llm = LLM(model, engine=EngineOptions(max_model_len=64, **engine), faults=faults, **options)
     requests = llm.generate(prompts, sampling)
     llm.engine.check()
     return llm, requests
@@ -212,7 +213,7 @@ def test_a_policy_that_needs_the_future_is_refused_however_it_is_given(given: st
 @pytest.mark.parametrize(
     "wrong",
     [{"block_size": "x"}, {"num_blocks": 2.5}, {"dtype": 5}, {"seed": -1}, {"seed": 2**70}, {"num_blocks": 2**50},
-     {"poison": "a"}, {"log": 5}, {"kv_events": 5}, {"tiering": 5}, {"tiering": "write_through"}, {"tiers": [5]},
+     {"faults": "a"}, {"log": 5}, {"kv_events": 5}, {"tiering": 5}, {"tiering": "write_through"}, {"tiers": [5]},
      {"engine": {}},
      {"model": None}, {"allocator": 5}, {"allocator": {}}, {"eviction": {"x": 1}}, {"eviction": int}, {"hash": []},
      {"backend": {}}, {"backend": 5}],

@@ -271,12 +271,16 @@ def _representatives(jobs: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
             yield words
 
 
+_MOST_UNWRITTEN = 3
+"""Jobs in a row that cannot write, after which the next are not tried."""
+
+
 def _in_process(sweep: _Sweep, jobs: Sequence[_Job], done: Mapping[int, Outcome]) -> Iterator[Outcome]:
     """One after another; stops when so many in a row cannot write, since the next would neither.
 
     What another process runs comes last, when it may have ended.
     """
-    patience, unwritten = int(sweep.config.run.stop_after_io_failures), 0
+    unwritten = 0
     elsewhere: list[tuple[_Job, Outcome]] = []
     with sweep_progress(len(jobs), len(done), enabled=bool(sweep.config.run.progress)) as tick:
         for place, job in enumerate(jobs):
@@ -290,7 +294,7 @@ def _in_process(sweep: _Sweep, jobs: Sequence[_Job], done: Mapping[int, Outcome]
                 yield outcome
             unwritten = unwritten + 1 if outcome.disk else 0
             left = len(jobs) - place - 1
-            if patience and unwritten >= patience and left:
+            if unwritten >= _MOST_UNWRITTEN and left:
                 reason = f"stopped after {unwritten} jobs in a row that could not write; {left} jobs were not run"
                 yield Outcome(directory=None, sweep=str(sweep.folder), status=1, state="failed", reason=reason)
                 break

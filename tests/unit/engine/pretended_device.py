@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from framework.engine import pool, staging
 from framework.engine.staging import Staging
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.decoder import Decoder
 from framework.model.loading import LoadedModel
 from framework.model.tiny import TINY_CONFIG, ByteTokenizer
@@ -124,12 +124,18 @@ def serve(samplings: list[Sampling], model: Any = None, backend: str = "Pretende
     config = replace(TINY_CONFIG, **(model or {}))
     recorded, preempt_every = options.pop("recorded", False), options.pop("preempt_every", 0)
     engine = EngineOptions(
-        max_batch_requests=8, max_batch_tokens=32, max_model_len=128, cuda_graphs=False, preempt_every=preempt_every,
-        prepack=False,
-    )  # fmt: skip
+        max_batch_requests=8, max_batch_tokens=32, max_model_len=128, cuda_graphs=False, prepack=False
+    )
     loaded = LoadedModel(Decoder(config, device=DEVICE), ByteTokenizer(config.vocab_size, ()), config, "tiny")
     llm = LLM(
-        loaded, backend=globals()[backend](), device=DEVICE, num_blocks=80, block_size=4, engine=engine, **options
+        loaded,
+        backend=globals()[backend](),
+        device=DEVICE,
+        num_blocks=80,
+        block_size=4,
+        engine=engine,
+        faults=FaultOptions(preempt_every=preempt_every),
+        **options,
     )
     with OneDevice() as watch:
         if recorded:

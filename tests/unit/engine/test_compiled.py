@@ -12,7 +12,7 @@ from static_backend import StaticBackend
 
 from framework.engine.compiled import opaque_attention
 from framework.errors import ConfigError
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.sampling import Sampling
 from framework.testing.recorder import ReplayRecorder
 
@@ -47,10 +47,17 @@ def test_the_opaque_operator_calls_its_owner_and_does_not_keep_it_alive() -> Non
 
 def make(compiled: bool, **options: Any) -> LLM:
     engine = EngineOptions(
-        max_batch_requests=8, max_batch_tokens=24, max_model_len=64, chunk_size=7, preempt_every=9, prepack=False,
-        compile=compiled,
-    )  # fmt: skip
-    return LLM("tiny", num_blocks=120, block_size=4, device="cpu", engine=engine, **options)
+        max_batch_requests=8, max_batch_tokens=24, max_model_len=64, chunk_size=7, prepack=False, compile=compiled
+    )
+    return LLM(
+        "tiny",
+        num_blocks=120,
+        block_size=4,
+        device="cpu",
+        engine=engine,
+        faults=FaultOptions(preempt_every=9),
+        **options,
+    )
 
 
 def serve(llm: LLM) -> list[Any]:

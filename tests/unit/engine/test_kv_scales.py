@@ -12,7 +12,7 @@ import torch
 from framework.engine.kv_scales import write_scales
 from framework.errors import ConfigError
 from framework.interfaces.backend import LayerKV
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.sampling import Sampling
 from framework_builtin.backend.gather import GatherBackend
 
@@ -75,9 +75,22 @@ def test_scales_for_a_pool_that_has_none_are_refused() -> None:
 @pytest.mark.parametrize("kv_dtype", NARROW)
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_sharing_forks_and_preemption_change_no_token_of_a_narrow_pool(kv_dtype: str, layout: str) -> None:
-    options: dict[str, Any] = {"kv_dtype": kv_dtype, "layout": layout, "block_size": 4, "poison": True}
-    alone = LLM("tiny", num_blocks=400, allocator="naive", engine=EngineOptions(max_batch_requests=3), **options)
-    often = LLM("tiny", num_blocks=400, engine=EngineOptions(preempt_every=3, chunk_size=5), **options)
+    options: dict[str, Any] = {"kv_dtype": kv_dtype, "layout": layout, "block_size": 4}
+    alone = LLM(
+        "tiny",
+        num_blocks=400,
+        allocator="naive",
+        engine=EngineOptions(max_batch_requests=3),
+        faults=FaultOptions(poison=True),
+        **options,
+    )
+    often = LLM(
+        "tiny",
+        num_blocks=400,
+        engine=EngineOptions(chunk_size=5),
+        faults=FaultOptions(poison=True, preempt_every=3),
+        **options,
+    )
     assert tokens(often) == tokens(alone)
     assert often.stats()["num_preemptions"] > 0
     assert tokens(often, n=2, temperature=0.8, seed=3) == tokens(alone, n=2, temperature=0.8, seed=3)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from framework import LLM, Sampling
-from framework.config.sections import EngineOptions
+from framework.config.sections import EngineOptions, FaultOptions
 from framework.errors import BackendUnavailable, ConfigError, FrameworkError
 from framework.registry import names
 from framework_builtin.backend.gather import GatherBackend
@@ -23,7 +23,7 @@ def serve(
     engine = EngineOptions(
         max_model_len=128, share_within_step=share, chunk_size=chunk, prepack=False, scheduling=scheduling
     )
-    llm = LLM("tiny", backend=backend, num_blocks=80, poison=True, device="cpu", engine=engine)
+    llm = LLM("tiny", backend=backend, num_blocks=80, faults=FaultOptions(poison=True), device="cpu", engine=engine)
     requests = llm.generate(PROMPTS, Sampling(max_tokens=4, ignore_eos=True))
     llm.engine.check()
     failed = [request.reason for request in requests if request.status.value != "finished"]

@@ -16,7 +16,7 @@ from framework.engine.executors.model import ModelExecutor
 from framework.engine.pool import block_bytes
 from framework.engine.warm_up import Limits, kinds_of_steps
 from framework.errors import OutOfMemory
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model import memory
 from framework.sampling import Sampling
 
@@ -48,7 +48,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
     for warm in (False, True):
         log: list[Any] = []
         engine = EngineOptions(max_batch_requests=8, max_batch_tokens=48, warm_up=warm)
-        llm = LLM("tiny", num_blocks=60, block_size=8, engine=engine, poison=True,
+        llm = LLM("tiny", num_blocks=60, block_size=8, engine=engine, faults=FaultOptions(poison=True),
                   log=lambda event, log=log, **facts: log.append((event, facts)))  # fmt: skip
         samplings = [Sampling(max_tokens=12), Sampling(max_tokens=9, temperature=1.0, n=2, seed=4)] * 3
         requests = llm.generate([f"Request number {i}" for i in range(6)], samplings)

@@ -182,7 +182,10 @@ def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.M
 
 
 def test_a_slow_subscriber_loses_messages_and_the_publisher_goes_on() -> None:
-    with published(_MOST_MESSAGES=4, _KEPT_BATCHES=3000) as made, socket(zmq.SUB, made.endpoint, RCVHWM=4, RCVBUF=4096) as slow:
+    with (
+        published(_MOST_MESSAGES=4, _KEPT_BATCHES=3000) as made,
+        socket(zmq.SUB, made.endpoint, RCVHWM=4, RCVBUF=4096) as slow,
+    ):
         big = BlockStored(block_hashes=[b"\x01"], parent_block_hash=None, token_ids=[7] * 20_000, block_size=20_000)
         made.put(0, 0.0, [big])
         time.sleep(0.3)

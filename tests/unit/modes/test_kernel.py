@@ -155,7 +155,8 @@ def test_a_backend_for_another_device_is_unavailable_with_its_reasons(tmp_path: 
 
 
 def test_cells_too_large_for_the_budget_are_reported_and_not_run(tmp_path: Any, monkeypatch: Any) -> None:
-    result = kernel(tmp_path, TorchBackend, monkeypatch, max_bytes=1000)
+    monkeypatch.setattr("framework.kernel.bench.most_bytes", lambda device: 1000)
+    result = kernel(tmp_path, TorchBackend, monkeypatch)
     assert {row["status"] for row in result["rows"]} == {"skipped"}, result["rows"]
     assert result["status"] == "ok", result
 

@@ -14,8 +14,8 @@ import pytest
 from framework import tracking
 from framework.errors import FrameworkError, RunDirectoryError
 from framework.testing.wandb_offline import read_offline_run
-from framework.tracking import wandb as wandb_tracker
 from framework.tracking import RunDirectory, RunLabel, Tracker, Trackers, TrackerWarning, read_jsonl, read_result
+from framework.tracking import wandb as wandb_tracker
 from framework.tracking.wandb import has_account
 
 RESULT = {
@@ -153,7 +153,9 @@ def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path, e
     assert meanings["data"], "what the summary holds is defined"
 
 
-def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(tmp_path: Path, every_step: None) -> None:
+def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(
+    tmp_path: Path, every_step: None
+) -> None:
     names = ("a", "b")
     runs = [RunDirectory(tmp_path / name) for name in names]
     trackers = [Trackers(run, tracking.build("wandb")) for run in runs]
@@ -171,7 +173,9 @@ def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(t
         assert [line[name] for line in stored.history] == [0, 1, 2], stored.history
 
 
-def test_slow_live_metrics_are_thinned_but_the_last_ones_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_live_metrics_are_thinned_but_the_last_ones_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wandb_tracker, "_MIN_INTERVAL_S", 1000.0)
     _run(tmp_path, tracking.build("wandb"), steps=50)
     stored = read_offline_run(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from framework.errors import BackendUnavailable, Unsupported
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.config import ExpertsConfig, ModelConfig
 from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, random_model
@@ -51,7 +51,14 @@ def test_layers_of_both_kinds_give_the_dense_tokens(model: LoadedModel, backend:
     prompts = [list(range(5)), list(range(40, 90))]
     wanted = [greedy(model.decoder, prompt, 25).tokens for prompt in prompts]
     assert len(set(wanted[1])) > 3, wanted
-    llm = LLM(model, backend=backend, block_size=4, num_blocks=80, poison=True, engine=EngineOptions(chunk_size=8))
+    llm = LLM(
+        model,
+        backend=backend,
+        block_size=4,
+        num_blocks=80,
+        engine=EngineOptions(chunk_size=8),
+        faults=FaultOptions(poison=True),
+    )
     assert [r.completions[0].tokens for r in llm.generate(prompts, Sampling(max_tokens=25, ignore_eos=True))] == wanted
     assert [own.spec.sliding_window for own in llm.backends] == [9, None, 9]
     assert llm.backends[0] is llm.backends[2] is llm.backend
