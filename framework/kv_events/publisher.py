@@ -27,8 +27,8 @@ class Publisher:
     NOTE 1. It never holds up the run that it follows, nor fails it. A full queue loses the batch: its number is used
     up, so a subscriber sees the gap, and `facts` counts it. A slow subscriber loses what exceeds `_MOST_MESSAGES`,
     which ZeroMQ drops for it alone. A batch that cannot be sent is counted, with the first reason.
-    NOTE 2. The last `_KEPT_BATCHES` batches can be asked for again: eight bytes with a number to the replay endpoint are
-    answered with all from there on and a message whose number is -1.
+    NOTE 2. The last `_KEPT_BATCHES` can be asked for again: eight bytes with a number to the replay endpoint are
+    answered with all batches from there on and a message whose number is -1.
 
     Args:
         endpoint, replay_endpoint: addresses to bind, such as tcp://127.0.0.1:5557; None: no replay.

@@ -78,7 +78,7 @@ class WandbTracker(Tracker):
             self._run = self._init("offline", config, folder, label)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Send the metrics, unless some were sent within the last quarter of a second; then they wait for the next or the end."""
+        """Send the metrics, unless some were sent a moment ago; then they wait for the next or the end."""
         self._held = (step, dict(metrics))
         if time.monotonic() - self._last_log_s >= _MIN_INTERVAL_S:
             self._send_held()
