@@ -191,10 +191,11 @@ def check_a_stale_hit_is_refused_or_still_true(make: Make) -> None:
     driver.do_lookup([0, 1, 0], PLAIN)
     driver.do_admit([0, 1, 0], PLAIN, hit=hit)
     for grows in (1, 3, 5, 0):  # by a block, by two, or by a fork's copy: those of the hit are evicted for it
-        driver = driver_of(make, 3, 2)
-        driver.do_admit([0, 1, 0, 1], PLAIN)
-        driver.do_compute(0, 4, extend=True, commit=True)
-        driver.do_free(0)
+        driver = driver_of(make, 4, 2)
+        for prompt, namespace in (([0, 1, 0, 1], PLAIN), ([0, 1], SALTED)):
+            driver.do_admit(prompt, namespace)
+            driver.do_compute(0, len(prompt), extend=True, commit=True)
+            driver.do_free(0)
         driver.do_admit([1], SALTED, more=5)
         driver.do_compute(0, 1, extend=True, commit=True)
         hit = driver.do_lookup([0, 1, 0, 1, 0], PLAIN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from paged_helpers import NS, ConstantHash, admit, info, make, serve, table, tok
 from framework.errors import DuplicateRequest, InvalidArgument, OutOfBlocks, PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.paged.allocator import PagedAllocator
-from framework.types import BlockCopy, BlockId, Namespace, RequestId, TableChange
+from framework.types import BlockCopy, BlockId, Namespace, RequestId
 from framework_builtin.allocator.cow import CowAllocator
 from framework_builtin.allocator.naive import NaiveAllocator
 from framework_builtin.allocator.prefix import PrefixAllocator
@@ -46,45 +45,6 @@ def test_a_fork_shares_what_its_allocator_shares(kind: type[PagedAllocator]) -> 
     assert len(change.copies) == copied, change
     assert allocator.stats().copied_blocks == copied
     allocator.check()
-
-
-@pytest.mark.parametrize("kind", [NaiveAllocator, CowAllocator, PrefixAllocator, PrefixCowAllocator])
-def test_a_child_outlives_its_parent_and_has_children_of_its_own(kind: type[PagedAllocator]) -> None:
-    allocator = running(kind, 16)
-    allocator.fork(ONE, info(2), 5)
-    allocator.free(ONE)
-    allocator.fork(RequestId(2), info(3), 4)
-    allocator.free(RequestId(2))
-    allocator.extend(RequestId(3), 6)
-    allocator.commit(RequestId(3), tokens(1, 2, 3, 4, 9, 9))
-    allocator.check()
-    allocator.free(RequestId(3))
-    assert allocator.stats().used_blocks == 0
-    allocator.check()
-
-
-def test_a_fork_back_inside_a_published_block_copies_it_before_writing() -> None:
-    allocator = running(PrefixCowAllocator)
-    allocator.fork(ONE, info(2), 3)
-    allocator.free(ONE)
-    old = table(allocator, 2)
-    change = allocator.extend(RequestId(2), 4)
-    assert [copy.source for copy in change.copies] == [old[1]], "alone, but the block is published"
-    allocator.commit(RequestId(2), tokens(1, 2, 3, 9))
-    assert allocator.lookup(tokens(1, 2, 3, 4, 0), NS).num_tokens == 4
-    assert allocator.lookup(tokens(1, 2, 3, 9, 0), NS).num_tokens == 4
-    allocator.check()
-
-
-def test_a_copy_that_does_not_fit_changes_nothing() -> None:
-    allocator = running(CowAllocator, 3)
-    allocator.fork(ONE, info(2), 5)
-    before = (allocator.stats(), table(allocator, 1), table(allocator, 2))
-    with pytest.raises(OutOfBlocks):
-        allocator.extend(RequestId(2), 6)
-    assert (allocator.stats(), table(allocator, 1), table(allocator, 2)) == before
-    allocator.free(ONE)
-    assert allocator.extend(RequestId(2), 6) == TableChange(3)
 
 
 def test_a_fork_refuses_another_namespace_a_taken_id_and_tokens_without_room() -> None:
@@ -249,32 +209,6 @@ def test_block_facts_are_kept() -> None:
         view.depth[first] = 3  # type: ignore[index]
     with pytest.raises(TypeError):
         view.key[first] = None  # type: ignore[index]
-
-
-def test_the_future_is_given_by_the_driver_and_forgotten_with_the_content() -> None:
-    allocator = make(2, 2)
-    view = allocator.pool.view()
-    admit(allocator, 1, tokens(1, 2, 3))
-    allocator.commit(ONE, tokens(1, 2, 3))
-    block = table(allocator, 1)[0]
-    assert view.next_use[block] == inf
-    allocator.pool.set_next_use([block], 17)
-    assert view.next_use[block] == 17
-    allocator.free(ONE)
-    admit(allocator, 2, tokens(8, 8, 8))
-    allocator.commit(RequestId(2), tokens(8, 8, 8))
-    assert view.next_use[table(allocator, 2)[0]] == inf
-
-
-def test_hits_are_counted_once_at_admission() -> None:
-    allocator = make(8, 2)
-    serve(allocator, 1, tokens(1, 2, 3))
-    for _ in range(5):
-        allocator.lookup(tokens(1, 2, 3), NS)
-    assert allocator.stats().hit_tokens == 0
-    serve(allocator, 2, tokens(1, 2, 3))
-    stats = allocator.stats()
-    assert (stats.hit_tokens, stats.prompt_tokens) == (2, 6)
 
 
 def test_a_table_is_a_copy() -> None:

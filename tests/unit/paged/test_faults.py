@@ -9,11 +9,9 @@ import pytest
 import xxhash
 from paged_helpers import NS, ConstantHash, admit, info, make, serve, table, tokens
 
-from framework.errors import InvalidArgument, InvalidTokens, OutOfBlocks, StaleHit, UnknownRequest
+from framework.errors import InvalidArgument, InvalidTokens
 from framework.interfaces.hash import HashScheme
-from framework.paged.allocator import PagedAllocator
-from framework.types import BlockCopy, BlockHash, Namespace, RequestId, RequestInfo, TableChange
-from framework_builtin.allocator.contiguous import ContiguousAllocator
+from framework.types import BlockHash, Namespace, RequestId, TableChange
 from framework_builtin.allocator.cow import CowAllocator
 from framework_builtin.allocator.naive import NaiveAllocator
 from framework_builtin.allocator.prefix import PrefixAllocator
@@ -97,33 +95,6 @@ def test_f2_a_hit_of_one_namespace_is_refused_in_another() -> None:
         allocator.lookup(prompt, Namespace(salt="x"), hit)
 
 
-@pytest.mark.parametrize("kind", SHARING)
-@pytest.mark.parametrize("block_size", [1, 2, 3])
-def test_f3_a_hit_leaves_a_token_to_compute(kind: type[PagedAllocator], block_size: int) -> None:
-    allocator = make(8, block_size, kind=kind)
-    prompt = tokens(*range(2 * block_size))
-    serve(allocator, 1, prompt)
-    assert allocator.lookup(prompt, NS).num_tokens == block_size
-    assert allocator.lookup(prompt[: block_size + 1], NS).num_tokens == block_size
-    assert allocator.lookup(prompt[:1], NS).num_tokens == 0
-
-
-@pytest.mark.parametrize("kind", SHARING)
-def test_f4_nothing_is_found_before_it_is_committed(kind: type[PagedAllocator]) -> None:
-    allocator = make(8, 2, kind=kind)
-    prompt = tokens(1, 2, 3, 4, 5)
-    admit(allocator, 1, prompt)
-    assert allocator.lookup(prompt, NS).num_tokens == 0
-    allocator.commit(RequestId(1), prompt[:3])
-    assert allocator.lookup(prompt, NS).num_tokens == 2
-    allocator.free(RequestId(1))
-    assert allocator.lookup(prompt, NS).num_tokens == 2
-    admit(allocator, 2, tokens(8, 8, 8))
-    allocator.free(RequestId(2))  # cancelled before its forward pass
-    assert allocator.lookup(tokens(8, 8, 8), NS).num_tokens == 0
-    assert allocator.stats().cached_blocks == 1, allocator.stats()
-
-
 @pytest.mark.parametrize("hash", [Sha256(), Xxh64()])
 def test_f5_two_requests_that_compute_the_same_end_with_one_copy(hash: HashScheme) -> None:
     allocator = make(8, 2, hash=hash)
@@ -140,48 +111,6 @@ def test_f5_two_requests_that_compute_the_same_end_with_one_copy(hash: HashSchem
     assert allocator.lookup(prompt, NS).num_tokens == 4, "freeing one copy hid the other"
     allocator.free(RequestId(2))
     assert allocator.stats().cached_blocks == 2
-    allocator.check()
-
-
-def test_f5_children_of_a_swapped_block_hang_below_the_published_one() -> None:
-    allocator = make(12, 2)
-    admit(allocator, 1, tokens(1, 2, 3))
-    admit(allocator, 2, tokens(1, 2, 4))
-    allocator.commit(RequestId(1), tokens(1, 2))
-    allocator.commit(RequestId(2), tokens(1, 2))
-    for number, last in ((1, 3), (2, 4)):
-        allocator.extend(RequestId(number), 4)
-        allocator.commit(RequestId(number), tokens(1, 2, last, 9))
-    shared = table(allocator, 1)[0]
-    assert table(allocator, 2)[0] == shared
-    assert allocator.pool.children[shared] == 2
-    allocator.check()
-
-
-@pytest.mark.parametrize("kind", SHARING)
-def test_f6_admission_counts_hits(kind: type[PagedAllocator]) -> None:
-    allocator = make(9, 2, kind=kind)
-    prompt = np.arange(16, dtype=np.int32)
-    admit(allocator, 1, prompt)
-    allocator.commit(RequestId(1), prompt)
-    longer = np.arange(17, dtype=np.int32)
-    hit = allocator.lookup(longer, NS)
-    assert allocator.fits(info(2), longer, hit), "it needs one block and one is free"
-    allocator.allocate(info(2), longer, hit)
-    allocator.check()
-
-
-@pytest.mark.parametrize("kind", SHARING)
-def test_f6_a_hit_that_is_a_candidate_is_not_counted_twice(kind: type[PagedAllocator]) -> None:
-    allocator = make(4, 2, kind=kind)
-    serve(allocator, 1, tokens(1, 2, 3, 4))
-    admit(allocator, 2, tokens(9, 9, 9, 9))
-    longer = tokens(1, 2, 3, 4, 5)  # hits both cached blocks and needs a third: nothing is left
-    hit = allocator.lookup(longer, NS)
-    assert hit.num_tokens == 4
-    assert not allocator.fits(info(3), longer, hit)
-    with pytest.raises(OutOfBlocks, match="need 1 blocks, have 0 free"):
-        allocator.allocate(info(3), longer, hit)
     allocator.check()
 
 
@@ -232,93 +161,6 @@ def test_f8_a_hit_stops_at_the_first_hole_and_goes_on_when_it_is_filled(hash: Ha
     allocator.check()
 
 
-def snapshot(allocator: Any) -> tuple[Any, ...]:
-    pool = allocator.pool
-    tables = {request: (list(t.blocks), t.committed, t.published) for request, t in allocator.tables().items()}
-    columns = [
-        list(getattr(pool, name)) for name in ("ref", "candidate", "block_hash", "children", "last_access", "hits")
-    ]
-    return allocator.stats(), tables, sorted(pool.free), columns
-
-
-@pytest.mark.parametrize("kind", PAGED)
-def test_f9_exhaustion_changes_nothing(kind: type[PagedAllocator]) -> None:
-    allocator = make(6, 2, kind=kind)
-    serve(allocator, 1, tokens(1, 2, 3))
-    admit(allocator, 2, tokens(1, 2, 3, 4, 5, 6, 7))
-    allocator.commit(RequestId(2), tokens(1, 2, 3, 4, 5))
-    before = snapshot(allocator)
-    with pytest.raises(OutOfBlocks):
-        admit(allocator, 3, tokens(1, 2, 9, 9, 9, 9, 9, 9, 9, 9))
-    with pytest.raises(OutOfBlocks):
-        allocator.extend(RequestId(2), 14)
-    if kind.share_forks == "none":
-        with pytest.raises(OutOfBlocks):
-            allocator.fork(RequestId(2), info(4), 5)
-    assert snapshot(allocator) == before
-    allocator.check()
-    allocator.free(RequestId(2))
-    admit(allocator, 3, tokens(1, 2, 9, 9, 9, 9, 9, 9, 9, 9))
-    allocator.check()
-
-
-@pytest.mark.parametrize("kind", PAGED)
-def test_f10_a_second_free_is_an_error(kind: type[PagedAllocator]) -> None:
-    allocator = make(8, 2, kind=kind)
-    admit(allocator, 1, tokens(1, 2, 3))
-    admit(allocator, 2, tokens(1, 2, 3))
-    allocator.free(RequestId(1))
-    before = snapshot(allocator)
-    for wrong in (RequestId(1), RequestId(-1), RequestId(77)):
-        with pytest.raises(UnknownRequest, match="holds no table"):
-            allocator.free(wrong)
-    assert snapshot(allocator) == before
-
-
-@pytest.mark.parametrize("kind", PAGED)
-def test_f11_a_refused_append_takes_no_block_and_wrong_ids_reach_no_row(kind: type[PagedAllocator]) -> None:
-    allocator = make(2, 2, kind=kind)
-    admit(allocator, 0, tokens(1, 2, 3))
-    for _ in range(5):
-        with pytest.raises(OutOfBlocks):
-            allocator.extend(RequestId(0), 5)
-    assert allocator.stats().used_blocks == 2
-    for wrong in (-1, 1, 10**9):
-        with pytest.raises(UnknownRequest):
-            allocator.extend(RequestId(wrong), 5)
-    with pytest.raises(InvalidArgument):
-        admit(allocator, True, tokens(1))
-
-
-@pytest.mark.parametrize("kind", PAGED)
-def test_f12_extend_is_idempotent(kind: type[PagedAllocator]) -> None:
-    allocator = make(8, 2, kind=kind)
-    admit(allocator, 1, tokens(1, 2, 3))
-    allocator.commit(RequestId(1), tokens(1, 2, 3))
-    assert allocator.extend(RequestId(1), 5) == TableChange(2)
-    before = table(allocator, 1)
-    assert allocator.extend(RequestId(1), 5) == TableChange(3)
-    assert table(allocator, 1) == before
-
-
-@pytest.mark.parametrize("kind", PAGED)
-@pytest.mark.parametrize("block_size", [1, 2, 3, 16])
-@pytest.mark.parametrize("chunk", [1, 2, 5, 40])
-def test_f13_tables_have_the_length_their_tokens_need(kind: type[PagedAllocator], block_size: int, chunk: int) -> None:
-    allocator = make(64, block_size, kind=kind)
-    whole = np.arange(41, dtype=np.int32)
-    admit(allocator, 1, whole[:7])
-    allocator.commit(RequestId(1), whole[:7])
-    for end in range(8, 41, chunk):
-        allocator.extend(RequestId(1), end)
-        allocator.commit(RequestId(1), whole[:end])
-        assert len(table(allocator, 1)) == -(-end // block_size)
-        allocator.check()
-    with pytest.raises(InvalidArgument, match="empty prompt"):
-        admit(allocator, 2, tokens())
-    assert allocator.lookup(tokens(), NS).num_tokens == 0
-
-
 def test_f14_two_block_sizes_live_side_by_side() -> None:
     together, alone = [make(8, 2), make(8, 3)], [make(8, 2), make(8, 3)]
     prompt = tokens(1, 2, 3, 4, 5, 6, 7)
@@ -361,57 +203,3 @@ def operations(num_blocks: int) -> int:
 def test_f15_work_does_not_grow_with_the_pool() -> None:
     small, large = operations(64), operations(4096)
     assert large <= 1.2 * small + 50, f"{small} lines at 64 blocks, {large} at 4096"
-
-
-def test_f16_a_hit_of_an_older_state_is_refused() -> None:
-    allocator = make(4, 2)
-    serve(allocator, 1, tokens(1, 2, 3, 4, 5))
-    hit = allocator.lookup(tokens(1, 2, 3, 4, 5), NS)
-    assert hit.num_tokens == 4
-    serve(allocator, 2, tokens(9, 9, 9, 9, 9, 9, 9, 9))
-    with pytest.raises(StaleHit, match="look it up again"):
-        allocator.allocate(info(3), tokens(1, 2, 3, 4, 5), hit)
-    with pytest.raises(StaleHit):
-        allocator.fits(info(3), tokens(1, 2, 3, 4, 5), hit)
-    allocator.check()
-
-
-def test_f17_a_prompt_larger_than_the_pool_is_refused_alone() -> None:
-    for allocator in (make(4, 2), ContiguousAllocator(num_blocks=4, block_size=2, max_model_len=64)):
-        admit(allocator, 1, tokens(1, 2, 3))
-        big = RequestInfo(id=RequestId(2), max_total_tokens=9)
-        assert not allocator.ever_fits(big)
-        assert allocator.ever_fits(RequestInfo(id=RequestId(2), max_total_tokens=8))
-        with pytest.raises(OutOfBlocks):
-            allocator.allocate(big, np.zeros(9, dtype=np.int32), allocator.lookup(np.zeros(9, dtype=np.int32), NS))
-        allocator.check()
-
-
-@pytest.mark.parametrize("kind", PAGED)
-def test_f18_the_null_block_is_never_handed_out(kind: type[PagedAllocator]) -> None:
-    allocator = make(5, 1, kind=kind)
-    for number in range(5):
-        admit(allocator, number, tokens(number))
-    assert sorted(table(allocator, n)[0] for n in range(5)) == [1, 2, 3, 4, 5]
-    with pytest.raises(OutOfBlocks):
-        admit(allocator, 9, tokens(1))
-
-
-@pytest.mark.parametrize("kind", [CowAllocator, PrefixCowAllocator])
-def test_f19_a_shared_block_is_copied_once_before_it_is_written(kind: type[PagedAllocator]) -> None:
-    allocator = make(8, 2, kind=kind)
-    admit(allocator, 1, tokens(1, 2, 3))
-    allocator.commit(RequestId(1), tokens(1, 2, 3))
-    assert allocator.fork(RequestId(1), info(2), 3) == TableChange(0)
-    old = table(allocator, 1)
-    assert table(allocator, 2) == old
-    change = allocator.extend(RequestId(2), 4)
-    new = table(allocator, 2)
-    assert change == TableChange(1, (BlockCopy(old[1], new[1]),))
-    assert new[0] == old[0]
-    assert new[1] != old[1]
-    assert allocator.extend(RequestId(2), 4) == TableChange(2), "the pair is emitted once"
-    assert allocator.extend(RequestId(1), 4) == TableChange(2), "alone again, the parent writes in place"
-    assert table(allocator, 1) == old
-    assert allocator.stats().copied_blocks == 1
-    allocator.check()

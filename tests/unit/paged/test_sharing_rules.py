@@ -85,14 +85,6 @@ def test_an_eviction_called_off_leaves_no_parent_a_candidate_before_its_child(ki
     allocator.check()
 
 
-@pytest.mark.parametrize(("published", "hit"), [(0, 1), (3, 4), (4, 3), (-2, -1)])
-def test_a_hit_raises_a_priority_to_its_own_and_never_lowers_it(kind: Any, published: int, hit: int) -> None:
-    allocator = build(kind, eviction=type("Other", (Lru,), {})())
-    serve(allocator, 1, tokens(1, 2, 3), priority=published)
-    admit(allocator, 2, tokens(1, 2, 3), priority=hit)
-    assert view_of(allocator).priority[table(allocator, 2)[0]] == max(published, hit)
-
-
 def test_blocks_that_are_hit_are_not_free_for_the_watermark(kind: Any) -> None:
     allocator = build(kind, 10, 1, watermark=0.2)
     serve(allocator, 1, tokens(1, 2, 3, 4))
@@ -116,16 +108,6 @@ def test_a_fork_may_evict_for_its_copies(kind: Any) -> None:
         allocator.extend(THREE, 4)
     assert allocator.stats().cached_blocks == 0
     allocator.check()
-
-
-def test_a_release_counts_as_an_access(kind: Any) -> None:
-    allocator = build(kind, eviction=type("Other", (Lru,), {})())
-    admit(allocator, 1, tokens(1, 2, 3))
-    allocator.commit(ONE, tokens(1, 2, 3))
-    block, view = table(allocator, 1)[0], view_of(allocator)
-    before = view.last_access[block]
-    allocator.free(ONE)
-    assert view.last_access[block] > before
 
 
 def test_a_fork_of_a_table_that_a_reset_closed_publishes_nothing(kind: Any) -> None:

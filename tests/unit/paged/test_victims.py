@@ -1,21 +1,17 @@
-"""Many blocks at once: victims are checked and called off as a whole, and columns are written as one by one."""
+"""Many victims at once are checked and called off as a whole."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from paged_helpers import NS, admit, info, make, serve, tokens
+from paged_helpers import admit, make, serve, tokens
 
 from framework.errors import PluginError
-from framework.paged import cache, pool, victims
 from framework.paged.allocator import PagedAllocator
 from framework.types import RequestId
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.eviction.random import Random as RandomPolicy
 
 POOL, MANY = 300, 120
 
@@ -104,47 +100,3 @@ def test_many_victims_are_those_named_one_by_one() -> None:
     assert len(evicted[0]) == MANY
     for allocator in allocators:
         allocator.check()
-
-
-def history(seed: int, policy: Any) -> Iterator[Any]:
-    """Long prompts with common beginnings, forks, priorities and foreseen uses; the pool's columns after each call."""
-    draw = random.Random(seed)
-    trunks = [[draw.randrange(9) for _ in range(draw.randint(20, 90))] for _ in range(3)]
-    allocator = make(POOL, 1, eviction=policy)
-    running: list[int] = []
-    for number in range(1, 80, 2):
-        prompt = tokens(*draw.choice(trunks)[: draw.randint(1, 90)], *(draw.randrange(9) for _ in range(40)))
-        hit = allocator.lookup(prompt, NS)
-        request = info(number, priority=draw.choice([0, 0, 3, 5]), tenant=draw.choice("ab"))
-        while not allocator.fits(request, prompt, hit):
-            allocator.free(RequestId(running.pop(0)))
-            hit = allocator.lookup(prompt, NS)
-        allocator.allocate(request, prompt, hit)
-        allocator.commit(RequestId(number), prompt)
-        running.append(number)
-        if draw.random() < 0.3 and allocator.pool.num_blocks - allocator.pool.used > 1:
-            allocator.fork(RequestId(number), info(number + 1), draw.randint(1, len(prompt)))
-            running.append(number + 1)
-        allocator.foresee(RequestId(number), [draw.randrange(100) for _ in prompt])
-        if draw.random() < 0.6:
-            allocator.free(RequestId(running.pop(draw.randrange(len(running)))))
-        allocator.check()
-        names = ("admitted", "depth", "hits", "priority", "tenant", "next_use")
-        published = [block for block, key in enumerate(allocator.pool.block_hash) if key is not None]
-        facts = [[getattr(allocator.pool, name)[block] for block in published] for name in names]
-        yield hit.num_tokens, state(allocator), facts
-
-
-@pytest.mark.parametrize("policy", [Bulk, Lru, RandomPolicy])
-def test_many_blocks_at_once_are_kept_as_one_by_one(policy: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(2):
-        many = list(history(seed, policy()))
-        with monkeypatch.context() as patch:
-            for module in (cache, pool):
-                patch.setattr(module, "MANY", 10**9)
-            patch.setattr(victims, "_MANY", 10**9)
-            single = list(history(seed, policy()))
-        for number, (left, right) in enumerate(zip(many, single, strict=True)):
-            assert left == right, f"seed {seed}, call {number}"
-        assert policy is RandomPolicy or any(step[0] > 64 for step in many), "no long hit: the test shows little"
-        assert many[-1][1][0].evictions > 200
