@@ -82,16 +82,3 @@ def test_kv_events_cost_so_much_a_block(benchmark, tmp_path):
             end="",
         )
     print()
-
-
-def test_a_replay_without_kv_events_makes_no_cache_event(monkeypatch):
-    """The exact count: 0 cache events, 0 calls of the event allocator."""
-    from framework.kv_events.allocator import EventAllocator
-    from framework.paged import cache
-
-    made = []
-    monkeypatch.setattr(cache, "CacheEvent", lambda *facts: made.append(facts))
-    monkeypatch.setattr(EventAllocator, "__init__", lambda *facts: made.append(facts))
-    _, engine = replay(None)
-    assert engine.allocator.stats().evictions > 0
-    assert made == []

@@ -33,8 +33,7 @@ def fail(hook):
         raise RuntimeError(f"{hook} is broken")
     return type(f"Raises_{hook}", (Base,), {hook: method})
 
-RaisesAttach, RaisesAdmit, RaisesHit, RaisesPin, RaisesRelease, RaisesVictim, RaisesEvicted = map(
-    fail, ("attach", "admit", "hit", "pin", "release", "victim", "evicted"))
+RaisesAttach, RaisesAdmit, RaisesVictim = map(fail, ("attach", "admit", "victim"))
 
 class NamesBusy(Base):
     """Names a block in use."""
@@ -42,27 +41,11 @@ class NamesBusy(Base):
         super().victim(now)
         return min(self.busy, default=0)
 
-class NamesUnknown(Base):
-    """Names a block that does not exist."""
-    def victim(self, now):
-        return 10**6
-
-class NamesText(Base):
-    """Names a block in words."""
-    def victim(self, now):
-        return "the oldest"
-
 class WritesFacts(Base):
     """Writes to the columns it may read."""
     def release(self, blocks, now):
         super().release(blocks, now)
         self.blocks.hits[blocks[0]] = 10**6
-
-class ChangesList(Base):
-    """Empties the list it is handed."""
-    def release(self, blocks, now):
-        super().release(blocks, now)
-        blocks.clear()
 
 class Leaks(Base):
     """Forgets every candidate."""
@@ -115,13 +98,6 @@ class NamesNumber(DigestScheme):
     def digest(self, data):
         return b"7"
 
-class MutatesTokens(DigestScheme):
-    """Writes to the prompt."""
-    def blocks(self, parent, tokens, block_size):
-        tokens[:] = 0
-        return super().blocks(parent, tokens, block_size)
-    def digest(self, data):
-        return hashlib.sha256(data).digest()
 '''
 
 ALLOCATORS = '''
@@ -132,8 +108,7 @@ def fail(method):
         raise RuntimeError(f"{method} is broken")
     return type(f"Raises_{method}", (PagedAllocator,), {method: broken, "share_prefix": True, "share_forks": "all"})
 
-(RaisesLookup, RaisesAllocate, RaisesExtend, RaisesCommit, RaisesFork, RaisesFree, RaisesTable, RaisesChoose,
- RaisesStats) = map(fail, ("lookup", "allocate", "extend", "commit", "fork", "free", "table", "choose_free", "stats"))
+RaisesExtend, RaisesFork, RaisesFree, RaisesStats = map(fail, ("extend", "fork", "free", "stats"))
 
 class ChoosesBusy(PagedAllocator):
     """Hands out the same block again and again."""
@@ -172,11 +147,6 @@ class RaisesSetup(Base):
     def setup(self, spec, device):
         raise RuntimeError("setup is broken")
 
-class RaisesWrite(Base):
-    """Cannot store."""
-    def write(self, pool, k, v, slot_mapping):
-        raise RuntimeError("write is broken")
-
 class GivesNan(Base):
     """Answers NaN."""
     def attend_one(self, q, k, v, row):
@@ -199,13 +169,11 @@ MODULES = {
 def classes(kind: str) -> list[str]:
     """The bad plugins of one kind, by class name."""
     return {
-        "eviction": ["RaisesAttach", "RaisesAdmit", "RaisesHit", "RaisesPin", "RaisesRelease", "RaisesVictim",
-                     "RaisesEvicted", "NamesBusy", "NamesUnknown", "NamesText", "WritesFacts", "ChangesList", "Leaks"],
-        "hash": ["RaisesDigest", "NamesNumber", "MutatesTokens"],
-        "allocator": ["RaisesLookup", "RaisesAllocate", "RaisesExtend", "RaisesCommit", "RaisesFork", "RaisesFree",
-                      "RaisesTable", "RaisesChoose", "RaisesStats", "ChoosesBusy", "TableLies"],
-        "backend": ["RaisesAttend", "RaisesSetup", "RaisesWrite", "GivesNan", "WrongNumbers"],
-    }[kind]  # fmt: skip
+        "eviction": ["RaisesAttach", "RaisesAdmit", "RaisesVictim", "NamesBusy", "WritesFacts", "Leaks"],
+        "hash": ["RaisesDigest", "NamesNumber"],
+        "allocator": ["RaisesExtend", "RaisesFork", "RaisesFree", "RaisesStats", "ChoosesBusy", "TableLies"],
+        "backend": ["RaisesAttend", "RaisesSetup", "GivesNan", "WrongNumbers"],
+    }[kind]
 
 
 def entry_points() -> str:

@@ -40,6 +40,7 @@ class Model:
         """The state before a call."""
         self.tables = {request: list(table.blocks) for request, table in self.allocator.tables().items()}
         self.published = {request: table.published for request, table in self.allocator.tables().items()}
+        self.stats = self.allocator.stats()
         self.promised = dict(self.allocator.promises.owner)
         self.users = Counter(block for blocks in self.tables.values() for block in blocks if block)
 
@@ -56,6 +57,8 @@ class Model:
             if not ended:  # nothing changed but the clock
                 self.clock = self.pool.access
                 self.compare(name)
+                tables = {request: list(table.blocks) for request, table in self.allocator.tables().items()}
+                assert (tables, self.allocator.stats()) == (self.tables, self.stats), name
                 return False
         after = {name: list(table.blocks) for name, table in self.allocator.tables().items()}
         getattr(self, f"after_{name}")(request, after.get(RequestId(request), []), *given)
@@ -184,6 +187,9 @@ def play(model: Model, draw: Random, steps: int, longest: int) -> int:
             model.call(allocator.free, at)
             del running[at]
         allocator.check()
+    for at in running:
+        model.call(allocator.free, at)
+    assert allocator.stats().used_blocks == 0, allocator.stats()
     return allocator.stats().evictions
 
 

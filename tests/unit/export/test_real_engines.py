@@ -208,28 +208,6 @@ def test_sglangs_tree_evicts_what_our_replay_evicts(policy: str, sglang: dict[st
     assert (radix.gone, hits) == (expected, expected_hits)
 
 
-@pytest.mark.parametrize("policy", ["s3fifo", "arc", "slru", "sieve", "gdsf", "clock", "w_tinylfu"])
-def test_sglangs_tree_takes_every_policy_with_a_state_of_its_own(policy: str, sglang: dict[str, Any]) -> None:
-    radix = Radix(sglang, as_sglang(policy, num_blocks=CAPACITY))
-    _, hits = grown(radix, 300)
-    assert sum(hits) > 0
-    assert radix.tree.total_size() <= CAPACITY
-    resident = radix.tree.total_size()
-    radix.tree.evict(radix.base.EvictParams(num_tokens=10**6))
-    assert radix.tree.total_size() == radix.tree.evictable_size() == 0, f"{resident} tokens could not all be evicted"
-
-
-@pytest.mark.parametrize("name", ["lru", "fifo", "mru"])
-def test_our_policy_evicts_what_sglangs_own_strategy_of_that_name_evicts(name: str, sglang: dict[str, Any]) -> None:
-    own = sglang["utils"].get_eviction_strategy(name)
-    radix = Radix(sglang, own)
-    prompts, hits = grown(radix, 600)
-    ours = Radix(sglang, as_sglang(name, num_blocks=CAPACITY))
-    assert [ours.request(prompt) for prompt in prompts] == hits
-    assert len(radix.gone) > 100
-    assert ours.gone == radix.gone
-
-
 def test_sglang_builds_a_policy_of_ours_by_name(sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     factories: dict[str, Callable[[], Any]] = sglang["utils"]._EVICTION_POLICY_FACTORIES
     monkeypatch.setitem(factories, "s3fifo", lambda: as_sglang("s3fifo", num_blocks=CAPACITY))
