@@ -1,12 +1,11 @@
-"""Tokens a second of serve against `transformers.generate` and its continuous batching, same weights and prompts.
+"""Tokens a second of serve against `transformers.generate`, same weights and prompts.
 
 pytest tests/bench/test_bench_serve.py --benchmark-only -s
 
 Rounds are interleaved, so that a machine whose speed drifts slows all alike; the ratio is of one round's pair, and
 `over_generate_cpu` that of their CPU seconds, which what else runs on the machine disturbs less. Both sides have run a
 few tokens before. Engines are cold, but the decode of backend torch is compiled before the clock starts: once a
-process, in `compile_s`. Set KVLAB_BENCH_SCALE=0.1 for a tenth of the tokens, KVLAB_BENCH_BACKEND=native for another
-backend.
+process, in `compile_s`. OMP_NUM_THREADS bounds the threads of both sides.
 """
 
 import os
@@ -23,11 +22,7 @@ from framework.model.loading import load_model, random_model
 from framework.model.shapes import SHAPES
 from framework.sampling import Sampling
 
-SCALE = float(os.environ.get("KVLAB_BENCH_SCALE", "1"))
 ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
-CONTINUOUS = os.environ.get("KVLAB_BENCH_CONTINUOUS", "1") == "1"
-BACKEND = os.environ.get("KVLAB_BENCH_BACKEND", "torch")
-THREADS = int(os.environ.get("KVLAB_BENCH_THREADS", str(os.cpu_count() or 1)))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +30,6 @@ def checkpoint(tmp_path_factory):
     """A 100M-parameter Qwen3 with random weights, as transformers saves it."""
     import transformers
 
-    torch.set_num_threads(THREADS)
     shape = SHAPES["qwen3-100m"]
     torch.manual_seed(0)
     model = transformers.Qwen3ForCausalLM(
@@ -65,14 +59,14 @@ def no_sharing(rng):
     """32 ragged prompts of 32 to 512 tokens, 128 new each."""
     lengths = np.linspace(32, 512, 32).astype(int)
     rng.shuffle(lengths)
-    return [rng.integers(0, 32_000, max(2, int(n * SCALE))).tolist() for n in lengths], max(2, int(128 * SCALE))
+    return [rng.integers(0, 32_000, int(n)).tolist() for n in lengths], 128
 
 
 def shared_prefix(rng):
     """32 prompts: a common prefix of 1,024 tokens, 64 of their own, 64 new each."""
-    prefix = rng.integers(0, 32_000, max(16, int(1024 * SCALE))).tolist()
-    tails = [rng.integers(0, 32_000, max(2, int(64 * SCALE))).tolist() for _ in range(32)]
-    return [prefix + tail for tail in tails], max(2, int(64 * SCALE))
+    prefix = rng.integers(0, 32_000, 1024).tolist()
+    tails = [rng.integers(0, 32_000, 64).tolist() for _ in range(32)]
+    return [prefix + tail for tail in tails], 64
 
 
 def ours(folder, prompts, new):
@@ -80,7 +74,7 @@ def ours(folder, prompts, new):
     longest = max(map(len, prompts)) + new
     llm = LLM(
         load_model(folder),
-        backend=BACKEND,
+        backend="torch",
         num_blocks=32 * (longest // 16 + 2),
         engine=EngineOptions(max_model_len=longest, max_batch_requests=32, max_batch_tokens=512),
     )
@@ -92,11 +86,9 @@ def ours(folder, prompts, new):
 
 
 def warm_up(folder, model):
-    """Both sides run a few tokens; seconds that backend torch took to compile its decode, 0.0 for another."""
-    compile_s = 0.0
-    if BACKEND == "torch":
-        llm = LLM(load_model(folder), backend={"name": "torch", "compile": True}, num_blocks=8)
-        compile_s = llm.backend.facts().get("compile_s", 0.0)
+    """Both sides run a few tokens; seconds that backend torch took to compile its decode."""
+    llm = LLM(load_model(folder), backend={"name": "torch", "compile": True}, num_blocks=8)
+    compile_s = llm.backend.facts().get("compile_s", 0.0)
     prompts = [list(range(2, 40)), list(range(3, 20))]
     ours(folder, prompts, 2)
     theirs(model, prompts, 2)
@@ -112,21 +104,6 @@ def theirs(model, prompts, new):
     with torch.inference_mode():
         out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
     return out[:, width:].tolist(), time.perf_counter() - start, time.process_time() - cpu
-
-
-def theirs_continuous(model, prompts, new):
-    """transformers' continuous batching, paged SDPA. Its tokens and seconds, or None where it does not run."""
-    import transformers
-
-    config = transformers.GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    before = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
-    start = time.perf_counter()
-    out = model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
-    seconds = time.perf_counter() - start
-    model.set_attn_implementation(before)
-    tokens = [out[name].generated_tokens for name in sorted(out, key=lambda name: int(name.rsplit("_", 1)[1]))]
-    return tokens, seconds
 
 
 @pytest.mark.timeout(0)
@@ -151,16 +128,12 @@ def test_serve_against_transformers(benchmark, checkpoint, workload):
             "hit_rate": metrics.hit_tokens / metrics.prompt_tokens,
             "equal_to_generate": sum(a == b for a, b in zip(tokens, reference, strict=True)),
         }
-        if CONTINUOUS:
-            continuous, continuous_s = theirs_continuous(model, prompts, new)
-            row["continuous_tokens_per_s"] = sum(map(len, continuous)) / continuous_s
-            row["over_continuous"] = continuous_s / seconds
         rows.append(row)
         print("\n", workload.__name__, {key: round(value, 3) for key, value in row.items()})
         assert metrics.num_output_tokens == total
 
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=0)
-    benchmark.extra_info.update(backend=BACKEND, threads=THREADS, prompts=len(prompts), new_tokens=new)
+    benchmark.extra_info.update(threads=torch.get_num_threads(), prompts=len(prompts), new_tokens=new)
     benchmark.extra_info.update(compile_s=compile_s)
     benchmark.extra_info.update({key: [round(row[key], 3) for row in rows] for key in rows[0]})
 
@@ -169,7 +142,6 @@ def test_serve_against_transformers(benchmark, checkpoint, workload):
 @pytest.mark.parametrize("tokens", [32, 512], ids=["decode of 32 rows", "prompt chunk of 512"])
 def test_what_the_matrix_products_of_a_step_take_alone(benchmark, tokens):
     """The linear layers of a step of these workloads and nothing else, as the engine has packed them."""
-    torch.set_num_threads(THREADS)
     model = random_model("qwen3-100m")
     LLM(model, backend="gather", num_blocks=8)  # packs the weights
     decoder, rows = model.decoder, min(tokens, 32)

@@ -6,7 +6,6 @@ chooses the calls and shrinks what fails; pools, prompts and alphabets are small
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import entry_points
@@ -216,7 +215,7 @@ def test_no_history_breaks_an_installed_allocator(allocator):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("allocator", sorted(ALLOCATORS))
 def test_no_long_history_breaks_an_installed_allocator(allocator):
-    run(ALLOCATORS[allocator].load(), examples=int(os.environ.get("KVLAB_MACHINE_EXAMPLES", "2000")), steps=100)
+    run(ALLOCATORS[allocator].load(), examples=2000, steps=100)
 
 
 class WritesIntoPublished(SlowAllocator):

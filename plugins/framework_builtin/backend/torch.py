@@ -27,9 +27,6 @@ class TorchBackend(AttentionBackend):
     Args:
         compile: "auto": once a step's decode reads 16 MiB of KV a layer, if there is a C++ compiler; True: always, and
             already in `setup`; False: never. fp8 pools and pools with gaps are read by the eager path in any case.
-        tile_bytes: KV gathered at once for decode rows, and by the running-maximum path; about the last-level cache
-            a core has for itself.
-        prefill_bytes: KV of one row gathered at once for a prefill chunk.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -40,17 +37,15 @@ class TorchBackend(AttentionBackend):
         features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
     )
 
-    def __init__(
-        self,
-        compile: bool | Literal["auto"] = "auto",
-        tile_bytes: int = 8 * 2**20,
-        prefill_bytes: int = 64 * 2**20,
-    ) -> None:
+    tile_bytes: ClassVar[int] = 8 * 2**20
+    """KV gathered at once for decode rows, and by the running-maximum path; about a core's share of the last cache."""
+    prefill_bytes: ClassVar[int] = 64 * 2**20
+    """KV of one row gathered at once for a prefill chunk."""
+
+    def __init__(self, compile: bool | Literal["auto"] = "auto") -> None:
         if compile not in (True, False, "auto"):
             raise InvalidArgument(f"compile must be true, false or auto, found {compile!r}")
-        if tile_bytes < 1 or prefill_bytes < 1:
-            raise InvalidArgument(f"tile_bytes and prefill_bytes must be positive, found {tile_bytes}, {prefill_bytes}")
-        self.compile, self.tile_bytes, self.prefill_bytes = compile, tile_bytes, prefill_bytes
+        self.compile = compile
 
     def check(self, spec: AttentionSpec, device: str) -> list[str]:
         """With compile=True also why compiling is impossible, such as a missing C++ compiler."""
