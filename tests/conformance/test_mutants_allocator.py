@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from framework import registry
 from framework.errors import OutOfBlocks, PluginError
-from framework.interfaces.allocator import AllocatorStats, Hit
 from framework.testing import allocator as kit
 from framework.testing.driver import Violation
 from framework.testing.oracles.allocator import Row, SlowAllocator
@@ -24,40 +24,9 @@ class Sound(SlowAllocator):
         pass
 
 
-class FreesTwiceInSilence(Sound):
-    def free(self, request):
-        if request in self.rows:
-            super().free(request)
-
-
-class KeepsWhatIsNotSound(Sound):
-    def discard(self, request):
-        pass
-
-
-class IgnoresUnknownExtend(Sound):
-    def extend(self, request, num_tokens):
-        return super().extend(request, num_tokens) if request in self.rows else TableChange(0)
-
-
-class WritesWithoutCopying(Sound):
-    def to_copy(self, row):
-        return []
-
-
-class CopiesOnlyWhatIsPublished(Sound):
-    def must_copy(self, block):
-        return block in self.content
-
-
 class WritesIntoPublished(Sound):
     def must_copy(self, block):
         return self.references[block] > 1
-
-
-class ForgetsToNameTheCopy(Sound):
-    def extend(self, request, num_tokens):
-        return TableChange(super().extend(request, num_tokens).start)
 
 
 class CopiesBackwards(Sound):
@@ -86,18 +55,6 @@ class ComparesOwnTokensOnly(Sound):
         if block is None or self.content[block][1][-self.block_size :] != content[1][-self.block_size :]:
             return None
         return block if len(self.content[block][1]) == len(content[1]) else None
-
-
-class TrustsEveryHash(Sound):
-    def find(self, block_hash, content):
-        return self.holder_of.get(block_hash)
-
-
-class HitsWholePrompt(Sound):
-    """F3."""
-
-    def most_hit_blocks(self, num_tokens):
-        return num_tokens // self.block_size
 
 
 class PublishesAtAllocation(Sound):
@@ -142,20 +99,6 @@ class DuplicateOverwrites(Sound):
                 if not used:
                     self.free_blocks.append(holder)
         return super().commit(request, tokens)
-
-
-class IgnoresHitsAtAdmission(Sound):
-    """F6."""
-
-    def fits(self, request, tokens, hit):
-        return self.room(len(tokens)) <= self.reclaimable(keep=hit.blocks)
-
-
-class CountsEvictableHitsTwice(Sound):
-    """F16: a cached block that is hit is also counted as room."""
-
-    def fits(self, request, tokens, hit):
-        return self.room(len(tokens)) - len(hit.blocks) <= self.reclaimable()
 
 
 class EvictsWhatItHit(Sound):
@@ -239,36 +182,6 @@ class ForkTakesNoReference(Sound):
         super().drop([block for block in blocks if self.references[block] > 0])
 
 
-class ForkSharesOneBlockTooMany(Sound):
-    def fork(self, parent, child, num_tokens):
-        more = min(num_tokens + self.block_size, len(self.row(parent).table) * self.block_size)
-        return super().fork(parent, child, max(more, num_tokens))
-
-
-class RoomIsOneTokenShort(Sound):
-    def room(self, num_tokens):
-        return max(0, num_tokens - 2) // self.block_size + 1 if num_tokens else 0
-
-
-class RoomIsOneTokenTooMuch(Sound):
-    def room(self, num_tokens):
-        return num_tokens // self.block_size + 1 if num_tokens else 0
-
-
-class IgnoresTheNamespace(Sound):
-    def hashes(self, tokens, namespace):
-        return super().hashes(tokens, type(namespace)())
-
-    def find(self, block_hash, content):
-        return self.holder_of.get(block_hash)
-
-
-class CountsHitsTwice(Sound):
-    def allocate(self, request, tokens, hit):
-        super().allocate(request, tokens, hit)
-        self.totals["hit_tokens"] += hit.num_tokens
-
-
 class CountsPromptsOnRefusal(Sound):
     def allocate(self, request, tokens, hit):
         self.totals["prompt_tokens"] += len(tokens)
@@ -279,42 +192,12 @@ class CountsPromptsOnRefusal(Sound):
         self.totals["prompt_tokens"] -= len(tokens)
 
 
-class LooksUpImpurely(Sound):
-    def lookup(self, tokens, namespace, previous=None):
-        self.totals["prompt_tokens"] += 1
-        return super().lookup(tokens, namespace, previous)
-
-
-class CountsAreOffByOne(Sound):
-    def stats(self):
-        true = super().stats()
-        return AllocatorStats(
-            num_blocks=true.num_blocks,
-            free_blocks=max(0, true.free_blocks - 1),
-            cached_blocks=true.cached_blocks,
-            used_blocks=true.used_blocks,
-        )
-
-
 class HandsOutABlockTwice(Sound):
     def take(self, count):
         blocks = super().take(count)
         if count and len(self.rows) > 1:
             self.free_blocks.insert(0, blocks[0])
         return blocks
-
-
-class HonoursStaleHits(Sound):
-    """F16: a hit is used although its blocks went to others since."""
-
-    def allocate(self, request, tokens, hit):
-        fresh = Hit(hit.num_tokens, hit.blocks, hit.hashes, self.version)
-        super().allocate(request, tokens, fresh)
-
-
-class ResetKeepsNames(Sound):
-    def reset(self):
-        self.changed()
 
 
 class PublishesOldWeightsAfterReset(Sound):
@@ -331,11 +214,6 @@ class LosesABlockOnFree(Sound):
             self.free_blocks.pop()
 
 
-class NeverReusesCached(Sound):
-    def reclaimable(self, keep=()):
-        return len(self.free_blocks)
-
-
 class UnreferencesTheLastFullBlock(Sound):
     def unref_leading(self, request, num_tokens):
         row = self.row(request)
@@ -346,22 +224,11 @@ class UnreferencesTheLastFullBlock(Sound):
             row.committed -= self.block_size
 
 
-class UnreferencesWhatIsStillRead(Sound):
-    def unref_leading(self, request, num_tokens):
-        return super().unref_leading(request, num_tokens + self.block_size)
-
-
 class UnreferencesTwice(Sound):
     def free(self, request):
         row = self.row(request)
         self.references.update(dict.fromkeys(self.cached()[: row.num_null], 1))
         super().free(request)
-
-
-class LeavesPassedBlocksInTheTable(Sound):
-    def table(self, request):
-        row = self.row(request)
-        return np.array([block or 1 for block in row.table], dtype=np.int32)
 
 
 class FreesPassedBlocksThatOthersUse(Sound):
@@ -397,25 +264,6 @@ class EventsDependOnAddresses(Sound):
         self.free_blocks.sort(key=lambda block: (id(self) // 16 + block * 7919) % 13)
 
 
-class DoesNotReportEvictions(Sound):
-    def send(self, kind, block):
-        if kind == "admit":
-            super().send(kind, block)
-
-
-class ReportsTheWrongStart(Sound):
-    def commit(self, request, tokens):
-        super().commit(request, tokens)
-        return TableChange(0)
-
-
-class PromisesTooMuch(Sound):
-    """F17."""
-
-    def ever_fits(self, request):
-        return request.max_total_tokens <= (self.num_blocks + 1) * self.block_size
-
-
 class AcceptsAnyVictim(Sound):
     def evict(self):
         block = BlockId(int(self.policy.victim(self.now) or 1))
@@ -426,14 +274,6 @@ class AcceptsAnyVictim(Sound):
         else:
             self.free_blocks.append(self.cached()[0])
             self.forget(self.cached()[0])
-
-
-class TrustsNames(Sound):
-    """Takes whatever a scheme returns."""
-
-    def hashes(self, tokens, namespace):
-        root = self.hash.root(namespace, self.block_size)
-        return self.hash.blocks(root, tokens, self.block_size)
 
 
 PASSED = kit.check_blocks_that_windows_passed_are_unreferenced_soundly
@@ -511,16 +351,6 @@ class CopiesWhatItPromised(PREFIX):
             self.promises.owner = owner
 
 
-class ReportsAnArray(Sound):
-    def facts(self):
-        return {"counts": np.arange(3)}
-
-
-class ReportsNotANumber(Sound):
-    def facts(self):
-        return {"share": float("nan")}
-
-
 class CountsItsQuestions(Sound):
     def facts(self):
         self.questions = getattr(self, "questions", 0) + 1
@@ -536,25 +366,14 @@ MUTANTS = {
     NamesNobodyWhoRelied: kit.check_a_withdrawn_promise_is_gone,
     PromisesWhatNobodyKnows: kit.check_unknown_tokens_cannot_be_promised,
     CopiesWhatItPromised: kit.check_a_promise_is_kept,
-    ReportsAnArray: kit.check_facts_are_plain,
-    ReportsNotANumber: kit.check_facts_are_plain,
     CountsItsQuestions: kit.check_facts_are_plain,
-    FreesTwiceInSilence: kit.check_a_second_free_is_an_error,
-    IgnoresUnknownExtend: kit.check_a_second_free_is_an_error,
-    WritesWithoutCopying: kit.check_a_fork_writes_nothing_its_sibling_reads,
-    CopiesOnlyWhatIsPublished: kit.check_a_fork_writes_nothing_its_sibling_reads,
     WritesIntoPublished: kit.check_a_published_block_is_never_written,
-    ForgetsToNameTheCopy: kit.check_a_fork_writes_nothing_its_sibling_reads,
     CopiesBackwards: kit.check_a_fork_writes_nothing_its_sibling_reads,
     StaleMapEntry: kit.check_a_stale_hit_is_refused_or_still_true,
     ComparesOwnTokensOnly: COLLIDING,
-    TrustsEveryHash: kit.check_a_scheme_that_lies_costs_misses_only,
-    HitsWholePrompt: kit.check_a_hit_leaves_a_token_to_compute,
     PublishesAtAllocation: kit.check_nothing_is_found_before_it_is_committed,
     PublishesPartialBlocks: RANDOM,
     DuplicateOverwrites: kit.check_content_outlives_either_of_two_owners,
-    IgnoresHitsAtAdmission: RANDOM,
-    CountsEvictableHitsTwice: RANDOM,
     EvictsWhatItHit: RANDOM,
     KeepsBlocksOnRefusal: kit.check_refusal_changes_nothing,
     EvictsOnRefusal: RANDOM,
@@ -563,35 +382,82 @@ MUTANTS = {
     HandsOutOnePastTheEnd: kit.check_the_null_block_is_never_handed_out,
     LeaksAReferenceOnFork: kit.check_every_block_comes_back,
     ForkTakesNoReference: kit.check_a_fork_writes_nothing_its_sibling_reads,
-    ForkSharesOneBlockTooMany: RANDOM,
-    RoomIsOneTokenShort: kit.check_a_hit_leaves_a_token_to_compute,
-    RoomIsOneTokenTooMuch: kit.check_appending_many_equals_appending_one_by_one,
-    IgnoresTheNamespace: kit.check_namespaces_never_share,
-    CountsHitsTwice: kit.check_a_hit_leaves_a_token_to_compute,
     CountsPromptsOnRefusal: kit.check_refusal_changes_nothing,
-    LooksUpImpurely: kit.check_a_fresh_pool_is_all_free,
-    CountsAreOffByOne: kit.check_a_fresh_pool_is_all_free,
     HandsOutABlockTwice: RANDOM,
-    HonoursStaleHits: kit.check_a_stale_hit_is_refused_or_still_true,
-    ResetKeepsNames: kit.check_reset_forgets_all_content,
-    KeepsWhatIsNotSound: kit.check_discarded_content_is_not_found,
     PublishesOldWeightsAfterReset: kit.check_reset_forgets_all_content,
     LosesABlockOnFree: RANDOM,
-    NeverReusesCached: RANDOM,
     UnreferencesTheLastFullBlock: PASSED,
-    UnreferencesWhatIsStillRead: PASSED,
     UnreferencesTwice: PASSED,
-    LeavesPassedBlocksInTheTable: PASSED,
     FreesPassedBlocksThatOthersUse: PASSED,
     CommitGoesBackwards: kit.check_wrong_calls_raise_and_change_nothing,
     CommitPassesTheRoom: kit.check_wrong_calls_raise_and_change_nothing,
     EventsDependOnAddresses: kit.check_the_same_history_gives_the_same_events,
-    DoesNotReportEvictions: RANDOM,
-    ReportsTheWrongStart: kit.check_a_hit_leaves_a_token_to_compute,
-    PromisesTooMuch: kit.check_ever_fits_tells_the_truth,
     AcceptsAnyVictim: kit.check_a_bad_policy_is_named_and_contained,
-    TrustsNames: kit.check_a_bad_hash_is_named_and_contained,
 }
+
+
+def wrong(name, check, **methods):
+    """A sound allocator with these methods in place of its own, and the check that must catch it."""
+    return type(name, (Sound,), methods), check
+
+
+MUTANTS |= dict([
+    wrong("FreesTwiceInSilence", kit.check_a_second_free_is_an_error,
+          free=lambda self, request: request in self.rows and Sound.free(self, request)),
+    wrong("KeepsWhatIsNotSound", kit.check_discarded_content_is_not_found, discard=lambda self, request: None),
+    wrong("IgnoresUnknownExtend", kit.check_a_second_free_is_an_error, extend=lambda self, request, num_tokens:
+          Sound.extend(self, request, num_tokens) if request in self.rows else TableChange(0)),
+    wrong("WritesWithoutCopying", kit.check_a_fork_writes_nothing_its_sibling_reads, to_copy=lambda self, row: []),
+    wrong("CopiesOnlyWhatIsPublished", kit.check_a_fork_writes_nothing_its_sibling_reads,
+          must_copy=lambda self, block: block in self.content),
+    wrong("ForgetsToNameTheCopy", kit.check_a_fork_writes_nothing_its_sibling_reads,
+          extend=lambda self, request, num_tokens:
+          TableChange(Sound.extend(self, request, num_tokens).start)),
+    wrong("TrustsEveryHash", kit.check_a_scheme_that_lies_costs_misses_only,
+          find=lambda self, block_hash, content: self.holder_of.get(block_hash)),
+    wrong("HitsWholePrompt", kit.check_a_hit_leaves_a_token_to_compute,
+          most_hit_blocks=lambda self, num_tokens: num_tokens // self.block_size),
+    wrong("IgnoresHitsAtAdmission", RANDOM, fits=lambda self, request, tokens, hit:
+          self.room(len(tokens)) <= self.reclaimable(keep=hit.blocks)),
+    wrong("CountsEvictableHitsTwice", RANDOM, fits=lambda self, request, tokens, hit:
+          self.room(len(tokens)) - len(hit.blocks) <= self.reclaimable()),
+    wrong("ForkSharesOneBlockTooMany", RANDOM, fork=lambda self, parent, child, num_tokens: Sound.fork(
+          self, parent, child, max(num_tokens, self.block_size * min(
+              num_tokens // self.block_size + 1, len(self.row(parent).table))))),
+    wrong("RoomIsOneTokenShort", kit.check_a_hit_leaves_a_token_to_compute, room=lambda self, num_tokens:
+          max(0, num_tokens - 2) // self.block_size + 1 if num_tokens else 0),
+    wrong("RoomIsOneTokenTooMuch", kit.check_appending_many_equals_appending_one_by_one, room=lambda self, num_tokens:
+          num_tokens // self.block_size + 1 if num_tokens else 0),
+    wrong("IgnoresTheNamespace", kit.check_namespaces_never_share,
+          hashes=lambda self, tokens, namespace: Sound.hashes(self, tokens, type(namespace)()),
+          find=lambda self, block_hash, content: self.holder_of.get(block_hash)),
+    wrong("LooksUpImpurely", kit.check_a_fresh_pool_is_all_free, lookup=lambda self, tokens, namespace, previous=None:
+          self.totals.update(prompt_tokens=1) or Sound.lookup(self, tokens, namespace, previous)),
+    wrong("CountsHitsTwice", kit.check_a_hit_leaves_a_token_to_compute, allocate=lambda self, request, tokens, hit:
+          Sound.allocate(self, request, tokens, hit) or self.totals.update(hit_tokens=hit.num_tokens)),
+    wrong("CountsAreOffByOne", kit.check_a_fresh_pool_is_all_free,
+          stats=lambda self: replace(Sound.stats(self), free_blocks=max(0, len(self.free_blocks) - 1))),
+    wrong("HonoursStaleHits", kit.check_a_stale_hit_is_refused_or_still_true,
+          allocate=lambda self, request, tokens, hit:
+          Sound.allocate(self, request, tokens, replace(hit, version=self.version))),
+    wrong("ResetKeepsNames", kit.check_reset_forgets_all_content, reset=lambda self: self.changed()),
+    wrong("NeverReusesCached", RANDOM, reclaimable=lambda self, keep=(): len(self.free_blocks)),
+    wrong("UnreferencesWhatIsStillRead", PASSED, unref_leading=lambda self, request, num_tokens:
+          Sound.unref_leading(self, request, num_tokens + self.block_size)),
+    wrong("LeavesPassedBlocksInTheTable", PASSED, table=lambda self, request:
+          np.array([block or 1 for block in self.row(request).table], dtype=np.int32)),
+    wrong("DoesNotReportEvictions", RANDOM,
+          send=lambda self, kind, block: kind == "admit" and Sound.send(self, kind, block)),
+    wrong("ReportsTheWrongStart", kit.check_a_hit_leaves_a_token_to_compute,
+          commit=lambda self, request, tokens: Sound.commit(self, request, tokens) and TableChange(0)),
+    wrong("PromisesTooMuch", kit.check_ever_fits_tells_the_truth,
+          ever_fits=lambda self, request: request.max_total_tokens <= (self.num_blocks + 1) * self.block_size),
+    wrong("TrustsNames", kit.check_a_bad_hash_is_named_and_contained,
+          hashes=lambda self, tokens, namespace: self.hash.blocks(
+          self.hash.root(namespace, self.block_size), tokens, self.block_size)),
+    wrong("ReportsAnArray", kit.check_facts_are_plain, facts=lambda self: {"counts": np.arange(3)}),
+    wrong("ReportsNotANumber", kit.check_facts_are_plain, facts=lambda self: {"share": float("nan")}),
+])  # fmt: skip
 
 # The slow allocator judges a policy's choice and does not contain a callback that raises.
 UNGUARDED = {kit.check_a_failing_policy_leaves_sound_metadata, kit.check_a_failing_release_loses_no_copy}
