@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,18 +46,20 @@ Measure = Callable[[str, float], Times]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Both engines; the tables."""
     parser = argparse.ArgumentParser(prog="python -m experiments.live.clock", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few requests, one repeat; needs --out")
+    parser.add_argument(
+        "--quick", action="store_true", help="one workload and load, few requests, one repeat; needs --out"
+    )
     parser.add_argument("--out", type=Path, help="where results go; default: results/clock")
     options = parser.parse_args(arguments)
     if options.quick and options.out is None:
         parser.error("--quick would overwrite the whole results; give --out FOLDER")
     options.jobs = 1
     begun(options, "live.clock", ROOT / "experiments" / "live", "results/clock")
-    most, repeats = (12, 1) if options.quick else (40, 3)
+    plan = Plan(12, 1, tuple(HELD_OUT)[:1], LOADS[1:2]) if options.quick else Plan(40, 3, tuple(HELD_OUT), LOADS)
     rows: list[dict[str, Any]] = []
     fits: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), most, repeats)
+        bench = Bench(Path(folder), plan)
         for name, measured in (("vLLM", bench.vllm), ("ours", bench.ours)):
             found, fit = measured()
             rows += [{"engine": name, **row} for row in found]
@@ -68,19 +71,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured: requests of a held-out workload, repeats of each run, workloads, loads."""
+
+    requests: int
+    repeats: int
+    workloads: tuple[str, ...]
+    loads: tuple[float, ...]
+
+
 class Bench:
-    """One checkpoint, the traces of calibration and held-out workloads, and two engines.
+    """One checkpoint, the traces of calibration and held-out workloads, and two engines, in a folder for all files."""
 
-    Args:
-        folder: for all files. most: requests of a held-out workload.
-    """
-
-    def __init__(self, folder: Path, most: int, repeats: int) -> None:
-        self.folder, self.repeats = folder, repeats
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.folder, self.plan = folder, plan
         self.model = make(folder / "checkpoint", **SHAPE)
         self.asks = {"calibration": _mixed(40)}
-        for name, (kind, options) in HELD_OUT.items():
-            self.asks[name] = drawn(kind, LONGEST, most, seed=7, output_tokens=16, **options)
+        for name in plan.workloads:
+            kind, options = HELD_OUT[name]
+            self.asks[name] = drawn(kind, LONGEST, plan.requests, seed=7, output_tokens=16, **options)
         for name, asks in self.asks.items():
             write_trace(self._trace(name), [
                 WorkloadRequest(arrival_s=ask.arrival_s, prompt=np.array(ask.prompt, dtype=np.int32),
@@ -149,14 +159,14 @@ class Bench:
         print(f"calibrated: {fit}", file=sys.stderr, flush=True)
         replay = ("mode=replay", f"replay.costs={costs}", *settings)
         rows = []
-        for workload in HELD_OUT:
+        for workload in self.plan.workloads:
             asks = self.asks[workload]
             all_at_once = self._run(workload, 1e6, *replay)[1]["requests_per_s"]
             drawn_per_s = (len(asks) - 1) / (asks[-1].arrival_s - asks[0].arrival_s)
-            for load in LOADS:
+            for load in self.plan.loads:
                 speed = float(load * all_at_once / drawn_per_s)
                 predicted = self._run(workload, speed, *replay)[0]
-                runs = [measured(workload, speed) for _ in range(self.repeats)]
+                runs = [measured(workload, speed) for _ in range(self.plan.repeats)]
                 found = _compared(runs, predicted)
                 rows += [{"workload": workload, "load": load, "requests": len(asks), **row} for row in found]
                 print(f"{workload} at {load:.0%} of {all_at_once:.2f} requests/s", file=sys.stderr, flush=True)
@@ -240,7 +250,7 @@ def _costs(fits: Sequence[dict[str, Any]]) -> str:
               "each, median"]  # fmt: skip
     keys = ("step_s", "row_s", "token_s", "context_s", "pair_s")
     return table(header, [
-        [fit["engine"], fit["num_steps"], *(f"{1e6 * fit[key]:.3g} µs" for key in keys), f"{fit['total_error']:+.1%}",
+        [fit["engine"], fit["num_steps"], *(f"{1e6 * fit[key]:,.2f} µs" for key in keys), f"{fit['total_error']:+.1%}",
          f"{fit['step_error_p50']:.1%}"]
         for fit in fits
     ])  # fmt: skip
