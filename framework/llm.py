@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from framework.config.check import NO_TIERING, checked_tiers
-from framework.config.sections import MAX_BLOCKS
+from framework.config.sections import MAX_BLOCK_SIZE, MAX_BLOCKS
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
 from framework.engine.engine import Engine
@@ -121,8 +121,11 @@ class LLM:
             convert(given[one.name], one.annotation, one.name)
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed must be 0 to 2**63 - 1, found {shown(seed)}")
-        if num_blocks is not None and num_blocks > MAX_BLOCKS:
-            raise ConfigError(f"num_blocks must be at most {MAX_BLOCKS:,}, found {num_blocks}")
+        for name, most in (("num_blocks", MAX_BLOCKS), ("block_size", MAX_BLOCK_SIZE)):
+            if given[name] is not None and not 0 < given[name] <= most:
+                raise ConfigError(f"{name} must be 1 to {most:,}, found {shown(given[name])}")
+        if model == "":
+            raise ConfigError("model must be a name, a folder or a LoadedModel, found ''")
         if log is not None and not callable(log):
             raise ConfigError(f"log must be a function or None, found {shown(log)}")
         if tiering not in (NO_TIERING, {"name": NO_TIERING}) and not tiers:

@@ -13,6 +13,7 @@ Lengths = Literal["uniform", "ragged"]
 
 KVDtype = Literal["float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"]
 
+MAX_BLOCK_SIZE = 2**20
 MAX_BLOCKS = 10**8
 """Some 80 bytes of metadata a block: 8 GB, and half a minute to begin with."""
 
@@ -24,7 +25,7 @@ class CacheOptions(Section):
     section: ClassVar[str] = "cache"
 
     num_blocks: int | None = setting(256, "blocks; null with memory_fraction", at_least=1, at_most=MAX_BLOCKS)
-    block_size: int = setting(16, "tokens a block", at_least=1, at_most=2**20)
+    block_size: int = setting(16, "tokens a block", at_least=1, at_most=MAX_BLOCK_SIZE)
     memory_fraction: float | None = setting(
         None, "share of the device's free memory; needs num_blocks=null", above=0, at_most=1
     )
@@ -173,7 +174,7 @@ class KernelOptions(Section):
         ("uniform", "ragged"), "of decode rows; ragged: from a tenth of the context up"
     )
     heads: tuple[str, ...] | None = setting(None, "query/kv/dim, as [32/8/128]")
-    block_size: tuple[int, ...] | None = setting(None, "null: cache.block_size", at_least=1, at_most=2**20)
+    block_size: tuple[int, ...] | None = setting(None, "null: cache.block_size", at_least=1, at_most=MAX_BLOCK_SIZE)
     dtype: tuple[str, ...] | None = setting(None, "of the queries")
     kv_dtype: tuple[str | None, ...] = setting(
         (None,), "of the pool, as [null,float8_e4m3fn]; null: that of the queries"

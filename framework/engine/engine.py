@@ -212,7 +212,10 @@ class Engine:
             EngineInterrupted: the engine must be reset first.
         """
         arrival_s = self.executor.now() if arrival_s is None else arrival_s
-        require_facts(arrival_s=arrival_s, priority=priority, tenant=tenant, session=session, namespace=namespace)
+        require_facts(
+            sampling=sampling, arrival_s=arrival_s, priority=priority, tenant=tenant, key=key, session=session,
+            category=category, hint=hint, turn=turn, namespace=namespace,
+        )  # fmt: skip
         tokens = as_tokens(prompt)
         self._change.begin()
         number = self._num_submitted

@@ -7,7 +7,8 @@ from typing import Any
 from framework.engine.request import Request
 from framework.engine.state import EngineState
 from framework.errors import InvalidArgument
-from framework.types import ROOT_NAMESPACE, Namespace
+from framework.sampling import Sampling
+from framework.types import ROOT_NAMESPACE, Hint, Namespace
 
 _LARGEST_PRIORITY = 2**31 - 1
 _LATEST_S = 1e12
@@ -30,34 +31,60 @@ def require_batch(max_batch_tokens: int, max_batch_requests: int, chunk_size: in
         raise InvalidArgument(f"engine.chunk_size must be at least 1 or null, found {chunk_size}")
 
 
-def require_facts(*, arrival_s: Any, priority: Any, tenant: Any, session: Any, namespace: Any) -> None:
+def require_facts(
+    *,
+    sampling: Any,
+    arrival_s: Any,
+    priority: Any,
+    tenant: Any,
+    key: Any,
+    session: Any,
+    category: Any,
+    hint: Any,
+    turn: Any,
+    namespace: Any,
+) -> None:
     """Raise unless these are of their types and within what arrays, policies and files can hold.
 
     Raises:
         InvalidArgument: names the first that is not.
     """
     if (
-        type(arrival_s) is float
+        type(sampling) is Sampling
+        and type(arrival_s) is float
         and -_LATEST_S <= arrival_s <= _LATEST_S
         and type(priority) is int
         and -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY
         and (namespace is ROOT_NAMESPACE or _is_ascii_namespace(namespace))
         and type(tenant) is str
         and tenant.isascii()
+        and type(key) is str
+        and key.isascii()
         and (session is None or (type(session) is str and session.isascii()))
+        and (category is None or (type(category) is str and category.isascii()))
+        and (turn is None or type(turn) is int)
+        and (hint is None or type(hint) is Hint)
     ):
         return  # as nearly all are: a third of what the sentences below cost
+    if not isinstance(sampling, Sampling):
+        raise InvalidArgument(f"sampling must be a Sampling, found {_short(sampling)}")
     numeric = type(arrival_s) is float or (isinstance(arrival_s, (int, float)) and not isinstance(arrival_s, bool))
     if not numeric or not -_LATEST_S <= arrival_s <= _LATEST_S:  # NaN is not
         raise InvalidArgument(f"arrival_s must be seconds, at most {_LATEST_S:g}, found {_short(arrival_s)}")
     whole = type(priority) is int or (isinstance(priority, int) and not isinstance(priority, bool))
     if not whole or abs(priority) > _LARGEST_PRIORITY:
         raise InvalidArgument(f"priority must be an integer between -2**31 and 2**31, found {_short(priority)}")
+    if turn is not None and (isinstance(turn, bool) or not hasattr(turn, "__index__")):
+        raise InvalidArgument(f"turn must be an integer or None, found {_short(turn)}")
+    if hint is not None and not isinstance(hint, Hint):
+        raise InvalidArgument(f"hint must be a Hint or None, found {_short(hint)}")
     if not isinstance(namespace, Namespace):
         raise InvalidArgument(f"namespace must be a Namespace, found {_short(namespace)}")
     for name, value in (
         ("tenant", tenant),
+        ("key", key),
         ("session", "" if session is None else session),
+        ("category", "" if category is None else category),
         ("namespace.model", namespace.model),
         ("namespace.adapter", namespace.adapter),
         ("namespace.salt", namespace.salt),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import re
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
-from framework.errors import ConfigError, InvalidArgument, InvalidTokens
+from framework.errors import ConfigError, FrameworkError, InvalidArgument, InvalidTokens
 from framework.kv_events.stream import EventStream
 from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.dense import dense_logits
@@ -210,18 +211,59 @@ def test_a_policy_that_needs_the_future_is_refused_however_it_is_given(given: st
         LLM("tiny", eviction=eviction)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"block_size": "x"}, {"num_blocks": 2.5}, {"dtype": 5}, {"seed": -1}, {"seed": 2**70}, {"num_blocks": 2**50},
-     {"faults": "a"}, {"log": 5}, {"kv_events": 5}, {"tiering": 5}, {"tiering": "write_through"}, {"tiers": [5]},
-     {"engine": {}},
-     {"model": None}, {"allocator": 5}, {"allocator": {}}, {"eviction": {"x": 1}}, {"eviction": int}, {"hash": []},
-     {"backend": {}}, {"backend": 5}],
-)  # fmt: skip
+WRONG: dict[str, list[Any]] = {
+    "model": [None, 5, "", []],
+    "allocator": [5, {}, [], "nope", {"name": 5}],
+    "eviction": [5, {}, int, {"x": 1}, "nope"],
+    "hash": [5, [], "nope", {"name": "sha256", "q": 1}],
+    "backend": [5, {}, "nope", object()],
+    "block_size": [0, -1, "x", 2.5, True, 2**50, None],
+    "num_blocks": [0, -1, "x", 2.5, True, 2**50],
+    "memory_fraction": ["x", 2],
+    "dtype": [5, "int3"],
+    "kv_scales": [5],
+    "device": [5, "gpu9"],
+    "seed": [-1, "x", 2.5, None, 2**70],
+    "faults": ["a", 5],
+    "log": [5, "x"],
+    "kv_events": [5],
+    "ledger": [5],
+    "tiering": [5, "write_through", {}],
+    "tiers": [5, [5], [{}], [{"store": "nope"}], {"store": "host"}],
+    "engine": [{}, 5, "x", []],
+}
+
+
+@pytest.mark.parametrize("wrong", [{name: value} for name, values in WRONG.items() for value in values])
 def test_a_wrong_argument_is_refused_by_its_name(wrong: dict[str, Any]) -> None:
     (name,) = wrong
-    with pytest.raises(ConfigError, match=name):
-        LLM("tiny", **{"num_blocks": 16, **wrong}) if name != "model" else LLM(**wrong)
+    with pytest.raises(FrameworkError, match=name):
+        LLM(**{"model": "tiny", "num_blocks": 16, **wrong})
+
+
+_NO_OPTION = (-1, "x", [], {}, object(), 2**70, float("nan"), b"", (1.5,))
+
+
+@pytest.mark.parametrize("options", [EngineOptions, Sampling])
+def test_wrong_values_of_options_are_refused_by_their_names(options: type) -> None:
+    good = {("length_penalty", "-1"), ("stop", "'x'"), ("stop", "[]"), ("stop_token_ids", "[]")}
+    for name in inspect.signature(options).parameters:
+        for value in _NO_OPTION:
+            if (name, repr(value)) not in good:
+                with pytest.raises(FrameworkError, match=name):
+                    made = options(**{name: value})
+                    LLM("tiny", num_blocks=16, engine=made)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"priority": "x"}, {"tenant": 5}, {"key": 5}, {"session": b"x"}, {"category": 5}, {"hint": 5},
+              {"turn": "x"}, {"arrival_s": float("nan")}, {"sampling": "x"}],
+)  # fmt: skip
+def test_wrong_facts_of_a_request_are_refused_by_their_names(facts: dict[str, Any]) -> None:
+    llm = LLM("tiny", num_blocks=16)
+    with pytest.raises(InvalidArgument, match=next(iter(facts))):
+        llm.engine.submit([1, 2], **{"sampling": Sampling(max_tokens=1), **facts})
+    assert llm.engine.num_unfinished == 0
 
 
 @pytest.mark.parametrize(
