@@ -247,12 +247,15 @@ _NO_OPTION = (-1, "x", [], {}, object(), 2**70, float("nan"), b"", (1.5,))
 @pytest.mark.parametrize("options", [EngineOptions, Sampling])
 def test_wrong_values_of_options_are_refused_by_their_names(options: type) -> None:
     good = {("length_penalty", "-1"), ("stop", "'x'"), ("stop", "[]"), ("stop_token_ids", "[]")}
+
+    def make(**given: Any) -> None:
+        LLM("tiny", num_blocks=16, engine=options(**given))  # an EngineOptions is checked when it is used
+
     for name in inspect.signature(options).parameters:
         for value in _NO_OPTION:
             if (name, repr(value)) not in good:
                 with pytest.raises(FrameworkError, match=name):
-                    made = options(**{name: value})
-                    LLM("tiny", num_blocks=16, engine=made)
+                    make(**{name: value})
 
 
 @pytest.mark.parametrize(
