@@ -97,6 +97,8 @@ class GroupedPolicy(EvictionPolicy):
         """While `group` runs: the group of the deepest block that had been seen before."""
         self.num_fresh = 0
         """While `group` runs: the deepest blocks, none of which had been seen before."""
+        self.asked = 0.0
+        """While `group` and `returned` run: when the request arrived; others may have arrived while it ran."""
         self._evicted, self._stale = 0, False
         self._most_ghosts, self._rescore_after = 2 * blocks.num_blocks, blocks.num_blocks // _RESCORE
 
@@ -211,9 +213,10 @@ class GroupedPolicy(EvictionPolicy):
             deepest = deepest or run
         self._num_candidates += len(blocks)
         self.continued = deepest
-        gap = self._clock - deepest.start if deepest is not None else None
+        self.asked = facts.arrival if self._arrivals and facts.arrival is not None else self._clock
+        gap = max(0.0, self.asked - deepest.start) if deepest is not None else None
         for group, used in before.items():
-            self.returned(group, self._clock - group.start, used)
+            self.returned(group, max(0.0, self.asked - group.start), used)
             group.count -= used
         self.num_fresh = next((at for at, block in enumerate(blocks) if group_of[block] is not None), len(blocks))
         self.group(blocks, facts, gap)

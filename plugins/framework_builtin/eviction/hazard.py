@@ -45,6 +45,10 @@ class Hazard(GroupedPolicy):
     is edited, sent again, or only its opening is shared. Where that has happened before, 21 % of such blocks are used
     again although the conversation continues, against 99 % of those seen before (counted on the conversation trace).
     NOTE 4. Facts that are unknown, such as the turn behind an allocator that keeps none, are a value of their own.
+    NOTE 5. In an engine a request looks its prefix up, takes room and publishes at different times, and others do so
+    between. LRU's hits are counted when a block is pinned or published, so the room that earlier requests took is
+    settled before the next one takes some: left until the next release, LRU was credited with up to 9 % more hits
+    than it had, and this policy kept LRU's order. A return is when its request arrived, not when it was done.
 
     Args:
         tolerance: share of those block references.
@@ -81,6 +85,7 @@ class Hazard(GroupedPolicy):
         self._recent = 0.0  # block references of late
         self._found = bytearray(len(blocks.depth))  # of blocks in use: 1 was resident before, 2 and a hit, 0 neither
         self._room: int | None = None  # candidates that the last eviction left, until the shadow is shrunk to them
+        self._room_at = 0.0  # when that was
         self._as_lru = True
         self._part = FIRST
 
@@ -89,9 +94,7 @@ class Hazard(GroupedPolicy):
         self._use_shadow(blocks)
 
     def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        if self._room is not None:  # others have taken room since the last release
-            self._shadow.shrink(self._room)
-            self._room = None
+        self._settle()
         super().pin(blocks, now)
         for block in blocks:
             self._found[block] = 1
@@ -131,14 +134,24 @@ class Hazard(GroupedPolicy):
             self.rescore()
 
     def victims(self, count: int, now: float) -> list[BlockId]:
+        if now > self._room_at:
+            self._settle()
         chosen = super().victims(count, now)
-        self._room = self._num_candidates
+        self._room, self._room_at = self._num_candidates, now
         return chosen
 
     def evicted(self, block: BlockId, now: float) -> None:
+        if now > self._room_at:
+            self._settle()
         self._found[block] = 0
         super().evicted(block, now)
-        self._room = self._num_candidates
+        self._room, self._room_at = self._num_candidates, now
+
+    def _settle(self) -> None:
+        """LRU's shadow gives up the room that others have taken since the last release; see NOTE 5."""
+        if self._room is not None:
+            self._shadow.shrink(self._room)
+            self._room = None
 
     def features(self, facts: RequestFacts, num_blocks: int, gap: float | None) -> tuple[int, ...]:
         """What a body's hazard depends on, the first by shape; every value an integer, -1 for unknown."""
@@ -221,7 +234,7 @@ class Hazard(GroupedPolicy):
             return False
         rest = before if before.below is None or not before.below.count else before.below
         if rest.count and rest.turn >= 0:
-            self._returns.stop(rest.record, self._clock)
+            self._returns.stop(rest.record, max(rest.start, self.asked))
             self._leave(rest, dropped=True)
         return rest.count > 0
 
@@ -246,7 +259,7 @@ class Hazard(GroupedPolicy):
         group.shadow_hits = 0
         if 2 * used < group.count or group.record < 0:
             return
-        self._returns.end(group.record, self._clock)
+        self._returns.end(group.record, max(group.start, self.asked))
         group.record = -1
         if used < group.count:
             self._leave(group, dropped=False)

@@ -1,6 +1,5 @@
 """What the torch backend does inside: tiles, chunks, and pools of odd strides."""
 
-
 import numpy as np
 import pytest
 import torch

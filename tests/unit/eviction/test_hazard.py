@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from learning_streams import hits, requests_of
 
-from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
+from framework.types import RequestFacts
 from framework.workload.traces import TraceRequest
 from framework_builtin.eviction.hazard import LEFT, Hazard
 from framework_builtin.eviction.hinted import Hinted
@@ -189,3 +190,56 @@ def test_the_guard_forgives_what_was_lost_long_ago() -> None:
     assert not follows[499], "else nothing was lost by its own order"
     assert all(follows[501:510]), "it goes back to LRU"
     assert not all(follows[510:]), "and takes its own order up again"
+
+
+class InFlight:
+    """A pool of six blocks whose requests reach the policy step by step, as an engine does."""
+
+    def __init__(self, policy: Hazard) -> None:
+        rows, self.policy = 7, policy
+        self.key, self.facts = [None] * rows, [RequestFacts()] * rows
+        zero, depth = [0] * rows, [0, 0, 1, 0, 1, 0, 1]
+        policy.attach(
+            BlockView(
+                depth=depth, num_tokens=zero, admitted=zero, last_access=zero, hits=zero, priority=zero, tenant=zero,
+                children=zero, next_use=zero, key=self.key, partial=[False] * rows, last_request=self.facts,
+            )
+        )  # fmt: skip
+
+    def call(self, name: str, blocks: list[int], now: float, arrival: float, names: str = "") -> None:
+        for block, content in zip(blocks, names, strict=bool(names)):
+            self.key[block] = content
+        if name in ("admit", "release"):
+            for block in blocks:
+                self.facts[block] = RequestFacts(arrival=arrival)
+        getattr(self.policy, name)(blocks, now)
+
+
+def test_lru_is_not_credited_with_what_requests_in_flight_had_taken_its_room_for() -> None:
+    pool = InFlight(policy := Hazard(warm_up=10**6))  # evicts as LRU does throughout
+    for blocks, names, at in (([2, 1], "ba", 0.0), ([4, 3], "dc", 1.0)):
+        pool.call("admit", blocks, at, at, names)
+        pool.call("release", blocks, at, at)
+    assert policy.victims(2, 2.0) == [2, 1], "a first request takes room"
+    assert policy.victims(2, 3.0) == [4, 3], "a second finds nothing of a and b, and takes room"
+    pool.call("admit", [4, 3], 3.0, 3.0, "ba")
+    pool.call("release", [4, 3], 4.0, 3.0)
+    assert policy.facts()["behind_lru_blocks"] == 0, "LRU missed them as well"
+
+
+def test_a_return_is_when_its_request_arrived_whatever_arrived_while_it_ran() -> None:
+    class Watched(Hazard):
+        def group(self, blocks, facts, gap):
+            gaps.append(gap)
+            super().group(blocks, facts, gap)
+
+    gaps: list[float | None] = []
+    pool = InFlight(policy := Watched())
+    pool.call("admit", [2, 1], 0.0, 0.0, "ba")
+    pool.call("release", [2, 1], 0.0, 0.0)
+    pool.call("pin", [2, 1], 10.0, 10.0)
+    pool.call("hit", [2, 1], 10.0, 10.0)
+    pool.call("admit", [4, 3], 50.0, 50.0, "dc")
+    pool.call("release", [2, 1], 60.0, 10.0)
+    assert gaps == [None, 10.0]
+    assert policy._returns._end[0] == 10.0
