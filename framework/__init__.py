@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from framework.llm import LLM as LLM
-    from framework.sampling import Sampling as Sampling
+from typing import Any
 
 __all__ = ["LLM", "Sampling", "__version__"]
 

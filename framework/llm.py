@@ -23,9 +23,9 @@ from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.kv_scales import require_scales
 from framework.engine.limits import LengthWarning, longest_sequence, pool_blocks, shortened
 from framework.engine.prompts import is_one_prompt, one_each
-from framework.engine.request import Request
+from framework.engine.request import Request, StopWatch
 from framework.engine.streaming import RequestStream, abandon
-from framework.engine.text import StopTexts, StopWatch, add_texts
+from framework.engine.text import StopTexts, add_texts
 from framework.engine.tiers.records import MakeTiers
 from framework.engine.tiers.setup import require_one_rank, tier_maker
 from framework.engine.warm_up import Limits, warm_up
@@ -443,5 +443,4 @@ def _sampling(asked: Sampling | None) -> Sampling:
 
 def _close_tiers(engine: Engine, *, drain: bool) -> None:
     """Also called for an LLM that nobody holds any more: the engine does not refer to it."""
-    if engine.state.tiers is not None:
-        engine.state.tiers.close(drain=drain)
+    engine.state.tiers.close(drain=drain)

@@ -2,90 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from framework.engine.request import Completion, Request, Sequence, Status, TokenLogprobs
+from framework.engine.lifecycle import Lifecycle
+from framework.engine.request import (
+    BeamGroup,
+    Completion,
+    Continuation,
+    Request,
+    Sequence,
+    Status,
+    TokenLogprobs,
+)
+from framework.engine.state import EngineState
 from framework.errors import FrameworkError
-from framework.sampling import Sampling
-
-if TYPE_CHECKING:
-    from framework.engine.lifecycle import Lifecycle
-    from framework.engine.state import EngineState
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """One way to go on: `token` after beam `parent` (an index into the live beams)."""
-
-    parent: int
-    token: int
-    logprob: float
-    cumulative: float
-
-
-@dataclass(slots=True, eq=False)
-class BeamGroup:
-    """The beams of one request. All live beams have equal length and take their steps together.
-
-    Ends when `beam_width` sequences have ended and no live one can still beat the worst of them at its present
-    length: the rule of transformers' `early_stopping=False`.
-    """
-
-    sampling: Sampling
-    live: list[Sequence] = field(default_factory=list)
-    ended: list[tuple[float, Completion]] = field(default_factory=list)
-
-    @property
-    def width(self) -> int:
-        """Beams kept."""
-        return self.sampling.beam_width
-
-    @property
-    def num_candidates(self) -> int:
-        """Likeliest tokens wanted of each beam: twice the width, so that ended ones never starve the live."""
-        return 2 * self.width
-
-    def score(self, cumulative: float, num_generated: int) -> float:
-        """Log-probability over length to the penalty's power."""
-        return cumulative / math.pow(num_generated, self.sampling.length_penalty)
-
-    def rank(self, ids: list[list[int]], logprobs: list[list[float]]) -> list[Continuation]:
-        """The best `num_candidates` continuations of all live beams; ties go to the earlier beam, then lower token."""
-        ways = [
-            Continuation(parent, token, logprob, seq.cumulative_logprob + logprob)
-            for parent, (seq, tokens, values) in enumerate(zip(self.live, ids, logprobs, strict=True))
-            for token, logprob in zip(tokens, values, strict=True)
-        ]
-        ways.sort(key=lambda way: (-way.cumulative, way.parent, way.token))
-        return ways[: self.num_candidates]
-
-    def split(
-        self, ways: list[Continuation], ends: Callable[[int], bool]
-    ) -> tuple[list[Continuation], list[Continuation]]:
-        """(those that end here, those that live on: at most `width`). Only the best `width` may end."""
-        ending = [way for way in ways[: self.width] if ends(way.token)]
-        living = [way for way in ways if not ends(way.token)]
-        return ending, living[: self.width]
-
-    def end(self, completion: Completion, num_generated: int) -> None:
-        """Keep a completed sequence if it is among the best `width`."""
-        assert completion.cumulative_logprob is not None
-        self.ended.append((self.score(completion.cumulative_logprob, num_generated), completion))
-        self.ended.sort(key=lambda entry: -entry[0])
-        del self.ended[self.width :]
-
-    def is_done(self, best_cumulative: float, num_generated: int) -> bool:
-        """Whether no live beam can still enter the best `width`, judged at its present length."""
-        return len(self.ended) >= self.width and self.ended[-1][0] >= self.score(best_cumulative, num_generated)
-
-    def completions(self) -> list[Completion]:
-        """Best first."""
-        return [completion for _, completion in self.ended]
 
 
 class BeamSearch:

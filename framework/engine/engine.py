@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+import sys
+from collections.abc import Callable, Iterable
+from threading import get_ident
+from typing import Any, NoReturn
 
 import numpy as np
 
-from framework.engine.arrivals import idle, let_in
-from framework.engine.beam import BeamGroup
-from framework.engine.change import Change
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
 from framework.engine.outputs import Outputs
 from framework.engine.promises import Promises
-from framework.engine.request import Request, Sequence, Status, derived_seed
+from framework.engine.request import (
+    BeamGroup,
+    MakeStopWatch,
+    Request,
+    Sequence,
+    Status,
+    derived_seed,
+    require_batch,
+    require_facts,
+)
 from framework.engine.rows import Rows
-from framework.engine.running_first import RunningFirst
-from framework.engine.scheduler import Scheduler
+from framework.engine.scheduler import Scheduler, Scheduling
 from framework.engine.state import EngineState, Log, listen, write_log_header
-from framework.engine.submission import require_batch, require_facts, why_never
-from framework.engine.text import MakeStopWatch
 from framework.engine.tiers.engine_tiers import EngineTiers
 from framework.engine.tiers.records import MakeTiers
-from framework.engine.tiers.report import check_tiers
-from framework.engine.window import Window
 from framework.errors import (
     EngineInterrupted,
     FrameworkError,
@@ -44,8 +47,57 @@ from framework.registry.signatures import convert, shown, signature
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
 
-Scheduling = Literal["admit_first", "running_first"]
-SCHEDULERS: Mapping[Scheduling, type[Scheduler]] = {"admit_first": Scheduler, "running_first": RunningFirst}
+
+class Change:
+    """A change of an engine's state, from `begin` to `end`: left by an exception of any kind, the engine is torn.
+
+    Not a context manager: it costs a step and a submission a third of this.
+
+    Args:
+        owner: the engine.
+        inner: its methods that run within a change, and nowhere else.
+
+    Attributes:
+        torn: a change has begun and not ended well.
+    """
+
+    def __init__(self, owner: object, inner: Iterable[Callable[..., Any]]) -> None:
+        self.torn = False
+        self._owner, self._thread = owner, 0
+        self._inner = {method.__code__ for method in inner}
+
+    def begin(self) -> None:
+        """A change begins.
+
+        Raises:
+            EngineInterrupted: one is under way, or did not end.
+        """
+        if self.torn:
+            self._refuse()
+        self._thread = get_ident()
+        self.torn = True
+
+    def end(self) -> None:
+        """The change is whole."""
+        self.torn = False
+
+    def is_under_way(self) -> bool:
+        """Whether a change is being made, by the frames that run: an interrupt could leave a flag behind."""
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None:
+            if frame.f_code in self._inner and frame.f_locals.get("self") is self._owner:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _refuse(self) -> NoReturn:
+        if not self.is_under_way():
+            raise EngineInterrupted(
+                "a step of this engine was interrupted: its blocks and tables cannot be trusted until it is reset"
+            )
+        if self._thread == get_ident():
+            raise EngineInterrupted("this engine was called from within one of its own steps; wait until it has ended")
+        raise EngineInterrupted("this engine is in a step in another thread; use it from one thread at a time")
 
 
 class Engine:
@@ -62,7 +114,7 @@ class Engine:
         eos_token_ids: end a sequence unless its sampling ignores them.
         seed: of the run; requests without a seed of their own derive one from it and their number.
         share_within_step: requests admitted in one step share the blocks that one of them computes in it.
-        scheduling: a key of SCHEDULERS; running_first not with tiers.
+        scheduling: the order of a step; running_first not with tiers.
         preempt_every: fault injection: preempt the newest row every so many steps; 0 never.
         virtual_clock: the executor's clock is virtual, the same in every run: it is what policies see. Else they see
             the number of the step, so that what they do can be repeated.
@@ -114,7 +166,7 @@ class Engine:
         for name in ("log", "stop_watch", "tiers"):
             if given[name] is not None and not callable(given[name]):
                 raise InvalidArgument(f"{name} must be a function or None, found {shown(given[name])}")
-        for name, least in (("max_model_len", 1), ("preempt_every", 0), ("vocab_size", 1)):
+        for name, least in (("max_model_len", 1), ("preempt_every", 0), ("vocab_size", 1), ("window", 1)):
             if given[name] is not None and given[name] < least:
                 raise InvalidArgument(f"{name} must be at least {least}, found {given[name]}")
         require_batch(max_batch_tokens, max_batch_requests, chunk_size)
@@ -147,16 +199,19 @@ class Engine:
         if self._ledger is not None:
             state.ledger = self._ledger
             self._ledger.reset()
-            if state.tiers is not None:
-                self._ledger.lies_below = state.tiers.lies_below
+            self._ledger.lies_below = state.tiers.lies_below
         listen(state)
-        self._window = None if self.window is None else Window(state, life, self.window)
-        if self._share_within_step:
-            state.promises = Promises(state, life, chunk_size)
+        promises = state.promises = Promises(state, life, chunk_size) if self._share_within_step else None
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
-        scheduler = SCHEDULERS[self._scheduling]
-        self.scheduler = scheduler(state, life, max_batch_tokens=max_batch_tokens, chunk_size=chunk_size)
-        self._outputs = Outputs(state, life, in_turn=self.scheduler.in_turn)
+        self.scheduler = Scheduler(
+            state,
+            life,
+            promises,
+            max_batch_tokens=max_batch_tokens,
+            chunk_size=chunk_size,
+            order=self._scheduling,
+        )
+        self._outputs = Outputs(state, life, in_turn=self.scheduler.running_first)
 
     # Interruption
 
@@ -176,8 +231,7 @@ class Engine:
         """
         self._change.torn = True
         old, numbered = list(self.state.requests.values()), (self.state.last_id, self.state.step_number)
-        if self.state.tiers is not None:
-            self.state.tiers.close(drain=False)
+        self.state.tiers.close(drain=False)
         self.executor.reset()
         if self._kv_events is not None:
             self._kv_events.cleared()
@@ -246,14 +300,7 @@ class Engine:
         seq.forks_due = request.width - 1
         request.sequences.append(seq)
         try:
-            reason = why_never(
-                request,
-                state,
-                max_model_len=self.max_model_len,
-                length_advice=self.length_advice,
-                vocab_size=self.vocab_size,
-                has_text=self._stop_watch is not None,
-            )
+            reason = self._why_never(request)
         except FrameworkError as error:
             self.life.fail(seq, error)
             return
@@ -265,6 +312,34 @@ class Engine:
             request.group = BeamGroup(request.sampling, [seq])
         state.requests[request.number] = request
         heapq.heappush(state.arrivals, (request.arrival_s, request.number, request))
+
+    def _why_never(self, request: Request) -> str:
+        """Why `request` can never be served, with the numbers; empty if it can.
+
+        Raises:
+            PluginError: the allocator could not say.
+        """
+        total, rows, prompt = request.max_total_tokens, self.state.rows.max_rows, request.prompt
+        if len(prompt) == 0:
+            return "the prompt is empty; give it at least one token"
+        if self.vocab_size is not None and int(prompt.max()) >= self.vocab_size:
+            return f"token id {int(prompt.max())} is outside the model's vocabulary of {self.vocab_size}"
+        if request.sampling.stop and self._stop_watch is None:
+            return "stop texts need a tokenizer, and there is none; use stop_token_ids"
+        if total > self.max_model_len:
+            return (
+                f"{len(prompt)} prompt + {request.sampling.max_tokens} new tokens = {total} pass the longest sequence "
+                f"of {self.max_model_len} tokens; shorten it or {self.length_advice}"
+            )
+        if request.width > rows:
+            return f"{request.width} samples or beams need as many rows; engine.max_batch_requests is {rows}"
+        guarded = self.state.guarded
+        if not guarded.ever_fits(request.sequences[0].info):
+            return (
+                f"{total} tokens can never fit a pool of {guarded.num_blocks} blocks of {guarded.block_size} tokens; "
+                "raise cache.num_blocks"
+            )
+        return ""
 
     def cancel(self, request: Request, reason: str = "cancelled by the caller") -> None:
         """End a request now and free its blocks. What it generated so far is kept. Idempotent.
@@ -323,7 +398,7 @@ class Engine:
     def _step(self) -> None:
         state, executor = self.state, self.executor
         start = executor.now()
-        let_in(state, start, virtual_clock=self._virtual_clock)
+        self._let_in(state, start)
         state.step_number += 1
         executor.begin_step(state.step_number)
         state.now = executor.now() if self._virtual_clock else float(state.step_number)
@@ -338,13 +413,12 @@ class Engine:
         if step is None:
             # Where a request failed or was preempted just now, the next step finds room; nobody is stuck yet.
             if before == (len(state.requests), state.num_preemptions):
-                idle(state, self.life)
+                self._idle(state)
             return
         if self._log is not None:
             self._log_step(self._log, step)
         scheduled = executor.now()
-        if state.tiers is not None:
-            state.tiers.flush()
+        state.tiers.flush()
         try:
             executor.forward(step, state.rows)
         except (PluginError, Unsupported, InvalidArgument) as error:
@@ -360,6 +434,53 @@ class Engine:
             self._fail_one(error)
         self._outputs.sample(step)
         state.metrics.stepped(step, start, scheduled, computed, executor.now())
+
+    def _let_in(self, state: EngineState, now: float) -> None:
+        """Move the requests that are due at `now` to the waiting queue; policies see `Request.arrival` from here on."""
+        arrivals = state.arrivals
+        while arrivals and (arrivals[0][0] <= now or arrivals[0][2].status.ended):
+            request: Request = heapq.heappop(arrivals)[2]
+            if request.status.ended:
+                continue
+            request.arrival_step = state.step_number
+            request.arrival = request.arrival_s if self._virtual_clock else float(request.arrival_step)
+            # Numbered on arrival, so that a trace fed as it goes and one queued at once count alike.
+            request.sequences[0].id = state.take_id()
+            if request.group is not None:
+                state.groups.append(request.group)
+            state.waiting.push(request.sequences[0])
+            state.note("arrive", request.sequences[0])
+
+    def _idle(self, state: EngineState) -> None:
+        """Nothing to compute: wait for the next arrival, or end what can never go on."""
+        stuck = state.waiting.peek()
+        active = state.rows.active()
+        next_s = state.arrivals[0][0] if state.arrivals else None
+        if state.tiers.busy:
+            state.tiers.wait(next_s)
+            return
+        if stuck is None and not len(active):
+            if next_s is not None:
+                state.executor.wait_until(next_s)
+            return
+        last = state.rows.sequence(int(active[-1])) if len(active) else None
+        if last is not None and stuck is not None and stuck.request is not last.request:
+            self.life.preempt(last)
+            return
+        seq = stuck if stuck is not None else last
+        if seq is not None:
+            try:
+                stats = state.guarded.stats()
+            except FrameworkError as error:
+                self.life.fail(seq, error)
+                return
+            self.life.drop(seq.request)
+            self.life.end(
+                seq.request,
+                Status.FAILED,
+                f"needs room for {len(seq.tokens)} tokens, has {stats.free_blocks} free + {stats.cached_blocks} "
+                f"evictable of {stats.num_blocks} blocks and nothing else runs; raise cache.num_blocks",
+            )
 
     def _fail_one(self, error: FrameworkError) -> None:
         """End the most important request for an error that is no single request's: the others may do without."""
@@ -388,7 +509,7 @@ class Engine:
 
     def _commit(self, step: Step) -> None:
         """Publish the blocks this step filled: Python is touched once a block, not once a token."""
-        rows, size, promises = self.state.rows, self.state.guarded.block_size, self.state.promises
+        rows, size, promises = self.state.rows, self.state.guarded.block_size, self.scheduler.promises
         made = promises.made if promises is not None else None
         now_computed = step.computed + step.num_new
         rows.computed[step.rows] = now_computed
@@ -406,8 +527,8 @@ class Engine:
                 self.life.fail(seq, error)
         if promises is not None and made:
             promises.keep()
-        if self._window is not None:
-            self._window.unref_passed(step)
+        if self.window is not None:
+            self.life.unref_passed(step, self.window)
 
     def check(self) -> None:
         """The allocator's invariants, and that nothing is held for requests that ended.
@@ -415,8 +536,7 @@ class Engine:
         Raises:
             InvariantViolation: lists what is broken.
         """
-        if self.state.tiers is not None:
-            check_tiers(self.state.tiers, settle=not self.state.requests)
+        self.state.tiers.check(settle=not self.state.requests)
         self.state.guarded.check()
         stats = self.state.guarded.stats()
         if not self.state.requests and (stats.used_blocks or stats.num_requests or self.state.rows.num_active):

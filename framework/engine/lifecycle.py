@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.request import Completion, Request, Sequence, Status
+from framework.engine.executors.base import Step
+from framework.engine.request import Completion, MakeStopWatch, Request, Sequence, Status
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
-from framework.engine.text import MakeStopWatch
 from framework.errors import FrameworkError, OutOfBlocks
 from framework.interfaces.allocator import Hit
 from framework.misses.ledger import Ledger
@@ -95,7 +95,7 @@ class Lifecycle:
         self.state.reserved_rows -= seq.forks_due
         if self.state.promises is not None:
             self.state.promises.withdraw(seq)
-        if self.state.tiers is not None and not returning:
+        if not returning:
             self.state.tiers.ending(seq)
         if self.state.foresee is not None:
             try:
@@ -145,8 +145,7 @@ class Lifecycle:
         try:
             change = self.state.guarded.fork(parent.id, child.info, num_tokens)
             try:
-                if self.state.tiers is not None:
-                    self.state.tiers.flush()
+                self.state.tiers.flush()
                 self._copy(change)
             except FrameworkError:
                 self.free_table(child)
@@ -181,8 +180,7 @@ class Lifecycle:
             self.state.ledger.serve(seq.request.number)
         change = self.state.guarded.commit(seq.id, self.state.rows.known[row, :num_tokens])
         seq.committed = num_tokens
-        if self.state.tiers is not None:
-            self.state.tiers.committed(seq, before, num_tokens)
+        self.state.tiers.committed(seq, before, num_tokens)
         if change.start * self.state.guarded.block_size < self.state.rows.room[row]:
             self._update_table(seq, change.start)
 
@@ -192,7 +190,30 @@ class Lifecycle:
         self.state.executor.set_table(seq.row, start, table[start:])
         self.state.rows.room[seq.row] = len(table) * size
 
-    def unref_leading(self, seq: Sequence, num_blocks: int) -> None:
+    def unref_passed(self, step: Step, window: int) -> None:
+        """Free blocks that no layer reads any more: every layer sees the last `window` tokens only, itself included.
+
+        The step's tokens are committed: the next token of each row is at position `computed`.
+
+        NOTE 1. A request still needs room for its whole prompt when it is admitted, and a hit still is a whole prefix:
+        the gain is that of long outputs, and of long prompts that are computed in chunks.
+        NOTE 2. The last full block of a row is kept even where the window is shorter: the next one is published below
+        it.
+        """
+        rows, size = self.state.rows, self.state.guarded.block_size
+        computed = rows.computed[step.rows]
+        passed = np.minimum((computed + 1 - window) // size, computed // size - 1)
+        due = (passed > rows.passed[step.rows]).nonzero()[0]
+        for row, count in zip(step.rows[due].tolist(), passed[due].tolist(), strict=True):
+            seq = rows.sequences[row]
+            if seq is None:
+                continue
+            try:
+                self._unref_leading(seq, count)
+            except FrameworkError as error:
+                self.fail(seq, error)
+
+    def _unref_leading(self, seq: Sequence, num_blocks: int) -> None:
         """No layer reads the first `num_blocks` of `seq`, which has a row, any more."""
         state, row = self.state, seq.row
         state.rows.passed[row] = num_blocks
@@ -239,8 +260,7 @@ class Lifecycle:
             if seq.row < 0:
                 continue
             try:
-                if self.state.tiers is not None:
-                    self.state.tiers.discard(seq)
+                self.state.tiers.discard(seq)
                 self.state.guarded.discard(seq.id)
             except FrameworkError as error:
                 request.plugin_error = request.plugin_error or error
@@ -252,7 +272,7 @@ class Lifecycle:
         for seq in request.sequences:
             if seq.row >= 0:
                 self.release(seq)
-            elif self.state.tiers is not None:
+            else:
                 self.state.tiers.drop(seq)
         ended = request.group.completions() if request.group is not None else []
         request.completions = ended + [

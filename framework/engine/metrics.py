@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.executors.base import Step
+from framework.engine.below import Below
+from framework.engine.executors.base import Executor, Step
 from framework.engine.executors.costs import work_of
 from framework.engine.request import Request, Status
-from framework.engine.tiers.report import tier_step_row, tier_summary
+from framework.engine.rows import Rows
 from framework.errors import PluginError
+from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import AllocatorStats
-
-if TYPE_CHECKING:
-    from framework.engine.state import EngineState
 
 _sum = np.add.reduce  # what ndarray.sum() calls, at a third of its cost for the few rows of a step
 _KINDS = ("live", "internal", "reserved", "external", "cached_idle", "free")
+
+
+class Measured(Protocol):
+    """What is read of an engine's state."""
+
+    guarded: GuardedAllocator
+    executor: Executor
+    rows: Rows
+    tiers: Below
+    waiting: Any
+    num_preemptions: int
+    num_forks: int
+    num_copied_blocks: int
 
 
 class Metrics:
@@ -95,7 +107,7 @@ class Metrics:
         )
         return _ratio(met, self.last_end_s - (self.first_arrival_s or 0.0))
 
-    def occupancy(self, step: Step, state: EngineState) -> None:
+    def occupancy(self, step: Step, state: Measured) -> None:
         """Take the slots' split, after this step's writes."""
         rows, size, stats = state.rows, self.block_size, state.guarded.stats()
         active = rows.active()
@@ -131,7 +143,7 @@ class Metrics:
         """(6,) slots after the last step's writes: live, internal, reserved, external, cached idle, free."""
         return np.array(self._slots, dtype=np.int64)
 
-    def step_row(self, state: EngineState) -> dict[str, Any]:
+    def step_row(self, state: Measured) -> dict[str, Any]:
         """One line for a run's metrics file: the last step's seconds and work, and the state after it. Shares of 0
         reserved slots are None."""
         live, internal, reserved, external, cached, free = self._slots
@@ -158,17 +170,17 @@ class Metrics:
             "waste_reserved": _ratio(reserved, used),
             "waste_external": _ratio(external, pool),
             "cached_idle": _ratio(cached, pool),
-            **(tier_step_row(state.tiers) if state.tiers is not None else {}),
+            **state.tiers.step_row(),
         }
 
-    def _final_stats(self, state: EngineState) -> AllocatorStats | None:
+    def _final_stats(self, state: Measured) -> AllocatorStats | None:
         try:
             return state.guarded.final_stats()
         except PluginError as error:
             self.first_failure = self.first_failure or str(error)
             return None
 
-    def summary(self, state: EngineState) -> dict[str, Any]:
+    def summary(self, state: Measured) -> dict[str, Any]:
         """The run's result, flat. What has no denominator, or the allocator failed to count, is None."""
         stats = self._final_stats(state)
         wall = self.last_end_s - (self.first_arrival_s or 0.0)
@@ -205,8 +217,7 @@ class Metrics:
             "sample_s": self.sample_s,
             "engine_overhead": _ratio(self.step_s - self.forward_s, self.step_s),
         }
-        if state.tiers is not None:
-            result.update(tier_summary(state.tiers))
+        result.update(state.tiers.summary())
         if self.first_failure:
             result["first_failure"] = self.first_failure
         tpot_s = [tpot for tpot in self.request_tpot_s if tpot is not None]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import Sequence
 from framework.engine.rows import IntArray
+from framework.engine.state import EngineState
 from framework.errors import FrameworkError
 from framework.types import RequestId
-
-if TYPE_CHECKING:
-    from framework.engine.lifecycle import Lifecycle
-    from framework.engine.state import EngineState
 
 
 class Promises:
@@ -106,9 +102,8 @@ class Promises:
         for other in list(self._state.rows.sequences):
             if other is not None and other is not seq and other.id in relying and other.row >= 0:
                 self._life.preempt(other)
-        if self._state.tiers is not None:
-            for other in self._state.tiers.relying(relying - {seq.id}):
-                self._state.tiers.drop(other, returning=True)
+        for other in self._state.tiers.relying(relying - {seq.id}):
+            self._state.tiers.drop(other, returning=True)
 
     def _withdraw(self, seq: Sequence) -> set[RequestId]:
         guarded = self._state.guarded
@@ -120,5 +115,5 @@ class Promises:
             return {*guarded.withdraw(seq.id)}
         except FrameworkError as error:
             seq.request.plugin_error = seq.request.plugin_error or error
-            everyone = [*self._state.rows.sequences, *(self._state.tiers.holding() if self._state.tiers else ())]
+            everyone = [*self._state.rows.sequences, *self._state.tiers.holding()]
             return {other.id for other in everyone if other is not None} - {seq.id}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
-from framework.errors import FrameworkError
+from framework.errors import FrameworkError, InvalidArgument
+from framework.interfaces.allocator import Hit
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, RequestInfo, TokenArray
 
-if TYPE_CHECKING:
-    from framework.engine.beam import BeamGroup
-    from framework.engine.text import StopWatch
-    from framework.interfaces.allocator import Hit
+_LARGEST_PRIORITY = 2**31 - 1
+_LATEST_S = 1e12
 
 
 class Status(str, Enum):
@@ -56,6 +57,17 @@ class Completion:
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] | None = None
     text: str | None = None
+
+
+class StopWatch(Protocol):
+    """Watches one sequence that asked for stop texts."""
+
+    def push(self, token: int) -> bool:
+        """Take the next token it generated: whether it ends there."""
+
+
+MakeStopWatch = Callable[[int, int, tuple[str, ...]], StopWatch]
+"""(request number, sample, stop texts) -> what watches that sequence."""
 
 
 @dataclass(slots=True)
@@ -184,6 +196,76 @@ class Sequence:
         return tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One way to go on: `token` after beam `parent` (an index into the live beams)."""
+
+    parent: int
+    token: int
+    logprob: float
+    cumulative: float
+
+
+@dataclass(slots=True, eq=False)
+class BeamGroup:
+    """The beams of one request. All live beams have equal length and take their steps together.
+
+    Ends when `beam_width` sequences have ended and no live one can still beat the worst of them at its present
+    length: the rule of transformers' `early_stopping=False`.
+    """
+
+    sampling: Sampling
+    live: list[Sequence] = field(default_factory=list)
+    ended: list[tuple[float, Completion]] = field(default_factory=list)
+
+    @property
+    def width(self) -> int:
+        """Beams kept."""
+        return self.sampling.beam_width
+
+    @property
+    def num_candidates(self) -> int:
+        """Likeliest tokens wanted of each beam: twice the width, so that ended ones never starve the live."""
+        return 2 * self.width
+
+    def score(self, cumulative: float, num_generated: int) -> float:
+        """Log-probability over length to the penalty's power."""
+        return cumulative / math.pow(num_generated, self.sampling.length_penalty)
+
+    def rank(self, ids: list[list[int]], logprobs: list[list[float]]) -> list[Continuation]:
+        """The best `num_candidates` continuations of all live beams; ties go to the earlier beam, then lower token."""
+        ways = [
+            Continuation(parent, token, logprob, seq.cumulative_logprob + logprob)
+            for parent, (seq, tokens, values) in enumerate(zip(self.live, ids, logprobs, strict=True))
+            for token, logprob in zip(tokens, values, strict=True)
+        ]
+        ways.sort(key=lambda way: (-way.cumulative, way.parent, way.token))
+        return ways[: self.num_candidates]
+
+    def split(
+        self, ways: list[Continuation], ends: Callable[[int], bool]
+    ) -> tuple[list[Continuation], list[Continuation]]:
+        """(those that end here, those that live on: at most `width`). Only the best `width` may end."""
+        ending = [way for way in ways[: self.width] if ends(way.token)]
+        living = [way for way in ways if not ends(way.token)]
+        return ending, living[: self.width]
+
+    def end(self, completion: Completion, num_generated: int) -> None:
+        """Keep a completed sequence if it is among the best `width`."""
+        assert completion.cumulative_logprob is not None
+        self.ended.append((self.score(completion.cumulative_logprob, num_generated), completion))
+        self.ended.sort(key=lambda entry: -entry[0])
+        del self.ended[self.width :]
+
+    def is_done(self, best_cumulative: float, num_generated: int) -> bool:
+        """Whether no live beam can still enter the best `width`, judged at its present length."""
+        return len(self.ended) >= self.width and self.ended[-1][0] >= self.score(best_cumulative, num_generated)
+
+    def completions(self) -> list[Completion]:
+        """Best first."""
+        return [completion for _, completion in self.ended]
+
+
 def derived_seed(run_seed: int, number: int) -> int:
     """A 63-bit seed for request `number` of a run: SplitMix64's finaliser, so that neighbours are unrelated."""
     mask = (1 << 64) - 1
@@ -196,3 +278,105 @@ def derived_seed(run_seed: int, number: int) -> int:
 def empty_tokens() -> TokenArray:
     """A (0,) int32 array."""
     return np.empty(0, dtype=np.int32)
+
+
+def require_batch(max_batch_tokens: int, max_batch_requests: int, chunk_size: int | None) -> None:
+    """Raise unless a step of these sizes can be: every row decodes one token a step.
+
+    Raises:
+        InvalidArgument: names the setting.
+    """
+    if max_batch_requests < 1:
+        raise InvalidArgument(f"engine.max_batch_requests must be at least 1, found {max_batch_requests}")
+    if max_batch_tokens < max_batch_requests:
+        raise InvalidArgument(
+            f"engine.max_batch_tokens ({max_batch_tokens}) must be at least engine.max_batch_requests "
+            f"({max_batch_requests}): every row decodes one token a step"
+        )
+    if chunk_size is not None and chunk_size < 1:
+        raise InvalidArgument(f"engine.chunk_size must be at least 1 or null, found {chunk_size}")
+
+
+def require_facts(
+    *,
+    sampling: Any,
+    arrival_s: Any,
+    priority: Any,
+    tenant: Any,
+    key: Any,
+    session: Any,
+    category: Any,
+    hint: Any,
+    turn: Any,
+    namespace: Any,
+) -> None:
+    """Raise unless these are of their types and within what arrays, policies and files can hold.
+
+    Raises:
+        InvalidArgument: names the first that is not.
+    """
+    if (
+        type(sampling) is Sampling
+        and type(arrival_s) is float
+        and -_LATEST_S <= arrival_s <= _LATEST_S
+        and type(priority) is int
+        and -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY
+        and (namespace is ROOT_NAMESPACE or _is_ascii_namespace(namespace))
+        and type(tenant) is str
+        and tenant.isascii()
+        and type(key) is str
+        and key.isascii()
+        and (session is None or (type(session) is str and session.isascii()))
+        and (category is None or (type(category) is str and category.isascii()))
+        and (turn is None or type(turn) is int)
+        and (hint is None or type(hint) is Hint)
+    ):
+        return  # as nearly all are: a third of what the sentences below cost
+    if not isinstance(sampling, Sampling):
+        raise InvalidArgument(f"sampling must be a Sampling, found {_short(sampling)}")
+    numeric = type(arrival_s) is float or (isinstance(arrival_s, (int, float)) and not isinstance(arrival_s, bool))
+    if not numeric or not -_LATEST_S <= arrival_s <= _LATEST_S:  # NaN is not
+        raise InvalidArgument(f"arrival_s must be seconds, at most {_LATEST_S:g}, found {_short(arrival_s)}")
+    whole = type(priority) is int or (isinstance(priority, int) and not isinstance(priority, bool))
+    if not whole or abs(priority) > _LARGEST_PRIORITY:
+        raise InvalidArgument(f"priority must be an integer between -2**31 and 2**31, found {_short(priority)}")
+    if turn is not None and (isinstance(turn, bool) or not hasattr(turn, "__index__")):
+        raise InvalidArgument(f"turn must be an integer or None, found {_short(turn)}")
+    if hint is not None and not isinstance(hint, Hint):
+        raise InvalidArgument(f"hint must be a Hint or None, found {_short(hint)}")
+    if not isinstance(namespace, Namespace):
+        raise InvalidArgument(f"namespace must be a Namespace, found {_short(namespace)}")
+    for name, value in (
+        ("tenant", tenant),
+        ("key", key),
+        ("session", "" if session is None else session),
+        ("category", "" if category is None else category),
+        ("namespace.model", namespace.model),
+        ("namespace.adapter", namespace.adapter),
+        ("namespace.salt", namespace.salt),
+    ):
+        if not isinstance(value, str) or not (value.isascii() or _is_unicode(value)):
+            raise InvalidArgument(f"{name} must be Unicode text, found {_short(value)}")
+
+
+def _is_ascii_namespace(namespace: Any) -> bool:
+    if type(namespace) is not Namespace:
+        return False
+    parts = (namespace.model, namespace.adapter, namespace.salt)
+    return all(type(part) is str and part.isascii() for part in parts)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4300 digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:60]}..."

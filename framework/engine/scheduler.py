@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 
 from framework.engine.executors.base import Step
 from framework.engine.lifecycle import Lifecycle
+from framework.engine.promises import Promises
 from framework.engine.request import Sequence
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
 from framework.errors import FrameworkError, OutOfBlocks
 
-if TYPE_CHECKING:
-    from framework.engine.tiers.engine_tiers import EngineTiers
-    from framework.engine.tiers.records import Plan
-    from framework.interfaces.allocator import Hit
+Scheduling = Literal["admit_first", "running_first"]
 
 _sum = np.add.reduce  # what ndarray.sum() calls, at a third of its cost for the few rows of a step
 
@@ -28,67 +26,98 @@ class Scheduler:
     `Allocator.fits`. A row that cannot get room takes it from the least important, newest row, which is recomputed
     later and comes back before anything that has not started.
 
+    The order is *admit_first*: waiting sequences get rows and blocks for all their tokens, then all rows their new
+    tokens. Or *running_first*, as in vLLM: running rows come first, in order of admission, each with the tokens it
+    lacks, as far as the budget goes, and the blocks for them; who finds none preempts the newest. Where nobody was
+    preempted, waiting sequences are admitted, each if the pool has room for all its tokens, with the blocks of its
+    first chunk. What a row fills in this step is published as soon as it has its blocks, so every later row of the step
+    shares it. Source: vLLM 0.33.0, vllm/v1/core/sched/scheduler.py, Scheduler.schedule, with policy=fcfs.
+
     Args:
+        promises: None where rows of one step share no blocks.
         max_batch_tokens: tokens computed a step.
         chunk_size: most prompt tokens of one row a step.
-
-    Attributes:
-        in_turn: sequences that end in one step are freed in order of admission, not of rows.
     """
 
-    in_turn = False
-
-    def __init__(self, state: EngineState, life: Lifecycle, *, max_batch_tokens: int, chunk_size: int) -> None:
-        self.state, self.life = state, life
+    def __init__(
+        self,
+        state: EngineState,
+        life: Lifecycle,
+        promises: Promises | None,
+        *,
+        max_batch_tokens: int,
+        chunk_size: int,
+        order: Scheduling = "admit_first",
+    ) -> None:
+        self.state, self.life, self.promises = state, life, promises
         self.max_batch_tokens, self.chunk_size = max_batch_tokens, chunk_size
+        self.running_first = order == "running_first"
 
-    def admit(self, budget: int) -> None:
-        """Move waiting sequences onto rows while rows, token budget and blocks last."""
-        state = self.state
-        guarded, rows, waiting, promises, tiers = (
-            state.guarded, state.rows, state.waiting, state.promises, state.tiers,
-        )  # fmt: skip
-        if tiers is not None:
-            self._place_ready(tiers)
+    def schedule(self) -> Step | None:
+        """Admit, choose each row's new tokens and make room for them. None if there is nothing to compute."""
+        promises = self.promises
+        if promises is not None and promises.made:
+            promises.withdraw_all()
+        self.state.tiers.poll()
+        decodes_only = False
+        if self.running_first:
+            num_new = self._continue_and_admit()
+        else:
+            self._place_ready()
+            self.admit(self.max_batch_tokens)
+            num_new, decodes_only = self._plan()
+            num_new = self._make_room(num_new)
+        if promises is not None and (self.running_first or promises.planned or promises.made):
+            promises.require(num_new)
+        return self._step(num_new, decodes_only)
+
+    def admit(self, budget: int, num_new: IntArray | None = None) -> None:
+        """Move waiting sequences onto rows while rows, token budget and blocks last.
+
+        Args:
+            num_new: running_first: (max_rows,), takes the first chunk of each. None: what running rows lack comes off
+                the budget, and sequences get blocks for all their tokens.
+        """
+        state, promises, waiting, tiers = self.state, self.promises, self.state.waiting, self.state.tiers
         if waiting.peek() is None:
             return
-        active = rows.active()
-        need = rows.length[active] - rows.computed[active]
-        total = int(_sum(need))
-        budget -= total
-        if promises is not None and budget > 0 and total > len(active):  # each row needs at least one token
-            for row in active[need > 1].tolist():
-                promises.plan(rows.sequence(row))
+        if num_new is None:
+            budget = self._left_by_rows(budget)
         while budget > 0:
             if promises is not None and promises.planned and waiting:
                 promises.make()
             seq = waiting.peek()
             if seq is None:
                 return
-            no_row = rows.num_free - state.reserved_rows < 1 + seq.forks_due
-            if no_row and (tiers is None or tiers.full):
+            no_row = state.rows.num_free - state.reserved_rows < 1 + seq.forks_due
+            if no_row and tiers.full:
                 return
             try:
-                hit = seq.hit = guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)
-                if tiers is not None:
-                    plan = tiers.plan(seq, hit) if not tiers.full else None
-                    if plan is not None and tiers.park(seq, plan):
-                        waiting.pop()
-                        continue
-                    if plan is None and no_row:
-                        return
-                    hit = hit if plan is None else plan.hit
-                if not guarded.fits(seq.info, seq.tokens, hit):
-                    if tiers is not None:
-                        tiers.prefetch(seq, hit)
+                hit = seq.hit = state.guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)
+                plan = None if tiers.full else tiers.plan(seq, hit)
+                if plan is not None and tiers.park(seq, plan):
+                    waiting.pop()
+                    continue
+                if plan is None and no_row:
+                    return
+                hit = hit if plan is None else plan.hit
+                if not state.guarded.fits(seq.info, seq.tokens, hit):
+                    tiers.prefetch(seq, hit)
                     return
                 if state.ledger is not None:
                     self.life.ask_why(state.ledger, seq, hit)
-                guarded.allocate(seq.info, seq.tokens, hit)
-                if tiers is not None and self._begin_load(tiers, seq, hit, plan):
+                count = len(seq.tokens) - hit.num_tokens
+                room = None
+                if num_new is None:
+                    state.guarded.allocate(seq.info, seq.tokens, hit)
+                else:  # a beam among others waits with its last token until the next step: they compute that together
+                    count = min(count - self._is_among_beams(seq), budget, self.chunk_size)
+                    room = hit.num_tokens + max(1, count)
+                    state.guarded.allocate_part(seq.info, seq.tokens, hit, room)
+                if tiers.begin(seq, hit, plan):
                     waiting.pop()
                     continue
-                self.life.place(seq, hit.num_tokens)
+                self.life.place(seq, hit.num_tokens, room=room)
             except FrameworkError as error:
                 self.life.fail(seq, error)
                 continue
@@ -97,15 +126,38 @@ class Scheduler:
                 continue
             waiting.pop()
             self.life.admitted(seq, hit.num_tokens)
-            if promises is not None:
-                promises.plan(seq)
-            budget -= len(seq.tokens) - hit.num_tokens
+            if num_new is None:
+                if promises is not None:
+                    promises.plan(seq)
+            else:
+                if count:
+                    self._make_room_for(seq, count)
+                if seq.row < 0:
+                    continue
+                num_new[seq.row] = count
+            budget -= count
 
-    def _place_ready(self, tiers: EngineTiers) -> None:
+    def _left_by_rows(self, budget: int) -> int:
+        """What the running rows leave of the budget; they plan to promise their chunks."""
+        rows, promises = self.state.rows, self.promises
+        active = rows.active()
+        need = rows.length[active] - rows.computed[active]
+        total = int(_sum(need))
+        budget -= total
+        if promises is not None and budget > 0 and total > len(active):  # each row needs at least one token
+            for row in active[need > 1].tolist():
+                promises.plan(rows.sequence(row))
+        return budget
+
+    def _is_among_beams(self, seq: Sequence) -> bool:
+        group = seq.request.group
+        return group is not None and len(group.live) > 1
+
+    def _place_ready(self) -> None:
         """Give rows to sequences whose blocks have all been loaded, while there are any."""
-        state = self.state
-        while tiers.ready and state.rows.num_free - state.reserved_rows >= 1 + tiers.ready[0][0].forks_due:
-            seq, num_cached = tiers.ready.pop(0)
+        state, ready = self.state, self.state.tiers.ready
+        while ready and state.rows.num_free - state.reserved_rows >= 1 + ready[0][0].forks_due:
+            seq, num_cached = ready.pop(0)
             try:
                 self.life.place(seq, num_cached)
             except FrameworkError as error:
@@ -113,36 +165,49 @@ class Scheduler:
                 continue
             self.life.admitted(seq, num_cached)
 
-    def _begin_load(self, tiers: EngineTiers, seq: Sequence, hit: Hit, plan: Plan | None) -> bool:
-        """`seq` has its table: whether it waits for blocks from below, and gets its row later.
+    def _continue_and_admit(self) -> IntArray:
+        """New tokens for each row, (max_rows,), and their blocks: running_first."""
+        state, rows = self.state, self.state.rows
+        num_new = np.zeros(rows.max_rows, dtype=np.int64)
+        preempted = state.num_preemptions
+        budget = self._continue(num_new)
+        if state.num_preemptions == preempted:
+            self.admit(budget, num_new)
+            if not num_new.any():  # beams that came back and found all but their last tokens cached
+                self._continue(num_new)
+        num_new[[row for row, seq in enumerate(rows.sequences) if seq is None]] = 0
+        return num_new
 
-        Raises:
-            FrameworkError: it holds nothing any more.
-        """
-        try:
-            tiers.allocated(seq, hit, plan)
-            if plan is not None:
-                tiers.begin(seq, plan)
-        except Exception:
-            if plan is not None:
-                tiers.abandon(plan)
-            self.life.free_table(seq)
-            raise
-        return plan is not None
+    def _continue(self, num_new: IntArray) -> int:
+        """New tokens and blocks for the running rows; returns what is left of the budget."""
+        rows, budget = self.state.rows, self.max_batch_tokens
+        held = self._held_rows() if self.state.groups else []
+        for row, seq in [(row, rows.sequence(row)) for row in rows.active().tolist()]:
+            if seq.row != row:
+                continue
+            need = int(rows.length[row] - rows.computed[row]) - (row in held or self._too_wide(seq, num_new, budget))
+            count = min(need, budget, max(1, self.chunk_size))
+            if count <= 0:
+                continue
+            self._make_room_for(seq, count)
+            if seq.row == row:
+                num_new[row] = count
+                budget -= count
+        return budget
 
-    def schedule(self) -> Step | None:
-        """Admit, choose each row's new tokens and make room for them. None if there is nothing to compute."""
-        state, promises = self.state, self.state.promises
-        if promises is not None and promises.made:
-            promises.withdraw_all()
-        if state.tiers is not None:
-            state.tiers.poll()
-        self.admit(self.max_batch_tokens)
-        num_new, decodes_only = self._plan()
-        num_new = self._make_room(num_new)
-        if promises is not None and (promises.planned or promises.made):
-            promises.require(num_new)
-        return self._step(num_new, decodes_only)
+    def _too_wide(self, seq: Sequence, num_new: IntArray, budget: int) -> bool:
+        """Whether `seq` is of a beam group whose last tokens do not all fit the budget: one step computes them."""
+        group = seq.request.group
+        return group is not None and budget < sum(not num_new[beam.row] for beam in group.live if beam.row >= 0)
+
+    def _make_room_for(self, seq: Sequence, count: int) -> None:
+        """Blocks for the next `count` tokens of `seq`, which has a row, and the promise of what they fill."""
+        rows, row = self.state.rows, seq.row
+        end = int(rows.computed[row]) + count
+        if end > rows.room[row] or rows.touch[row]:
+            self._extend(seq, end)
+        if self.promises is not None and seq.row == row:
+            self.promises.make_at_once(seq, end)
 
     def _step(self, num_new: IntArray, decodes_only: bool) -> Step | None:
         """The step that computes so many new tokens of each row; None if there are none.
@@ -182,7 +247,7 @@ class Scheduler:
             return num_new, True
         budget = self.max_batch_tokens - num_decodes
         prompts = (need > 1).nonzero()[0].tolist()
-        promises = self.state.promises
+        promises = self.promises
         if promises is not None and promises.made:
             made = promises.made
             prompts.sort(key=lambda i: rows.sequence(int(active[i])) not in made)
@@ -231,8 +296,7 @@ class Scheduler:
                 self.state.ledger.serve(seq.request.number)  # each time: whoever is preempted is served as it leaves
             try:
                 change = guarded.extend(seq.id, num_tokens)
-                if self.state.tiers is not None:
-                    self.state.tiers.flush()
+                self.state.tiers.flush()
                 self.life.take_change(seq, change, guarded.table(seq.id, num_tokens, change.start))
             except OutOfBlocks as error:
                 if not self._preempt_for(seq):
@@ -245,14 +309,14 @@ class Scheduler:
     def _preempt_for(self, seq: Sequence) -> bool:
         """Preempt the least important, newest request; False if `seq`'s own is the only one that runs."""
         rows, tiers = self.state.rows, self.state.tiers
-        if tiers is not None and tiers.yield_room():
+        if tiers.yield_room():
             return True
         active = rows.active()
         victim = rows.sequence(int(active[-1]))
         if victim.request is seq.request and all(rows.sequence(int(r)).request is seq.request for r in active):
             others = [rows.sequence(int(row)) for row in active if rows.sequence(int(row)) is not seq]
             if seq.request.group is not None or not others:
-                if tiers is None or not tiers.busy:
+                if not tiers.busy:
                     return False
                 others = [seq]  # blocks on their way to others fill the pool: it waits until they have arrived
             victim = others[-1]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from framework.engine.below import Below
 from framework.engine.executors.base import Executor
 from framework.engine.metrics import Metrics
-from framework.engine.request import Request, Sequence
+from framework.engine.request import BeamGroup, Request, Sequence
 from framework.engine.rows import Rows
-from framework.engine.waiting import WaitingQueue
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import CacheEvent
 from framework.types import PolicyTime, RequestId
 
 if TYPE_CHECKING:
-    from framework.engine.beam import BeamGroup
-    from framework.engine.promises import Promises
-    from framework.engine.tiers.engine_tiers import EngineTiers
     from framework.misses.ledger import Ledger
 
 Log = Callable[..., Any]
@@ -38,6 +36,43 @@ def write_log_header(log: Log | None) -> None:
         log("log", version=LOG_VERSION)
 
 
+class StepPromises(Protocol):
+    """What rows of this step promised; see `engine.promises`."""
+
+    made: dict[Sequence, int]
+
+    def withdraw(self, seq: Sequence) -> None:
+        """What `seq` promised is not computed."""
+
+
+class WaitingQueue:
+    """Sequences without a row: higher priority first, then preempted ones, then oldest."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, int, Sequence]] = []
+
+    def push(self, seq: Sequence) -> None:
+        """Enter, or re-enter after a preemption."""
+        restored = 0 if seq.was_admitted else 1
+        heapq.heappush(self._heap, (-seq.request.priority, restored, seq.request.number, seq.id, seq))
+
+    def peek(self) -> Sequence | None:
+        """The next to admit; drops those that were ended meanwhile."""
+        while self._heap and self._heap[0][-1].done:
+            heapq.heappop(self._heap)
+        return self._heap[0][-1] if self._heap else None
+
+    def pop(self) -> Sequence:
+        """Remove and return what `peek` shows."""
+        return heapq.heappop(self._heap)[-1]
+
+    def __len__(self) -> int:
+        return sum(not entry[-1].done for entry in self._heap)
+
+    def __bool__(self) -> bool:
+        return self.peek() is not None
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class EngineState:
     """The requests of an engine, the rows and blocks they hold, and what was counted of them.
@@ -53,7 +88,7 @@ class EngineState:
         arrivals: a heap of (arrival, number, request) that are not due yet.
         groups: of beam searches that have arrived.
         promises: blocks that rows of this step share before they are computed; None where that is off.
-        tiers: below the pool; None without any.
+        tiers: what lies below the pool.
         reserved_rows: kept free for samples that will be forked off.
         step_number: steps begun.
         now: of the step that began last, on the clock that policies see.
@@ -68,8 +103,8 @@ class EngineState:
     ledger: Ledger | None = None
     foresee: Foresee | None = None
     on_end: Callable[[Request], object] | None = None
-    promises: Promises | None = None
-    tiers: EngineTiers | None = None
+    promises: StepPromises | None = None
+    tiers: Below = field(default_factory=Below)
     requests: dict[int, Request] = field(default_factory=dict)
     arrivals: list[tuple[float, int, Request]] = field(default_factory=list)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
@@ -112,8 +147,8 @@ def listen(state: EngineState) -> None:
     listeners: list[Callable[[CacheEvent], object]] = []
     if state.log is not None:
         listeners.append(lambda event: _log_cache_event(state, event))
-    if state.tiers is not None:
-        listeners.append(state.tiers.placement.heard)
+    if state.tiers.heard is not None:
+        listeners.append(state.tiers.heard)
     if state.ledger is not None:
         listeners.append(state.ledger.heard)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from framework.engine.request import Request
+from framework.engine.request import Request
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids -> text; bytes that are no UTF-8 become U+FFFD."""
@@ -57,17 +55,6 @@ class StopTexts:
         seen = text + self._stream.pending.rstrip(_UNFINISHED)
         self._tail = text[-self._keep :] if self._keep else ""
         return any(stop in seen for stop in self._stops)
-
-
-class StopWatch(Protocol):
-    """Watches one sequence that asked for stop texts."""
-
-    def push(self, token: int) -> bool:
-        """Take the next token it generated: whether it ends there."""
-
-
-MakeStopWatch = Callable[[int, int, Sequence[str]], StopWatch]
-"""(request number, sample, stop texts) -> what watches that sequence."""
 
 
 class RecordedEnd:

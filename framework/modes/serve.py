@@ -82,8 +82,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], ledger
         requests.extend(submit_workload(llm, items))
         llm.drain(progress=session.progress, on_step=on_step)
         llm.engine.check()
-        if (tiers := llm.engine.state.tiers) is not None:
-            tiers.close(drain=True)  # before the result, which says what failed at the end as well
+        llm.engine.state.tiers.close(drain=True)  # before the result, which says what failed at the end as well
 
     def outcome(complete: bool) -> dict[str, Any]:
         llm.add_texts(requests)

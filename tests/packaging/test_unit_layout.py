@@ -22,6 +22,7 @@ OVER_MODULES = {
     "export/test_real_engines.py": "the real engines, where they are installed",
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
     "guard/test_only_guards_call_plugins.py": "a run in which every plugin looks at who calls it",
+    "engine/test_window.py": "sliding windows, from an engine's option to the blocks that its rows keep",
     "guard/test_wrapped_faults.py": "faults of a policy or hash scheme inside an allocator, hook by hook",
     "paged/test_admission.py": "policies that decline content, in allocators, replay and the native core",
     "paged/test_adversaries.py": "policies and hash schemes that misbehave, in every allocator",

@@ -15,7 +15,6 @@ from framework.engine.executors.base import Step
 from framework.engine.tiers.engine_tiers import EngineTiers
 from framework.engine.tiers.placement import Placement
 from framework.engine.tiers.records import TierSetup
-from framework.engine.tiers.report import check_tiers
 from framework.errors import FrameworkError, PluginError, StoreFailed
 from framework.guard.store import GuardedStore
 from framework.interfaces.store import BlockFormat, Store
@@ -260,7 +259,7 @@ def run(engine: Engine, tiers: EngineTiers, draw: random.Random, count: int) -> 
     while engine.num_unfinished:
         engine.step()
         engine.allocator.check()
-        check_tiers(tiers)
+        tiers.check()
         steps += 1
         assert steps < 5_000, describe(engine)
         if tiers.loading and draw.random() < 0.05:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from framework.engine.below import Below
 from framework.engine.request import Sequence as Row
 from framework.engine.tiers.placement import Placement
-from framework.engine.tiers.planning import Planner
 from framework.engine.tiers.records import Load, Plan, TierSetup
-from framework.errors import FrameworkError
+from framework.errors import FrameworkError, InvariantViolation
 from framework.interfaces.allocator import Hit
 from framework.tiers.tier import Tier
 from framework.tiers.transfers import Copy
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from framework.kv_events.stream import EventStream
 
 
-class EngineTiers:
+class EngineTiers(Below):
     """Loads for requests that wait, and stores of what the pool evicts or a rule wants below.
 
     NOTE 1. A sequence with blocks below the pool is given its whole table, and then no row until they are there, so it
@@ -38,13 +38,14 @@ class EngineTiers:
     def __init__(
         self, state: EngineState, life: Lifecycle, setup: TierSetup, stream: EventStream | None = None
     ) -> None:
+        super().__init__()
         self._state, self._life, self._size = state, life, state.guarded.block_size
         self.placement = Placement(state, setup, stream)
-        self._planner = Planner(self.placement)
+        self._waiting: RequestId | None = None  # last asked about for a prefetch
+        self.heard = self.placement.heard
         self.transfers, self._lower = self.placement.transfers, self.placement.lower
         self.arriving: dict[BlockHash, Load] = {}
         self.loading: dict[RequestId, Load] = {}
-        self.ready: list[tuple[Row, int]] = []  # (sequence, tokens cached)
         self.dropped: list[Load] = []
         self._hits: dict[RequestId, Sequence[BlockHash]] = {}
         self.pool_hits = self.pool_hit_tokens = 0
@@ -54,38 +55,80 @@ class EngineTiers:
     # What changes in the pool
 
     def flush(self) -> None:
-        """Offer what was evicted to the tier below. Before any of it is overwritten."""
         self.placement.flush()
 
     def committed(self, seq: Row, before: int, after: int) -> None:
-        """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool."""
         self.placement.committed(seq, before, after)
 
     # A sequence that waits
 
     @property
     def full(self) -> bool:
-        """Whether as many sequences load, or wait with all there for a row, as there are rows."""
         return len(self.loading) + len(self.ready) >= self._state.rows.max_rows
 
     def plan(self, seq: Row, hit: Hit) -> Plan | None:
-        """What to load for `seq` beyond the pool's hit; None if nothing."""
-        return self._planner.plan(seq, hit)
+        at, size = self.placement, self._size
+        full, limit = hit.num_tokens // size, (len(seq.tokens) - 1) // size
+        if full >= limit or len(hit.hashes) < limit or at.off:
+            return None
+        path = list(hit.hashes[:limit])
+        if not at.holds(path[full]):
+            return None
+        places = list[int]()
+        with at.sound():
+            if at.rule.wants_load:
+                at.contents.learn(path)
+            places = at.lower.find(path, [n < full or key in at.pool for n, key in enumerate(path)], at.now)
+        places = places[full:]
+        while places and not places[-1]:
+            places.pop()
+        if not places:
+            return None
+        whole = Hit(full * size, hit.blocks[:full], hit.hashes, hit.version)
+        return Plan(whole, path[full : full + len(places)], places)
 
     def prefetch(self, seq: Row, hit: Hit) -> None:
-        """`seq` is first in line and the pool has no room: bring its blocks up to tier 1 as far as the rule says."""
-        self._planner.prefetch(seq, hit)
+        at = self.placement
+        if not at.rule.wants_prefetch or self._waiting == seq.id or (plan := self.plan(seq, hit)) is None:
+            return
+        self._waiting = seq.id
+        path, first = list(hit.hashes), plan.hit.num_tokens // self._size
+        with at.sound():
+            at.contents.learn(path)
+            offer = at.lower.offer(path, [0] * first + plan.places, first)
+            count = at.rule.prefetch(offer, at.now)
+            held = {key: place for key, place in zip(plan.keys, plan.places, strict=True) if place}
+            pins = [(tier, [key for key in reversed(held) if key in tier]) for tier in at.lower.tiers]
+            for tier, keys in pins:  # none of them is evicted for another
+                tier.pin(keys, at.now)
+            for key in plan.keys[:count]:
+                if held.get(key, 0) > 1 and key not in at.lower.tiers[0]:
+                    at.lower.lift(key, held[key], at.now)
+            for tier, keys in pins:
+                tier.unpin(keys, at.now)
 
     def park(self, seq: Row, plan: Plan) -> bool:
-        """Let `seq` wait for contents that another sequence is loading already; False if there are none."""
         load = next((self.arriving[key] for key in plan.keys if key in self.arriving), None)
         if load is None:
             return False
         load.parked.append(seq)
         return True
 
-    def allocated(self, seq: Row, hit: Hit, plan: Plan | None) -> None:
-        """`seq` has its table: count what it uses; then offer what was evicted for it."""
+    def begin(self, seq: Row, hit: Hit, plan: Plan | None) -> bool:
+        try:
+            self._allocated(seq, hit, plan)
+            if plan is not None:
+                self._load(seq, plan)
+        except Exception:
+            if plan is not None:
+                for tier, keys in self._by_tier(plan):
+                    tier.unpin([key for key in keys if tier.is_pinned(key)], self.placement.now)
+            self._life.free_table(seq)
+            raise
+        return plan is not None
+
+    def _allocated(self, seq: Row, hit: Hit, plan: Plan | None) -> None:
+        """Count what `seq` uses; then offer what was evicted for it."""
         if not self.placement.off:
             with self.placement.sound():
                 if not seq.was_admitted and seq.id not in self._hits:  # once, however often it returns to wait
@@ -106,7 +149,6 @@ class EngineTiers:
         self._hits[seq.id] = path[:full]
 
     def lies_below(self, key: BlockHash) -> bool:
-        """Whether a tier below the pool has this content, or it is on its way from one."""
         return self._lower.where(key) > 0 or key in self.arriving
 
     def _holds(self, key: BlockHash) -> bool:
@@ -118,7 +160,7 @@ class EngineTiers:
             if keys:
                 yield tier, keys
 
-    def begin(self, seq: Row, plan: Plan) -> None:
+    def _load(self, seq: Row, plan: Plan) -> None:
         """Load what is planned into the table of `seq`, which has just got it."""
         first, executor = len(plan.hit.blocks), self._state.executor
         table = self._state.guarded.table(seq.id, len(seq.tokens))
@@ -147,17 +189,7 @@ class EngineTiers:
         self._state.note("load", seq, blocks=len(wanted))
         self.transfers.submit(wanted)
 
-    def abandon(self, plan: Plan) -> None:
-        """The load that was planned cannot begin: nothing of it is pinned any more."""
-        for tier, keys in self._by_tier(plan):
-            tier.unpin([key for key in keys if tier.is_pinned(key)], self.placement.now)
-
     def drop(self, seq: Row, *, returning: bool = False) -> bool:
-        """Free what `seq`, which has no row, holds: at once, or when its loads have ended. False if it holds nothing.
-
-        Args:
-            returning: it waits again after that.
-        """
         at = next((at for at, (other, _) in enumerate(self.ready) if other is seq), None)
         if at is not None:
             del self.ready[at]
@@ -178,24 +210,20 @@ class EngineTiers:
             self._hits.pop(seq.id, None)
 
     def yield_room(self) -> bool:
-        """Let one sequence without a row give its blocks up, the latest first; False if none could."""
         if not self.ready:
             return False
         self.drop(self.ready[-1][0], returning=True)
         return True
 
     def ending(self, seq: Row) -> None:
-        """`seq` is about to free its table."""
         self.placement.used(self._hits.pop(seq.id, ()))
 
     def discard(self, seq: Row) -> None:
-        """The KV that the table of `seq` names is not sound: nothing of it stays below, nor goes there."""
         self.placement.discard(self._state.guarded.table(seq.id))
 
     # As copies end
 
     def poll(self) -> None:
-        """Take note of the copies that have ended; sequences with all their blocks are ready."""
         for number, keys in self.transfers.discovered():
             if not self.placement.off:
                 self.placement.adopt(number, keys)
@@ -252,11 +280,9 @@ class EngineTiers:
 
     @property
     def busy(self) -> bool:
-        """Whether a load is under way: time alone brings something on."""
         return bool(self.loading or self.dropped)
 
     def wait(self, until: float | None) -> None:
-        """Let time pass until a copy ends, at most to `until`."""
         self.transfers.wait(until)
 
     def settle(self) -> None:
@@ -266,13 +292,51 @@ class EngineTiers:
             self.poll()
 
     def holding(self) -> list[Row]:
-        """The sequences that hold a table and no row."""
         return [load.seq for load in self.loading.values()] + [seq for seq, _ in self.ready]
 
-    def relying(self, requests: set[RequestId]) -> list[Row]:
-        """Those of these that hold a table and no row."""
-        return [seq for seq in self.holding() if seq.id in requests]
-
     def close(self, *, drain: bool) -> None:
-        """End the transfers."""
         self.transfers.close(drain=drain)
+
+    def check(self, *, settle: bool = False) -> None:
+        if settle:
+            self.settle()
+        if self.placement.off:
+            return
+        try:
+            self._check()
+        except AssertionError as error:
+            raise InvariantViolation(f"EngineTiers: T1: {error}") from error
+
+    def _check(self) -> None:
+        at = self.placement
+        at.lower.check()
+        stale = [block for key, block in at.pool.items() if at.names.get(block) != key]
+        assert not stale, f"blocks {stale} count as holding what they are not published with"
+        if not (self.transfers.num_pending or self.loading or self.dropped):
+            assert not self.arriving, self.arriving
+            assert not at.reading, at.reading
+            for tier in at.lower.tiers:
+                pinned = [key for key in tier.block_of if tier.is_pinned(key)]
+                assert not pinned, f"tier {tier.number}: {len(pinned)} blocks are pinned for no copy"
+
+    def summary(self) -> dict[str, Any]:
+        at = self.placement
+        size = at.setup.block_bytes
+        measured: dict[str, Any] = {
+            "tier0_hit_blocks": self.pool_hits,
+            "tier0_hit_tokens": self.pool_hit_tokens,
+            "num_loads": int(self.num_loads),
+            "loaded_blocks": int(self.num_loaded),
+            "load_wait_s": self.load_wait_s,
+        }
+        for tier, loads, stores in zip(at.lower.tiers, self.failed_loads, at.failed_stores, strict=True):
+            facts = {**tier.facts(size), "failed_loads": loads, "failed_stores": stores}
+            measured |= {f"tier{tier.number}_{key}": value for key, value in facts.items()}
+        measured |= {"tier_failure": at.first_failure} if at.first_failure else {}
+        measured |= {"store_failure": self.transfers.failure} if self.transfers.failure else {}
+        measured |= {"tiers_off": at.off} if at.off else {}
+        return measured
+
+    def step_row(self) -> dict[str, Any]:
+        held = {f"tier{tier.number}_blocks": len(tier) for tier in self.placement.lower.tiers}
+        return {**held, "loading": len(self.loading)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from framework.engine.request import Sequence as Row
 from framework.interfaces.allocator import Hit
@@ -12,9 +11,6 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.tiering import Tiering
 from framework.tiers.transfers import Copy, Transfers
 from framework.types import BlockHash
-
-if TYPE_CHECKING:
-    from framework.engine.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +75,3 @@ class Load:
     dropped: bool = False
     returns: bool = False
     parked: list[Row] = field(default_factory=list)
-
-
-def measured_prefill(metrics: Metrics) -> Callable[[int, int], float] | None:
-    """(tokens cached, tokens in all) -> seconds of computing the rest, at the pace of the steps so far."""
-    if not metrics.num_scheduled_tokens or not metrics.forward_s:
-        return None
-    each = metrics.forward_s / metrics.num_scheduled_tokens
-    return lambda cached, tokens: each * (tokens - cached)

@@ -143,5 +143,5 @@ def test_any_history_of_requests_under_any_window_gives_the_models_tokens(
 
 
 def test_a_window_of_no_token_is_refused():
-    with pytest.raises(InvalidArgument, match="at least 1 token, found 0"):
+    with pytest.raises(InvalidArgument, match="window must be at least 1, found 0"):
         windowed(window=0)

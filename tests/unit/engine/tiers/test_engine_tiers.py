@@ -14,7 +14,6 @@ from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.tiers.engine_tiers import EngineTiers
 from framework.engine.tiers.records import TierSetup
-from framework.engine.tiers.report import tier_summary
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
@@ -84,7 +83,7 @@ def test_what_the_pool_evicts_comes_back_from_below() -> None:
     engine = replayed(OnEviction())
     first, _, again = serve(engine, prompt(0), prompt(100), prompt(0))
     assert (first.num_cached_tokens, again.num_cached_tokens, again.num_loaded_tokens) == (0, 12, 12)
-    facts = tier_summary(below(engine))
+    facts = below(engine).summary()
     assert (facts["tier1_hit_blocks"], facts["tier1_bytes_out"], facts["num_loads"]) == (3, 24, 1)
     assert facts["tier1_failed_loads"] == 0
 
@@ -140,7 +139,7 @@ def test_loads_are_promoted_through_the_tiers_where_the_rule_says_so() -> None:
     first = tiers.placement.lower.tiers[0]
     before = set(first.block_of)
     serve(engine, prompt(0))
-    assert tier_summary(tiers)["tier2_hit_blocks"] == 3
+    assert tiers.summary()["tier2_hit_blocks"] == 3
     assert len(set(first.block_of) - before) == 3
 
 
@@ -188,7 +187,7 @@ def test_a_block_evicted_while_another_holds_its_content_takes_nothing_away() ->
     serve(engine, prompt(0))
     placement = below(engine).placement
     key, block = next(iter(placement.pool.items()))
-    placement.heard(CacheEvent("evict", BlockId(block + 1), key, 0.0))
+    placement.heard(CacheEvent("evict", (BlockId(block + 1),), (key,)))
     placement.flush()
     assert placement.pool[key] == block
     assert key not in placement.lower.tiers[0]
@@ -214,7 +213,7 @@ def test_an_interrupt_under_a_load_is_mended_by_a_reset(monkeypatch: pytest.Monk
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    for place in ("poll", "begin", "flush", "allocated", "committed"):
+    for place in ("poll", "begin", "flush", "committed"):
         monkeypatch.setattr(EngineTiers, place, interrupt)
         engine.submit(prompt(0), ONE)
         with pytest.raises(KeyboardInterrupt):
@@ -255,7 +254,7 @@ def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
         for number in range(60):
             engine.submit(prompt(100 * int(draw.integers(6))), ONE, arrival_s=float(number))
         engine.run()
-        return [lines, tier_summary(below(engine)), engine.executor.now()]
+        return [lines, below(engine).summary(), engine.executor.now()]
 
     assert moved() == moved()
 
