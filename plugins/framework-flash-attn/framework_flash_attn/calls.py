@@ -139,7 +139,10 @@ class Version3:
 
 
 class Version4:
-    """flash_attn.cute: decode rows and chunks in one call; its window has None where the others have -1."""
+    """flash_attn.cute: decode rows and chunks in one call; its window has None where the others have -1.
+
+    NOTE. `num_splits` is not passed, so that any release and chip takes the call; which of them split is not confirmed.
+    """
 
     def __init__(self, spec: AttentionSpec) -> None:
         from flash_attn.cute.interface import flash_attn_varlen_func
