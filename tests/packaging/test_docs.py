@@ -142,3 +142,15 @@ def test_every_option_of_check_is_on_the_command_line_page() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     options = {word for action in check_parser()._actions for word in action.option_strings if word.startswith("--")}
     assert [word for word in options - {"--help", "--device"} if f"`{word}" not in text] == []
+
+
+def test_each_file_and_method_of_the_walks_exists() -> None:
+    text = (ROOT / "docs" / "walks.md").read_text()
+    found = re.findall(r"`([a-z_/0-9]+\.py)` `(\w+)(?:\.(\w+))?`", text)
+    assert len(found) > 30, found
+    for path, outer, method in found:
+        file = ROOT / "framework" / path
+        source = (file if file.exists() else ROOT / "plugins" / "framework_builtin" / path).read_text()
+        of_class = source.partition(f"\nclass {outer}")[2].partition("\nclass ")[0] if method else source
+        wanted = rf"^    def {method}\(" if method else rf"^(def|class) {outer}\b"
+        assert re.search(wanted, of_class, re.MULTILINE), f"{path} has no {outer}.{method}"
