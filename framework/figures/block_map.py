@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from framework.figures.style import COLOURS, INK, legend, new_axes, new_figure, styled
-from framework.results.events import event_kind
 from framework.results.layout import EVENTS
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def _stays(events: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int | No
         if "block" not in event:
             continue
         block, step = int(event["block"]), int(event["step"])
-        if event_kind(event) == "publish":
+        if event["event"] == "publish":
             open_since.setdefault(block, step)
         elif event["event"] == "evict" and block in open_since:
             stays.append((block, open_since.pop(block), step))

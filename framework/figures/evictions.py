@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from framework.figures.style import COLOURS, legend, new_axes, new_figure, styled
-from framework.results.events import event_kind
 from framework.results.layout import EVENTS
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def draw(events: Sequence[Mapping[str, Any]]) -> Figure | None:
     """How many blocks had been published and evicted by each step."""
     counts: dict[str, list[int]] = {"publish": [], "evict": []}
     for event in events:
-        if (kind := event_kind(event)) in counts:
+        if (kind := event.get("event")) in counts:
             counts[kind].append(int(event["step"]))
     if not counts["evict"]:
         return None

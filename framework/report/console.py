@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from framework.results.catalogue import CATALOGUE, SECTIONS, canonical, find
+from framework.results.catalogue import CATALOGUE, SECTIONS, find
 from framework.results.metric import Metric, is_number
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def print_result(result: Result, *, file: IO[str] | None = None, width: int | No
         console.width = 80
     console.width = min(console.width, 100)
     directory = result.get("run_directory")
-    _print(console, {canonical(key): value for key, value in result.items() if key != "run_directory"})
+    _print(console, {key: value for key, value in result.items() if key != "run_directory"})
     if directory is not None:
         console.print(f"results in {directory}", markup=False, soft_wrap=True)
 

@@ -12,7 +12,7 @@ from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing
 from framework.report.evidence import Comparison, Context, Evidence
 from framework.report.statistics import Mean, mean_of
-from framework.results.catalogue import canonical, higher_is_better
+from framework.results.catalogue import higher_is_better
 from framework.results.metric import is_number
 from framework.results.records import Run
 from framework.results.settings import Value
@@ -243,7 +243,6 @@ class Study:
 
     def _chosen_metric(self, asked: str | None) -> str:
         if asked is not None:
-            asked = canonical(asked)
             if asked not in self.metrics:
                 hint = did_you_mean(asked, self.metrics)
                 raise ConfigError(f"no run has the metric {asked!r}; there are {listing(self.metrics)}{hint}")

@@ -71,15 +71,3 @@ def read_trials(folder: Path) -> Trials | None:
         )  # type: ignore[return-value]
     except (KeyError, TypeError):
         return None
-
-
-def sentence(found: Trials) -> str:
-    """The best trial in words."""
-    best, failed = found.best, sum(trial.value is None for trial in found.trials)
-    bad = f", {failed} failed" if failed else ""
-    if best is None:
-        return f"None of {len(found.trials)} trials was good"
-    return (
-        f"Best of {len(found.trials)} trials{bad}: {found.metric} {best.value:.6g} with {' '.join(best.overrides)} "
-        f"(trial {best.number})"
-    )

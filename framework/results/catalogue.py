@@ -25,23 +25,17 @@ FAMILIES: Mapping[str, str] = {
 """Prefix (before an underscore) -> what keys so begun hold; they stand in the section "plugins"."""
 
 CATALOGUE: Mapping[str, Metric] = {metric.key: metric for metric in DECLARED}
-_ALIASES = {alias: metric.key for metric in DECLARED for alias in metric.aliases}
 
 
 def find(key: str) -> Metric | None:
-    """The declaration of a result key, of an earlier name of one, or of a plugin's own fact; else None."""
-    if (metric := CATALOGUE.get(_ALIASES.get(key, key))) is not None:
+    """The declaration of a result key, or of a plugin's own fact; else None."""
+    if (metric := CATALOGUE.get(key)) is not None:
         return metric
     kind, _, rest = key.partition("_")
     if kind not in FAMILIES or not rest:
         return None
     title = f"{kind} {rest.replace('_', ' ')}"
     return Metric(key=key, unit="plain", better="", section="plugins", title=title, definition=FAMILIES[kind])
-
-
-def canonical(key: str) -> str:
-    """The key of today for one that an earlier version wrote."""
-    return _ALIASES.get(key, key)
 
 
 def title(key: str) -> str:

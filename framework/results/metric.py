@@ -31,7 +31,6 @@ class Metric:
         when: whether the table of a run with this result shows the metric at all; None for always.
         hide_zero: whether the table of a run leaves out a 0.
         wall: whether two runs of one command differ in it, because it measures wall time.
-        aliases: keys that earlier versions wrote; read as this one.
     """
 
     key: str
@@ -46,7 +45,6 @@ class Metric:
     when: Callable[[Mapping[str, Any]], bool] | None = None
     hide_zero: bool = False
     wall: bool = False
-    aliases: tuple[str, ...] = ()
 
     @property
     def numeric(self) -> bool:

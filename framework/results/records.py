@@ -10,7 +10,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from framework.errors import ConfigError, RunDirectoryError
-from framework.results.catalogue import canonical
 from framework.results.layout import CONFIG, FAILURE, JOB, METRICS, PROVENANCE, RESULT
 from framework.results.metric import is_number
 from framework.results.reading import read_json, read_result, what_went_wrong
@@ -108,7 +107,7 @@ class Run:
         status: ok, failed, unavailable, unfinished (killed, or still running), or damaged: its files cannot be read.
         reason: why not ok.
         settings: dotted key -> value of what the run's mode reads; a component's name stands under its kind.
-        result: as `result.json` holds it, under today's keys; empty when there is none.
+        result: as `result.json` holds it; empty when there is none.
         origin: where it comes from.
     """
 
@@ -181,7 +180,7 @@ def _read(path: Path, root: Path) -> Run:
 def _read_whole(path: Path, name: str) -> Run:
     failure = read_json(path / FAILURE) or {}
     try:
-        result = {_printable(canonical(key)): value for key, value in read_result(path).items()}
+        result = {_printable(key): value for key, value in read_result(path).items()}
         reason = what_went_wrong(result)
         if failure and not reason:  # an earlier result, of other settings, that a job which cannot start left alone
             result = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from framework.interfaces.trace import (
     TraceReader,
     WorkloadRequest,
 )
-from framework.workload.traces.archives import archive_hint
 from framework.workload.traces.block_ids import coarsen
 
 OnError = Literal["raise", "skip"]
@@ -226,7 +226,7 @@ def detect_format(path: str | Path) -> str:
         WorkloadError: unreadable, empty, of no known format, or claimed by several.
     """
     path = Path(path)
-    archive_hint(path)
+    _refuse_archive(path)
     head = _head(path)
     if not head and not path.is_dir():
         raise WorkloadError(f"{path}: empty, so its format cannot be recognised; name it: {', '.join(formats())}")
@@ -309,3 +309,13 @@ def _block_size(reader: type[TraceReader], path: Path, asked: int | None) -> int
     if not is_count(size) or size > MAX_TOKENS:
         boundary.wrong("block_size", f"must return an int from 0 to {MAX_TOKENS:,}", size)
     return int(size)
+
+
+def _refuse_archive(path: Path) -> None:
+    """Say of an archive of many files, which no trace reader reads, what to do with it instead."""
+    if path.is_file() and (".tar" in path.suffixes or path.suffix in (".tgz", ".txz") or zipfile.is_zipfile(path)):
+        raise WorkloadError(
+            f"{path}: an archive, not a trace: workload=agent_text reads archives of agent prompts (`python -m "
+            "framework.run workload=agent_text workload.path=...`); unpack others and name the file, or the folder for "
+            "kv-cache-tester's sessions"
+        )

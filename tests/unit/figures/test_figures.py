@@ -22,7 +22,7 @@ STEPS = [
 ]
 EVENTS: list[dict[str, Any]] = [
     {"event": "step", "step": 1, "sequences": [1], "new": [32]},
-    {"event": "admit", "step": 1, "block": 1, "key": "aa"},
+    {"event": "publish", "step": 1, "block": 1, "key": "aa"},
     {"event": "fork", "step": 2, "request": 0, "sequence": 2, "parent": 1},
     {"event": "step", "step": 2, "sequences": [1, 2], "new": [1, 1]},
     {"event": "evict", "step": 3, "block": 1, "key": "aa"},

@@ -39,12 +39,12 @@ def write_inside(folder: Path) -> None:
     events: list[dict[str, Any]] = [
         {"event": "admit", "step": 1, "request": 0, "sequence": 1, "cached": 0},
         {"event": "step", "step": 1, "sequences": [1], "new": [32]},
-        {"event": "admit", "step": 1, "block": 1, "key": "aa"},
-        {"event": "admit", "step": 1, "block": 2, "key": "bb"},
+        {"event": "publish", "step": 1, "block": 1, "key": "aa"},
+        {"event": "publish", "step": 1, "block": 2, "key": "bb"},
         {"event": "fork", "step": 2, "request": 0, "sequence": 2, "parent": 1},
         {"event": "step", "step": 2, "sequences": [1, 2], "new": [1, 1]},
         {"event": "evict", "step": 3, "block": 1, "key": "aa"},
-        {"event": "admit", "step": 4, "block": 1, "key": "cc"},
+        {"event": "publish", "step": 4, "block": 1, "key": "cc"},
         {"event": "finished", "step": 5, "request": 0, "sequence": 1},
     ]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -60,11 +60,10 @@ def test_only_settings_that_the_mode_reads_are_listed(tmp_path: Path) -> None:
     assert serve == shared | {"hash", "model", "engine.max_batch_tokens", "cache.layout"}
 
 
-def test_records_hold_settings_and_results_under_todays_keys(tmp_path: Path) -> None:
-    make_run(tmp_path / "s" / "one", {"evictions": 7, "eviction": "lru"}, **REPLAY)
+def test_records_hold_settings_and_results(tmp_path: Path) -> None:
+    make_run(tmp_path / "s" / "one", {"num_evictions": 7, "eviction": "lru"}, **REPLAY)
     (record,) = results.read(tmp_path / "s").records()
     assert (record["run"], record["status"], record["num_evictions"], record["hit_rate"]) == ("one", "ok", 7, 0.5)
-    assert "evictions" not in record
     assert record["cache.num_blocks"] == 8
 
 
