@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -213,10 +214,24 @@ def _joined(pieces: Iterable[str]) -> str:
     return text
 
 
+def _bounded(apply: Callable[..., Any], num_subjects: int) -> Callable[..., Any]:
+    """A filter or method of a template that takes no number, such as a width, above _MOST_CHARACTERS."""
+
+    @functools.wraps(apply)  # with Jinja's marks, such as pass_context
+    def bounded(*given: Any, **options: Any) -> Any:
+        for one in (*given[num_subjects:], *options.values()):
+            if isinstance(one, int) and one > _MOST_CHARACTERS:
+                raise ValueError(f"{one} is no width: a text has at most {_MOST_CHARACTERS:,} characters")
+        return apply(*given, **options)
+
+    return bounded
+
+
 def _chat_environment() -> Any:
     """Jinja as transformers sets it up (`chat_template_utils`), sandboxed: a template is a program from elsewhere.
 
-    NOTE: a filter that makes gigabytes in one call of C is ended by the hard deadline behind `run.timeout_s`.
+    NOTE: `run.timeout_s` ends no single call that makes gigabytes, so numbers and products are bounded before it. Texts
+    that are joined over and over are not: they end by memory.
     """
     import json
     from datetime import datetime
@@ -244,8 +259,14 @@ def _chat_environment() -> Any:
                 raise TemplateError(f"a power of {right}")
             return super().call_binop(context, operator, left, right)
 
+        def call(self, context: Any, method: Any, *given: Any, **options: Any) -> Any:
+            subject = isinstance(getattr(method, "__self__", None), (str, bytes))
+            return super().call(context, _bounded(method, 0) if subject else method, *given, **options)
+
     environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    for name, one in environment.filters.items():
+        environment.filters[name] = _bounded(one, 2 if hasattr(one, "jinja_pass_arg") else 1)
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment

@@ -76,7 +76,8 @@ def test_a_prompt_is_made_an_array_once():
 @pytest.mark.parametrize(
     "source",
     ["{{ 'x' * 10**10 }}", "{{ 1 / 0 }}", "{{ '%99999999999d' % 1 }}", "{{ 2 ** 10000 }}",
-     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ 'x' | center(10**10) }}", "{{ 'x'.ljust(10**10) }}",
+     "{{ [1] | tojson(indent=10**10) }}",
      "{% for i in range(9999) %}{% for j in range(9999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"],
 )  # fmt: skip
 def test_a_chat_template_without_end_or_sense_is_one_sentence(source):
@@ -84,6 +85,15 @@ def test_a_chat_template_without_end_or_sense_is_one_sentence(source):
     tokenizer._template, tokenizer._special = source, {}
     with pytest.raises(ModelError, match="the chat template refuses these messages"):
         tokenizer.render_chat([{"role": "user", "content": "x"}])
+
+
+def test_what_chat_templates_do_with_numbers_is_not_hindered():
+    tokenizer = object.__new__(CheckpointTokenizer)
+    tokenizer._template = (
+        "{{ 1700000000 | string }}{{ 'a' | center(3) }}{{ 'b'.ljust(2) }}{{ [1] | map('string') | join }}"
+    )
+    tokenizer._special = {}
+    assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "1700000000 a b 1"
 
 
 @pytest.mark.parametrize("template", [5, ["text"], [{"name": "default", "template": [1]}]])
