@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
+SYNTHETIC_MIX = "mooncake_synthetic_trace.jsonl.gz"
 AGENTIC = "agentic_coding_100_sessions.jsonl.gz"
+AGENTIC_B = "agentic_coding_b_100_sessions.jsonl.gz"
 AGENT_TEXT = "lmcache-agent-trace_text.tar.xz"
 AZURE = "AzureLLMInferenceTrace_conv.csv.gz"
 ARXIV = "vidur_arxiv_summarization_lengths.csv.gz"

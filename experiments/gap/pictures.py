@@ -10,8 +10,7 @@ from framework.figures.style import COLOURS, MARKERS, new_axes, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DRAWN = ("lru", "arc", "workload_aware", "hazard", "fitted", "pinned optimum", "published optimum")
-NAMES = {"fitted": "hazard's features, fitted in-sample"}
+DRAWN = ("lru", "hazard", "pinned optimum", "published optimum")
 
 
 def anatomy(rows: Sequence[dict[str, Any]], traces: Sequence[str]) -> Figure:
@@ -24,8 +23,7 @@ def anatomy(rows: Sequence[dict[str, Any]], traces: Sequence[str]) -> Figure:
             axes.plot([row["capacity_blocks"] for row in mine],
                       [100 * row["hit_blocks"] / row["references"] for row in mine],
                       color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)], markersize=4,
-                      linestyle="--" if "optimum" in policy or policy == "fitted" else "-",
-                      label=NAMES.get(policy, policy))  # fmt: skip
+                      linestyle="--" if "optimum" in policy else "-", label=policy)  # fmt: skip
         axes.set(xscale="log", xlabel="capacity, blocks", ylabel="hit rate by block, %", title=trace)
         axes.legend(fontsize=8)
     return figure

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
 from framework.replay.stack import reuse_distances
+from framework.report.statistics import Interval, interval
 
 FRACTIONS = (0.01, 0.02, 0.035, 0.06, 0.1, 0.2, 0.35, 0.5)
 """Capacities, as shares of a trace's distinct blocks."""
@@ -20,15 +21,6 @@ _SEED = 0
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value and the 95 % interval of its resamples; NaN where LRU is optimal, so that there is no gap to close."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +90,7 @@ def _resampled(units: int, resamples: int) -> Floats:
 
 def _interval(gained: Floats, gap: Floats) -> Interval:
     """Of (B + 1,) what was gained of each gap, the first of which is the value; resamples without a gap say nothing."""
-    values = np.divide(gained, gap, out=np.full(len(gap), np.nan), where=gap > 0)
-    drawn = values[1:][gap[1:] > 0]
-    low, high = np.percentile(drawn, [2.5, 97.5]) if len(drawn) else (np.nan, np.nan)
-    return Interval(float(values[0]), float(low), float(high))
+    return interval(np.divide(gained, gap, out=np.full(len(gap), np.nan), where=gap > 0))
 
 
 def closed_at(field: Field, hits: Floats) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,11 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
     by: str = ""
     source: str = ""
+
+    @property
+    def spec(self) -> str:
+        """As experiments.gap.policies.build takes it."""
+        return " ".join([self.policy, *(f"{key}={json.dumps(value)}" for key, value in self.options.items())])
 
 
 def read_entries(folder: Path) -> list[Entry]:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-NAMES = ("mooncake", "pagedattention", "precision", "scaling", "tiers", "tournament")
-WITHOUT_TRACES = ("precision", "tournament")
+NAMES = ("mooncake", "pagedattention", "precision", "scaling", "tiers", "gap")
+WITHOUT_TRACES = ("precision", "gap")
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
     "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
@@ -297,13 +297,13 @@ def test_memory_and_time_stay_linear_to_ten_million_references_and_below_a_gibib
             assert float(whole[key]) <= 1.25 * grown * float(half[key]), (mode, key, half, whole)
 
 
-# Tournament
+# Gap and leaderboard
 
 
-def test_a_second_run_of_the_tournament_replays_nothing(
+def test_a_second_run_replays_nothing(
     repository: Path, tmp_path: Path, experiment: Callable[[str], ModuleType]
 ) -> None:
-    module = experiment("tournament.cells")
+    module = experiment("gap.cells")
     cell = module.Cell("synthetic", "lru", 0.1, tmp_path)
     first, stamp = module.run(cell), cell.file.stat().st_mtime_ns
     assert module.run(cell) == first
@@ -315,80 +315,15 @@ def test_a_second_run_of_the_tournament_replays_nothing(
     assert module.run(cell)["hit_blocks"] == first["hit_blocks"], "so is a damaged one"
 
 
-def test_the_ranking_of_known_hits(experiment: Callable[[str], ModuleType]) -> None:
-    module = experiment("tournament.ranking")
-    references = np.full(50, 10.0)
-
-    def cell(trace: str, policy: str, hits: int) -> dict[str, Any]:
-        return {"trace": trace, "policy": policy, "fraction": 0.1, "unit_hits": [hits] * 50}
-
-    results = [
-        cell(trace, policy, hits)
-        for trace, table in {
-            "a": {"optimum": 8, "good": 7, "bad": 4, "seer": 8},
-            "b": {"optimum": 6, "good": 5, "bad": 5, "seer": 6},
-        }.items()
-        for policy, hits in table.items()
-    ]
-    standings = module.rank(
-        results,
-        {"a": references, "b": references},
-        optimum="optimum",
-        reference_policy="bad",
-        offline=["seer"],
-        resamples=50,
-    )
-    assert [s.policy for s in standings] == ["seer", "good", "bad"]
-    good = standings[1]
-    # Misses over the optimum's: 3/2 on a, 5/4 on b.
-    assert good.gaps["a", 0.1].value == pytest.approx(0.5)
-    assert good.gaps["b", 0.1].value == pytest.approx(0.25)
-    assert good.score.value == pytest.approx((1.5 * 1.25) ** 0.5 - 1)
-    assert (good.score.low, good.score.high) == pytest.approx((good.score.value,) * 2), "equal units leave no doubt"
-    assert (good.best, standings[0].best) == (1.0, 0.0), "who knows the future does not compete"
-    assert good.versus.value == pytest.approx((1.5 * 1.25) ** 0.5 - (3.0 * 1.25) ** 0.5)
-
-
-def test_policies_with_the_same_hits_everywhere_share_a_place(experiment: Callable[[str], ModuleType]) -> None:
-    module = experiment("tournament.ranking")
-    hits = {"optimum": [9, 9], "lru": [5, 6], "aaa": [5, 6], "ttl": [5, 6], "fifo": [5, 6], "arc": [6, 5]}
-    results = [
-        {"trace": "a", "policy": policy, "fraction": fraction, "unit_hits": values}
-        for fraction in (0.1, 0.3)
-        for policy, values in hits.items()
-    ]
-    results[-2] = {**results[-2], "unit_hits": [5, 7]}  # fifo differs in one unit of one cell
-    standings = module.rank(
-        results, {"a": np.full(2, 10.0)}, optimum="optimum", reference_policy="lru", offline=[], resamples=10
-    )
-    found = {s.policy: s.equals for s in standings}
-    assert found == {"lru": ("aaa", "ttl"), "fifo": (), "arc": ()}, "equal sums over units are not enough"
-
-
-def test_unequal_units_widen_the_interval_around_the_value(experiment: Callable[[str], ModuleType]) -> None:
-    module = experiment("tournament.ranking")
-    rng = np.random.default_rng(1)
-    hits = rng.integers(2, 8, 100)
-    results = [
-        {"trace": "a", "policy": policy, "fraction": 0.1, "unit_hits": values.tolist()}
-        for policy, values in {"optimum": np.full(100, 8), "x": hits}.items()
-    ]
-    options = {"optimum": "optimum", "reference_policy": "x", "offline": []}
-    score = module.rank(results, {"a": np.full(100, 10.0)}, **options)[0].score
-    expected = (8 - hits).mean() / 2
-    error = (8 - hits).std() / 2 / 10
-    assert score.value == pytest.approx(expected)
-    assert score.high - score.low == pytest.approx(2 * 1.96 * error, rel=0.15), score
-    assert score.low < score.value < score.high
-
-
-def test_the_committed_tournament_has_every_installed_built_in_policy(repository: Path) -> None:
+def test_the_committed_leaderboard_has_every_installed_built_in_policy(repository: Path) -> None:
     from framework import registry
 
-    rows = rows_of(repository / "experiments" / "tournament" / "results" / "ranking.csv")
-    ranked = {policy for row in rows for policy in (row["policy"], *row["equals"].split())}
-    built_in = {p.name for p in registry.entries("eviction") if p.distribution == "kvcache-framework"} - {"optimum"}
-    assert built_in <= ranked, built_in - ranked
+    board = json.loads((repository / "experiments" / "leaderboard" / "results" / "leaderboard.json").read_text())
+    built_in = {p.name for p in registry.entries("eviction") if p.distribution == "kvcache-framework"}
+    ranked = {row["policy"] for row in board["rows"]}
+    assert built_in <= ranked | set(board["left_out"]), built_in - ranked
+    assert {"lru", "hazard", "lease", "never_hit_first", "hits_per_token", "densest_interior", "tool_ttl"} <= ranked
+    assert len(board["rows"][0]["traces"]) == 5
 
 
 def test_committed_precision_holds_more_blocks_and_hits_no_less_in_fewer_bits(repository: Path) -> None:

@@ -15,13 +15,14 @@ from replay_helpers import random_requests, workload
 from framework.errors import ConfigError
 from framework.replay.reference import replay
 from framework_builtin.eviction.belady import Belady
+from framework_builtin.eviction.hinted import Hinted
 from framework_builtin.eviction.lru import Lru
 
 
 @pytest.fixture
 def experiments(repository: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     monkeypatch.syspath_prepend(str(repository))
-    names = ("gap.scoring", "gap.policies", "leaderboard.entry", "leaderboard.__main__")
+    names = ("gap.scoring", "gap.policies", "gap.cells", "leaderboard.entry", "leaderboard.__main__")
     return {name: importlib.import_module(f"experiments.{name}") for name in names}
 
 
@@ -87,30 +88,36 @@ def test_who_knows_the_future_or_fails_the_kit_is_not_valid(experiments) -> None
 
 
 def test_the_board_ranks_who_plays_by_the_rules_and_puts_the_others_below(experiments, tmp_path: Path) -> None:
-    board, folder = experiments["leaderboard.__main__"], tmp_path / "traces"
-    folder.mkdir()
-    rows = [
-        {
-            "timestamp": 1000 * at,
-            "input_length": 4 * 512,
-            "output_length": 1,
-            "hash_ids": [0] + [at % 30 * 10 + d for d in (1, 2, 3)],
-        }
-        for at in range(200)
-    ]
-    (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["--traces", str(folder), "--out", str(tmp_path / "out"), "--jobs", "1"]
-    assert board.main([*given, "--block-tokens", "512", "--policies", "belady", "lru", "fifo"]) == 0
-    found = json.loads((tmp_path / "out" / "leaderboard.json").read_text())["rows"]
+    board = experiments["leaderboard.__main__"]
+    given = ["--traces", "synthetic", "--quick", "--out", str(tmp_path), "--jobs", "1"]
+    assert board.main([*given, "--policies", "belady", "lru", "fifo"]) == 0
+    found = json.loads((tmp_path / "leaderboard.json").read_text())["rows"]
     assert found[-1]["name"] == "belady", [row["name"] for row in found]
     assert [row["ranked"] for row in found] == [True, True, False]
-    page = (tmp_path / "out" / "leaderboard.md").read_text()
+    assert not found[0]["valid"], "a part of the capacities"
+    assert any("--quick" in reason for reason in found[0]["against"])
+    page = (tmp_path / "leaderboard.md").read_text()
     assert "| - | belady |" in page
     assert "| 1 | lru |" in page
-    assert board.main([*given, "--limit", "150", "--policies", "lru"]) == 0
-    (row,) = json.loads((tmp_path / "out" / "leaderboard.json").read_text())["rows"]
-    assert not row["valid"]
-    assert any("--limit 150" in reason for reason in row["against"])
+
+
+def test_no_trace_dominates_the_score_and_its_interval_is_over_traces(experiments) -> None:
+    board = experiments["leaderboard.__main__"]
+    shares = [0.2, float("nan"), 0.4, -30.0]
+    found = board._score(shares)
+    assert found["score"] == pytest.approx((0.2 + 0.4 - 1.0) / 3)
+    without = [(0.4 - 1.0) / 2, (0.2 - 1.0) / 2, (0.2 + 0.4) / 2]  # jackknife: one trace left out
+    error = np.sqrt(2 / 3 * np.sum((np.array(without) - np.mean(without)) ** 2))
+    assert found["high"] - found["score"] == pytest.approx(4.302653 * error, rel=1e-6)
+    assert np.isnan(board._score([0.3])["low"]), "one trace says nothing of another"
+
+
+def test_a_policys_files_are_those_that_it_is_made_of(experiments) -> None:
+    sources = experiments["gap.cells"].sources
+    names = {kind: {path.name for path in sources(kind)} for kind in (Lru, Hinted)}
+    assert {"hinted.py", "hazard.py", "_groups.py", "_returns.py"} <= names[Hinted], names
+    assert "lru.py" in names[Lru]
+    assert "_returns.py" not in names[Lru], names
 
 
 def test_where_lru_is_optimal_there_is_no_gap_to_close_and_no_warning(experiments) -> None:
@@ -119,21 +126,7 @@ def test_where_lru_is_optimal_there_is_no_gap_to_close_and_no_warning(experiment
     all_of_it = scoring.field_of(found.paths, found.units, (1.0, 2.0))
     for closed in (scoring.closed_by(all_of_it, all_of_it.lru), scoring.closed_by_at(all_of_it, all_of_it.lru)):
         assert np.isnan([closed.value, closed.low, closed.high]).all()
-    board = experiments["leaderboard.__main__"]
-    assert board._mean([0.2, float("nan"), 0.4]) == pytest.approx(0.3)
-    assert np.isnan(board._mean([float("nan")]))
-
-
-def test_traces_of_one_stem_have_columns_of_their_own(experiments) -> None:
-    board = experiments["leaderboard.__main__"]
-    trace = {"sha256": "0", "block_tokens": 4, "unit": "session", "capacities": [1], "closed": float("nan"),
-             "low": float("nan"), "high": float("nan")}  # fmt: skip
-    row = {"name": "lru", "score": float("nan"), "traces": [{**trace, "trace": "a.jsonl"}, {**trace, "trace": "a.csv"}],
-           "worst_points": 0.0, "us_per_block": 1.0, "kit": True, "valid": True, "ranked": True, "against": [],
-           "revision": "", "contract": "1.1"}  # fmt: skip
-    page = board._page([row], {"date": "", "machine": "", "command": ""})
-    assert "| a.jsonl, % | a.csv, % |" in page
-    assert "nan" not in page
+    assert np.isnan(experiments["leaderboard.__main__"]._score([float("nan")])["score"])
 
 
 def test_the_share_closed_at_one_capacity_has_an_interval(experiments) -> None:

@@ -1,0 +1,212 @@
+"""How far richer features could go: gradient boosting in place of hazard's estimate, in-sample and held out.
+
+A bound, no policy: it is fitted on whole traces beforehand. Needs scikit-learn, which nothing else here needs.
+"""
+# Shapes: G groups released  F features  A age bins
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.gap.cells import bounds, file_of, stream
+from experiments.gap.scoring import closed_at
+from experiments.shared import begun, digest, kept, publish, table, write_provenance, write_rows
+from framework.interfaces.eviction import BlockView
+from framework.replay.reference import replay
+from framework.types import RequestFacts
+from framework_builtin.eviction._groups import Floats, Group, Ints
+from framework_builtin.eviction._returns import FIRST_AGE_S, _best_ratio
+from framework_builtin.eviction.hazard import BODY, LEFT, Hazard
+
+FRACTIONS = (0.02, 0.06)
+FOLDS = 4
+FITS = (
+    ("conversation", "itself"), ("conversation", "other runs"), ("conversation", "synthetic mix"),
+    ("synthetic mix", "itself"), ("synthetic mix", "other runs"), ("synthetic mix", "conversation"),
+    ("agentic coding", "itself"), ("agentic coding", "other runs"), ("agentic coding", "agentic coding b"),
+    ("agentic coding b", "itself"), ("agentic coding b", "other runs"), ("agentic coding b", "agentic coding"),
+)  # fmt: skip
+"""(replayed, fitted on): `other runs` are the other folds of the same trace's sessions or runs of requests."""
+_AGES = 44
+_EDGES = FIRST_AGE_S * np.concatenate([[0.0], 2.0 ** (np.arange(_AGES - 1) / 2)])
+_WIDTH = np.append(np.diff(_EDGES), _EDGES[-1])
+
+
+class Scored(Hazard):
+    """Hazard that notes 20 features of each group; given an index of (group, age bin) it orders by that, unguarded."""
+
+    def __init__(self, index: Floats | None = None) -> None:
+        super().__init__(tolerance=1.0, window=1 << 20, warm_up=0 if index is not None else 100)
+        self.given, self.features_of = index, list[list[float]]()
+        self.requests, self.records = list[int](), list[int]()
+        self._pasts: dict[int, tuple[Any, ...]] = {}
+        self._request, self._began, self._of_late = -1, math.nan, list[float]()
+
+    def attach(self, blocks: BlockView) -> None:
+        super().attach(blocks)
+        self._as_lru = self.given is None
+
+    def release(self, blocks: Sequence[Any], now: float) -> None:
+        self._request += 1
+        super().release(blocks, now)
+        if self.given is not None:
+            self._as_lru = False
+
+    def group(self, blocks: Sequence[Any], facts: RequestFacts, gap: float | None) -> None:
+        """Notes the conversation's past: when it began, its turns, last gaps, their mean, extremes, sizes."""
+        time, tokens = self._clock, facts.prompt_tokens or 0
+        self._began = time if math.isnan(self._began) else self._began
+        self._of_late = [at for at in self._of_late if at >= time - 60] + [time]
+        last = math.nan if gap is None else math.log(gap + 0.1)
+        past = self._pasts.get(self.continued.order) if self.continued is not None else None
+        if past is None:
+            self._past: tuple[Any, ...] = (time, 0, last, math.nan, last, last, last, tokens, 0)
+        else:
+            born, turns, before, _, mean, low, high, size, _ = past
+            mean = last if math.isnan(mean) else 0.7 * mean + 0.3 * last
+            ends = float(np.fmin(low, last)), float(np.fmax(high, last))
+            self._past = (born, turns + 1, last, before, mean, *ends, tokens, tokens - size)
+        super().group(blocks, facts, gap)
+
+    def _begin(self, blocks: Sequence[Any], kind: int, turn: int = -1) -> Group:
+        sort, view, past = int(self._returns._sorts()[kind]), self.blocks, self._past
+        group = super()._begin(blocks, kind, turn)
+        self._pasts[group.order] = past
+        self.requests.append(self._request)
+        self.records.append(group.record)
+        if self.given is None:
+            self.features_of.append(
+                [sort, self._part if sort == BODY else -1, past[1], *past[2:7], self._clock - past[0], *past[7:],
+                 self.num_fresh, len(blocks), view.depth[blocks[0]] + 1, view.depth[blocks[-1]], view.hits[blocks[0]],
+                 view.hits[blocks[-1]], len(self._of_late), self._clock - self._began, turn]
+            )  # fmt: skip
+        return group
+
+    def add(self, blocks: Sequence[Any], kind: int) -> Group:
+        return super().add(blocks, kind if self.given is None else len(self.requests) + 1)
+
+    def _leave(self, group: Group, *, dropped: bool) -> None:
+        if self.given is None:
+            super()._leave(group, dropped=dropped)
+            return
+        group.record = group.turn = -1
+        if group.size:
+            group.kind, group.start = 0, self._clock
+            self.place(group)
+
+    def refresh(self) -> None:
+        if self.given is None:
+            super().refresh()
+
+    def first_score(self, group: Group) -> float:
+        return super().first_score(group) if self.given is None else float(self.given[group.kind, 1])
+
+    def score(self, kinds: Ints, ages: Floats, orders: Ints) -> Floats:
+        if self.given is None:
+            return super().score(kinds, ages, orders)
+        bins = np.minimum(np.searchsorted(_EDGES, ages, side="right") - 1, _AGES - 1)
+        return np.asarray(self.given[kinds, np.maximum(bins, 1)], np.float64)
+
+
+class Watched:
+    """What became of a trace's groups: (G, F) features, (G,) age bin of the end, whether it was a return, and fold."""
+
+    def __init__(self, trace: str) -> None:
+        source = stream(trace)
+        policy = Scored()
+        replay(source.paths, policy, bounds(trace, FRACTIONS).capacities[1])
+        kept_of, records = policy._returns, np.array(policy.records)
+        start, end = np.frombuffer(kept_of._start), np.frombuffer(kept_of._end)
+        stopped, sorts = (
+            np.frombuffer(kept_of._stopped, np.uint8),
+            kept_of._sorts()[np.frombuffer(kept_of._kind, np.int32)],
+        )
+        now = policy._clock
+        age = np.minimum(end, now) - start
+        back = (end <= now) & (stopped == 0)
+        self.bins = np.minimum(np.searchsorted(_EDGES, age, side="right") - 1, _AGES - 1)
+        left = sorts == LEFT  # one hazard for all of what conversations left behind
+        exposure = np.clip(age[left][:, None] - _EDGES, 0, _WIDTH).sum(0) + 30 * _WIDTH
+        self.left = (
+            np.bincount(self.bins[left & back], minlength=_AGES) + 0.3 / (_EDGES + 30) * 30 * _WIDTH
+        ) / exposure
+        self.features, self.back, self.bins = np.array(policy.features_of, float), back[records], self.bins[records]
+        units = source.units[np.array(policy.requests)]
+        self.fold = np.random.default_rng(0).permutation(units.max() + 1)[units] % FOLDS
+
+    def fit(self, chosen: Any) -> Any:
+        """A classifier of a return in an age bin, given that there was none before, from these groups."""
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        rows = np.repeat(np.flatnonzero(chosen), self.bins[chosen] + 1)
+        ages = np.concatenate([np.arange(last + 1) for last in self.bins[chosen]])
+        last = ages == self.bins[rows]
+        use = ~last | self.back[rows]  # the bin in which the watch ended says nothing
+        model = HistGradientBoostingClassifier(
+            max_iter=150,
+            learning_rate=0.08,
+            max_leaf_nodes=31,
+            min_samples_leaf=40,
+            early_stopping=False,
+            random_state=0,
+        )
+        return model.fit(np.column_stack([self.features[rows], ages])[use], (last & self.back[rows])[use])
+
+    def chances(self, model: Any, chosen: Any) -> Floats:
+        """(G, A) chance of a return in each age bin."""
+        rows, found = self.features[chosen], np.zeros((int(np.sum(chosen)), _AGES))
+        for age in range(int(self.bins.max()) + 1):
+            found[:, age] = model.predict_proba(np.column_stack([rows, np.full(len(rows), age)]))[:, 1]
+        return found
+
+
+def closed(trace: str, by: str) -> dict[str, Any]:
+    """Share of the gap that the order by these chances closes at each capacity."""
+    mine, every = Watched(trace), slice(None)
+    chances = np.zeros((len(mine.back), _AGES))
+    if by == "other runs":
+        for fold in range(FOLDS):
+            chances[mine.fold == fold] = mine.chances(mine.fit(mine.fold != fold), mine.fold == fold)
+    else:
+        other = mine if by == "itself" else Watched(by)
+        chances[every] = mine.chances(other.fit(np.ones(len(other.back), bool)), np.ones(len(mine.back), bool))
+    hazard = np.vstack([mine.left, -np.log1p(-np.clip(chances, 1e-6, 1 - 1e-6)) / _WIDTH])
+    index = np.concatenate([_best_ratio(hazard[at : at + 2000], _WIDTH) for at in range(0, len(hazard), 2000)])
+    field = bounds(trace, FRACTIONS)
+    hits = [field.by_unit(replay(field.paths, Scored(index), size).request_hits) for size in field.capacities]
+    return {"closed": closed_at(field, np.stack(hits)).tolist(), "groups": len(mine.back)}
+
+
+def main() -> int:
+    """Fit, replay and write the table."""
+    import argparse
+    from pathlib import Path
+
+    parser = argparse.ArgumentParser(prog="python -m experiments.gap.bound", description=__doc__)
+    parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
+    options = begun(parser.parse_args(), "gap.bound", Path(__file__).resolve().parent, "results/bound")
+    options.quick, options.jobs = False, 1
+    sources = [Path(__file__), *(Path(__file__).parents[2] / "plugins/framework_builtin/eviction").glob("_*.py")]
+    rows = []
+    for trace, by in FITS:
+        key = digest(trace, by, files=[*sources, *filter(None, (file_of(trace),))])
+        found = kept(options.home / "results" / "cells" / f"bound-{trace}-{by}.json".replace(" ", "_"), key,
+                     lambda trace=trace, by=by: closed(trace, by))  # fmt: skip
+        rows.append({"trace": trace, "fitted_on": by, **dict(zip(map(str, FRACTIONS), found["closed"], strict=True))})
+        print(json.dumps(rows[-1]), flush=True)
+    write_rows(options.out / "bound.csv", rows)
+    write_provenance(options, {file_of(trace) for trace, _ in FITS} - {None})
+    header = ["trace", "fitted on", *(f"gap closed at {100 * part:g} %, %" for part in FRACTIONS)]
+    body = [[r["trace"], r["fitted_on"], *(f"{100 * r[str(part)]:.0f}" for part in FRACTIONS)] for r in rows]
+    publish(options, {"bound": table(header, body)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
