@@ -15,7 +15,7 @@ from framework import registry
 from framework.cli.exit import command, exit_with
 from framework.errors import FrameworkError
 from framework.guard.backend import GuardedBackend
-from framework.guard.construct import construct
+from framework.guard.boundary import construct
 from framework.registry.contract import DISTRIBUTION
 
 if TYPE_CHECKING:

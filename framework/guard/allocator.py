@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import DuplicateRequest, InvariantViolation, OutOfBlocks, PluginError
-from framework.guard.boundary import Boundary
-from framework.guard.counts import is_count
+from framework.guard.boundary import Boundary, is_count
 from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from numbers import Integral
 from reprlib import Repr
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -134,3 +135,28 @@ def _readable(error: FrameworkError) -> FrameworkError:
         made: FrameworkError = kind(shown(error))
         return made
     return error
+
+
+def construct(kind: str, name: str, cls: type, arguments: Mapping[str, Any]) -> Any:
+    """`cls(**arguments)`.
+
+    Raises:
+        FrameworkError: what the constructor raised on purpose, with the plugin's kind and name in front unless its
+            words begin with an option's key.
+        PluginError: it raised anything else.
+    """
+    try:
+        return cls(**arguments)
+    except OUTSIDE:
+        raise
+    except FrameworkError as error:
+        if error.args and isinstance(error.args[0], str) and not error.args[0].startswith(f"{kind}."):
+            error.args = (f"{kind} {name!r}: {error.args[0]}", *error.args[1:])
+        raise
+    except BaseException as error:
+        raise PluginError(f"{kind} {name!r} ({origin_of(cls)}): its constructor raised {shown(error)}") from error
+
+
+def is_count(value: object) -> bool:
+    """Whether it is an int, Python's or NumPy's, of 0 or more; a bool is none."""
+    return type(value) is not bool and isinstance(value, Integral) and int(value) >= 0

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from framework.errors import InvalidArgument, PluginError
-from framework.guard.boundary import Boundary
-from framework.guard.counts import is_count
+from framework.guard.boundary import Boundary, is_count
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.replay_core import ReferencePaths, ReplayCore, ReplayCounts
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework.errors import ConfigError
-from framework.guard.construct import construct as guarded_construct
+from framework.guard.boundary import construct as guarded_construct
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.construction import build

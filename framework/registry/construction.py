@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework.errors import ConfigError, InvalidPlugin
-from framework.guard.construct import construct
+from framework.guard.boundary import construct
 from framework.registry.kinds import SHARED
 from framework.registry.lookup import load
 from framework.registry.signatures import Parameter, Signature, convert, did_you_mean, listing, signature

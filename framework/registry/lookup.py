@@ -7,7 +7,7 @@ from typing import Any
 
 from framework.errors import ContractMismatch, InvalidPlugin, PluginImportError
 from framework.guard.boundary import OUTSIDE, remember_origin, shown
-from framework.registry import contract
+from framework.registry.contract import reason_against
 from framework.registry.entry_points import find
 from framework.registry.kinds import interface_of
 from framework.registry.places import NOT_INSTALLED, import_place
@@ -24,7 +24,7 @@ def load(kind: str, name: str) -> type:
         PluginError: what it names is no implementation of the kind's interface.
     """
     plugin = find(kind, name)
-    reason = contract.reason_against(plugin.distribution)
+    reason = reason_against(plugin.distribution)
     if reason:
         raise ContractMismatch(
             f"{title(plugin)} cannot be used: {reason}; install a version of {plugin.distribution} made for this one"

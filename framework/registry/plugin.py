@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from framework.registry import contract
+from framework.registry.contract import DISTRIBUTION
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,4 +27,4 @@ class Plugin:
         """Whether the framework's own distribution offers it."""
         from packaging.utils import canonicalize_name
 
-        return canonicalize_name(self.distribution) == contract.DISTRIBUTION
+        return canonicalize_name(self.distribution) == DISTRIBUTION

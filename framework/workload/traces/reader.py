@@ -11,9 +11,7 @@ from typing import Any, Literal
 from framework import registry
 from framework.errors import FrameworkError, InvalidArgument, PluginError, UnknownPlugin, WorkloadError
 from framework.files.lines import first_lines, read_lines, whole_file
-from framework.guard.boundary import Boundary, is_own, text_of
-from framework.guard.construct import construct
-from framework.guard.counts import is_count
+from framework.guard.boundary import Boundary, construct, is_count, is_own, text_of
 from framework.interfaces.trace import (
     MAX_TOKENS,
     FieldError,

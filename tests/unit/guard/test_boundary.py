@@ -10,8 +10,7 @@ import pytest
 from framework.errors import FrameworkError, Interruption, OutOfBlocks, PluginError
 from framework.guard.allocator import GuardedAllocator
 from framework.guard.backend import GuardedBackend
-from framework.guard.boundary import Boundary, origin_of, remember_origin, shown
-from framework.guard.construct import construct
+from framework.guard.boundary import Boundary, construct, origin_of, remember_origin, shown
 from framework.guard.hash import GuardedHash
 from framework.guard.policy import GuardedPolicy, around_policy
 from framework.interfaces.allocator import Allocator
