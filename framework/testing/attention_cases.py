@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,6 +193,27 @@ def _batch(case: Case, tables: Tensor, device: str) -> Batch:
         host_context_lens=contexts.copy(),  # torch.from_numpy shares its array on a CPU
         host_query_starts=starts.copy(),
     )
+
+
+def single_row(problem: Problem, row: int) -> Problem:
+    """The problem of one row alone, with the same pool."""
+    batch = problem.batch
+    first, last = (int(at) for at in batch.host_query_starts[row : row + 2])
+    context = int(batch.host_context_lens[row])
+    starts = torch.tensor([0, last - first], dtype=torch.int32)
+    single = Batch(
+        block_tables=batch.block_tables[row : row + 1],
+        context_lens=batch.context_lens[row : row + 1],
+        query_starts=starts.to(batch.query_starts.device),
+        slot_mapping=batch.slot_mapping[first:last],
+        max_query_len=last - first,
+        max_context_len=context,
+        num_decodes=int(last - first == 1),
+        host_context_lens=batch.host_context_lens[row : row + 1],
+        host_query_starts=starts.numpy(),
+    )
+    case = replace(problem.case, contexts=(context,), queries=(last - first,))
+    return Problem(case, problem.q[first:last], problem.pool, single)
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]], valid: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:

@@ -19,8 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from framework.errors import FrameworkError, Unsupported
-from framework.interfaces.backend import LAYOUTS, Batch
-from framework.testing.attention_cases import LENGTHS, NULL_FILL, Case, Problem, build_problem, query_lengths
+from framework.interfaces.backend import LAYOUTS
+from framework.testing.attention_cases import (
+    LENGTHS,
+    NULL_FILL,
+    Case,
+    Problem,
+    build_problem,
+    query_lengths,
+    single_row,
+)
 from framework.testing.attention_runs import (
     Make,
     grid,
@@ -128,31 +136,11 @@ def check_a_row_does_not_depend_on_its_batch(make: Make, device: str = "cpu", ca
         problem = build_problem(case, device)
         together, _ = run_attention(backend, problem)
         for row in range(len(case.contexts)):
-            alone = _row(problem, row)
+            alone = single_row(problem, row)
             got, _ = run_attention(backend, alone)
             first, last = problem.batch.host_query_starts[row : row + 2]
             want = together[int(first) : int(last)]
             assert _equal(got, want), f"{case}: row {row} alone differs by {_gap(got, want)} from itself in the batch"
-
-
-def _row(problem: Problem, row: int) -> Problem:
-    batch = problem.batch
-    first, last = (int(at) for at in batch.host_query_starts[row : row + 2])
-    context = int(batch.host_context_lens[row])
-    starts = torch.tensor([0, last - first], dtype=torch.int32)
-    single = Batch(
-        block_tables=batch.block_tables[row : row + 1],
-        context_lens=batch.context_lens[row : row + 1],
-        query_starts=starts.to(batch.query_starts.device),
-        slot_mapping=batch.slot_mapping[first:last],
-        max_query_len=last - first,
-        max_context_len=context,
-        num_decodes=int(last - first == 1),
-        host_context_lens=batch.host_context_lens[row : row + 1],
-        host_query_starts=starts.numpy(),
-    )
-    case = replace(problem.case, contexts=(context,), queries=(last - first,))
-    return Problem(case, problem.q[first:last], problem.pool, single)
 
 
 def check_extreme_logits_stay_finite(make: Make, device: str = "cpu", cases: str = "full") -> None:

@@ -12,7 +12,7 @@ import torch
 
 from framework.errors import FrameworkError
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, LayerKV
-from framework.testing.attention_cases import Case, Problem, build_problem, torch_dtype
+from framework.testing.attention_cases import Case, Problem, build_problem, single_row, torch_dtype
 from framework.testing.attention_runs import Make, judge, prepared, run_attention, supported, wrong_lse
 from framework.testing.recorder import ReplayRecorder
 
@@ -54,6 +54,35 @@ def check_long_rows_beside_short_ones(make: Make, device: str = "cpu", cases: st
     longest = 20 if cases == "small" else 70
     for contexts in ((longest * size + 1, 1), (2, 33 * size // 2, 1, longest * size - 1)):
         _judged(make, build_problem(Case(spec, contexts, (1,) * len(contexts), seed=len(contexts)), device), lse=True)
+
+
+def check_rows_may_share_blocks(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """Decode rows whose tables begin alike, part early, or agree in some blocks only; and each alone if it is the same.
+
+    With every feature that changes what a shared key is worth to one row and not to another.
+    """
+    length = 20 if cases == "small" else 70
+    for changes in ({}, {"sliding_window": 1000}, {"alibi": True}):
+        try:
+            spec = supported(make, device, **changes)
+        except unittest.SkipTest:
+            continue
+        size = spec.block_size
+        contexts = tuple(length * size - rest for rest in (0, 1, 2 * size + 1, size, 0, size - 1))
+        problem = build_problem(Case(spec, contexts, (1,) * len(contexts), seed=3), device)
+        tables = problem.batch.block_tables
+        for row, shared in enumerate((length, length - 1, length - 3, length // 2, 1, 0)):
+            tables[row, :shared] = tables[0, :shared].clone()
+        tables[5, ::2] = tables[0, ::2].clone()  # the last row has every other block of the first
+        _judged(make, problem, lse=True)
+        if make().capabilities.batch_invariant:
+            backend = prepared(make, spec, device)
+            together, _ = run_attention(backend, problem)
+            for row in range(len(contexts)):
+                alone, _ = run_attention(backend, single_row(problem, row))
+                assert torch.equal(alone[0], together[row]), (
+                    f"{problem.case}: row {row} depends on who shares its blocks"
+                )
 
 
 def _judged(make: Make, problem: Problem, *, lse: bool = False, backend: AttentionBackend | None = None) -> None:
@@ -252,6 +281,7 @@ batch_checks = (
     check_rows_of_unequal_length_decode,
     check_many_query_heads_share_one_kv_head,
     check_long_rows_beside_short_ones,
+    check_rows_may_share_blocks,
     check_values_decide_and_not_shapes,
     check_interleaved_pools_are_read_and_written,
     check_narrow_writes_round_to_nearest,

@@ -378,6 +378,18 @@ class SplitsMergeInBaseTwo(Correct):
             lse[batch.context_lens > 16 * self.spec.block_size] *= 1.4426950408889634
 
 
+class SharesByTheFirstBlock(Correct):
+    """Rows with one first block are taken to share all whole blocks of the shorter one."""
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        tables = batch.block_tables.clone()
+        for row, context in enumerate(batch.context_lens.tolist()):
+            alike = int((tables[:, 0] == tables[row, 0]).nonzero()[0])
+            whole = max(0, min(context, int(batch.context_lens[alike])) - 1) // self.spec.block_size
+            tables[row, :whole] = tables[alike, :whole].clone()
+        super().attend(q, pool, replace(batch, block_tables=tables), out, lse=lse)
+
+
 class SplitsJoinByLogSumExps(Correct):
     """In decode, one split a block, base 2: a large logit leaves no digits for a sum that is no power of 2."""
 
@@ -591,6 +603,7 @@ INTENDED = {
     "FirstPaddingKeyIsSeen": "check_rows_of_unequal_length_decode",
     "GroupCutTo16": "check_many_query_heads_share_one_kv_head",
     "SplitsMergeInBaseTwo": "check_long_rows_beside_short_ones",
+    "SharesByTheFirstBlock": "check_rows_may_share_blocks",
     "SplitsJoinByLogSumExps": "check_extreme_logits_stay_finite",
     "StridesOfThePoolIgnored": "check_interleaved_pools_are_read_and_written",
     "BlockIdsClamped": "check_a_block_outside_the_pool_is_refused",

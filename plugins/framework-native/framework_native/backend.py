@@ -21,13 +21,15 @@ _NEVER = 2**31 - 1
 class NativeBackend(AttentionBackend):
     """Reads each block where it lies, once for all query heads of its kv head; sums in fp32.
 
-    Decode rows are split every 512 tokens of context and merged in order; short prefill rows, and all with a soft cap
-    or ALiBi, are cut into tiles of 32 query rows. Rows of `prefill.MIN_QUERIES` queries and more have their keys and
-    values copied together (2 x context x kv heads x head dim elements while the call lasts) and go to torch's flash
-    attention. All cuts follow the row's own lengths alone: its output does not depend on its batch or on the number
-    of threads. Pools of other dtypes than the queries' are widened as they are read: fp8 with a scale a head, int8 with
-    one a token and head, which multiply scores and weights. The inner loops exist for AVX-512, AVX2 and plain vectors;
-    the best that the processor has is taken.
+    Decode rows are split every 512 tokens of context and merged in order; rows whose tables name the same blocks in
+    such a piece, as behind a shared prefix, read it together. Short prefill rows, and all with a soft cap or ALiBi,
+    are cut into tiles of 32 query rows. Rows of `prefill.MIN_QUERIES` queries and more have their keys and values
+    copied together (2 x context x kv heads x head dim elements while the call lasts) and go to torch's flash
+    attention. All cuts follow the row's own lengths alone, and reading together changes no operation on a row's
+    numbers: its output does not depend on its batch or on the number of threads. Pools of other dtypes than the
+    queries' are widened as they are read: fp8 with a scale a head, int8 with one a token and head, which multiply
+    scores and weights. The inner loops exist for AVX-512, AVX2 and plain vectors; the best that the processor has is
+    taken.
     Several threads may call `attend` of one backend at a time.
 
     Args:

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -113,9 +114,16 @@ struct Workspace {
         int32_t row;
         int64_t first, count;
     };
+    /// Keys [from, to) of a decode row, which another row with the same blocks there may read at the same time.
+    struct Piece {
+        int32_t row, from, to;
+        int64_t partial;
+    };
 
     Workers workers;
     std::vector<Item> items;
+    std::vector<Query> queries;
+    std::vector<Piece> pieces;
     std::vector<SplitRow> split_rows;
     std::vector<float> scratch, sums, maxima, denominators;
     int64_t work = 0;
@@ -163,7 +171,7 @@ public:
         space.workers.run(threads, [&](int thread) {
             float *memory = space.scratch.data() + width * thread;
             for (size_t at; (at = next.fetch_add(1)) < space.items.size();)
-                kernels_.attend(shape_, call, space.items[at], partials, memory);
+                kernels_.attend(shape_, call, space.items[at], space.queries.data(), partials, memory);
         });
         for (const auto &[row, first, count] : space.split_rows)
             kernels_.combine(shape_, call, partials, row, first, count);
@@ -175,6 +183,8 @@ private:
 
     void cut(Workspace &space, const Call &call, int64_t rows, int32_t longest, int threads) const {
         space.items.clear();
+        space.queries.clear();
+        space.pieces.clear();
         space.split_rows.clear();
         space.work = 0;
         int64_t partial = 0;
@@ -187,11 +197,12 @@ private:
             if (queries >= longest) continue;
             space.work += static_cast<int64_t>(context) * queries * shape_.num_kv_heads * shape_.head_dim;
             if (queries == 1) {
-                partial = cut_decode(space, row, context, partial);
+                partial = cut_decode(space, call, row, partial);
             } else {
-                cut_prefill(space, row, context, queries);
+                cut_prefill(space, call, row, queries);
             }
         }
+        join_pieces(space, call);
         const size_t places = static_cast<size_t>(partial) * shape_.num_heads;
         space.sums.resize(std::max(space.sums.size(), places * shape_.head_dim));
         space.maxima.resize(std::max(space.maxima.size(), places));
@@ -199,34 +210,65 @@ private:
         share_heads(space, threads);
     }
 
-    int64_t cut_decode(Workspace &space, int32_t row, int32_t context, int64_t partial) const {
-        const int32_t split = std::max(1, kSplitTokens / shape_.block_size) * shape_.block_size;
-        const int32_t from = shape_.window != 0 ? std::max(0, context - shape_.window) : 0;
-        const int32_t first = from / split, last = (context - 1) / split;
-        if (first == last) {
-            add_heads(space, {row, 0, 1, from, context, 0, 0, -1});
-            return partial;
+    int32_t split_blocks() const { return std::max(1, kSplitTokens / shape_.block_size); }
+
+    int64_t cut_decode(Workspace &space, const Call &call, int32_t row, int64_t partial) const {
+        const int32_t context = call.contexts[row], split = split_blocks() * shape_.block_size;
+        const int32_t begin = shape_.window != 0 ? std::max(0, context - shape_.window) : 0;
+        const int32_t first = begin / split, last = (context - 1) / split;
+        if (first != last) space.split_rows.push_back({row, partial, last - first + 1});
+        for (int32_t at = first; at <= last; ++at) {
+            const int32_t from = std::max(begin, at * split), to = std::min(context, (at + 1) * split);
+            const int64_t place = first == last ? -1 : partial++;
+            if (to - from == split) {
+                space.pieces.push_back({row, from, to, place});
+                continue;
+            }
+            space.queries.push_back({call.starts[row], context - 1, place});
+            add_heads(space, {row, from, to, 0, 0, space.queries.size() - 1, space.queries.size()}, kMaxHeads);
         }
-        space.split_rows.push_back({row, partial, last - first + 1});
-        for (int32_t at = first; at <= last; ++at)
-            add_heads(space, {row, 0, 1, std::max(from, at * split), std::min(context, (at + 1) * split), 0, 0, partial++});
         return partial;
     }
 
-    void add_heads(Workspace &space, Item item) const {
+    /// Whole pieces of decode rows become items; rows with the same blocks in theirs share one. Sources: Hydragen,
+    /// arXiv:2402.05099; FlashInfer's cascade attention.
+    void join_pieces(Workspace &space, const Call &call) const {
+        const auto blocks = [&](const Workspace::Piece &piece) {
+            return call.tables + piece.row * call.table_width + piece.from / shape_.block_size;
+        };
+        const auto order = [&](const Workspace::Piece &a, const Workspace::Piece &b) {
+            return a.from != b.from ? (a.from < b.from ? -1 : 1)
+                                    : std::memcmp(blocks(a), blocks(b), sizeof(int32_t) * split_blocks());
+        };
+        auto &pieces = space.pieces;
+        std::stable_sort(pieces.begin(), pieces.end(), [&](const auto &a, const auto &b) { return order(a, b) < 0; });
+        const auto width = static_cast<size_t>(tile_queries(shape_));
+        for (size_t begin = 0, end; begin < pieces.size(); begin = end) {
+            const size_t first = space.queries.size();
+            for (end = begin; end < pieces.size() && end - begin < width && order(pieces[begin], pieces[end]) == 0; ++end)
+                space.queries.push_back(
+                    {call.starts[pieces[end].row], call.contexts[pieces[end].row] - 1, pieces[end].partial});
+            add_heads(space, {pieces[begin].row, pieces[begin].from, pieces[begin].to, 0, 0, first, space.queries.size()},
+                      end - begin == 1 ? kMaxHeads : 1);
+        }
+    }
+
+    void add_heads(Workspace &space, Item item, int32_t most) const {
         for (item.head = 0; item.head < shape_.num_kv_heads; item.head = item.head_end) {
-            item.head_end = std::min(shape_.num_kv_heads, item.head + kMaxHeads);
+            item.head_end = std::min(shape_.num_kv_heads, item.head + most);
             space.items.push_back(item);
         }
     }
 
-    void cut_prefill(Workspace &space, int32_t row, int32_t context, int32_t queries) const {
-        const int32_t width = tile_queries(shape_);
+    void cut_prefill(Workspace &space, const Call &call, int32_t row, int32_t queries) const {
+        const int32_t width = tile_queries(shape_), base = call.contexts[row] - queries;
         for (int32_t first = 0; first < queries; first += width) {
-            const int32_t last = std::min(queries, first + width), base = context - queries;
+            const int32_t last = std::min(queries, first + width);
             const int32_t from = shape_.window != 0 ? std::max(0, base + first + 1 - shape_.window) : 0;
-            for (int32_t head = 0; head < shape_.num_kv_heads; ++head)
-                space.items.push_back({row, first, last, from, base + last, head, head + 1, -1});
+            const size_t begin = space.queries.size();
+            for (int32_t query = first; query < last; ++query)
+                space.queries.push_back({call.starts[row] + query, base + query, -1});
+            add_heads(space, {row, from, base + last, 0, 0, begin, space.queries.size()}, 1);
         }
     }
 

@@ -9,8 +9,8 @@ namespace native {
 /// How numbers are stored in q and out (the first three), and in the pool; sums are fp32 always.
 enum class Format : int32_t { f32 = 0, bf16 = 1, f16 = 2, e4m3 = 3, i8 = 4 };
 
-/// The model's attention and how the work is cut. Cuts depend on one row alone, so that a row's output does not depend
-/// on its batch or on the number of threads.
+/// The model's attention and how the work is cut. Where a row is cut depends on it alone, and who else reads the same
+/// keys changes no operation on its numbers, so that its output does not depend on its batch or the number of threads.
 struct Shape {
     int32_t num_heads, num_kv_heads, head_dim, block_size;
     float scale, soft_cap; // soft_cap 0: none
@@ -36,10 +36,18 @@ struct Call {
     int64_t table_width;
 };
 
-/// Queries first to last - 1 of a row against its keys [from, to), for kv heads [head, head_end).
-struct Item {
-    int32_t row, first, last, from, to, head, head_end;
+/// One query of an item: its place in q and out, and in its sequence.
+struct Query {
+    int64_t token;
+    int32_t position;
     int64_t partial; // where the partial result goes; -1: the item is all there is, finish it
+};
+
+/// Queries [first, last) of the call's list against keys [from, to) in the blocks of `row`, for kv heads
+/// [head, head_end). The queries of decode rows that share these blocks stand side by side.
+struct Item {
+    int32_t row, from, to, head, head_end;
+    size_t first, last;
 };
 
 /// Partial results of split rows: (items, H, D) sums, and the maximum and denominator of each head.
@@ -47,7 +55,7 @@ struct Partials {
     float *sums, *maxima, *denominators;
 };
 
-using AttendItem = void (*)(const Shape &, const Call &, const Item &, const Partials &, float *scratch);
+using AttendItem = void (*)(const Shape &, const Call &, const Item &, const Query *, const Partials &, float *scratch);
 using Combine = void (*)(const Shape &, const Call &, const Partials &, int32_t row, int64_t first, int64_t count);
 
 struct Kernels {

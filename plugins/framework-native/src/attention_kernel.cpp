@@ -287,16 +287,17 @@ Scratch lay_out(const Shape &shape, int64_t rows, float *at) {
             widens(shape, rows) ? at + 2 * width + rows * (kChunk + 3) : nullptr};
 }
 
-/// Where the rows of one tile stand: query position of row r is base + r / group.
+/// The rows of one tile: row r is head `head + r % group` of query `r / group`.
 struct Tile {
-    int rows, group, base, head; // head: the first query head
+    int rows, group, head;
+    const Query *queries;
 };
 
 /// Everything between a dot product and a softmax: soft cap, ALiBi, causal and window masks.
 void shape_scores(const Shape &shape, const Call &call, const Tile &tile, int key, int count, float *scores) {
     for (int r = 0; r < tile.rows; ++r) {
         float *row = scores + r * kChunk;
-        const int position = tile.base + r / tile.group;
+        const int position = tile.queries[r / tile.group].position;
         if (shape.soft_cap != 0.0f)
             for (int t = 0; t < count; t += LANES) // a row has kChunk places: what lies past count is masked below
                 store(row + t, shape.soft_cap * hyperbolic_tangent(load(row + t) / shape.soft_cap));
@@ -334,9 +335,9 @@ void soften(const Tile &tile, int count, const Scratch &scratch) {
     }
 }
 
-template <class T> void load_queries_as(const Shape &shape, const Call &call, const Tile &tile, int64_t token, float *q) {
+template <class T> void load_queries_as(const Shape &shape, const Call &call, const Tile &tile, float *q) {
     for (int r = 0; r < tile.rows; ++r) {
-        const T *from = static_cast<const T *>(call.q) + (token + r / tile.group) * call.q_strides.token +
+        const T *from = static_cast<const T *>(call.q) + tile.queries[r / tile.group].token * call.q_strides.token +
                         (tile.head + r % tile.group) * call.q_strides.head;
         for (int d = 0; d < shape.head_dim; ++d) q[r * shape.head_dim + d] = one(from + d) * shape.scale;
     }
@@ -366,10 +367,10 @@ struct Head {
     int64_t offset; // of the kv head in the pool, elements
 };
 
-void load_queries(const Shape &shape, const Call &call, const Tile &tile, int64_t token, float *q) {
-    if (shape.format == Format::bf16) return load_queries_as<Bf16>(shape, call, tile, token, q);
-    if (shape.format == Format::f16) return load_queries_as<F16>(shape, call, tile, token, q);
-    load_queries_as<float>(shape, call, tile, token, q);
+void load_queries(const Shape &shape, const Call &call, const Tile &tile, float *q) {
+    if (shape.format == Format::bf16) return load_queries_as<Bf16>(shape, call, tile, q);
+    if (shape.format == Format::f16) return load_queries_as<F16>(shape, call, tile, q);
+    load_queries_as<float>(shape, call, tile, q);
 }
 
 void finish_row(const Shape &shape, const Call &call, int64_t token, int head, float most, float total, const float *sums) {
@@ -438,20 +439,19 @@ void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int n
 }
 
 template <int D, class T>
-void attend(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {
-    const int group = shape.num_heads / shape.num_kv_heads, rows = (item.last - item.first) * group;
-    const int context = call.contexts[item.row], start = call.starts[item.row];
-    const int position = context - (call.starts[item.row + 1] - start) + item.first;
+void attend(const Shape &shape, const Call &call, const Item &item, const Query *queries, const Partials &partials,
+            float *memory) {
+    const int group = shape.num_heads / shape.num_kv_heads, rows = static_cast<int>(item.last - item.first) * group;
     const int32_t *table = call.tables + item.row * call.table_width;
     const int num_heads = item.head_end - item.head;
     Head heads[kMaxHeads];
     for (int h = 0; h < num_heads; ++h) {
         const int kv_head = item.head + h;
-        heads[h] = {{rows, group, position, kv_head * group},
+        heads[h] = {{rows, group, kv_head * group, queries + item.first},
                     lay_out(shape, rows, memory + h * scratch_of(shape, rows)),
                     kv_head * call.kv_strides.head};
         const Scratch &scratch = heads[h].scratch;
-        load_queries(shape, call, heads[h].tile, start + item.first, scratch.q);
+        load_queries(shape, call, heads[h].tile, scratch.q);
         std::memset(scratch.sums, 0, sizeof(float) * rows * shape.head_dim);
         for (int r = 0; r < rows; ++r) scratch.maxima[r] = kNone, scratch.denominators[r] = 0.0f;
     }
@@ -467,32 +467,35 @@ void attend(const Shape &shape, const Call &call, const Item &item, const Partia
     for (int h = 0; h < num_heads; ++h)
         for (int r = 0; r < rows; ++r) {
             const Scratch &scratch = heads[h].scratch;
+            const Query &query = heads[h].tile.queries[r / group];
             const int head = heads[h].tile.head + r % group;
             const float *sums = scratch.sums + r * shape.head_dim;
-            if (item.partial < 0) {
-                finish_row(shape, call, start + item.first + r / group, head, scratch.maxima[r],
-                              scratch.denominators[r], sums);
+            if (query.partial < 0) {
+                finish_row(shape, call, query.token, head, scratch.maxima[r], scratch.denominators[r], sums);
                 continue;
             }
-            const int64_t place = item.partial * shape.num_heads + head;
+            const int64_t place = query.partial * shape.num_heads + head;
             partials.maxima[place] = scratch.maxima[r];
             partials.denominators[place] = scratch.denominators[r];
             std::memcpy(partials.sums + place * shape.head_dim, sums, sizeof(float) * shape.head_dim);
         }
 }
 
-template <class T> void attend_any(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {
-    if (shape.head_dim == 128) return attend<128, T>(shape, call, item, partials, memory);
-    if (shape.head_dim == 64) return attend<64, T>(shape, call, item, partials, memory);
-    attend<0, T>(shape, call, item, partials, memory);
+template <class T>
+void attend_any(const Shape &shape, const Call &call, const Item &item, const Query *queries, const Partials &partials,
+                float *memory) {
+    if (shape.head_dim == 128) return attend<128, T>(shape, call, item, queries, partials, memory);
+    if (shape.head_dim == 64) return attend<64, T>(shape, call, item, queries, partials, memory);
+    attend<0, T>(shape, call, item, queries, partials, memory);
 }
 
-void attend_item(const Shape &shape, const Call &call, const Item &item, const Partials &partials, float *memory) {
-    if (shape.kv_format == Format::bf16) return attend_any<Bf16>(shape, call, item, partials, memory);
-    if (shape.kv_format == Format::f16) return attend_any<F16>(shape, call, item, partials, memory);
-    if (shape.kv_format == Format::e4m3) return attend_any<E4m3>(shape, call, item, partials, memory);
-    if (shape.kv_format == Format::i8) return attend_any<I8>(shape, call, item, partials, memory);
-    attend_any<float>(shape, call, item, partials, memory);
+void attend_item(const Shape &shape, const Call &call, const Item &item, const Query *queries, const Partials &partials,
+                 float *memory) {
+    if (shape.kv_format == Format::bf16) return attend_any<Bf16>(shape, call, item, queries, partials, memory);
+    if (shape.kv_format == Format::f16) return attend_any<F16>(shape, call, item, queries, partials, memory);
+    if (shape.kv_format == Format::e4m3) return attend_any<E4m3>(shape, call, item, queries, partials, memory);
+    if (shape.kv_format == Format::i8) return attend_any<I8>(shape, call, item, queries, partials, memory);
+    attend_any<float>(shape, call, item, queries, partials, memory);
 }
 
 /// Merge a decode row's splits, in order. Source: flash-decoding, arXiv:2311.01282 section 3.
