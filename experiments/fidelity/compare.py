@@ -61,14 +61,14 @@ def differences(theirs: Outcome, ours: Outcome) -> dict[str, Any]:
         "num_steps": len(theirs.steps),
         "preemptions": theirs.num_preemptions,
         "requests_that_hit_differently": sum(theirs.hits[i] != ours.hits.get(i) for i in theirs.hits),
-        "steps_that_differ": _unequal(theirs.steps, ours.steps),
-        "evictions_that_differ": _unequal(theirs.evicted, ours.evicted),
+        "steps_that_differ": unequal(theirs.steps, ours.steps),
+        "evictions_that_differ": unequal(theirs.evicted, ours.evicted),
         "preemptions_that_differ": abs(theirs.num_preemptions - ours.num_preemptions),
         "hit_tokens_here": sum(ours.hits.values()),
     }
 
 
-def _unequal(theirs: Sequence[Any], ours: Sequence[Any]) -> int:
+def unequal(theirs: Sequence[Any], ours: Sequence[Any]) -> int:
     """Places at which two sequences differ, those that only one of them has included."""
     shared = sum(a != b for a, b in zip(theirs, ours, strict=False))
     return shared + abs(len(theirs) - len(ours))

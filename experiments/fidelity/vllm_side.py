@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from vllm.config import (
@@ -19,14 +20,23 @@ from vllm.config import (
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_block_hash, get_request_block_hasher, hash_block_tokens, init_none_hash
+from vllm.v1.core.sched import scheduler as scheduling
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from experiments.fidelity.our_side import VllmHash
 from experiments.fidelity.streams import Outcome, Talk
+from framework.groups.kinds import KVGroup, alignment
 
 HASH = get_hash_fn_by_name("sha256_cbor")
 
@@ -52,6 +62,21 @@ def groups_of(count: int, block_size: int) -> list[KVCacheGroupSpec]:
     return [KVCacheGroupSpec([f"layer.{i}"], spec) for i in range(count)]
 
 
+def specs_of(groups: Sequence[KVGroup]) -> list[KVCacheGroupSpec]:
+    """The same groups in vLLM's words, each of one layer."""
+    heads: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
+    make: dict[str, Callable[[KVGroup], Any]] = {
+        "full": lambda g: FullAttentionSpec(block_size=g.block_tokens, **heads),
+        "window": lambda g: SlidingWindowSpec(block_size=g.block_tokens, sliding_window=g.length, **heads),
+        "chunk": lambda g: ChunkedLocalAttentionSpec(block_size=g.block_tokens, attention_chunk_size=g.length, **heads),
+        "state": lambda g: MambaSpec(
+            block_size=g.block_tokens, shapes=((1,),), dtypes=(torch.float16,), mamba_cache_mode="align"
+        ),
+    }
+    return [KVCacheGroupSpec([f"layer.{i}"], make[g.kind](g), is_eagle_group=g.lookahead_drop)
+            for i, g in enumerate(groups)]  # fmt: skip
+
+
 def scheduler_of(
     *,
     num_blocks: int,
@@ -63,16 +88,21 @@ def scheduler_of(
     transfer: dict[str, Any] | None = None,
     events: bool = False,
     num_groups: int = 1,
+    groups: Sequence[KVGroup] = (),
+    retention: int | None = None,
 ) -> Scheduler:
     """vLLM's scheduler over `num_blocks` usable blocks, and its null block.
 
     Args:
         transfer: of the connector, as --kv-transfer-config; None for none.
+        groups: instead of `num_groups` of full attention in blocks of `block_size`.
+        retention: prefix_cache_retention_interval, of groups that are not all full attention.
     """
     init_none_hash(HASH)
     config = VllmConfig(
         cache_config=CacheConfig(
-            block_size=block_size, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=True
+            block_size=max([block_size, *(g.block_tokens for g in groups)]), gpu_memory_utilization=0.9,
+            cache_dtype="auto", enable_prefix_caching=True,
         ),
         scheduler_config=SchedulerConfig(
             max_num_seqs=max_batch_requests, max_num_batched_tokens=max_batch_tokens, max_model_len=max_model_len,
@@ -85,14 +115,35 @@ def scheduler_of(
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if events else None,
     )  # fmt: skip
     config.cache_config.num_gpu_blocks = num_blocks + 1
+    if any(group.kind == "state" for group in groups):
+        config.cache_config.mamba_cache_mode = "align"
+    specs = specs_of(groups) if groups else groups_of(num_groups, block_size)
+    step, unit = (alignment(groups), min(g.block_tokens for g in groups)) if groups else (block_size, block_size)
     config.model_config = _Model(max_model_len=max_model_len, runner_type="generate", skip_tokenizer_init=True)
+    manager: Any = scheduling.KVCacheManager
+    drops = any(group.lookahead_drop for group in groups)  # which a draft model's configuration would bring
+
+    def managed(**options: Any) -> Any:
+        return manager(**{**options, "use_eagle": drops})
+
+    with patch.object(scheduling, "KVCacheManager", managed):
+        return _scheduler(config, num_blocks, specs, retention, step, unit)
+
+
+def _scheduler(
+    config: VllmConfig, num_blocks: int, specs: list[KVCacheGroupSpec], retention: int | None, step: int, unit: int
+) -> Scheduler:
     return Scheduler(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
-            num_blocks=num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups_of(num_groups, block_size)
+            num_blocks=num_blocks + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=specs,
+            prefix_cache_retention_interval=retention,
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=block_size,
+        block_size=step,
+        hash_block_size=unit,
         log_stats=True,
     )
 
@@ -122,7 +173,7 @@ def run(
     _note_evictions(scheduler.kv_cache_manager.block_pool, outcome.evicted)
     while pending < len(talks) or scheduler.has_unfinished_requests():
         while pending < len(talks) and len(scheduler.waiting) < waiting:
-            scheduler.add_request(request_of(str(pending), talks[pending], scheduler.block_size))
+            scheduler.add_request(request_of(str(pending), talks[pending], scheduler.hash_block_size))
             pending += 1
         scheduled = scheduler.schedule()
         for new in scheduled.scheduled_new_reqs:

@@ -1,0 +1,131 @@
+"""Rules that say where on a request's way windows and states are kept, and which are given up once it has ended."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request as a rule sees it, in tokens.
+
+    Attributes:
+        prompt: of its prompt. total: of all that it will have computed; a rule for live requests reads `prompt`.
+        hit: what it resumes from. junction: to where the prefix is shared with others beyond the hit, else 0.
+        step: of which every place to resume from is a multiple. drop: what a draft model's lookahead takes off a hit.
+    """
+
+    prompt: int
+    total: int
+    hit: int
+    junction: int
+    step: int
+    drop: int = 0
+
+    @property
+    def replays(self) -> tuple[int, ...]:
+        """The last places from which the same prompt, or a longer one, can be resumed."""
+        same = max(0, (self.prompt - 1) // self.step * self.step - self.drop)
+        return (same, max(0, self.prompt // self.step * self.step - self.drop)) if self.drop else (same,)
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """The junction; and where a request that leaves the shared prefix right there comes to after the drop."""
+        junction = self.junction // self.step * self.step
+        return tuple(place for place in {junction, junction - self.drop} if place > 0)
+
+
+class CheckpointRule(ABC):
+    """Decides at which places of a request every group keeps what a later request needs to resume there.
+
+    `places` is all that a simple rule has to say.
+    """
+
+    @abstractmethod
+    def places(self, asked: Asked) -> Sequence[int] | None:
+        """Multiples of `asked.step`, in any order; None for every one. What ends nowhere near one is not kept."""
+
+    def pauses(self, asked: Asked) -> Sequence[int]:
+        """Places at which a prefill chunk ends so that a state is there to be kept. Default: all `places`."""
+        return self.places(asked) or ()
+
+    def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
+        """Of the states now resident on the request's path, ascending, those to give up. Default: none."""
+        return ()
+
+
+class Dense(CheckpointRule):
+    """Keep everything; of states, those at which the engine pauses anyway: its chunks, the prompt's end, junctions."""
+
+    def places(self, asked: Asked) -> Sequence[int] | None:
+        return None
+
+    def pauses(self, asked: Asked) -> Sequence[int]:
+        return (asked.junction,)
+
+
+class Retention(CheckpointRule):
+    """vLLM's prefix_cache_retention_interval: the replay boundary, junctions, and one place every `interval` tokens.
+
+    0, vLLM's default, keeps the first two alone. Prefill does not pause for the interval: a state is kept there only
+    where a chunk happens to end.
+    """
+
+    def __init__(self, interval: int = 0) -> None:
+        self.interval = interval
+
+    def places(self, asked: Asked) -> Sequence[int]:
+        beyond = asked.total + self.interval  # what a longer request may complete
+        every = range(self.interval, beyond + 1, self.interval) if self.interval else ()
+        return [*asked.replays, *asked.shared, *every]
+
+    def pauses(self, asked: Asked) -> Sequence[int]:
+        return (asked.junction,)
+
+
+class Junctions(CheckpointRule):
+    """Marconi's admission (arXiv:2411.19379): where prefixes branch, and the last token of the request."""
+
+    def places(self, asked: Asked) -> Sequence[int]:
+        return [*asked.shared, asked.total // asked.step * asked.step]
+
+
+class EveryFew(CheckpointRule):
+    """One place every `interval` tokens, for which prefill pauses, and the replay boundary."""
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+
+    def places(self, asked: Asked) -> Sequence[int]:
+        return [*range(self.interval, asked.total + 1, self.interval), *asked.replays]
+
+
+class AtMost(EveryFew):
+    """At most `count` states a path: the interior one whose neighbours are closest leaves, as in llama.cpp.
+
+    The first and the last are spared.
+    """
+
+    def __init__(self, count: int, interval: int) -> None:
+        super().__init__(interval)
+        self.count = count
+
+    def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
+        kept = list(ends)
+        while len(kept) > max(self.count, 2):
+            gaps = [kept[at + 1] - kept[at - 1] for at in range(1, len(kept) - 1)]
+            del kept[1 + gaps.index(min(gaps))]
+        return sorted(set(ends) - set(kept))
+
+
+class Superseding(Retention):
+    """Retention 0 where the state that a request resumed from is given up once a deeper one of its path is kept.
+
+    Right for conversations that only grow, wrong for what others branch off, so junctions stay.
+    """
+
+    def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
+        deepest = max(ends, default=0)
+        return [end for end in ends if end == asked.hit < deepest and end != asked.junction]

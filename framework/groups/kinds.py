@@ -1,0 +1,113 @@
+"""Kinds of KV that a request keeps side by side: what each must still hold for a prefix to be used again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Literal, get_args
+
+from framework.errors import InvalidArgument
+
+Kind = Literal["full", "window", "chunk", "state"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroup:
+    """Layers of one kind that share a block table.
+
+    Attributes:
+        name: how results call it; letters, digits and underscores.
+        kind: `full` attention to all tokens before; a sliding `window`; a `chunk` of fixed places, attended within;
+            a recurrent `state`, of which a block is one snapshot.
+        block_tokens: tokens a block; for a state the distance of the places at which one may be kept.
+        block_bytes: of a block, over all layers of the group.
+        length: tokens of the window, the last one included, or of the chunk; 0 for the others.
+        lookahead_drop: a draft model reads one block more than a hit gives: the last block found is computed again.
+
+    Raises:
+        InvalidArgument: a value outside its range, a chunk that does not divide into blocks, a state with a drop.
+    """
+
+    name: str
+    kind: Kind
+    block_tokens: int
+    block_bytes: int
+    length: int = 0
+    lookahead_drop: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind) or not self.name.isidentifier():
+            raise InvalidArgument(
+                f"a group has a name and a kind of {get_args(Kind)}, found {self.name!r}, {self.kind!r}"
+            )
+        if self.block_tokens < 1 or self.block_bytes < 1:
+            raise InvalidArgument(f"{self.name}: a block has at least 1 token and 1 byte, found {self}")
+        if (self.length > 1) != (self.kind in ("window", "chunk")):
+            raise InvalidArgument(
+                f"{self.name}: windows and chunks have a length above 1, others 0, found {self.length}"
+            )
+        if self.kind == "chunk" and self.length % self.block_tokens:
+            raise InvalidArgument(f"{self.name}: a chunk of {self.length} tokens is no multiple of {self.block_tokens}")
+        if self.lookahead_drop and self.kind in ("chunk", "state"):
+            raise InvalidArgument(f"{self.name}: draft models have no layers of kind {self.kind}, so no lookahead")
+
+    def first(self, num_tokens: int) -> int:
+        """The first block that still is read once `num_tokens` are computed; all before it may go."""
+        if self.kind == "full":
+            return 0
+        if self.kind == "window":
+            return max(0, num_tokens - self.length + 1) // self.block_tokens
+        if self.kind == "chunk":
+            return num_tokens // self.length * self.length // self.block_tokens
+        return max(0, num_tokens - 1) // self.block_tokens
+
+    def needs(self, num_tokens: int) -> range:
+        """The blocks that must be resident to go on after `num_tokens`, a multiple of `block_tokens`."""
+        if num_tokens == 0:
+            return range(0)
+        return range(self.first(num_tokens), num_tokens // self.block_tokens + self.lookahead_drop)
+
+    def held_bytes(self, num_tokens: int) -> float:
+        """Bytes that a request of this length cannot do without, blocks taken as divisible."""
+        if self.kind == "state":
+            return float(self.block_bytes if num_tokens else 0)
+        start = {
+            "full": 0,
+            "window": max(0, num_tokens - self.length),
+            "chunk": self.first(num_tokens) * self.block_tokens,
+        }
+        return (num_tokens - start[self.kind]) * self.block_bytes / self.block_tokens
+
+
+def alignment(groups: Sequence[KVGroup]) -> int:
+    """Tokens of which every hit is a multiple: the least common multiple of the groups' blocks.
+
+    Raises:
+        InvalidArgument: no group, or two of one name.
+    """
+    names = [group.name for group in groups]
+    if not names or len(set(names)) < len(names):
+        raise InvalidArgument(f"a model has groups of distinct names, found {names}")
+    return lcm(*(group.block_tokens for group in groups))
+
+
+def unified_block_tokens(state_bytes: int, token_bytes: int, multiple: int = 16) -> int:
+    """Tokens of the smallest attention block that is no smaller than a state, so that both fit one page.
+
+    Args:
+        state_bytes: of one layer's state.
+        token_bytes: K and V of one token in one attention layer.
+        multiple: of tokens that the kernel takes.
+    """
+    return -(-state_bytes // (multiple * token_bytes)) * multiple
+
+
+def waste(groups: Sequence[KVGroup], num_tokens: int) -> float:
+    """The share of memory that holds nothing needed when every group keeps all tokens, as one that knows no kinds does.
+
+    Of attention alone: a state has no bytes a token.
+    """
+    kept = [group for group in groups if group.kind != "state"]
+    whole = sum(num_tokens * group.block_bytes / group.block_tokens for group in kept)
+    return 1 - sum(group.held_bytes(num_tokens) for group in kept) / whole

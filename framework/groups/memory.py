@@ -1,0 +1,328 @@
+"""Three ways in which groups share memory: one pool of equal pages, a pool a group, pages split into small blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import lcm
+from typing import Any
+
+from framework.errors import InvalidArgument, OutOfBlocks
+from framework.groups.hits import GroupHit, find_hit
+from framework.groups.kinds import KVGroup, alignment
+from framework.groups.pool import Clock, Pool
+from framework.interfaces.eviction import EvictionPolicy
+
+Policies = Callable[[], EvictionPolicy]
+"""Makes a fresh policy: one for each order that a way of sharing keeps."""
+
+
+class Memory:
+    """Blocks of all groups: found by content, taken, published, used and let go.
+
+    A block is named by its group and its number in the pool of that group. Content is named by a node: the number of a
+    prefix of whole units in `parents`, which holds the number of the prefix one unit shorter, -1 at the root.
+
+    Attributes:
+        groups: of the model. step: tokens of which a hit is a multiple. unit: tokens a node adds.
+        pools: (G,) the pool of each group; one pool may serve several.
+        merge: whether a block whose content is resident already gives way to the resident one when published.
+        on_evict: called with (group, node) for every content given up.
+    """
+
+    merge = True
+
+    def __init__(self, groups: Sequence[KVGroup], *, parents: Sequence[int], unit: int) -> None:
+        self.groups, self.step, self.unit, self.parents = tuple(groups), alignment(groups), unit, parents
+        if any(group.block_tokens % unit for group in groups):
+            raise InvalidArgument(f"blocks must be multiples of {unit} tokens, as the trace's are, found "
+                                  f"{[group.block_tokens for group in groups]}")  # fmt: skip
+        self.clock = Clock()
+        self.on_evict: Callable[[int, int], Any] = lambda group, node: None
+        self.pools: tuple[Pool, ...] = ()
+
+    def _open(self, *pools: Pool) -> None:
+        """Give each group its pool, in order (one for all: of all), and their policies a view."""
+        self.pools = pools * len(self.groups) if len(pools) == 1 else pools
+        self._partnered = any(pool.needs_groups for pool in pools)
+        for pool in pools:
+            pool.attach(lambda block, pool=pool: self._resumes(pool, block),  # type: ignore[misc]
+                        lambda block, pool=pool: self._replay_cost(pool, block))  # type: ignore[misc]  # fmt: skip
+
+    def take(self, group: int, count: int) -> list[int]:
+        """`count` blocks of a group, in use once. Raises OutOfBlocks, with nothing changed."""
+        return self.pools[group].take(count)
+
+    def find(self, group: int, node: int) -> int:
+        """The block that holds this content; 0 for none."""
+        return self.pools[group].find(group, node)
+
+    def hit(self, path: Sequence[int], limit: int) -> GroupHit:
+        """The hit of a prompt with these nodes, at most `limit` tokens. Pure."""
+        wide, finds = [group.block_tokens // self.unit for group in self.groups], [pool.find for pool in self.pools]
+
+        def present(group: int, block: int) -> bool:
+            at = (block + 1) * wide[group] - 1
+            return at < len(path) and finds[group](group, path[at]) > 0
+
+        return find_hit(self.groups, present, limit)
+
+    def publish(self, group: int, block: int, path: Sequence[int], number: int) -> int:
+        """The group's block `number` of this path is complete. Returns the block that holds it from now on."""
+        shape, pool = self.groups[group], self.pools[group]
+        wide = shape.block_tokens // self.unit
+        node, above = path[(number + 1) * wide - 1], path[number * wide - 1] if number else -1
+        if self.merge and (holder := pool.find(group, node)):
+            pool.pin((holder,), hit=False)
+            pool.release((block,))
+            return holder
+        pool.publish(block, group, node, parent=above, end=(number + 1) * shape.block_tokens, depth=number,
+                     num_bytes=shape.block_bytes)  # fmt: skip
+        if self._partnered:
+            partners = self._partners(group, node)
+            pool.partners[block] = len({other for other, _ in partners})
+            self._tell(group, node, partners, +1)
+        return block
+
+    def _evicted(self, group: int, node: int) -> None:
+        """Content of a group is about to go; what else goes with it is for subclasses to say."""
+        self.on_evict(group, node)
+        if self._partnered:
+            self._tell(group, node, self._partners(group, node), -1)
+
+    def _tell(self, group: int, node: int, partners: Sequence[tuple[int, int]], by: int) -> None:
+        """Partners gain or lose this group, unless another copy of the content is resident."""
+        if len(self.pools[group].index[group, node]) == 1:
+            for other, found in partners:
+                self.pools[other].partners_changed(found, by)
+
+    def _evict_hook(self, at: int, group: int | None = None) -> Callable[[int], None]:
+        """Tells of evictions in the pool of group `at`, whose blocks are of `group`; None: as its column says."""
+
+        def told(block: int) -> None:
+            pool = self.pools[at]
+            self._evicted(pool.group[block] if group is None else group, pool.node[block])
+
+        return told
+
+    def _partners(self, group: int, node: int) -> list[tuple[int, int]]:
+        """(group, block) of every other group's block that ends where this content does."""
+        return [(other, found) for other in range(len(self.groups)) if other != group
+                for found in self.pools[other].index.get((other, node), ())]  # fmt: skip
+
+    def path_to(self, node: int) -> list[int]:
+        """All nodes from the root to this one."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def _resumes(self, pool: Pool, block: int) -> bool:
+        return self.hit(self.path_to(pool.node[block]), pool.end[block]).tokens == pool.end[block]
+
+    def _replay_cost(self, pool: Pool, block: int) -> int:
+        end = pool.end[block]
+        return end - self.hit(self.path_to(pool.node[block]), end - 1).tokens
+
+    def resident(self) -> list[tuple[int, int]]:
+        """(group, node) of every content that can be found."""
+        return [key for pool in dict.fromkeys(self.pools) for key in pool.index]
+
+    def bytes_by_group(self) -> list[int]:
+        """(G,) bytes of what can be found."""
+        sums = [pool.bytes_by_group(len(self.groups)) for pool in dict.fromkeys(self.pools)]
+        return [sum(column) for column in zip(*sums, strict=True)]
+
+
+class OnePool(Memory):
+    """Pages of equal bytes for all groups behind one policy, as in vLLM: with `lru` its free queue, to the block.
+
+    A content computed again, because another group cut the hit, is resident twice, as there.
+
+    Args:
+        num_bytes: of all pages; a page has the bytes of the largest block.
+    """
+
+    merge = False
+
+    def __init__(self, groups: Sequence[KVGroup], policy: Policies, *, num_bytes: int, **paths: Any) -> None:
+        super().__init__(groups, **paths)
+        page = max(group.block_bytes for group in groups)
+        self._open(Pool(num_bytes // page, policy(), self.clock, on_evict=self._evict_hook(0)))
+
+
+class PoolPerGroup(Memory):
+    """A pool and a policy for each group over one tree, as in SGLang.
+
+    Full attention gives up leaves only, and all that ends there goes with it. Elsewhere a window or state that is
+    evicted leaves a tombstone: the prefix stays, but nobody resumes there; a window takes the state along. At a leaf
+    the whole leaf goes.
+
+    Args:
+        num_bytes: of all pools. shares: (G,) of them each group has.
+
+    Raises:
+        InvalidArgument: not one full-attention group, blocks of several sizes, or shares that do not sum to 1.
+    """
+
+    def __init__(
+        self, groups: Sequence[KVGroup], policy: Policies, *, num_bytes: int, shares: Sequence[float], **paths: Any
+    ) -> None:
+        super().__init__(groups, **paths)
+        kinds = [group.kind for group in groups]
+        if kinds.count("full") != 1 or len({group.block_tokens for group in groups}) > 1:
+            raise InvalidArgument(f"a pool a group over one tree needs one full-attention group and equal blocks, "
+                                  f"found {[(group.kind, group.block_tokens) for group in groups]}")  # fmt: skip
+        if len(shares) != len(groups) or abs(sum(shares) - 1) > 1e-9:
+            raise InvalidArgument(f"each of {len(groups)} groups has a share and they sum to 1, found {shares}")
+        self._full = kinds.index("full")
+        self._rank = [("state", "window", "chunk", "full").index(kind) for kind in kinds]
+        self._open(*(
+            Pool(int(num_bytes * share) // group.block_bytes, policy(), self.clock, leaf_only=g == self._full,
+                 on_evict=self._evict_hook(g, g))
+            for g, (group, share) in enumerate(zip(groups, shares, strict=True))
+        ))  # fmt: skip
+        self._going: set[int] = set()
+
+    def _evicted(self, group: int, node: int) -> None:
+        super()._evicted(group, node)
+        if node in self._going:
+            return
+        self._going.add(node)
+        full = self.pools[self._full]
+        leaf = full.find(self._full, node)
+        whole = group == self._full or (leaf and not full.children[leaf] and not full.ref[leaf])
+        for other, block in self._partners(group, node):
+            if (whole or self._rank[other] < self._rank[group]) and not self.pools[other].ref[block]:
+                self.pools[other].discard(block)
+        self._going.remove(node)
+
+
+class TwoLevel(Memory):
+    """Large pages of the least common multiple of the groups' blocks, each split into small blocks of one group.
+
+    As in Jenga (arXiv:2503.18292, section 5): a block comes from a page of its group with room, else from a free page,
+    else from the page whose blocks are all unused and that the policy of pages gives up, else from a block of its own
+    group that the policy of the group gives up. A page is as recent as the last use of any of its blocks.
+
+    Args:
+        num_bytes: of all pages.
+    """
+
+    def __init__(self, groups: Sequence[KVGroup], policy: Policies, *, num_bytes: int, **paths: Any) -> None:
+        super().__init__(groups, **paths)
+        page = lcm(*(group.block_bytes for group in groups))
+        count = num_bytes // page
+        if count < len(groups):
+            raise InvalidArgument(f"pages of the least common multiple have {page:,} bytes, of which {num_bytes:,} bytes "
+                                  f"are {count}; give blocks bytes that divide those of the largest")  # fmt: skip
+        self.per_page = [page // group.block_bytes for group in groups]
+        self.pages = Pool(count, policy(), self.clock, on_evict=self._page_evicted)
+        self._open(*(_SmallBlocks(self, g, count * self.per_page[g], policy()) for g in range(len(groups))))
+        self.pages.attach(lambda page: False, lambda page: 0)
+
+    def take(self, group: int, count: int) -> list[int]:
+        small = self.pools[group]
+        assert isinstance(small, _SmallBlocks)
+        if count > small.available():
+            raise OutOfBlocks(f"need {count} blocks of {self.groups[group].name}, have {small.available()} free or "
+                              "evictable; give the cache more bytes")  # fmt: skip
+        return [small.take_one() for _ in range(count)]
+
+    def _page_evicted(self, page: int) -> None:
+        small = self.pools[self.pages.group[page]]
+        assert isinstance(small, _SmallBlocks)
+        small.empty(page)
+
+
+class _SmallBlocks(Pool):
+    """The blocks of one group in all pages; of a page that another group has, none is there.
+
+    `free` holds nothing: free blocks are kept by page, and a page without contents goes back.
+    """
+
+    def __init__(self, memory: TwoLevel, group: int, num_blocks: int, policy: EvictionPolicy) -> None:
+        super().__init__(num_blocks, policy, memory.clock, on_evict=memory._evict_hook(group, group))
+        self.free = []
+        self._pages, self._group, self._width = memory.pages, group, memory.per_page[group]
+        self._holes: dict[int, list[int]] = {}  # of each page that this group has: its free blocks
+        self._used: dict[int, int] = {}  # and how many of its blocks are in use by a request
+        self._open: dict[int, None] = {}  # pages with a free block, in the order in which they got it
+        self._emptying = 0
+
+    def available(self) -> int:
+        holes = sum(map(len, self._holes.values()))
+        whole = len(self._pages.free) + self._pages.unreferenced
+        own = {page for page, used in self._used.items() if used}  # whole pages count above
+        alone = sum(self.candidate[b] for page in own for b in self._of(page))
+        idle = sum(len(self._holes[page]) for page, used in self._used.items() if not used)
+        return holes - idle + whole * self._width + alone
+
+    def take_one(self) -> int:
+        if not self._open:
+            if not self._pages.free and not self._pages.unreferenced:
+                self.discard(self.policy.victim(self.clock.now, self.candidate))
+            else:
+                page = self._pages.take(1)[0]
+                self._pages.publish(page, self._group, page, parent=-1, end=0, depth=0, num_bytes=0)
+                self._holes[page], self._used[page] = list(self._of(page))[::-1], 0
+                self._pages.release((page,))
+                self._open[page] = None
+        page = next(iter(self._open))
+        block = self._holes[page].pop()
+        if not self._holes[page]:
+            del self._open[page]
+        self.ref[block] = 1
+        self._use(block, +1)
+        return block
+
+    def pin(self, blocks: Sequence[int], *, hit: bool = True) -> None:
+        fresh = [block for block in blocks if not self.ref[block]]
+        super().pin(blocks, hit=hit)
+        for block in fresh:
+            self._use(block, +1)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        last = [block for block in blocks if self.ref[block] == 1]
+        super().release(blocks)
+        for block in last:
+            self._use(block, -1)
+        self._settle()
+
+    def discard(self, block: int) -> None:
+        super().discard(block)
+        if not self._emptying:
+            self._settle()
+
+    def empty(self, page: int) -> None:
+        """All contents of a page go: it is another's from now on."""
+        self._emptying += 1
+        for block in self._of(page):
+            if self.candidate[block]:
+                self.discard(block)
+        self._emptying -= 1
+        self.free = []
+        self._open.pop(page, None)
+        del self._holes[page], self._used[page]
+
+    def _of(self, page: int) -> range:
+        return range((page - 1) * self._width + 1, page * self._width + 1)
+
+    def _use(self, block: int, by: int) -> None:
+        page = (block - 1) // self._width + 1
+        before, self._used[page] = self._used[page], self._used[page] + by
+        if before == 0:
+            self._pages.pin((page,))
+        elif self._used[page] == 0:
+            self._pages.release((page,))
+
+    def _settle(self) -> None:
+        """Give blocks that became free to their pages, and pages that hold nothing back."""
+        freed, self.free = self.free, []
+        for block in freed:
+            page = (block - 1) // self._width + 1
+            self._holes[page].append(block)
+            self._open[page] = None
+        for page in {(block - 1) // self._width + 1 for block in freed}:
+            if len(self._holes[page]) == self._width and not self._used[page]:
+                self._pages.discard(page)

@@ -1,0 +1,234 @@
+"""Blocks of one size behind one eviction policy: contents by group, reference counts, and the columns policies read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from framework.errors import OutOfBlocks, Unsupported
+from framework.guard.policy import GuardedPolicy
+from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
+from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts
+
+UNKNOWN = ConstantColumn(None)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView(BlockView):
+    """What a policy may read of blocks of several groups, beside the columns of every view.
+
+    Attributes:
+        group: number of the block's group, in the order of the model's groups.
+        num_bytes: of the block.
+        end: tokens up to and including the block: the place at which what it holds is complete.
+        partners: other groups that have a resident block of the same end and prefix. Kept for policies with
+            `needs_groups = True`, which are also told of every change: the block is pinned and released anew.
+        resume: whether a request could go on from its end now. Worked out when read: O(blocks of the prefix).
+        replay_cost: tokens from the last place above its end from which a request could go on: what would be computed
+            again without this one. Worked out when read.
+    """
+
+    group: Sequence[int] = UNKNOWN
+    num_bytes: Sequence[int] = UNKNOWN
+    end: Sequence[int] = UNKNOWN
+    partners: Sequence[int] = UNKNOWN
+    resume: Sequence[bool] = UNKNOWN
+    replay_cost: Sequence[int] = UNKNOWN
+
+
+class Computed(Sequence[Any]):
+    """A column worked out when it is read."""
+
+    def __init__(self, length: int, fact: Callable[[int], Any]) -> None:
+        self._length, self._fact = length, fact
+
+    def __getitem__(self, block: Any) -> Any:
+        return self._fact(block)
+
+    def __len__(self) -> int:
+        return self._length
+
+
+@dataclass(slots=True)
+class Clock:
+    """What all pools of one replay share: the count of accesses, the policies' time, the request at hand."""
+
+    access: int = 0
+    now: PolicyTime = 0.0
+    facts: RequestFacts = UNKNOWN_REQUEST
+
+
+class Pool:
+    """`num_blocks` blocks, numbered from 1. Owns their columns; the policy owns the order.
+
+    A block is free, in use (`ref` above 0, with or without content), or resident and in use by nobody: then the policy
+    may name it. One whose content was never published is free as soon as nobody uses it.
+
+    Args:
+        leaf_only: a block is offered to the policy only while nothing of its group is resident below it.
+        on_evict: called with the block just before its content is forgotten because room was needed or because of
+            `discard`.
+
+    Raises:
+        Unsupported: a policy that needs the future, which differs by group.
+    """
+
+    def __init__(
+        self, num_blocks: int, policy: EvictionPolicy, clock: Clock, *, leaf_only: bool = False,
+        on_evict: Callable[[int], Any] = lambda block: None,
+    ) -> None:  # fmt: skip
+        if policy.needs_future:
+            raise Unsupported(f"{type(policy).__name__} needs the future, which blocks of several groups do not share; "
+                              "framework.groups.optimum has the optimum")  # fmt: skip
+        self.num_blocks, self.clock, self.leaf_only, self.on_evict = num_blocks, clock, leaf_only, on_evict
+        rows = num_blocks + 1
+        self.node, self.node_above, self.candidate = [-1] * rows, [-1] * rows, bytearray(rows)
+        self.group, self.num_bytes, self.end, self.ref, self.parent, self.depth, self.last_access, self.admitted, \
+            self.hits, self.children, self.partners = ([0] * rows for _ in range(11))  # fmt: skip
+        self.last_request = [UNKNOWN_REQUEST] * rows if policy.needs_requests else ConstantColumn(UNKNOWN_REQUEST)
+        self.index: dict[tuple[int, int], list[int]] = {}
+        self.free = list(range(num_blocks, 0, -1))
+        self.unreferenced = 0
+        self.needs_groups = bool(getattr(policy, "needs_groups", False))
+        self._plain, self.policy = policy, GuardedPolicy(policy)
+
+    def attach(self, resume: Callable[[int], Any], replay_cost: Callable[[int], Any]) -> None:
+        """Give the policy its view; once, before anything else.
+
+        Args:
+            resume, replay_cost: of a block, as GroupView has them.
+        """
+        rows = self.num_blocks + 1
+        self.policy.attach(GroupView(
+            depth=self.depth, num_tokens=self.end, admitted=self.admitted, last_access=self.last_access, hits=self.hits,
+            priority=ConstantColumn(0, rows), tenant=ConstantColumn(0, rows), children=self.children,
+            next_use=ConstantColumn(float("inf"), rows), key=Computed(rows, self._key),
+            parent=Computed(rows, self._above),
+            partial=ConstantColumn(False, rows), last_request=self.last_request, group=self.group,
+            num_bytes=self.num_bytes, end=self.end, partners=self.partners, resume=Computed(rows, resume),
+            replay_cost=Computed(rows, replay_cost),
+        ))  # fmt: skip
+
+    def _key(self, block: int) -> BlockHash | None:
+        node = self.node[block]
+        return None if node < 0 else BlockHash(node.to_bytes(8, "little") + self.group[block].to_bytes(2, "little"))
+
+    def _above(self, block: int) -> int:
+        """The block directly above; 0 when that is the root or gone."""
+        above = self.parent[block]
+        return above if self.node[above] == self.node_above[block] and self.group[above] == self.group[block] else 0
+
+    def find(self, group: int, node: int) -> int:
+        """The oldest block that holds this content; 0 for none."""
+        blocks = self.index.get((group, node))
+        return blocks[0] if blocks else 0
+
+    def take(self, count: int) -> list[int]:
+        """`count` blocks without content, each in use once; free ones first, then what the policy gives up.
+
+        Raises:
+            OutOfBlocks: fewer are free or evictable. Nothing changed.
+        """
+        if count > len(self.free) + self.unreferenced:
+            raise OutOfBlocks(f"need {count} blocks, have {len(self.free)} free + {self.unreferenced} evictable of "
+                              f"{self.num_blocks}; give the cache more bytes")  # fmt: skip
+        taken = []
+        for _ in range(count):
+            if not self.free:
+                self.discard(self.policy.victim(self.clock.now, self.candidate))
+            block = self.free.pop()
+            self.ref[block] = 1
+            taken.append(block)
+        return taken
+
+    def publish(self, block: int, group: int, node: int, *, parent: int, end: int, depth: int, num_bytes: int) -> None:
+        """The content of a block in use can be found from now on. `parent`: the node a block above, -1 at the root."""
+        self.clock.access += 1
+        above = self.find(group, parent) if parent >= 0 else 0
+        self.node[block], self.group[block], self.parent[block], self.node_above[block] = node, group, above, parent
+        self.end[block], self.depth[block], self.num_bytes[block] = end, depth, num_bytes
+        self.admitted[block] = self.last_access[block] = self.clock.access
+        self.hits[block] = self.children[block] = self.partners[block] = 0
+        if above:
+            self.children[above] += 1
+        self.index.setdefault((group, node), []).append(block)
+        if isinstance(self.last_request, list):
+            self.last_request[block] = self.clock.facts
+        if self.policy.wants_admit:
+            self.policy.admit((block,), self.clock.now)
+
+    def pin(self, blocks: Sequence[int], *, hit: bool = True) -> None:
+        """One more use of each of these; `hit`: found by a request, rather than published by another one again."""
+        self.clock.access += 1
+        idle = [block for block in blocks if self.candidate[block]]
+        for block in blocks:
+            self.unreferenced -= self.ref[block] == 0
+            self.ref[block] += 1
+            self.candidate[block] = 0
+            if hit:
+                self.hits[block] += 1
+                self.last_access[block] = self.clock.access
+        if idle:
+            self.policy.pin(tuple(idle), self.clock.now)
+        if hit and blocks and self.policy.wants_hit:
+            self.policy.hit(tuple(blocks), self.clock.now)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One use less of each, deepest first. Without content and user a block is free, the first to be taken."""
+        self.clock.access += 1
+        idle = []
+        for block in blocks:
+            self.ref[block] -= 1
+            if self.ref[block]:
+                continue
+            if self.node[block] < 0:
+                self.free.append(block)
+                continue
+            self.unreferenced += 1
+            self.last_access[block] = self.clock.access
+            if isinstance(self.last_request, list):
+                self.last_request[block] = self.clock.facts
+            if self.policy.wants_keep and not self.policy.keep(block, self.clock.now):
+                self.discard(block)
+            elif not (self.leaf_only and self.children[block]):
+                idle.append(block)
+        self._offer(idle)
+
+    def discard(self, block: int) -> None:
+        """Forget the content of a block that nobody uses: it is free then."""
+        self.on_evict(block)
+        group, node, above = self.group[block], self.node[block], self._above(block)
+        same = self.index[group, node]
+        same.remove(block)
+        if not same:
+            del self.index[group, node]
+        self.candidate[block], self.node[block] = 0, -1
+        self.unreferenced -= 1
+        self.policy.evicted(block, self.clock.now)
+        self.free.append(block)
+        if above:
+            self.children[above] -= self.children[above] > 0  # 0: gone and published again since
+            if self.leaf_only and not self.children[above] and not self.ref[above]:
+                self._offer([above])
+
+    def partners_changed(self, block: int, by: int) -> None:
+        """Count a partner gained or lost, and let the policy see it."""
+        self.partners[block] += by
+        if self.candidate[block] and self.needs_groups:
+            self.policy.pin((block,), self.clock.now)
+            self.policy.release((block,), self.clock.now)
+
+    def _offer(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.candidate[block] = 1
+        if blocks:
+            self.policy.release(tuple(blocks), self.clock.now)
+
+    def bytes_by_group(self, num_groups: int) -> list[int]:
+        """(G,) bytes of contents that can be found."""
+        found = [0] * num_groups
+        for block, node in enumerate(self.node):
+            if node >= 0:
+                found[self.group[block]] += self.num_bytes[block]
+        return found

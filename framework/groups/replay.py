@@ -1,0 +1,270 @@
+"""Cache-only replay over groups: requests one after the other, each as an engine would compute it, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from framework.errors import OutOfBlocks
+from framework.groups.checkpoints import Asked, CheckpointRule
+from framework.groups.hits import GroupHit
+from framework.groups.kinds import Kind
+from framework.groups.memory import Memory
+from framework.groups.stranded import stranded_bytes
+from framework.replay.paths import Ints, RequestPaths
+
+
+@dataclass
+class GroupCounts:
+    """What a replay counted. R requests, G groups; tokens unless named otherwise.
+
+    Attributes:
+        prompt: (R,) tokens of each prompt. hits: (R,) hit of each.
+        could: (R, G) what each group could have given. lost: (R, G) by how much each shortened the hit.
+        junctions: (R,) shared with others beyond the hit, but not resumable.
+        kinds: (G,) of the groups.
+        refused: requests that needed more blocks than the memory has; they hit nothing and leave nothing.
+        evictions, checkpoints: contents given up; states published.
+        samples: (S, G) resident bytes and (S, G) stranded ones, at places spread over the trace.
+    """
+
+    prompt: Ints
+    hits: Ints
+    could: Ints
+    lost: Ints
+    junctions: Ints
+    kinds: tuple[Kind, ...]
+    refused: int = 0
+    evictions: int = 0
+    checkpoints: int = 0
+    resident: list[list[int]] = field(default_factory=list)
+    stranded: list[list[int]] = field(default_factory=list)
+
+    def results(self) -> dict[str, Any]:
+        """The numbers of the metric catalogue, by kind of group. Bytes are means over the samples."""
+        total, mean = int(self.prompt.sum()), {}
+        for name, rows in (("resident", self.resident), ("stranded", self.stranded)):
+            mean[name] = np.mean(rows, axis=0) if rows else np.zeros(len(self.kinds))
+        by_kind: dict[str, int] = {}
+        for kind in dict.fromkeys(self.kinds):
+            own = [g for g, other in enumerate(self.kinds) if other == kind]
+            by_kind[f"{kind}_hit_tokens"] = int(self.could[:, own].min(axis=1).sum())
+            by_kind[f"{kind}_lost_tokens"] = int(self.lost[:, own].sum())
+        return {
+            "hit_tokens": int(self.hits.sum()),
+            "prompt_tokens": total,
+            "hit_rate": float(self.hits.sum() / total) if total else 0.0,
+            "num_evictions": self.evictions,
+            **by_kind,
+            "junction_tokens": int(self.junctions.sum()),
+            "stranded_bytes": int(mean["stranded"].sum()),
+            "resident_bytes": int(mean["resident"].sum()),
+            "checkpoint_bytes": int(mean["resident"][[kind == "state" for kind in self.kinds]].sum()),
+            "num_checkpoints": self.checkpoints,
+            "refused_requests": self.refused,
+        }
+
+
+def replay_groups(
+    paths: RequestPaths,
+    memory: Memory,
+    rule: CheckpointRule,
+    *,
+    prompt_tokens: Sequence[int] | None = None,
+    chunk_tokens: int = 8192,
+    refresh: Literal["consumed", "path"] = "consumed",
+    num_samples: int = 16,
+    seen: Callable[[int, int, Sequence[Sequence[int]]], Any] | None = None,
+) -> GroupCounts:
+    """Replay requests one at a time: hit, compute chunk by chunk, publish what the rule keeps, let go.
+
+    What slides out of a window, or is superseded as a running state, leaves while the request runs, as in vLLM: groups
+    in their order, each deepest block first.
+
+    Args:
+        paths: of all tokens that a request computes, full units of `memory.unit` tokens; `input_tokens` counts them.
+        memory: fresh, made with the `parents` of these paths.
+        prompt_tokens: (R,) of each request's prompt, where paths go on with its answer; default: prompts alone.
+        chunk_tokens: a prefill step computes at most.
+        refresh: what a hit makes recent: the blocks that it needs, or every resident block of its path.
+        num_samples: places at which resident and stranded bytes are counted.
+        seen: called after every step with the request, the tokens it has computed, and its blocks by group.
+
+    O(blocks of all requests) Python steps, besides the policy's and the rule's own.
+    """
+    count, kinds = paths.num_requests, tuple(group.kind for group in memory.groups)
+    prompt = np.asarray(paths.input_tokens if prompt_tokens is None else prompt_tokens, dtype=np.int64)
+    wide = (count, len(kinds))
+    counts = GroupCounts(
+        prompt, np.zeros(count, np.int64), np.zeros(wide, np.int64), np.zeros(wide, np.int64),
+        np.zeros(count, np.int64), kinds,
+    )  # fmt: skip
+
+    drop = memory.step * any(group.lookahead_drop for group in memory.groups)
+    before = memory.on_evict
+
+    def evicted(group: int, node: int) -> None:
+        counts.evictions += 1
+        before(group, node)
+
+    memory.on_evict = evicted
+    sampled = {int(at) for at in np.linspace(0, count - 1, num_samples + 1)[1:]} if num_samples else set()
+    facts = any(isinstance(pool.last_request, list) for pool in memory.pools)
+    for number, path in enumerate(paths.walk()):
+        memory.clock.now = paths.times[number]
+        hit = memory.hit(path, int(prompt[number]) - 1)
+        if facts:
+            memory.clock.facts = paths.request_facts(number, hit.tokens // paths.block_tokens)
+        asked = Asked(prompt=int(prompt[number]), total=int(paths.input_tokens[number]), hit=hit.tokens,
+                      junction=(hit.tokens + hit.junction) * (hit.junction > 0), step=memory.step, drop=drop)  # fmt: skip
+        run = _Run(memory, path, asked, rule.places(asked))
+        try:
+            run.begin(refresh)
+            for start, end in steps(asked, memory, rule.pauses(asked), chunk_tokens):
+                run.step(start, end)
+                if seen is not None:
+                    seen(number, end, run.tables)
+        except OutOfBlocks:
+            counts.refused += 1
+            run.end()
+            counts.lost[number], counts.could[number] = 0, hit.could
+            continue
+        run.end()
+        counts.checkpoints += run.num_states
+        _give_up(memory, path, rule, asked)
+        _count(counts, number, hit)
+        if number in sampled:
+            counts.resident.append(memory.bytes_by_group())
+            counts.stranded.append(stranded_bytes(memory))
+    return counts
+
+
+def _count(counts: GroupCounts, number: int, hit: GroupHit) -> None:
+    counts.hits[number], counts.junctions[number] = hit.tokens, hit.junction
+    counts.could[number], counts.lost[number] = hit.could, hit.lost
+
+
+def steps(asked: Asked, memory: Memory, pauses: Sequence[int], chunk_tokens: int) -> Iterator[tuple[int, int]]:
+    """(tokens computed before, after) of each step of a request that resumes at `asked.hit`.
+
+    Where groups have states, a prefill chunk ends with a block, at the replay boundary and at each of `pauses`, since a
+    state is there only where a step ends. Of decoding, one token a step, only steps that take or give a block.
+    """
+    states = [group.block_tokens for group in memory.groups if group.kind == "state"]
+    at, block = asked.hit, max(states, default=1)
+    while at < asked.prompt:
+        end = min(at + chunk_tokens, asked.prompt)
+        if states:
+            if end < asked.prompt and (end // block * block > at or block <= chunk_tokens):
+                end = end // block * block
+            stops = [*asked.replays, *(at + (stop - at) // block * block for stop in pauses)]
+            if at % block:
+                stops.append((at // block + 1) * block)
+            end = min((stop for stop in stops if at < stop < end), default=end)
+        yield at, end
+        at = end
+    places = {asked.total, at + 1} if asked.total > at else set()
+    for group in memory.groups:
+        for begin, every in ((0, group.block_tokens), (1, group.block_tokens), (2, group.block_tokens),
+                             (group.length, group.block_tokens), (1, group.length or asked.total)):  # fmt: skip
+            places.update(range(at + 1 + (begin - at - 1) % every, asked.total + 1, every))
+    for end in sorted(places):
+        yield end - 1, end
+
+
+class _Run:
+    """One request while it is computed: its blocks by group, 0 for those gone."""
+
+    def __init__(self, memory: Memory, path: Sequence[int], asked: Asked, places: Sequence[int] | None) -> None:
+        self.memory, self.path, self.asked = memory, path, asked
+        self.tables: list[list[int]] = [[] for _ in memory.groups]
+        self.published, self.gone = [0] * len(memory.groups), [0] * len(memory.groups)
+        self.kept = [self._kept(g, places) for g in range(len(memory.groups))]
+        self.num_states = 0
+
+    def begin(self, refresh: str) -> None:
+        """Take part in the blocks that the hit needs; they are recent now."""
+        memory, tokens = self.memory, self.asked.hit
+        for g, group in enumerate(memory.groups):
+            first, last = group.first(tokens), tokens // group.block_tokens
+            pool, wide = memory.pools[g], group.block_tokens // memory.unit
+            found = [pool.find(g, self.path[(number + 1) * wide - 1]) for number in range(first, last)]
+            if refresh == "path":
+                others = [pool.find(g, self.path[(number + 1) * wide - 1]) for number in range(first)]
+                others = [block for block in others if block]
+                pool.pin(others)
+                pool.release(others[::-1])
+            pool.pin(found)
+            self.tables[g] = [0] * first + found
+            self.published[g], self.gone[g] = last, first
+
+    def step(self, start: int, end: int) -> None:
+        """From `start` tokens computed to `end`."""
+        memory = self.memory
+        for g, group in enumerate(memory.groups):
+            table, first = self.tables[g], min(group.first(start), len(self.tables[g]))
+            leaving = [block for block in table[self.gone[g] : first][::-1] if block]
+            if leaving:
+                memory.pools[g].release(leaving)
+            table[self.gone[g] : first] = [0] * max(0, first - self.gone[g])
+            self.gone[g] = max(self.gone[g], first)
+        for g, group in enumerate(memory.groups):
+            table, needed = self.tables[g], -(-end // group.block_tokens)
+            if group.kind == "state":
+                table += [0] * (needed - 1 - len(table))
+            if needed > len(table):
+                table += memory.take(g, needed - len(table))
+        for g in range(len(memory.groups)):
+            self._publish(g, end)
+
+    def _publish(self, g: int, end: int) -> None:
+        """Make what is complete findable, up to the last place at which a hit may end, and a block more for a draft."""
+        group, step = self.memory.groups[g], self.memory.step
+        upto = end // step * step
+        if group.lookahead_drop and upto:
+            upto = min(end, upto + group.block_tokens)
+        table, kept = self.tables[g], self.kept[g]
+        for number in range(self.published[g], upto // group.block_tokens):
+            if table[number] and (kept is None or number in kept):
+                table[number] = self.memory.publish(g, table[number], self.path, number)
+                self.num_states += group.kind == "state"
+        self.published[g] = max(self.published[g], upto // group.block_tokens)
+
+    def _kept(self, g: int, places: Sequence[int] | None) -> set[int] | None:
+        """Blocks that a hit at one of these places needs; None: all."""
+        group, step = self.memory.groups[g], self.memory.step
+        if group.kind in ("full", "chunk"):
+            return None
+        if places is None:
+            if step == group.block_tokens:
+                return None
+            places = range(step, self.asked.total + step + 1, step)
+        # At 0 a draft's group keeps its first block though nothing needs it, as vLLM does.
+        block, more = group.block_tokens, group.lookahead_drop
+        return {number for place in places for number in range(group.first(place), place // block + more)}
+
+    def end(self) -> None:
+        """Let go of all blocks, group by group, deepest first."""
+        for g, table in enumerate(self.tables):
+            held = [block for block in reversed(table) if block]
+            if held:
+                self.memory.pools[g].release(held)
+
+
+def _give_up(memory: Memory, path: Sequence[int], rule: CheckpointRule, asked: Asked) -> None:
+    """Discard what the rule has too much of, of states that nobody uses."""
+    if type(rule).surplus is CheckpointRule.surplus:
+        return
+    for g, group in enumerate(memory.groups):
+        if group.kind != "state":
+            continue
+        wide, found = group.block_tokens // memory.unit, dict[int, int]()
+        for number in range(len(path) // wide):
+            if block := memory.find(g, path[(number + 1) * wide - 1]):
+                found[(number + 1) * group.block_tokens] = block
+        for end in rule.surplus(sorted(found), asked):
+            if not memory.pools[g].ref[found[end]]:
+                memory.pools[g].discard(found[end])

@@ -1,0 +1,162 @@
+"""Groups of a model from its published config.json, and those of large models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from framework.errors import ConfigError
+from framework.groups.kinds import Kind, KVGroup, unified_block_tokens
+
+_KINDS: dict[str, Kind] = {
+    "full_attention": "full", "attention": "full", "sliding_attention": "window", "chunked_attention": "chunk",
+    "linear_attention": "state", "mamba": "state",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Layers of one kind: how many, bytes a token (attention) or a state, window or chunk length."""
+
+    count: int
+    num_bytes: int
+    length: int = 0
+
+
+def groups_of(
+    config: Mapping[str, Any] | str,
+    *,
+    block_tokens: int = 16,
+    layout: Literal["by_kind", "one_page"] = "by_kind",
+    kv_bytes: int = 2,
+    state_bytes: int = 4,
+    num_drafts: int = 0,
+) -> tuple[KVGroup, ...]:
+    """The groups of a model, full attention first.
+
+    Args:
+        config: as in config.json, or the name of one of `SHAPES`.
+        block_tokens: of attention, and the distance of places for a state. `one_page` raises it to hold a state.
+        layout: `by_kind` has one group a kind. `one_page` splits kinds into groups of equally many layers, as many as
+            the kind with the fewest has, whose blocks all have the bytes of one page; what does not fill it is padding.
+        kv_bytes, state_bytes: a number of K and V, and of a recurrent state. Convolutions keep 2.
+        num_drafts: tokens that a draft model proposes, for each of which a convolution keeps one more.
+
+    Raises:
+        ConfigError: an unknown name, or a configuration that does not name its layers in a way known here.
+    """
+    if isinstance(config, str):
+        if config not in SHAPES:
+            raise ConfigError(f"no groups are known of {config!r}; known are {', '.join(sorted(SHAPES))}")
+        config = SHAPES[config]
+    kinds = _layers(config.get("text_config", config), kv_bytes, state_bytes, num_drafts)
+    ordered = [(kind, kinds[kind]) for kind in ("full", "window", "chunk", "state") if kind in kinds]
+    if layout == "by_kind":
+        return tuple(
+            KVGroup(name=kind, kind=kind, block_tokens=block_tokens, length=layers.length,
+                    block_bytes=layers.count * layers.num_bytes * (1 if kind == "state" else block_tokens))
+            for kind, layers in ordered
+        )  # fmt: skip
+    attention = max((layers.num_bytes for kind, layers in ordered if kind != "state"), default=1)
+    if "state" in kinds:
+        block_tokens = max(block_tokens, unified_block_tokens(kinds["state"].num_bytes, attention))
+    width = min(layers.count for _, layers in ordered)
+    return tuple(
+        KVGroup(name=kind if layers.count <= width else f"{kind}{part}", kind=kind, length=layers.length,
+                block_tokens=block_tokens, block_bytes=width * block_tokens * attention)
+        for kind, layers in ordered
+        for part in range(-(-layers.count // width))
+    )  # fmt: skip
+
+
+def _layers(config: Mapping[str, Any], kv_bytes: int, state_bytes: int, num_drafts: int) -> dict[Kind, _Layers]:
+    types = _types(config)
+    if "kv_lora_rank" in config:  # multi-head latent attention: one vector and its rotary part
+        token = (config["kv_lora_rank"] + config["qk_rope_head_dim"]) * kv_bytes
+    else:
+        heads = config["num_attention_heads"]
+        dim = config.get("head_dim") or config["hidden_size"] // heads
+        token = 2 * config.get("num_key_value_heads", heads) * dim * kv_bytes
+    found: dict[Kind, _Layers] = {}
+    for kind in dict.fromkeys(types):
+        if kind == "state":
+            found[kind] = _Layers(types.count(kind), _state(config, state_bytes, num_drafts))
+        else:
+            length = {"full": 0, "window": config.get("sliding_window"), "chunk": config.get("attention_chunk_size")}[
+                kind
+            ]
+            if length is None:
+                raise ConfigError(f"layers of kind {kind} and no length of it; config.json has sliding_window or "
+                                  "attention_chunk_size")  # fmt: skip
+            found[kind] = _Layers(types.count(kind), token, length)
+    return found
+
+
+def _types(config: Mapping[str, Any]) -> list[Kind]:
+    """The kind of each layer, from whichever way the family has to say it."""
+    count = config["num_hidden_layers"]
+    linear = config.get("linear_attn_config")
+    if names := config.get("layer_types"):
+        unknown = set(names) - set(_KINDS)
+        if unknown or len(names) != count:
+            raise ConfigError(f"layer_types names {len(names)} of {count} layers, unknown ones {sorted(unknown)}; "
+                              f"known are {sorted(_KINDS)}")  # fmt: skip
+        return [_KINDS[name] for name in names]
+    if linear:
+        full = set(linear["full_attn_layers"])  # numbered from 1
+        return ["full" if number in full else "state" for number in range(1, count + 1)]
+    for key, other in (("full_attention_interval", "state"), ("sliding_window_pattern", "window")):
+        if every := config.get(key):
+            kind = _KINDS["linear_attention" if other == "state" else "sliding_attention"]
+            return ["full" if number % every == 0 else kind for number in range(1, count + 1)]
+    if config.get("sliding_window"):
+        return ["window"] * count
+    return ["full"] * count
+
+
+def _state(config: Mapping[str, Any], state_bytes: int, num_drafts: int) -> int:
+    """Bytes of one layer's recurrent state: a matrix a head, and what the short convolution looks back to."""
+    if linear := config.get("linear_attn_config"):
+        heads, key, value = linear["num_heads"], linear["head_dim"], linear["head_dim"]
+        channels, kernel = 3 * heads * key, linear["short_conv_kernel_size"]
+    else:
+        heads, key, value = (config[f"linear_{name}"] for name in ("num_value_heads", "key_head_dim", "value_head_dim"))
+        channels = 2 * config["linear_num_key_heads"] * key + heads * value
+        kernel = config["linear_conv_kernel_dim"]
+    return int(heads * key * value * state_bytes + (kernel - 1 + num_drafts) * channels * 2)
+
+
+def _qwen(num_layers: int, num_kv_heads: int, num_value_heads: int) -> dict[str, Any]:
+    """Gated delta rule in three of four layers."""
+    return {
+        "num_hidden_layers": num_layers, "full_attention_interval": 4, "num_attention_heads": 16,
+        "num_key_value_heads": num_kv_heads, "head_dim": 256, "linear_num_key_heads": 16,
+        "linear_num_value_heads": num_value_heads, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "gemma-3-27b": {
+        "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128,
+        "sliding_window": 1024, "sliding_window_pattern": 6,
+    },
+    "gpt-oss-120b": {
+        "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+        "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 18,
+    },
+    "llama-4-scout": {
+        "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+        "attention_chunk_size": 8192, "layer_types": (["chunked_attention"] * 3 + ["full_attention"]) * 12,
+    },
+    "qwen3-next-80b": _qwen(48, 2, 32),
+    "qwen3.5-4b": _qwen(32, 4, 32),
+    "qwen3.8-27b": _qwen(64, 4, 48),
+    "kimi-linear-48b": {
+        "num_hidden_layers": 27, "num_attention_heads": 32, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "num_heads": 32, "head_dim": 128,
+                               "short_conv_kernel_size": 4},
+    },
+}  # fmt: skip
+"""Name -> the part of its config.json that says what KV it keeps."""

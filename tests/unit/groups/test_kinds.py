@@ -1,0 +1,68 @@
+"""Groups of KV, and the published arithmetic of what they hold and waste."""
+
+from __future__ import annotations
+
+import pytest
+from groups_plain import group
+
+from framework.errors import InvalidArgument
+from framework.groups.kinds import KVGroup, alignment, unified_block_tokens, waste
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "found"),
+    [("full", 0, 0), ("window", 6, 8), ("window", 5, 9), ("chunk", 16, 8), ("state", 0, 9)],
+)
+def test_what_is_no_longer_read_ends_before_the_first_block_that_is(kind: str, length: int, found: int) -> None:
+    assert group(kind, length).first(40) == found
+    assert group(kind, length).needs(0) == range(0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "windows"}, {"kind": "window"}, {"kind": "window", "length": 1}, {"kind": "full", "length": 8},
+        {"kind": "chunk", "length": 10}, {"kind": "state", "lookahead_drop": True}, {"name": "a group"},
+        {"block_tokens": 0}, {"block_bytes": 0},
+    ],
+)  # fmt: skip
+def test_groups_that_are_none_are_refused(wrong: dict[str, object]) -> None:
+    good: dict[str, object] = {"name": "g", "kind": "full", "block_tokens": 4, "block_bytes": 1}
+    with pytest.raises(InvalidArgument):
+        KVGroup(**{**good, **wrong})  # type: ignore[arg-type]
+
+
+def test_a_model_has_groups_of_distinct_names() -> None:
+    assert alignment((group("full", block=6), group("window", 9, block=4))) == 12
+    for groups in ((), (group("full"), group("full"))):
+        with pytest.raises(InvalidArgument, match="distinct names"):
+            alignment(groups)
+
+
+def test_pages_that_hold_a_state_have_the_published_numbers_of_tokens() -> None:
+    """Each is in a log of vLLM: "Setting attention block size to N tokens ... >= mamba page size"."""
+    delta = 128 * 128 * 4  # of a head's matrix, in float32
+
+    def page(heads: int, drafts: int) -> int:  # gated delta rule: 16 key heads, a convolution over 4 tokens
+        return heads * delta + (3 + drafts) * (2 * 16 + heads) * 128 * 2
+
+    assert unified_block_tokens(page(32, 0), 2 * 4 * 256 * 2) == 528, "Qwen3.5-4B, bf16"
+    assert unified_block_tokens(page(48, 3), 2 * 4 * 256) == 1_600, "Qwen3.8-27B, fp8, 3 drafts"
+    assert unified_block_tokens(page(48, 7), 2 * 4 * 256) == 1_648, "Qwen3.8-27B, fp8, 7 drafts"
+    # GLM-5.3-Flash over two ranks: half of 64 heads, vectors of 576 in fp8, 3 drafts, kernels of 64 tokens; the log
+    # counts the tokens of both ranks.
+    half = 32 * delta + (3 + 3) * 3 * 32 * 128 * 2
+    assert 2 * unified_block_tokens(half, 576, 64) == 7_808
+
+
+def test_jenga_s_wastes_come_out() -> None:
+    """arXiv:2503.18292, section 3: memory wasted when every layer keeps every token."""
+    assert waste((group("full"), group("window", 4096)), 8192) == pytest.approx(0.25), "Gemma-2"
+    ministral = (group("full", size=9), group("window", 32_768, size=27))
+    assert waste(ministral, 131_072) == pytest.approx(0.5625), "Ministral"
+    text, images = (
+        43,
+        6_193,
+    )  # of a prompt to Llama 3.2 Vision: 32 layers keep the one, 8 cross-attention ones the other
+    needed = 32 * text + 8 * images
+    assert 1 - needed / (40 * (text + images)) == pytest.approx(0.796, abs=5e-4)

@@ -1,0 +1,169 @@
+"""Three ways to share memory: what each holds, gives up, and calls a hit, over random traces."""
+
+from __future__ import annotations
+
+import pytest
+from groups_plain import LAYOUTS, branching, brute_hit, group, lru, memories, paths_of
+
+from framework.errors import InvalidArgument, OutOfBlocks, Unsupported
+from framework.groups.checkpoints import CheckpointRule, Dense, EveryFew, Retention
+from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
+from framework.groups.replay import replay_groups
+from framework.registry.components import build_component
+from framework.registry.entry_points import names
+
+WAYS = ("one pool", "pool per group", "two levels")
+RULES: tuple[CheckpointRule, ...] = (Dense(), Retention(0), EveryFew(12))
+
+
+class Watched:
+    """A memory whose contents are kept a second time, as a set, and whose every hit is worked out by brute force."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory, self.have = memory, set[tuple[int, int]]()
+        hit, publish = memory.hit, memory.publish
+        memory.on_evict = lambda group, node: self.lose(group, node)
+
+        def watched_hit(path: list[int], limit: int) -> object:
+            found = hit(path, limit)
+            wide = [each.block_tokens // memory.unit for each in memory.groups]
+            have = [{n for n in range(len(path) // w) if (g, path[(n + 1) * w - 1]) in self.have}
+                    for g, w in enumerate(wide)]  # fmt: skip
+            assert found.tokens == brute_hit(memory.groups, have, limit), (path, have, found)
+            return found
+
+        def watched_publish(g: int, block: int, path: list[int], number: int) -> int:
+            holder = publish(g, block, path, number)
+            self.have.add((g, path[(number + 1) * (memory.groups[g].block_tokens // memory.unit) - 1]))
+            assert self.have == set(memory.resident()), self.have ^ set(memory.resident())
+            return holder
+
+        memory.hit, memory.publish = watched_hit, watched_publish  # type: ignore[method-assign, assignment]
+
+    def lose(self, group: int, node: int) -> None:
+        pool = self.memory.pools[group]
+        if len(pool.index[group, node]) == 1:
+            self.have.remove((group, node))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_every_hit_is_what_the_resident_contents_of_its_own_branch_allow(
+    way: str, layout: str, rule: CheckpointRule
+) -> None:
+    groups = LAYOUTS[layout]
+    for seed, budget in enumerate((60, 140, 400)):
+        paths = paths_of(branching(60, seed))
+        memory = memories(groups, budget * len(groups), paths)[way]
+        Watched(memory)
+        counts = replay_groups(paths, memory, rule, chunk_tokens=24)
+        for pool in dict.fromkeys(memory.pools):
+            assert not any(pool.ref), "requests that ended hold nothing"
+            resident = sum(node >= 0 for node in pool.node)
+            assert (
+                pool.unreferenced
+                == resident
+                == sum(pool.candidate)
+                + sum(
+                    1 for block, node in enumerate(pool.node) if node >= 0 and pool.leaf_only and pool.children[block]
+                )
+            )
+        assert sum(memory.bytes_by_group()) <= budget * len(groups)
+        assert counts.evictions > 0 or budget == 400, "the smaller budgets must evict"
+        assert counts.hits.sum() > 0 or counts.refused, counts
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_with_room_for_all_a_dense_cache_hits_all_that_was_seen(way: str) -> None:
+    paths = paths_of(branching(60, 5))
+    for layout in ("full", "window", "windows", "chunk"):
+        memory = memories(LAYOUTS[layout], 10**5, paths)[way]
+        counts = replay_groups(paths, memory, Dense())
+        seen = (paths.infinite_hits * 4).clip(max=(paths.input_tokens - 1) // 4 * 4)
+        assert counts.hits.tolist() == seen.tolist(), layout
+        assert (counts.evictions, counts.refused) == (0, 0)
+
+
+def test_a_state_of_a_sibling_branch_is_no_state() -> None:
+    groups = LAYOUTS["state"]
+    shared, left, right = [1] * 8, [2] * 8, [3] * 8
+    paths = paths_of([shared + left + [9], shared + right + [9], shared + right + [9]])
+    counts = replay_groups(paths, memories(groups, 10**4, paths)["one pool"], Retention(0))
+    assert counts.hits.tolist() == [0, 0, 16], "the second shares 8 tokens with the first and its state lies at 16"
+    assert counts.junctions.tolist() == [0, 8, 0]
+
+
+def test_a_tombstone_keeps_the_prefix_and_ends_the_hit_before_it() -> None:
+    groups = (group("full"), group("state"))
+    long = [[seed] * 40 for seed in range(4)]
+    paths = paths_of([*long, [0] * 40])
+    given = {"parents": paths.parents.tolist(), "unit": 4}
+    memory = PoolPerGroup(groups, lru, num_bytes=800, shares=(0.96, 0.04), **given)  # type: ignore[arg-type]
+    assert [pool.num_blocks for pool in memory.pools] == [192, 8]
+    counts = replay_groups(paths, memory, EveryFew(12))  # 4 states each, of which 8 fit
+    assert counts.could[4].tolist() == [36, 0], "all KV of the first prompt is there, none of its states"
+    assert (counts.hits[4], counts.junctions[4], counts.lost[4].tolist()) == (0, 36, [0, 36])
+
+
+def test_a_leaf_goes_whole_and_a_window_takes_the_state_along() -> None:
+    groups = (group("full"), group("window", 9), group("state"))
+    paths = paths_of([[1] * 12 + [2] * 4, [1] * 12 + [3] * 4])
+    memory = PoolPerGroup(
+        groups, lru, num_bytes=480, shares=(1 / 3, 1 / 3, 1 / 3), parents=paths.parents.tolist(), unit=4
+    )
+    replay_groups(paths, memory, Dense(), chunk_tokens=4)
+    first = paths.nodes[:4].tolist()
+    assert {(g, first[2]) for g in range(3)} | {(g, first[3]) for g in range(2)} <= set(memory.resident())
+    memory.pools[1].discard(memory.find(1, first[2]))  # at a fork, inside the tree
+    assert [memory.find(g, first[2]) > 0 for g in range(3)] == [True, False, False]
+    memory.pools[1].discard(memory.find(1, first[3]))  # at a leaf
+    assert [memory.find(g, first[3]) > 0 for g in range(3)] == [False, False, False]
+    assert memory.find(0, first[2]), "the fork is another leaf's parent"
+
+
+def test_two_levels_give_a_page_back_whole_and_share_it_among_groups() -> None:
+    groups = (group("full", size=2), group("window", 9, size=3))
+    paths = paths_of([[1] * 40, [2] * 40, [1] * 40])
+    memory = TwoLevel(groups, lru, num_bytes=60, parents=paths.parents.tolist(), unit=4)
+    assert (memory.pages.num_blocks, memory.per_page) == (10, [3, 2])
+    counts = replay_groups(paths, memory, Dense())
+    assert counts.hits.tolist() == [0, 0, 0], "ten pages hold one prompt"
+    assert counts.evictions > 0
+    with pytest.raises(OutOfBlocks, match="need 99 blocks of full"):
+        memory.take(0, 99)
+    assert memory.take(0, 30), "all pages, whoever has them"
+
+
+def test_ways_refuse_what_they_cannot_hold() -> None:
+    given = {"num_bytes": 100, "parents": [-1], "unit": 4}
+    two = (group("full"), group("window", 9, block=8))
+    with pytest.raises(InvalidArgument, match="equal blocks"):
+        PoolPerGroup(two, lru, shares=(0.5, 0.5), **given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="sum to 1"):
+        PoolPerGroup(LAYOUTS["window"], lru, shares=(0.5, 0.6), **given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="least common multiple"):
+        TwoLevel((group("full", size=7), group("window", 9, size=11)), lru, **given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="multiples of 3 tokens"):
+        OnePool(two, lru, num_bytes=100, parents=[-1], unit=3)
+    with pytest.raises(Unsupported, match="needs the future"):
+        OnePool(two, lambda: build_component("eviction", "belady", {}), **given)  # type: ignore[arg-type]
+    with pytest.raises(OutOfBlocks, match="need 26 blocks"):
+        OnePool(two, lru, **given).take(0, 26)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(names("eviction")))
+def test_policies_written_before_lead_every_way(name: str) -> None:
+    paths = paths_of(branching(80, 2))
+    policy = build_component("eviction", name, {"num_blocks": 60, "block_size": 4, "seed": 0})
+    if policy.needs_future:
+        return
+
+    def fresh() -> object:
+        return build_component("eviction", name, {"num_blocks": 60, "block_size": 4, "seed": 0})
+
+    for way, memory in memories(LAYOUTS["all"], 720, paths, fresh).items():  # type: ignore[arg-type]
+        Watched(memory)
+        counts = replay_groups(paths, memory, Dense(), chunk_tokens=8)
+        assert counts.evictions > 20, (way, counts.evictions)
+        assert counts.hits.sum() > 0, way

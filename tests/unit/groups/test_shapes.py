@@ -1,0 +1,77 @@
+"""Groups of models from their published configurations."""
+
+from __future__ import annotations
+
+import pytest
+
+from framework.errors import ConfigError
+from framework.groups.shapes import SHAPES, groups_of
+
+EVERY = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "layers"),
+    [
+        ("gemma-3-27b", ("full", "window"), (10, 52)),
+        ("gpt-oss-120b", ("full", "window"), (18, 18)),
+        ("llama-4-scout", ("full", "chunk"), (12, 36)),
+    ],
+)
+def test_attention_groups_have_the_bytes_of_their_layers(
+    name: str, kinds: tuple[str, ...], layers: tuple[int, ...]
+) -> None:
+    config, groups = SHAPES[name], groups_of(name)
+    token = 2 * config["num_key_value_heads"] * config["head_dim"] * 2
+    assert tuple(group.kind for group in groups) == kinds
+    assert tuple(group.block_bytes for group in groups) == tuple(count * token * 16 for count in layers)
+
+
+def test_states_have_the_bytes_of_their_matrices_and_convolutions() -> None:
+    full, state = groups_of("qwen3-next-80b")
+    assert full.block_bytes == 12 * 2 * 2 * 256 * 2 * 16
+    assert state.block_bytes == 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    full, state = groups_of("kimi-linear-48b")
+    assert full.block_bytes == 7 * 576 * 2 * 16
+    assert state.block_bytes == 20 * (32 * 128 * 128 * 4 + 3 * 3 * 4096 * 2)
+
+
+def test_kimi_k3_keeps_27648_bytes_a_token_and_not_those_of_all_its_layers() -> None:
+    latent = {"num_hidden_layers": 93, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    linear = {"full_attn_layers": range(4, 97, 4), "num_heads": 64, "head_dim": 128, "short_conv_kernel_size": 4}
+    linear["full_attn_layers"] = [*range(4, 93, 4), 93]  # 24 of 93
+    full, _ = groups_of({**latent, "linear_attn_config": linear}, block_tokens=1)
+    assert full.block_bytes == 27_648
+    (every,) = groups_of(latent, block_tokens=1)
+    assert every.block_bytes / full.block_bytes == pytest.approx(3.9, abs=0.03)
+
+
+def test_one_page_splits_kinds_into_groups_of_equal_pages() -> None:
+    groups = groups_of("gemma-3-27b", layout="one_page")
+    assert [group.kind for group in groups] == ["full", *["window"] * 6], "52 layers by 10, the last group padded"
+    assert len({group.block_bytes for group in groups}) == 1
+    groups = groups_of("qwen3.5-4b", layout="one_page")
+    assert [group.kind for group in groups] == ["full", *["state"] * 3]
+    assert {group.block_tokens for group in groups} == {528}
+    assert groups_of("qwen3.8-27b", layout="one_page", kv_bytes=1, num_drafts=7)[0].block_tokens == 1_648
+
+
+def test_a_configuration_may_say_its_layers_in_each_known_way() -> None:
+    windows = {**EVERY, "sliding_window": 64}
+    assert [group.kind for group in groups_of(windows)] == ["window"]
+    assert [group.kind for group in groups_of(EVERY)] == ["full"]
+    named = {**windows, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    assert groups_of({"text_config": named}) == groups_of(named)
+    assert groups_of(named)[0].block_bytes == 2 * (2 * 2 * 64 * 2) * 16
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "gpt-7", {**EVERY, "layer_types": ["full_attention"] * 3}, {**EVERY, "layer_types": ["rwkv"] * 4},
+        {**EVERY, "layer_types": ["sliding_attention"] * 4}, {**EVERY, "layer_types": ["chunked_attention"] * 4},
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused(wrong: object) -> None:
+    with pytest.raises(ConfigError):
+        groups_of(wrong)  # type: ignore[arg-type]
