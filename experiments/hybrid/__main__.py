@@ -38,10 +38,10 @@ from framework.replay.paths import RequestPaths
 from framework.workload.traces import open_trace
 
 UNIT = 512
-TRACES = {CONVERSATION: 600, AGENTIC: 80}
+TRACES = {CONVERSATION: 300, AGENTIC: 40}
 """The first requests of each: a request of the second has 280 units, one of the first 24."""
 MODELS = ("gemma-3-27b", "gpt-oss-120b", "qwen3-next-80b")
-BUDGETS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+BUDGETS = (1 / 32, 1 / 8, 1 / 2)
 """Of the bytes that all distinct prefixes have in the full-attention and window layers."""
 RULES: Mapping[str, CheckpointRule] = {
     "dense": Dense(), "retention 0": Retention(0), "retention 6,144": Retention(6_144), "junctions": Junctions(),

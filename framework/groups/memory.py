@@ -98,11 +98,11 @@ class Memory:
     def _evict_hook(self, at: int, group: int | None = None) -> Callable[[int], None]:
         """Tells of evictions in the pool of group `at`, whose blocks are of `group`; None: as its column says."""
 
-        def told(block: int) -> None:
+        def hook(block: int) -> None:
             pool = self.pools[at]
             self._evicted(pool.group[block] if group is None else group, pool.node[block])
 
-        return told
+        return hook
 
     def _partners(self, group: int, node: int) -> list[tuple[int, int]]:
         """(group, block) of every other group's block that ends where this content does."""
@@ -214,8 +214,8 @@ class TwoLevel(Memory):
         page = lcm(*(group.block_bytes for group in groups))
         count = num_bytes // page
         if count < len(groups):
-            raise InvalidArgument(f"pages of the least common multiple have {page:,} bytes, of which {num_bytes:,} bytes "
-                                  f"are {count}; give blocks bytes that divide those of the largest")  # fmt: skip
+            raise InvalidArgument(f"pages of the least common multiple have {page:,} bytes, {num_bytes:,} bytes are "
+                                  f"{count} of them; give blocks bytes that divide those of the largest")  # fmt: skip
         self.per_page = [page // group.block_bytes for group in groups]
         self.pages = Pool(count, policy(), self.clock, on_evict=self._page_evicted)
         self._open(*(_SmallBlocks(self, g, count * self.per_page[g], policy()) for g in range(len(groups))))

@@ -23,7 +23,7 @@ class GroupView(BlockView):
         num_bytes: of the block.
         end: tokens up to and including the block: the place at which what it holds is complete.
         partners: other groups that have a resident block of the same end and prefix. Kept for policies with
-            `needs_groups = True`, which are also told of every change: the block is pinned and released anew.
+            `needs_groups = True`, for which a block is also pinned and released anew at every change.
         resume: whether a request could go on from its end now. Worked out when read: O(blocks of the prefix).
         replay_cost: tokens from the last place above its end from which a request could go on: what would be computed
             again without this one. Worked out when read.

@@ -118,8 +118,9 @@ def replay_groups(
         hit = memory.hit(path, int(prompt[number]) - 1)
         if facts:
             memory.clock.facts = paths.request_facts(number, hit.tokens // paths.block_tokens)
+        junction = hit.tokens + hit.junction if hit.junction else 0
         asked = Asked(prompt=int(prompt[number]), total=int(paths.input_tokens[number]), hit=hit.tokens,
-                      junction=(hit.tokens + hit.junction) * (hit.junction > 0), step=memory.step, drop=drop)  # fmt: skip
+                      junction=junction, step=memory.step, drop=drop)  # fmt: skip
         run = _Run(memory, path, asked, rule.places(asked))
         try:
             run.begin(refresh)

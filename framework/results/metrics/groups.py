@@ -1,0 +1,35 @@
+"""Hits, losses and bytes of caches with several kinds of KV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from framework.results.metric import Metric
+from framework.results.metrics.declare import section
+
+cache = section("prefix cache")
+
+
+def by_kind() -> Iterator[Metric]:
+    """Of each kind of group."""
+    for kind, name in (("full", "full attention"), ("window", "windows"), ("chunk", "chunks"), ("state", "states")):
+        yield cache(f"{kind}_hit_tokens", "tokens", "", f"hit of {name} alone",
+                    f"Prompt tokens that the groups of {name} could have given, whatever the others have.",
+                    of="prompt_tokens")  # fmt: skip
+        yield cache(f"{kind}_lost_tokens", "tokens", "lower", f"lost to {name}",
+                    f"Prompt tokens by which {name} shortened hits, full attention asked first and the others by turns: "
+                    "with the hits, these sum to all that could be hit.", of="prompt_tokens")  # fmt: skip
+
+
+METRICS: tuple[Metric, ...] = (
+    *by_kind(),
+    cache("junction_tokens", "tokens", "lower", "shared, not resumable",
+          "Prompt tokens beyond the hit that full attention still had: computed again for want of a window or state.",
+          of="prompt_tokens"),
+    cache("resident_bytes", "bytes", "", "resident", "Contents that can be found, mean over places of the trace."),
+    cache("stranded_bytes", "bytes", "lower", "stranded", "Of these, what no hit could use: another group lacks what "
+          "goes with it.", of="resident_bytes"),
+    cache("checkpoint_bytes", "bytes", "", "states", "Of these, recurrent states.", of="resident_bytes"),
+    cache("num_checkpoints", "blocks", "", "states kept", "Recurrent states that were published."),
+    cache("refused_requests", "requests", "lower", "refused", "Requests that needed more blocks than the memory has."),
+)  # fmt: skip

@@ -1,0 +1,70 @@
+"""Where each rule keeps what a later request resumes from, and what it gives up."""
+
+from __future__ import annotations
+
+import pytest
+from groups_plain import group, memories, paths_of
+
+from framework.groups.checkpoints import (
+    Asked,
+    AtMost,
+    CheckpointRule,
+    Dense,
+    EveryFew,
+    Junctions,
+    Retention,
+    Superseding,
+)
+from framework.groups.replay import replay_groups
+
+ASKED = Asked(prompt=41, total=59, hit=8, junction=20, step=4)
+
+
+@pytest.mark.parametrize(
+    ("rule", "places"),
+    [
+        (Retention(0), {20, 40}),
+        (Retention(16), {16, 20, 32, 40, 48, 64}),
+        (Junctions(), {20, 56}),
+        (EveryFew(16), {16, 32, 40, 48}),
+        (AtMost(2, 16), {16, 32, 40, 48}),
+        (Superseding(), {20, 40}),
+    ],
+)
+def test_the_places_of_each_rule(rule: CheckpointRule, places: set[int]) -> None:
+    assert set(rule.places(ASKED) or ()) == places
+    assert Dense().places(ASKED) is None
+
+
+def test_a_lookahead_moves_the_places_by_what_it_takes_off() -> None:
+    asked = Asked(prompt=40, total=40, hit=0, junction=20, step=4, drop=4)
+    assert set(asked.replays) == {32, 36}, "the same prompt, and a longer one"
+    assert set(asked.shared) == {16, 20}
+
+
+def test_at_most_thins_where_states_stand_closest_and_spares_both_ends() -> None:
+    assert AtMost(4, 4).surplus([4, 8, 12, 32, 36, 60], ASKED) == [8, 32]
+    assert AtMost(1, 4).surplus([4, 8, 12], ASKED) == [8]
+    assert AtMost(4, 4).surplus([4, 8], ASKED) == []
+
+
+def test_a_deeper_state_supersedes_the_one_resumed_from_unless_others_branch_there() -> None:
+    assert Superseding().surplus([8, 20, 40], ASKED) == [8]
+    assert Superseding().surplus([8], ASKED) == []
+    assert Superseding().surplus([8, 40], Asked(prompt=41, total=59, hit=8, junction=8, step=4)) == []
+
+
+@pytest.mark.parametrize(("rule", "ends"), [(EveryFew(8), [8, 16, 24, 32, 36, 40]), (AtMost(3, 8), [8, 24, 40])])
+def test_the_replay_keeps_the_states_that_the_rule_names_and_no_more(rule: CheckpointRule, ends: list[int]) -> None:
+    paths = paths_of([[1] * 40])
+    memory = memories((group("full"), group("state")), 10**4, paths)["one pool"]
+    replay_groups(paths, memory, rule)
+    path = paths.nodes.tolist()
+    assert [4 * (at + 1) for at, node in enumerate(path) if memory.find(1, node)] == ends
+
+
+def test_windows_are_kept_where_a_place_needs_them() -> None:
+    paths = paths_of([[1] * 40])
+    memory = memories((group("full"), group("window", 9)), 10**4, paths)["one pool"]
+    replay_groups(paths, memory, EveryFew(20))
+    assert [at for at, node in enumerate(paths.nodes.tolist()) if memory.find(1, node)] == [3, 4, 7, 8, 9]
