@@ -17,7 +17,7 @@ def by_kind() -> Iterator[Metric]:
                     f"Prompt tokens that the groups of {name} could have given, whatever the others have.",
                     of="prompt_tokens")  # fmt: skip
         yield cache(f"{kind}_lost_tokens", "tokens", "lower", f"lost to {name}",
-                    f"Prompt tokens by which {name} shortened hits, full attention asked first and the others by turns: "
+                    f"Prompt tokens by which {name} shortened hits, full attention first, then the others by turns: "
                     "with the hits, these sum to all that could be hit.", of="prompt_tokens")  # fmt: skip
 
 
