@@ -191,7 +191,7 @@ class PoolPerGroup(Memory):
         self._going.add(node)
         full = self.pools[self._full]
         leaf = full.find(self._full, node)
-        whole = group == self._full or (leaf and not full.children[leaf] and not full.ref[leaf])
+        whole = leaf and not full.children[leaf] and not full.ref[leaf]
         for other, block in self._partners(group, node):
             if (whole or self._rank[other] < self._rank[group]) and not self.pools[other].ref[block]:
                 self.pools[other].discard(block)
