@@ -135,7 +135,7 @@ class TimedSteps:
     def __init__(self, path: Path, *, ahead: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._ahead, self._clock = int(ahead), clock
         self._pending: list[dict[str, Any]] = []
-        self._since: float | None = None
+        self._since = 0.0
         try:
             self._file = path.open("x", buffering=1, encoding="utf-8")
         except OSError as error:
@@ -150,7 +150,7 @@ class TimedSteps:
         now, since = self._clock(), self._since
         self._since = now
         if len(self._pending) > self._ahead:
-            self._write(self._pending.pop(0), None if since is None else now - since)
+            self._write(self._pending.pop(0), now - since)
         before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -166,7 +166,7 @@ class TimedSteps:
         """
         for step in self._pending:
             self._write(step, None)
-        self._pending, self._since = [], None
+        self._pending = []
 
     def close(self) -> None:
         """Nothing follows.
