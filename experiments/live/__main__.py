@@ -25,7 +25,6 @@ from experiments.live.server import (
     Server,
     both,
     counting_evictions,
-    free_port,
     policy_config,
     serving,
     trace_config,
@@ -181,7 +180,11 @@ class Laboratory:
     def _phases(self, policy: str | None) -> Served:
         """vLLM alone has no connector at all."""
         run = Served(self.folder / f"{policy}.jsonl")
-        transfer, arguments, events = None, ROOMY, f"tcp://127.0.0.1:{free_port()}"
+        transfer, arguments, events = (
+            None,
+            ROOMY,
+            f"ipc://{self.folder}/events",
+        )  # vLLM binds to ipc, and connects to tcp
         if policy is not None:
             transfer = both(policy_config(policy, "steps"), trace_config(run.trace))
             arguments += ("--kv-events-config", json.dumps(
@@ -216,7 +219,10 @@ class Laboratory:
         return hits, _steps(out / "metrics.jsonl"), json.loads((out / "result.json").read_text(encoding="utf-8"))
 
     def _ranking(self, runs: dict[str, Served]) -> Rows:
-        """Four clients: what each policy hit beyond lru, live and by the replay of the recording made under lru."""
+        """Four clients: what each policy hit beyond lru, live and by the replay of the recording made under lru.
+
+        No interval where `framework.report.statistics` has too few sessions for a p value.
+        """
         from framework.report.statistics import sessions
 
         predicted = {policy: self._replayed(runs["lru"], policy)[0] for policy in runs}
@@ -233,7 +239,7 @@ class Laboratory:
                 for side, hits, order in (("live", live, orders[0]), ("replay", said, orders[1])):
                     gain = hits[policy] - hits["lru"]
                     found = sessions([(_by(units, gain), _by(units, wholes))], "session")
-                    ends = "" if policy == "lru" or found.low is None else f" [{found.low:+.1%}, {found.high:+.1%}]"
+                    ends = "" if found.p is None else f" [{found.low:+.1%}, {found.high:+.1%}]"
                     row |= {f"place, {side}": order.index(policy) + 1,
                             f"hit rate, {side}": float(hits[policy].sum() / wholes.sum()),
                             f"beyond lru, {side}": f"{found.mean:+.1%}{ends}"}  # fmt: skip
