@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m framework.explain", description=__doc__)
     parser.add_argument(
         "file", metavar="RUN_OR_TRACE", nargs="+",
-        help="run directories of run.explain=true, or a trace, which is replayed cache-only; two are compared",
+        help="run directories of run.explain=true (two are compared), a trace, which is replayed cache-only, or a "
+        "recorded stream of KV events and the log of its requests",
     )  # fmt: skip
     parser.add_argument(
         "--eviction", default="lru", metavar="NAME", help="of a trace's replay; two, comma-separated, are compared"
     )
-    parser.add_argument("--num-blocks", type=int, metavar="N", help="of a trace's replay: blocks of the pool")
+    parser.add_argument(
+        "--num-blocks",
+        type=int,
+        metavar="N",
+        help="blocks of the pool: of a trace's replay, or of a stream's engine, to compare it with LRU and the optimum",
+    )
     parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block of the trace")
     parser.add_argument("--format", default="auto", metavar="NAME", help=f"of the trace: auto, {', '.join(formats())}")
     parser.add_argument("--limit", type=int, metavar="N", help="only the trace's first N requests")
@@ -58,13 +65,41 @@ def _accounts(options: argparse.Namespace) -> dict[str, Account]:
     names = [name.strip() for name in options.eviction.split(",") if name.strip()]
     if all(Path(file).is_dir() for file in options.file):
         accounts = {file: read_account(Path(file)) for file in options.file}
+    elif len(options.file) == 2 and any(map(_is_stream, options.file)):
+        accounts = _recorded(options)
     elif len(options.file) == 1:
         accounts = _replayed(options, names)
     else:
-        raise ConfigError("name run directories, or one trace (with --eviction A,B to compare two policies)")
+        raise ConfigError(
+            "name run directories, one trace (with --eviction A,B to compare two policies), or a recorded stream of KV "
+            "events and its request log"
+        )
     if not 1 <= len(accounts) <= 2:
         raise ConfigError(f"one or two different runs or policies are explained at a time, found {len(accounts)}")
     return accounts
+
+
+def _is_stream(file: str) -> bool:
+    from framework.kv_events.reading import is_stream
+
+    return is_stream(Path(file))
+
+
+def _recorded(options: argparse.Namespace) -> dict[str, Account]:
+    """Of a stream of KV events and a request log, in either order."""
+    from itertools import islice
+
+    from framework.explain.recorded import explain_stream
+    from framework.replay.misses import against_models
+
+    stream, log = sorted(options.file, key=_is_stream, reverse=True)
+    trace = open_trace(log, format=options.format, block_tokens=options.block_tokens)
+    account, ledger, unseen = explain_stream(Path(stream), [*islice(trace, options.limit)], most_contents=2**31)
+    if unseen:
+        print(f"{unseen:,} requests of {log} are not in {stream}, and are left out", file=sys.stderr)  # noqa: T201
+    if options.num_blocks is not None:
+        account = against_models(account, ledger.paths, ledger.block_size, options.num_blocks)
+    return {stream: account}
 
 
 def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Account]:

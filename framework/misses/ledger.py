@@ -35,6 +35,15 @@ _MOST_NAMESPACES = 8
 _NOBODY = -1
 
 
+def chain(name: bytes, tokens: bytes, block_bytes: int) -> list[bytes]:
+    """Names of the full blocks of int32 `tokens` below a block, or a namespace, of this name: each covers all above."""
+    found = []
+    for at in range(0, len(tokens) - block_bytes + 1, block_bytes):
+        name = hashlib.blake2b(name + tokens[at : at + block_bytes], digest_size=16).digest()
+        found.append(name)
+    return found
+
+
 @dataclass(slots=True)
 class Loss:
     """How a content left the cache: the outcome, for which request, and requests and prompt blocks counted by then.
@@ -245,14 +254,9 @@ class Ledger:
                     outcomes[at] = ELSEWHERE
         self._asked[sequence] = _Asked(keys, prompt_tokens, first, outcomes, losses)
 
-    def names(self, tokens: TokenArray, namespace: Namespace) -> list[Key]:
+    def names(self, tokens: TokenArray, namespace: Namespace) -> Sequence[Key]:
         """Chained names of a prompt's full blocks, for a cache that has none."""
-        step, data, name = 4 * self.block_size, tokens.tobytes(), namespace.encode()
-        found: list[Key] = []
-        for at in range(0, len(data) - step + 1, step):
-            name = hashlib.blake2b(name + data[at : at + step], digest_size=16).digest()
-            found.append(name)
-        return found
+        return chain(namespace.encode(), tokens.tobytes(), 4 * self.block_size)
 
     def num_leading(self, keys: Sequence[Key]) -> int:
         """How many of a prompt's blocks, from the first on, are held."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from experiments.fidelity import our_side, vllm_side
@@ -14,6 +15,9 @@ from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework.engine.engine import Engine
 from framework.errors import ConfigError
 from framework.explain.__main__ import main
+from framework.explain.recorded import explain_stream
+from framework.interfaces.workload import WorkloadRequest
+from framework.kv_events.reading import MAGIC
 from framework.misses.account import ELSEWHERE, EVICTED, HIT, IN_FLIGHT, Account
 from framework.misses.ledger import Ledger
 from framework.report.misses import read_account
@@ -23,13 +27,34 @@ pytestmark = pytest.mark.timeout(900)
 SALTS = (None, "one", "two")
 
 
-def in_vllm(talks: list[Talk], folder: Path, eviction: str = "lru", **limits: Any) -> Account:
+class Recorder:
+    """A publisher that writes vLLM's batches down as its own would send them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.count = path, 0
+        path.write_bytes(MAGIC)
+
+    def publish(self, batch: Any) -> None:
+        data = msgspec.msgpack.encode(batch)
+        with self.path.open("ab") as file:
+            file.write(self.count.to_bytes(8, "big") + len(data).to_bytes(8, "big") + data)
+        self.count += 1
+
+    def shutdown(self) -> None:
+        pass
+
+
+def in_vllm(
+    talks: list[Talk], folder: Path, eviction: str | None = "lru", stream: Path | None = None, **limits: Any
+) -> Account:
     extra = {"eviction": eviction, "clock": "steps", "explain": str(folder)}
     transfer = {
         "kv_connector": "PolicyConnector", "kv_connector_module_path": "framework.export.vllm_connector",
         "kv_role": "kv_both", "kv_connector_extra_config": extra,
     }  # fmt: skip
-    scheduler = vllm_side.scheduler_of(transfer=transfer, **limits)
+    scheduler = vllm_side.scheduler_of(transfer=transfer, events=stream is not None, **limits)
+    if stream is not None:
+        scheduler.kv_event_publisher = Recorder(stream)
     vllm_side.run(talks, scheduler)
     scheduler.shutdown()
     return read_account(folder)
@@ -70,6 +95,38 @@ def test_made_up_conversations_miss_alike_cause_by_cause(tmp_path: Path, limits:
     assert theirs.evictions.tokens.tolist() == ours.evictions.tokens.tolist()
     assert theirs.evictions.evicted_for.tolist() == ours.evictions.evicted_for.tolist()
     assert dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True)) == ledger._rows
+
+
+@pytest.mark.parametrize(
+    ("talks", "limits"),
+    [
+        (grown(120), {"num_blocks": 200, "max_batch_requests": 1}),
+        (grown(120), {"num_blocks": 200, "max_batch_requests": 6, "max_batch_tokens": 256}),
+        (None, {"num_blocks": 2000, "block_size": 512, "max_batch_tokens": 65536}),
+    ],
+    ids=["alone", "chunks", "conversation"],
+)
+def test_recorded_events_and_a_request_log_give_the_misses_that_vllm_has(
+    tmp_path: Path, talks: list[Talk] | None, limits: dict[str, int]
+) -> None:
+    try:
+        talks = talks or of_trace(trace_path(CONVERSATION), 1500)
+    except MissingTrace as error:
+        pytest.skip(str(error))
+    theirs = in_vllm(talks, tmp_path / "run", None, tmp_path / "events", **limits)
+    known = "block_size" not in limits  # answers that later prompts repeat
+    log = [
+        WorkloadRequest(prompt=talk.prompt, output=talk.output if known else None, output_tokens=len(talk.output))
+        for talk in talks
+    ]
+    seen, _, unseen = explain_stream(tmp_path / "events", log, most_contents=2**24)
+    assert unseen == 0
+    assert seen.totals("blocks") == theirs.totals("blocks")
+    rows = dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True))
+    assert dict(zip(seen.requests, seen.tokens.tolist(), strict=True)) == rows
+    assert theirs.tokens[:, EVICTED].sum() > 0
+    if limits.get("max_batch_requests") == 1:
+        assert seen.evictions.evicted_for.tolist() == theirs.evictions.evicted_for.tolist()
 
 
 def test_what_another_cache_salt_would_have_hit_is_no_new_content(
