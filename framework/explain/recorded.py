@@ -21,6 +21,9 @@ from framework.misses.ledger import Ledger, chain
 from framework.replay.items import trace_items
 from framework.types import Namespace, TokenArray
 
+_MOST_PASSED = 8
+"""How many requests may be admitted after one that the log has later."""
+
 
 @dataclass(slots=True, eq=False)
 class _Asked:
@@ -28,7 +31,8 @@ class _Asked:
 
     Attributes:
         names: of the full blocks of its prompt, and of its answer where the log has it.
-        prompt_blocks: those of the prompt. total: blocks it fills, its answer's included; None: unknown.
+        prompt_blocks: those of the prompt. rest: its tokens after them. total: blocks it fills, its answer's included;
+            None: unknown.
         done: leading blocks that it found or stored; -1: not seen yet.
     """
 
@@ -36,6 +40,7 @@ class _Asked:
     request: WorkloadRequest
     names: list[bytes]
     prompt_blocks: int
+    rest: bytes
     total: int | None
     done: int = -1
 
@@ -100,7 +105,8 @@ class _Reader:
         space = replace(request.namespace, model="")  # which events do not say
         names = chain(space.encode(), computed.tobytes(), 4 * size)
         total = None if answer is None else (len(tokens) + max(1, answer) - 1) // size
-        return _Asked(number, replace(request, input_tokens=len(tokens), namespace=space), names, len(tokens) // size, total)
+        full, request = len(tokens) // size, replace(request, input_tokens=len(tokens), namespace=space)
+        return _Asked(number, request, names, full, tokens[full * size :].tobytes(), total)
 
     def read(self) -> None:
         """All of it."""
@@ -157,7 +163,7 @@ class _Reader:
         names = chain(_root(event) if parent is None else parent, data, 4 * size)
         self._names.update(zip(event.block_hashes, names, strict=True))
         ending = self._tails.get(parent, [])
-        one = self._whose(ending, names)
+        one = self._whose(ending, names, data)
         if one is not None:
             goes_on = one in ending
             above = one.done if goes_on else one.names.index(names[0])
@@ -174,13 +180,14 @@ class _Reader:
         if one is not None:
             self._reached(one, above + len(names), names[-1])
 
-    def _whose(self, ending: list[_Asked], names: list[bytes]) -> _Asked | None:
+    def _whose(self, ending: list[_Asked], names: list[bytes], data: bytes) -> _Asked | None:
         """A running one of those `ending` above that goes on; one that has yet to end and computes again what it lost
         when it was preempted; one that is seen for the first time, in the log's order. An answer that the log has not
         comes a block at a time.
         """
-        going = next((one for one in ending if one.names[one.done : one.done + 1] == names[:1]), None)
-        answer = next((one for one in ending if one.done >= len(one.names)), None)
+        going = next((one for one in ending if one.names[one.done : one.done + len(names)] == names), None)
+        answers = (one for one in ending if one.done >= len(one.names))
+        answer = next((one for one in answers if one.done > one.prompt_blocks or data.startswith(one.rest)), None)
         if going is None and len(names) == 1:
             going = answer
         again = self._latest.get(names[-1])
@@ -189,7 +196,17 @@ class _Reader:
         waiting = self._waiting.get(names[-1], deque())
         while waiting and waiting[0].done >= 0:
             waiting.popleft()
-        return waiting[0] if waiting else again or answer
+        return waiting[0] if waiting and self._may_be_next(waiting[0]) else again or answer
+
+    def _may_be_next(self, one: _Asked) -> bool:
+        """Whether few requests before this one would have been passed over: had they been admitted, they had stored."""
+        passed = 0
+        for other in self._asked:
+            if other is one or passed > _MOST_PASSED:
+                break
+            names = other.names[: other.prompt_blocks]
+            passed += other.done < 0 and self.ledger.num_leading(names) < len(names)
+        return passed <= _MOST_PASSED
 
     def _reached(self, one: _Asked, done: int, last: bytes | None) -> None:
         """`one` found or stored its `done` leading blocks, of which this is the last."""
@@ -203,7 +220,7 @@ class _Reader:
         """Admit the requests before this one, of which nothing was stored, that can find all of their full blocks."""
         while self._asked and (until is None or self._asked[0].number < until.number):
             self._late.append(self._asked.popleft())
-        self._late = [one for one in self._late if one.done < 0]
+        self._late = [one for one in self._late if one.done < 0 and one is not until]
         for one in self._late:
             names = one.names[: one.prompt_blocks]
             if self.ledger.num_leading(names) == len(names):
