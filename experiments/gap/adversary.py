@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Search, then replay the worst stream drawn anew, longer, and without the guard."""
     parser = argparse.ArgumentParser(prog="python -m experiments.gap.adversary", description=__doc__)
     parser.add_argument("--tries", type=int, default=120)
-    parser.add_argument("--conversations", type=int, default=1200)
+    parser.add_argument("--conversations", type=int, default=600)
     parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
     options = begun(parser.parse_args(arguments), "gap.adversary", Path(__file__).resolve().parent, "results/adversary")
     options.quick, options.jobs = False, 1
