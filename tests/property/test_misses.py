@@ -12,7 +12,7 @@ import pytest
 from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.request import Request
-from framework.interfaces.allocator import Hit
+from framework.interfaces.allocator import Allocator, Hit
 from framework.misses.account import DECLINED, ELSEWHERE, END, EVICTED, HIT, IN_FLIGHT, NEW, OUTCOMES, UNREACHABLE
 from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator
@@ -169,6 +169,9 @@ class History:
         self.about("free", request)
         self.plugin.free(request)
         self.running.pop(request, None)
+
+
+Allocator.register(History)  # it has what it does not define from the one behind it
 
 
 def explained(seed: int, allocator: Any, eviction: str, scheduling: Any) -> tuple[Ledger, History, list[Request]]:
