@@ -20,7 +20,7 @@ OUTCOMES = (
 )  # fmt: skip
 """What becomes of a prompt token at its request's first admission, in the order of an account's columns.
 
-`group` and `other replica` are kept for engines whose pool has groups, or which have replicas; none has yet.
+`group` and `other replica` are kept for pools with groups and engines with replicas, whose misses nothing explains yet.
 """
 AGES = (10, 100, 400, 1_000, 4_000)
 """Requests ago, between which ages are summed."""
