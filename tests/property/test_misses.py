@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from test_tiers_serve import RULES, tiered
 
 from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.request import Request
+from framework.engine.tiers.engine_tiers import EngineTiers
 from framework.interfaces.allocator import Allocator, Hit
-from framework.misses.account import DECLINED, ELSEWHERE, END, EVICTED, HIT, IN_FLIGHT, NEW, OUTCOMES, UNREACHABLE
+from framework.interfaces.tiering import Tiering
+from framework.misses.account import DECLINED, ELSEWHERE, END, EVICTED, HIT, IN_FLIGHT, NEW, OUTCOMES, TIER, UNREACHABLE
 from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
@@ -30,12 +33,12 @@ class History:
     def __init__(self, plugin: Any, names: Ledger) -> None:
         self.plugin, self.names = plugin, names
         self.content: dict[Any, Content] = {}
+        self.key: dict[Content, Any] = {}
         self.fates: dict[Content, list[tuple[str, int]]] = {}
         self.running: dict[int, list[Content]] = {}
         self.number: dict[int, int] = {}
         self.call, self.caller = "", -1
-        self.expected: dict[int, list[int]] = {}
-        self.blamed: dict[int, list[tuple[int, int]]] = {}
+        self.causes: dict[int, list[tuple[int, int]]] = {}
         self.engine: Engine | None = None
         self.listener: Any = None
 
@@ -70,7 +73,7 @@ class History:
     def lookup(self, tokens: Any, namespace: Namespace, previous: Any = None) -> Hit:
         hit: Hit = self.plugin.lookup(tokens, namespace, previous)
         for key, content in zip(hit.hashes, self.blocks(tokens, namespace), strict=False):
-            self.content[key] = content
+            self.content[key], self.key[content] = content, key
         return hit
 
     def allocate(self, info: Any, tokens: Any, hit: Hit) -> None:
@@ -84,16 +87,17 @@ class History:
         seq = next(s for r in self.engine.state.requests.values() for s in r.sequences if s.id == info.id)
         number = self.number[info.id] = seq.request.number
         blocks = self.blocks(tokens, seq.request.namespace)
-        guess = None if seq.was_admitted else self.classify(seq.request, hit.num_tokens)
+        if not seq.was_admitted:
+            self.causes[number] = self.classify(seq.request, hit.num_tokens // BLOCK)
         self.call, self.caller = call, number
         work()
         self.running[info.id] = blocks[hit.num_tokens // BLOCK :]
-        if guess is not None:
-            self.expected[number], self.blamed[number] = guess
 
-    def classify(self, request: Request, hit: int) -> tuple[list[int], list[tuple[int, int]]]:
+    def classify(self, request: Request, found: int) -> list[tuple[int, int]]:
+        """(cause, request that it was evicted for) of each block that can be hit, those `found` in the pool included,
+        as if none were loaded.
+        """
         prompt, space = request.prompt.tolist(), request.namespace
-        row, blamed = [0] * len(OUTCOMES), []
         contents = self.blocks(prompt, space)
         other_hits = 0
         for salt in {content[0] for content in self.fates} - {space.salt}:
@@ -101,30 +105,63 @@ class History:
             while count < (len(prompt) - 1) // BLOCK and self.there((salt, contents[count][1])):
                 count += 1
             other_hits = max(other_hits, count)
-        for at, token in enumerate(prompt):
+        causes, loadable = [(HIT, -1)] * found, True
+        for block in range(found, (len(prompt) - 1) // BLOCK):
+            loadable = loadable and (self.there(contents[block]) or self.lies_below(contents[block]))
+            causes.append(self.cause(contents[block], block < other_hits, loadable))
+        return causes
+
+    def cause(self, content: Content, elsewhere: bool, loadable: bool) -> tuple[int, int]:
+        history = self.fates.get(content, [])
+        if self.there(content):
+            return UNREACHABLE, -1
+        if self.lies_below(content):
+            return (TIER if loadable else UNREACHABLE), -1
+        if any(content in blocks for number, blocks in self.running.items() if self.has_row(number)):
+            return IN_FLIGHT, -1
+        if history:
+            kind, by = history[-1]
+            return {"declined": DECLINED, "tier": TIER, "evicted": EVICTED}[kind], by
+        return (ELSEWHERE if elsewhere else NEW), -1
+
+    def lies_below(self, content: Content) -> bool:
+        assert self.engine is not None
+        return content in self.key and self.engine.state.tiers.lies_below(self.key[content])
+
+    def has_row(self, number: int) -> bool:
+        """Whether a sequence runs: one whose blocks are being loaded computes nothing yet."""
+        assert self.engine is not None
+        return any(s.id == number and s.row >= 0 for r in self.engine.state.requests.values() for s in r.sequences)
+
+    def watch(self, lower: Any) -> None:
+        """Note which of what the pool evicts lies in these tiers then."""
+        evicted = lower.evicted
+
+        def noted(key: Any, now: float) -> None:
+            evicted(key, now)
+            fates = self.fates[self.content[key]]
+            at = max(at for at, (kind, _) in enumerate(fates) if kind in ("declined", "evicted", "tier"))
+            if lower.where(key) > 0:
+                fates[at] = ("tier", fates[at][1])
+
+        lower.evicted = noted
+
+    def expected(self, request: Request) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokens of each outcome, and the blocks that were evicted with whom for; what was loaded was hit."""
+        row, blamed = [0] * len(OUTCOMES), []
+        causes = self.causes[request.number]
+        for at in range(len(request.prompt)):
             block = at // BLOCK
-            del token
-            if at < hit:
+            if at < request.num_cached_tokens:
                 row[HIT] += 1
-            elif block >= (len(prompt) - 1) // BLOCK:
+            elif block >= len(causes):
                 row[END] += 1
             else:
-                cause, by = self.cause(contents[block], block < other_hits)
+                cause, by = causes[block]
                 row[cause] += 1
                 if cause == EVICTED and (not blamed or blamed[-1] != (block, by)):
                     blamed.append((block, by))
         return row, blamed
-
-    def cause(self, content: Content, elsewhere: bool) -> tuple[int, int]:
-        history = self.fates.get(content, [])
-        if self.there(content):
-            return UNREACHABLE, -1
-        if any(content in blocks for blocks in self.running.values()):
-            return IN_FLIGHT, -1
-        if history:
-            kind, by = history[-1]
-            return (DECLINED if kind == "declined" else EVICTED), by
-        return (ELSEWHERE if elsewhere else NEW), -1
 
     def about(self, call: str, request: int) -> None:
         self.call, self.caller = call, self.number.get(request, -1)
@@ -174,7 +211,9 @@ class History:
 Allocator.register(History)  # it has what it does not define from the one behind it
 
 
-def explained(seed: int, allocator: Any, eviction: str, scheduling: Any) -> tuple[Ledger, History, list[Request]]:
+def explained(
+    seed: int, allocator: Any, eviction: str, scheduling: Any, rule: Tiering | None
+) -> tuple[Ledger, History, list[Request]]:
     draw = random.Random(seed)
     num_blocks = draw.randint(10, 24)
     built = build_allocator(
@@ -182,9 +221,10 @@ def explained(seed: int, allocator: Any, eviction: str, scheduling: Any) -> tupl
     )
     ledger = Ledger(BLOCK, policy=eviction, most_contents=10_000)
     history = History(built, ledger)
+    executor = FakeExecutor(num_blocks, BLOCK, FakeModel())
     engine = Engine(
         history,  # type: ignore[arg-type]
-        FakeExecutor(num_blocks, BLOCK, FakeModel()),
+        executor,
         max_model_len=40,
         max_batch_requests=4,
         max_batch_tokens=draw.choice((8, 24, 64)),
@@ -193,8 +233,11 @@ def explained(seed: int, allocator: Any, eviction: str, scheduling: Any) -> tupl
         preempt_every=draw.choice((0, 0, 3)),
         scheduling=scheduling,
         ledger=ledger,
+        tiers=None if rule is None else lambda: tiered(executor, draw, rule, 0.0, False),
     )
     history.engine = engine
+    if isinstance(engine.state.tiers, EngineTiers):
+        history.watch(engine.state.tiers.placement.lower)
     requests = []
     heads = [[draw.randrange(32) for _ in range(20)] for _ in range(3)]
     for _ in range(40):
@@ -211,13 +254,15 @@ def explained(seed: int, allocator: Any, eviction: str, scheduling: Any) -> tupl
     return ledger, history, requests
 
 
-def check(seed: int, allocator: Any, eviction: str, scheduling: Any) -> list[int]:
-    ledger, history, requests = explained(seed, allocator, eviction, scheduling)
+def check(seed: int, allocator: Any, eviction: str, scheduling: Any, rule: Tiering | None = None) -> list[int]:
+    ledger, history, requests = explained(seed, allocator, eviction, scheduling, rule)
     account = ledger.account()
-    admitted = [request for request in requests if request.number in history.expected]
+    admitted = [request for request in requests if request.number in history.causes]
+    blamed = {}
     for request in admitted:
         row = ledger._rows[request.number]
-        assert row == history.expected[request.number], (seed, request.number, row, history.expected[request.number])
+        expected, blamed[request.number] = history.expected(request)
+        assert row == expected, (seed, request.number, row, expected)
         assert row[HIT] == request.num_cached_tokens
         assert sum(row) == len(request.prompt)
     assert account.tokens.sum() == sum(len(request.prompt) for request in admitted)
@@ -226,7 +271,7 @@ def check(seed: int, allocator: Any, eviction: str, scheduling: Any) -> list[int
     lost = account.evictions
     for number, depth, count, by in zip(lost.request, lost.depth, lost.blocks, lost.evicted_for, strict=True):
         found.setdefault(int(number), []).extend((int(depth) + step, int(by)) for step in range(int(count)))
-    assert found == {number: rows for number, rows in history.blamed.items() if rows}, seed
+    assert found == {number: rows for number, rows in blamed.items() if rows}, seed
     return account.tokens[0].tolist()
 
 
@@ -248,6 +293,14 @@ def test_every_policys_misses_have_the_causes_of_the_slow_model(eviction: str) -
         pytest.skip("needs the future, which nobody knows here")
     for seed in range(3):
         check(seed, {"name": "prefix", "leaf_only": bool(seed % 2)}, eviction, "admit_first")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["exclusive", "inclusive", "write_through", "second_hit", "erratic"])
+def test_what_tiers_hold_or_dropped_has_the_causes_of_the_slow_model(rule: Callable[[], Tiering]) -> None:
+    totals = np.zeros(len(OUTCOMES), dtype=np.int64)
+    for seed in range(12):
+        totals += check(seed, ("prefix", "radix", "prefix_cow")[seed % 3], "lru", "admit_first", rule())
+    assert totals[TIER], totals.tolist()
 
 
 def test_all_causes_come_up() -> None:
