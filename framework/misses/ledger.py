@@ -31,7 +31,8 @@ from framework.misses.account import (
 from framework.types import Namespace, TokenArray
 
 Key = Hashable
-_MOST_NAMESPACES = 8
+MOST_NAMESPACES = 8
+"""The latest, whose prompts began with the same block, that are asked what they would have hit."""
 _NOBODY = -1
 
 
@@ -272,7 +273,7 @@ class Ledger:
         if namespace not in known:
             if len(self._spaces) >= self.most_contents:
                 del self._spaces[next(iter(self._spaces))]
-            self._spaces[start] = (*known, namespace)[-_MOST_NAMESPACES:]
+            self._spaces[start] = (*known, namespace)[-MOST_NAMESPACES:]
         return tuple(other for other in known if other != namespace)
 
     def admit(

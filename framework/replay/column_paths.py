@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -57,7 +58,7 @@ def column_paths(
     if numbered is None:
         return None
     nodes, parents, depths = numbered
-    return RequestPaths(
+    found = RequestPaths(
         nodes=nodes,
         starts=starts,
         parents=parents,
@@ -67,6 +68,7 @@ def column_paths(
         block_tokens=block_tokens,
         known=_known(columns),
     )
+    return found if len({*(columns.salts or ())}) < 2 else replace(found, ids=ids[found.is_first])
 
 
 def _ids(columns: TraceColumns, line_tokens: int, factor: int, full_blocks_only: bool) -> tuple[Ints, Ints64]:

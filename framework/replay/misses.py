@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.misses.account import (
+    ELSEWHERE,
     END,
     EVICTED,
     HIT,
@@ -19,6 +20,7 @@ from framework.misses.account import (
     Account,
     Evictions,
 )
+from framework.misses.ledger import MOST_NAMESPACES
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
 from framework.replay.stack import reuse_distances
@@ -63,7 +65,8 @@ def explain(
 ) -> Account:
     """One cause for each block of a replay that was no hit.
 
-    A block that no request asked for before is new; one that was evicted, declined or dropped from a tier since its
+    A block that no request of its namespace asked for before is new, or another namespace's that held it and all above
+    it in the pool; one that was evicted, declined or dropped from a tier since its
     last use says so; all others are resident behind a block that is not. The prompt's tokens after its last block,
     where partial blocks are left out, are its end.
 
@@ -72,7 +75,7 @@ def explain(
         compare: work out too what LRU and the pinned optimum of this size would have hit, and turns where the trace
             has none.
 
-    O(E log E) array work.
+    O(E log E) array work; with several namespaces, O(E) Python steps too.
     """
     requests, starts = paths.requests.astype(np.int64), paths.starts
     depths = np.arange(paths.num_references) - starts[requests]
@@ -96,6 +99,8 @@ def explain(
         held = np.array([node * scale + request for request, some in log.out_of_reach for node in some], dtype=np.int64)
         outcome[missed[np.isin(paths.nodes[missed] * np.int64(scale) + requests[missed], held)]] = UNREACHABLE
     outcome[is_first] = NEW
+    if paths.ids is not None:
+        outcome[is_first & _elsewhere(paths, paths.ids.tolist(), log)] = ELSEWHERE
     outcome[depths < request_hits[requests]] = HIT
     own = np.minimum(paths.block_tokens, paths.input_tokens[requests] - depths * paths.block_tokens)
     shape, cell = (paths.num_requests, len(OUTCOMES)), requests * len(OUTCOMES) + outcome
@@ -144,6 +149,35 @@ def against_models(account: Account, keys: Sequence[Ints] | None, block_tokens: 
         return held
 
     return replace(account, evictions=replace(lost, lru_tokens=tokens(lru_hits), optimum_tokens=tokens(best)))
+
+
+def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray[np.bool_]:
+    """(E,) whether another namespace would have hit this reference of a prompt that ends with a new block."""
+    contents, twins, children = dict[tuple[int, int], int](), list[int](), dict[tuple[int, int], int]()
+    for node, (parent, block) in enumerate(zip(paths.parents.tolist(), ids, strict=True)):
+        content = -1 if parent < 0 else twins[parent], block
+        twins.append(contents.setdefault(content, len(contents)))  # equal where but the namespace differs
+        children[parent, twins[node]] = node
+    by, lost, _ = log.events(np.ones(paths.num_nodes, dtype=bool))
+    ends, begin, num_seen = np.searchsorted(by, np.arange(paths.num_requests), side="right").tolist(), 0, 0
+    held, spaces = set[int](), dict[int, tuple[int, ...]]()
+    found = np.zeros(paths.num_references, dtype=bool)
+    for request, path in enumerate(paths.walk()):
+        known = spaces.get(twins[path[0]], ()) if path else ()
+        if path and path[-1] >= num_seen:
+            num_seen = path[-1] + 1
+            for node in known:
+                depth = 0
+                while node != path[0] and node in held:
+                    found[paths.starts[request] + depth] = True
+                    depth += 1
+                    node = children.get((node, twins[path[depth]]), -1) if depth < len(path) else -1
+        if path and path[0] not in known:
+            spaces[twins[path[0]]] = (*known, path[0])[-MOST_NAMESPACES:]
+        held.update(path)
+        held.difference_update(lost[begin : ends[request]].tolist())
+        begin = ends[request]
+    return found
 
 
 def _previous(paths: RequestPaths, missed: Ints, asked: npt.NDArray[np.bool_]) -> Ints:

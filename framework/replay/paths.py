@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,7 @@ class RequestPaths:
         tenants: (R,) int32, small numbers in order of first appearance.
         block_tokens: tokens a block.
         known: what else the trace says of each request; None when it was not kept.
+        ids: (N,) the trace's id of each node's block; None where all requests are of one namespace.
     """
 
     nodes: npt.NDArray[np.int32]
@@ -67,6 +69,7 @@ class RequestPaths:
     tenants: npt.NDArray[np.int32]
     block_tokens: int
     known: KnownRequests | None = None
+    ids: npt.NDArray[np.integer[Any]] | None = None
 
     @property
     def num_requests(self) -> int:
@@ -200,8 +203,13 @@ class _Interner:
     def __init__(self) -> None:
         self.parents: list[int] = []
         self.depths: list[int] = []
+        self.ids: list[int] = []
         self._roots: dict[Namespace, dict[int, int]] = {}
         self._seconds: dict[tuple[Namespace | None, int, int], int] = {}
+
+    @property
+    def num_namespaces(self) -> int:
+        return len(self._roots)
 
     def path(self, scope: Namespace, ids: list[int]) -> list[int]:
         """Node numbers of one request. The usual case, an id with one parent, is one dictionary look-up a block."""
@@ -210,7 +218,7 @@ class _Interner:
         for block in ids:
             node = known.get(block)
             if node is None:
-                node = known[block] = self._new(parent)
+                node = known[block] = self._new(parent, block)
             elif parents[node] != parent:
                 node = self._second(scope, parent, block)
             path.append(node)
@@ -220,10 +228,11 @@ class _Interner:
     def _second(self, scope: Namespace, parent: int, block: int) -> int:
         key = (scope if parent < 0 else None, parent, block)
         if key not in self._seconds:
-            self._seconds[key] = self._new(parent)
+            self._seconds[key] = self._new(parent, block)
         return self._seconds[key]
 
-    def _new(self, parent: int) -> int:
+    def _new(self, parent: int, block: int) -> int:
+        self.ids.append(block)
         self.parents.append(parent)
         self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
         return len(self.parents) - 1
@@ -269,6 +278,7 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
         tenants=np.array(tenant_of, dtype=np.int32),
         block_tokens=sizes.pop(),
         known=known,
+        ids=np.array(interner.ids, dtype=np.int64) if interner.num_namespaces > 1 else None,
     )
 
 

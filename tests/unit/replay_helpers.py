@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 
 from framework.replay.paths import RequestPaths, build_paths
+from framework.types import Namespace
 from framework.workload.traces import TraceRequest
 
 Path = tuple[int, ...]
@@ -22,8 +23,10 @@ KEYS: dict[str, Key] = {
 }
 
 
-def workload(requests: Sequence[Sequence[int]], block_tokens: int = 4) -> RequestPaths:
-    """Requests whose block ids are given; every block is full."""
+def workload(
+    requests: Sequence[Sequence[int]], block_tokens: int = 4, salts: Sequence[str] | None = None
+) -> RequestPaths:
+    """Requests whose block ids, and namespaces, are given; every block is full."""
     return build_paths(
         TraceRequest(
             arrival_s=float(i),
@@ -31,6 +34,7 @@ def workload(requests: Sequence[Sequence[int]], block_tokens: int = 4) -> Reques
             output_tokens=1,
             block_ids=np.array(ids, dtype=np.int64),
             block_tokens=block_tokens,
+            namespace=Namespace(salt=salts[i] if salts else ""),
         )
         for i, ids in enumerate(requests)
     )

@@ -23,6 +23,7 @@ def equal(one: RequestPaths, other: RequestPaths) -> bool:
     names = ("nodes", "starts", "parents", "depths", "input_tokens", "tenants")
     arrays = [(getattr(one, name), getattr(other, name)) for name in names]
     same = all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in arrays)
+    same = same and (one.ids is other.ids is None or np.array_equal(one.ids, other.ids))
     return same and one.block_tokens == other.block_tokens and one.known == other.known
 
 

@@ -15,7 +15,19 @@ from replay_helpers import random_requests, workload
 from framework import registry
 from framework.errors import FrameworkError
 from framework.interfaces.eviction import EvictionPolicy
-from framework.misses.account import DECLINED, END, EVICTED, HIT, NEW, OUTCOMES, TIER, UNREACHABLE, Account, Evictions
+from framework.misses.account import (
+    DECLINED,
+    ELSEWHERE,
+    END,
+    EVICTED,
+    HIT,
+    NEW,
+    OUTCOMES,
+    TIER,
+    UNREACHABLE,
+    Account,
+    Evictions,
+)
 from framework.registry.components import build_component
 from framework.replay.column_paths import trace_paths
 from framework.replay.misses import LossLog, explain
@@ -82,8 +94,10 @@ class Follower:
             policy.keep = kept
 
 
-def expected(paths: RequestPaths, policy: Any, num_blocks: int, leaf_first: bool) -> list[list[tuple[int, int]]]:
-    """(outcome, request it was evicted for or -1) of each block of each request."""
+def expected(
+    paths: RequestPaths, policy: Any, num_blocks: int, leaf_first: bool, requests: list[list[int]], salts: list[str]
+) -> list[list[tuple[int, int]]]:
+    """(outcome, request it was evicted for or -1) of each block of each of these requests."""
     follower, found, states = Follower(policy), list[list[tuple[int, int]]](), list[tuple[set[int], dict[int, Fate]]]()
 
     class Walk(RequestPaths):
@@ -96,19 +110,23 @@ def expected(paths: RequestPaths, policy: Any, num_blocks: int, leaf_first: bool
     walked = Walk(**{name: getattr(paths, name) for name in paths.__dataclass_fields__})
     hits = replay(walked, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass).request_hits.tolist()
     seen: set[int] = set()
-    for path, (resident, fates), count in zip(paths.walk(), states, hits, strict=True):
-        row = []
+    known: dict[tuple[str, tuple[int, ...]], int] = {}
+    for path, (resident, fates), count, ids, salt in zip(paths.walk(), states, hits, requests, salts, strict=True):
+        row, prefixes = [], [tuple(ids[: depth + 1]) for depth in range(len(ids))]
+        others = {other for other, _ in known} - {salt}
+        there = [{other for other in others if known.get((other, prefix)) in resident} for prefix in prefixes]
         for depth, node in enumerate(path):
             if depth < count:
                 row.append((HIT, -1))
             elif node in resident:
                 row.append((UNREACHABLE, -1))
             elif node not in seen:
-                row.append((NEW, -1))
+                row.append((ELSEWHERE if set.intersection(*there[: depth + 1]) else NEW, -1))
             else:
                 cause, by = fates.get(node, (DECLINED, -1))
                 row.append((cause, by if cause == EVICTED else -1))
         seen.update(path)
+        known.update(zip(((salt, prefix) for prefix in prefixes), path, strict=True))
         found.append(row)
     return found
 
@@ -123,15 +141,18 @@ def account_of(paths: RequestPaths, name: str, num_blocks: int, leaf_first: bool
 @pytest.mark.parametrize("leaf_first", [False, True])
 @pytest.mark.parametrize("name", sorted(registry.names("eviction")))
 def test_every_policys_misses_have_the_causes_that_a_slow_model_finds(name: str, leaf_first: bool) -> None:
+    totals = np.zeros(len(OUTCOMES), dtype=np.int64)
     for seed in range(12):
-        num_blocks = random.Random(seed).randint(1, 9)
-        paths = workload(random_requests(seed, 60, width=3, longest=5))
+        draw = random.Random(seed)
+        num_blocks, requests = draw.randint(1, 9), random_requests(seed, 60, width=3, longest=5)
+        salts = [draw.choice(["", "", "a", "b"][: 1 + seed % 4]) for _ in requests]
+        paths = workload(requests, salts=salts)
         shared = {"num_blocks": num_blocks, "block_size": paths.block_tokens, "seed": 0}
         try:
             policy = build_component("eviction", name, shared)
         except FrameworkError as error:
             pytest.skip(str(error))
-        slow = expected(paths, policy, num_blocks, leaf_first)
+        slow = expected(paths, policy, num_blocks, leaf_first, requests, salts)
         account = account_of(paths, name, num_blocks, leaf_first)
         counted = [[sum(cause == at for cause, _ in row) for at in range(len(OUTCOMES))] for row in slow]
         assert account.blocks.tolist() == counted, (name, seed, num_blocks)
@@ -151,6 +172,8 @@ def test_every_policys_misses_have_the_causes_that_a_slow_model_finds(name: str,
             for step in range(count)
         ]
         assert found_rows == blamed, (name, seed, num_blocks)
+        totals += account.blocks.sum(axis=0)
+    assert totals[ELSEWHERE], totals.tolist()
 
 
 def test_a_partial_last_block_that_is_left_out_is_the_end_of_its_prompt_and_never_evicted() -> None:
@@ -208,6 +231,13 @@ def test_what_lay_below_and_was_dropped_there_is_the_tiers() -> None:
     account = explain(paths, counts.request_hits, log, num_blocks=4, policy="lru")
     assert account.blocks[4].tolist()[TIER] == 2, account.blocks
     assert (account.blocks.sum(axis=1) == 2).all()
+
+
+def test_the_latest_eight_namespaces_are_asked_what_they_hold() -> None:
+    for others, held in ((7, 2), (8, 1)):
+        requests = [[1, 2], *[[1]] * others, [1, 2, 3]]
+        account = explain_lru(workload(requests, salts=[str(at) for at in range(len(requests))]), 20)
+        assert account.blocks[-1, [ELSEWHERE, NEW]].tolist() == [held, 3 - held]
 
 
 def test_nothing_is_noted_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
