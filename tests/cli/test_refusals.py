@@ -86,6 +86,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("-m", "seed=1,2", "hydra.sweeper.params.seed=1"), "on the command line give the values"),
     (("-m", "seed=1,2", "hydra.launcher=5"), "hydra/launcher=NAME"),
     (("hydra.searchpath=[file:///nowhere]",), "give --config-dir FOLDER"),
+    (("hydra.job.env_copy=[KVLAB_NOT_SET]",), "'KVLAB_NOT_SET', which is not set in the environment"),
     (("hydra.output_subdir=.hydra",), "config.yaml and provenance.json hold"),
 ]
 

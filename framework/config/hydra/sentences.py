@@ -18,7 +18,7 @@ from framework.config.hydra.values import wrong_value
 from framework.errors import ConfigError, FrameworkError
 from framework.registry.signatures import did_you_mean, listing
 
-HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError, KeyError)
 """What Hydra raises for overrides it refuses; a choice that is no name is a plain ValueError, a damaged file of a
 `--config-dir` a YAMLError, one that names itself or is nested without end a RecursionError."""
 
@@ -34,6 +34,8 @@ def as_config_error(error: Exception, overrides: Sequence[str], path: ConfigSear
         return ConfigError(
             "a YAML file's defaults list names itself, or one is nested too deeply; look at what was added last"
         )
+    if type(error) is KeyError:  # of os.environ: Hydra copies these variables as it composes
+        return ConfigError(f"hydra.job.env_copy names {error}, which is not set in the environment")
     if (said := _too_long(overrides)) is not None:
         return said
     if (refused := wrong_value(overrides, lambda: _composed(overrides, path))) is not None:
