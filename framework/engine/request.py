@@ -346,11 +346,12 @@ def require_facts(
         raise InvalidArgument(f"hint must be a Hint or None, found {_short(hint)}")
     if not isinstance(namespace, Namespace):
         raise InvalidArgument(f"namespace must be a Namespace, found {_short(namespace)}")
+    for name, value in (("key", key), ("category", "" if category is None else category)):
+        if not isinstance(value, str):
+            raise InvalidArgument(f"{name} must be text, found {_short(value)}")
     for name, value in (
         ("tenant", tenant),
-        ("key", key),
         ("session", "" if session is None else session),
-        ("category", "" if category is None else category),
         ("namespace.model", namespace.model),
         ("namespace.adapter", namespace.adapter),
         ("namespace.salt", namespace.salt),
