@@ -78,6 +78,47 @@ def test_each_request_has_the_causes_that_its_engine_found(tmp_path: Path, seed:
         assert said == {at: right[at] for at in said}
 
 
+def documents(seed: int) -> list[WorkloadRequest]:
+    """Prompts that begin alike, and some again, all about at once; none repeats an answer."""
+    draw, found = random.Random(seed), list[WorkloadRequest]()
+    for number in range(60):
+        fresh = [draw.randrange(4)] * draw.randint(1, 24) + [100 + number] * draw.choice((1, 3, 4, 9))
+        prompt = found[-draw.choice((1, 2, 4))].prompt if number % 5 == 4 else np.array(fresh, dtype=np.int32)
+        output = np.arange(draw.randint(1, 16), dtype=np.int32) + 1000 + 50 * number
+        found.append(WorkloadRequest(prompt=prompt, output=output, output_tokens=len(output), arrival_s=0.02 * number))
+    return found
+
+
+@pytest.mark.parametrize("every", [0, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_who_was_preempted_is_no_new_request(tmp_path: Path, seed: int, every: int) -> None:
+    requests, pool = documents(seed), {"num_blocks": 16, "block_size": SIZE}
+    limits: dict[str, Any] = {"engine": {"max_batch_requests": 3}, "faults": {"preempt_every": every}}
+    run, _ = recorded(tmp_path, requests, cache=pool, **limits)
+    seen, _, unseen = explain_stream(run / "kv_events.jsonl", requests, most_contents=2**20)
+    truth = read_account(run)
+    assert unseen == 0
+    assert truth.preempted_tokens
+    assert seen.preempted_tokens
+    rows = dict(zip(truth.requests, truth.tokens.tolist(), strict=True))
+    assert dict(zip(seen.requests, seen.tokens.tolist(), strict=True)) == rows
+
+
+def test_who_is_admitted_after_the_next_of_the_log_is_admitted_once(tmp_path: Path) -> None:
+    prompt = np.arange(5 * SIZE, dtype=np.int32)
+    requests = [WorkloadRequest(prompt=part, output_tokens=1) for part in (prompt[: 3 * SIZE], prompt)]
+    keys, stream = list("abcde"), tmp_path / "kv_events.jsonl"
+    head = {"format": "kvlab-kv-events", "version": 1, "block_size": SIZE}
+    stored = {"type": "BlockStored", "block_size": SIZE, "lora_id": None, "parent_block_hash": None, "medium": "GPU"}
+    longer = {**stored, "block_hashes": keys, "token_ids": prompt.tolist()}
+    again = {"block_hashes": ["c"], "parent_block_hash": "b", "token_ids": prompt[2 * SIZE : 3 * SIZE].tolist()}
+    batches = [{"seq": at, "ts": at, "events": [event]} for at, event in enumerate((longer, {**stored, **again}))]
+    stream.write_text("".join(json.dumps(line) + "\n" for line in (head, *batches)))
+    seen, _, unseen = explain_stream(stream, requests, most_contents=2**20)
+    assert (seen.requests, unseen) == ([1, 0], 0)
+    assert seen.totals("tokens")["hit"] == 2 * SIZE
+
+
 def test_the_command_says_of_a_recorded_pair_what_it_says_of_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
