@@ -54,8 +54,8 @@ def explain_stream(
     first store, and hit what lies above; what is removed in the same step before it made room for it. A request that
     stores nothing of its prompt found all of its full blocks, before the next of the log was admitted.
 
-    NOTE. Not seen are: what was declined (counted as evicted), why a block was not loaded from below the pool, and
-    of what is computed once more after a preemption all but full blocks. Where several requests run at once, a block
+    NOTE. Not seen are: what was declined (counted as evicted), why a block was not loaded from below the pool, and what
+    is computed once more after a preemption (`preempted_tokens` is 0). Where several requests run at once, a block
     that a running one's answer had evicted may be said to have been evicted for the next that was admitted.
 
     Raises:
@@ -174,7 +174,6 @@ class _Reader:
                 self._admit(one, min(above, one.prompt_blocks))
             else:
                 self.ledger.serve(one.number)
-                self.ledger.preempted_tokens += size * max(0, one.done - above)
         self._remove()
         self.ledger.published(names)
         if one is not None:
