@@ -69,7 +69,7 @@ class _ByHash:
 
     def __init__(self, pool: BlockPool, state: dict[str, Any]) -> None:
         self._pool, self._parents, self._orphans = pool, state["parents"], state["orphans"]
-        self._found = {pool.block_hash[block]: block for block in state["found"]}
+        self._found: dict[Any, int] = {pool.block_hash[block]: block for block in state["found"]}
 
     def parent(self, block: int) -> int:
         return self._found.get(self._parents[block], 0)
