@@ -154,7 +154,8 @@ class Bench:
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Fit the clock to the timed steps, then each workload at each load, measured and replayed."""
         costs = self.folder / "costs.json"
-        said = self._python("framework.calibrate", str(steps()), "--out", str(costs), "--json")
+        # SciPy is in this environment; that of our engine need not have it.
+        said = self._python("framework.calibrate", str(steps()), "--out", str(costs), "--json", python=sys.executable)
         fit = json.loads(said)
         print(f"calibrated: {fit}", file=sys.stderr, flush=True)
         replay = ("mode=replay", f"replay.costs={costs}", *settings)
@@ -197,14 +198,10 @@ class Bench:
     def _trace(self, name: str) -> Path:
         return self.folder / f"{name.replace(' ', '_')}.jsonl"
 
-    def _python(self, *command: str) -> str:
-        """Standard output of a module of ours."""
-        done = subprocess.run(
-            [os.environ.get("KVLAB_PYTHON", sys.executable), "-m", *command],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+    def _python(self, *command: str, python: str | None = None) -> str:
+        """Standard output of a module of ours; None takes the Python of our engine."""
+        python = python or os.environ.get("KVLAB_PYTHON", sys.executable)
+        done = subprocess.run([python, "-m", *command], stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}")
         return done.stdout
