@@ -58,8 +58,9 @@ WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
     "system prompts": ("system_prompts", {"num_prompts": 24, "num_requests": 400, "rate_per_s": 1.0}),
 }
 RANKED = ("lru", "fifo", "lfu", "s3fifo", "sieve")
-PHASES = ((1, tuple(WORKLOADS)), (4, tuple(WORKLOADS)), (12, ("conversations",)))
-"""Clients at a time and the workloads that they ask, one after another on one server; each phase has its own draw."""
+PHASES = ((1, tuple(WORKLOADS), 50), (4, tuple(WORKLOADS), 200), (12, ("conversations",), 50))
+"""Clients at a time, the workloads that they ask, one after another on one server, and requests of each workload; each
+phase has its own draw."""
 FAILING = f"{Path(__file__).with_name('failing.py')}:FailsLater"
 
 Rows = list[dict[str, Any]]
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit("vLLM is not installed here: make live")
     policies = RANKED[:2] if options.quick else RANKED
     with tempfile.TemporaryDirectory() as folder:
-        lab = Laboratory(Path(folder), 15 if options.quick else 50)
+        lab = Laboratory(Path(folder), 15 if options.quick else 200)
         tables: dict[str, Rows] = {}
         for part in (
             lambda: lab.served(policies),
@@ -124,17 +125,23 @@ class Laboratory:
 
     Args:
         folder: for checkpoint, logs and recordings.
-        most: requests of a workload in each phase.
+        most: requests of a workload in a phase, where PHASES has more.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
-        self.folder, self.most, self.model = folder, most, make(folder / "checkpoint")
+        self.folder, self.model = folder, make(folder / "checkpoint")
         self._logs = 0
         self.asks: dict[Phase, list[Ask]] = {}
-        for number, (clients, names) in enumerate(PHASES):
+        for number, (clients, names, requests) in enumerate(PHASES):
             for name in names:
                 kind, drawn_with = WORKLOADS[name]
-                self.asks[clients, name] = drawn(kind, LONGEST, most, seed=number, output_tokens=6, **drawn_with)
+                asks = drawn(kind, LONGEST, seed=number, output_tokens=6, **drawn_with)
+                if clients > 1:  # a recording has no names: requests are told apart by the length of their prompts
+                    by_length: dict[int, Ask] = {}
+                    for ask in asks:
+                        by_length.setdefault(len(ask.prompt), ask)
+                    asks = list(by_length.values())
+                self.asks[clients, name] = asks[: min(most, requests)]
 
     def serving(self, arguments: Sequence[str], transfer: Any = None) -> Any:
         """A server with a log of its own."""
@@ -335,7 +342,7 @@ def _steps(path: Path) -> list[tuple[int, ...]]:
 def _in_order(asks: Sequence[Ask], rows: Rows) -> list[int]:
     """Hit tokens in order of asking of recorded requests in order of arrival, where clients overtake each other.
 
-    A recording has no names: of those with a prompt as long as asked for, the first is taken.
+    One client asks in order; of several, no two prompts have the same length.
     """
     left, hits = list(rows), []
     for ask in asks:

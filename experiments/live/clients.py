@@ -38,8 +38,8 @@ class Answer:
     end_s: float = 0.0
 
 
-def drawn(name: str, longest: int, most: int, seed: int = 0, **options: Any) -> list[Ask]:
-    """The first `most` requests of a workload that are, with their answer, no longer than `longest` tokens.
+def drawn(name: str, longest: int, seed: int = 0, **options: Any) -> list[Ask]:
+    """The requests of a workload that are, with their answer, no longer than `longest` tokens.
 
     In order of arrival; the histories hold drawn answers, so that a stream does not depend on what a server says.
     """
@@ -48,7 +48,7 @@ def drawn(name: str, longest: int, most: int, seed: int = 0, **options: Any) -> 
         Ask(tuple(request.prompt.tolist()), request.output_tokens, request.session or "", request.arrival_s)
         for request in workload.requests()
     ]
-    return [ask for ask in asks if len(ask.prompt) + ask.max_tokens <= longest][:most]
+    return [ask for ask in asks if len(ask.prompt) + ask.max_tokens <= longest]
 
 
 class Client:

@@ -90,7 +90,7 @@ class Bench:
         self.asks = {"calibration": _mixed(40)}
         for name in plan.workloads:
             kind, options = HELD_OUT[name]
-            self.asks[name] = drawn(kind, LONGEST, plan.requests, seed=7, output_tokens=16, **options)
+            self.asks[name] = drawn(kind, LONGEST, seed=7, output_tokens=16, **options)[: plan.requests]
         for name, asks in self.asks.items():
             write_trace(self._trace(name), [
                 WorkloadRequest(arrival_s=ask.arrival_s, prompt=np.array(ask.prompt, dtype=np.int32),

@@ -108,7 +108,8 @@ def counting_evictions(endpoint: str) -> Iterator[Callable[[], int]]:
                 counted[0] += sum(len(e.block_hashes) for e in batch.events if isinstance(e, BlockRemoved))
 
     def settled() -> int:
-        while time.monotonic() - last[0] < 0.5:
+        asked = time.monotonic()
+        while time.monotonic() - max(asked, last[0]) < 2.0:  # the last step's may still be on their way
             time.sleep(0.1)
         return counted[0]
 
