@@ -87,7 +87,7 @@ class Bench:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
         self.model = make(folder / "checkpoint", **SHAPE)
-        self.asks = {"calibration": _mixed(40)}
+        self.asks = {"calibration": _mixed(40), "idle": _apart(16)}
         for name in plan.workloads:
             kind, options = HELD_OUT[name]
             self.asks[name] = drawn(kind, LONGEST, seed=7, output_tokens=16, **options)[: plan.requests]
@@ -159,6 +159,8 @@ class Bench:
         fit = json.loads(said)
         print(f"calibrated: {fit}", file=sys.stderr, flush=True)
         replay = ("mode=replay", f"replay.costs={costs}", *settings)
+        # What a request takes outside steps (HTTP, checks of the prompt): to the first token of an idle engine.
+        fit["request_s"] = float(np.median((measured("idle", 1.0) - self._run("idle", 1.0, *replay)[0])[:, 0]))
         rows = []
         for workload in self.plan.workloads:
             asks = self.asks[workload]
@@ -166,14 +168,14 @@ class Bench:
             drawn_per_s = (len(asks) - 1) / (asks[-1].arrival_s - asks[0].arrival_s)
             for load in self.plan.loads:
                 speed = float(load * all_at_once / drawn_per_s)
-                predicted = self._run(workload, speed, *replay)[0]
+                predicted = self._run(workload, speed, *replay)[0] + np.array([fit["request_s"], 0, fit["request_s"]])
                 runs = [measured(workload, speed) for _ in range(self.plan.repeats)]
                 found = _compared(runs, predicted)
                 rows += [{"workload": workload, "load": load, "requests": len(asks), **row} for row in found]
                 print(f"{workload} at {load:.0%} of {all_at_once:.2f} requests/s", file=sys.stderr, flush=True)
         flat = {
             **fit["costs"],
-            **{key: fit[key] for key in ("num_steps", "total_error", "step_error_p50", "step_error_p95")},
+            **{key: fit[key] for key in ("request_s", "num_steps", "total_error", "step_error_p50", "step_error_p95")},
         }
         return rows, flat
 
@@ -223,6 +225,12 @@ def _mixed(count: int) -> list[Ask]:
     return asks
 
 
+def _apart(count: int) -> list[Ask]:
+    """Prompts of 64 tokens, each when the one before has long been answered."""
+    draw = np.random.default_rng(2)
+    return [Ask(tuple(draw.integers(2, VOCABULARY, 64).tolist()), 2, arrival_s=float(at)) for at in range(count)]
+
+
 def _times(arrival: Times, first: Times, end: Times, tokens: Times) -> Times:
     return np.stack([first - arrival, (end - first) / (tokens - 1), end - arrival], axis=1)
 
@@ -243,9 +251,9 @@ def _compared(runs: Sequence[Times], predicted: Times) -> list[dict[str, Any]]:
 
 
 def _costs(fits: Sequence[dict[str, Any]]) -> str:
-    header = ["engine", "steps", "a step", "a row", "a token", "a token of context", "a pair", "held-out steps, all",
-              "each, median"]  # fmt: skip
-    keys = ("step_s", "row_s", "token_s", "context_s", "pair_s")
+    header = ["engine", "steps", "a request", "a step", "a row", "a token", "a token of context", "a pair",
+              "held-out steps, all", "each, median"]  # fmt: skip
+    keys = ("request_s", "step_s", "row_s", "token_s", "context_s", "pair_s")
     return table(header, [
         [fit["engine"], fit["num_steps"], *(f"{1e6 * fit[key]:,.2f} µs" for key in keys), f"{fit['total_error']:+.1%}",
          f"{fit['step_error_p50']:.1%}"]
