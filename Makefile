@@ -1,6 +1,6 @@
 # `make run` and `make test` set up what is missing in .venv, on a machine with Python 3.10 to 3.13 and nothing activated.
 # The other targets take their tools from the same environment; VENV=FOLDER names another one.
-.PHONY: run test test-all lint format docs bench bench-save bench-compare gpu engines engines-own live live-clock ci clean
+.PHONY: run test test-all lint format docs bench bench-save bench-compare gpu engines engines-own live live-clock live-speed ci clean
 
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
@@ -99,6 +99,11 @@ live: .live/ready
 # A clock fitted to that vLLM and to our engine, and its errors. Wants a machine where nothing else runs.
 live-clock: .live/ready
 	KVLAB_PYTHON=$(PYTHON) .live/bin/python -m experiments.live.clock $(ARGS)
+
+# Tokens a second beside that vLLM. Wants a machine where nothing else runs, too.
+live-speed: .live/ready
+	@$(PIP) ./plugins/framework-native
+	KVLAB_PYTHON=$(PYTHON) .live/bin/python -m experiments.live.speed $(ARGS)
 
 .live/ready: experiments/live/requirements.txt | $(VENV)/installed
 	python3 -m venv .live

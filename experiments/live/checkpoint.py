@@ -41,11 +41,13 @@ def make(folder: Path, seed: int = 0, **other: int) -> Path:
     shape = SHAPE | other
     (folder / "config.json").write_text(json.dumps(shape, indent=1))
     draw = torch.Generator().manual_seed(seed)
-    hidden, inner, heads, kv_heads, size = (
+    words, hidden, inner, heads, kv_heads, size = (
         int(str(shape[key]))
-        for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    )
-    weights = {"model.embed_tokens.weight": (VOCABULARY, hidden), "model.norm.weight": (hidden,)}
+        for key in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"
+        )
+    )  # fmt: skip
+    weights = {"model.embed_tokens.weight": (words, hidden), "model.norm.weight": (hidden,)}
     for layer in range(int(str(shape["num_hidden_layers"]))):
         at = f"model.layers.{layer}."
         weights |= {
