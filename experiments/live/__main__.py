@@ -136,7 +136,7 @@ class Laboratory:
             for name in names:
                 kind, drawn_with = WORKLOADS[name]
                 asks = drawn(kind, LONGEST, seed=number, output_tokens=6, **drawn_with)
-                if clients > 1:  # a recording has no names: requests are told apart by the length of their prompts
+                if clients > 1:  # a recording has no names: requests are recognised by the length of their prompts
                     by_length: dict[int, Ask] = {}
                     for ask in asks:
                         by_length.setdefault(len(ask.prompt), ask)
