@@ -10,7 +10,7 @@ from typing import Any
 from framework import registry
 from framework.config.config import GROUPS, Choice, Config
 from framework.config.defaults import conf_folder, default_choices
-from framework.config.sections import SECTIONS
+from framework.config.sections import SECTIONS, GroupOptions
 from framework.config.tiers import parse_tiers
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing, shown
@@ -63,6 +63,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     check_executor(checked.mode, checked.executor)
     check_tiering(checked)
     check_kv_events(checked)
+    check_groups(checked)
     if checked.run.sweep:  # empty where nothing is swept
         check_below("run.sweep", checked.run.sweep)
     return checked
@@ -148,6 +149,30 @@ def check_kv_events(config: Config) -> None:
             f"kv_events are of mode=serve and of mode=replay with executor=none or roofline, not of {where}, "
             "which keeps no blocks"
         )
+
+
+def check_groups(config: Config) -> None:
+    """Refuse groups of KV outside a cache-only replay, and beside what one group alone has.
+
+    Raises:
+        ConfigError: what to leave out, or a wrong key or value of `replay.groups`.
+    """
+    if config.replay.groups is None:
+        return
+    GroupOptions.parse(config.replay.groups)
+    if config.executor != "cache_only":
+        raise ConfigError("replay.groups is of mode=replay executor=cache_only: an engine's pool and its allocators "
+                          f"have one group; found mode={config.mode} executor={config.executor}")  # fmt: skip
+    allocator = config.allocator.name
+    of_one_group = {
+        "tiers": list(config.tiers), "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
+        "allocator": allocator if allocator != default_choices(conf_folder())["allocator"] else None,
+        "replay.core": config.replay.core if config.replay.core != "python" else None,
+        "cache.kv_dtype": config.cache.kv_dtype,
+    }  # fmt: skip
+    for key, value in of_one_group.items():
+        if value:
+            raise ConfigError(f"{key}={value} is of caches with one group of KV; leave it out, or replay.groups")
 
 
 def component(group: str, node: Any) -> Choice:

@@ -141,6 +141,27 @@ class ReplayOptions(Section):
         "the recorded model's",
         at_least=1,
     )
+    groups: Mapping[str, Any] | None = setting(
+        None, "executor=cache_only: several kinds of KV, as {model: gemma-3-27b, rule: dense}; see docs/hybrid.md"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions(Section):
+    """The groups of KV of a hybrid model, and how a cache-only replay keeps them."""
+
+    section: ClassVar[str] = "replay.groups"
+
+    model: str = setting(doc="a name in framework.groups.shapes, or a config.json")
+    sharing: Literal["one_pool", "pool_per_group", "two_levels"] = setting(
+        "one_pool", "of memory: one_pool as vLLM, pool_per_group as SGLang, two_levels as Jenga"
+    )
+    rule: str = setting("retention", "for checkpoints: dense, retention, junctions, every, at_most, superseding")
+    interval: int = setting(0, "of retention, every and at_most: tokens between two places", at_least=0)
+    count: int = setting(8, "of at_most: states a path", at_least=2)
+    order: Literal["coupled", "coverage", "marconi", "marconi_as_coded", "quota"] | None = setting(
+        None, "of eviction across groups; null: eviction=NAME alone"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import lcm
 from typing import Any
 
@@ -45,8 +46,9 @@ class Memory:
         self.pools = pools * len(self.groups) if len(pools) == 1 else pools
         self._partnered = any(pool.needs_groups for pool in pools)
         for pool in pools:
-            pool.attach(lambda block, pool=pool: self._resumes(pool, block),  # type: ignore[misc]
-                        lambda block, pool=pool: self._replay_cost(pool, block))  # type: ignore[misc]  # fmt: skip
+            facts = {"resume": self._resumes, "replay_cost": self._replay_cost, "above": self._above,
+                     "branches": self._branches}  # fmt: skip
+            pool.attach(**{name: partial(fact, pool) for name, fact in facts.items()})
 
     def take(self, group: int, count: int) -> list[int]:
         """`count` blocks of a group, in use once. Raises OutOfBlocks, with nothing changed."""
@@ -123,6 +125,16 @@ class Memory:
     def _replay_cost(self, pool: Pool, block: int) -> int:
         end = pool.end[block]
         return end - self.hit(self.path_to(pool.node[block]), end - 1).tokens
+
+    def _above(self, pool: Pool, block: int) -> int:
+        group, node, found = pool.group[block], self.parents[pool.node[block]], 0
+        while node >= 0 and not found:
+            node, found = self.parents[node], pool.find(group, node)
+        return found
+
+    def _branches(self, pool: Pool, block: int) -> int:
+        full = (g for g, group in enumerate(self.groups) if group.kind == "full")
+        return max((self.pools[g].children[self.find(g, pool.node[block])] for g in full), default=0)
 
     def resident(self) -> list[tuple[int, int]]:
         """(group, node) of every content that can be found."""
@@ -219,7 +231,7 @@ class TwoLevel(Memory):
         self.per_page = [page // group.block_bytes for group in groups]
         self.pages = Pool(count, policy(), self.clock, on_evict=self._page_evicted)
         self._open(*(_SmallBlocks(self, g, count * self.per_page[g], policy()) for g in range(len(groups))))
-        self.pages.attach(lambda page: False, lambda page: 0)
+        self.pages.attach()
 
     def take(self, group: int, count: int) -> list[int]:
         small = self.pools[group]

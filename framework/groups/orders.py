@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from framework.errors import NoCandidate
+from framework.groups.kinds import KVGroup
 from framework.groups.pool import GroupView
+from framework.groups.shapes import Flops
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
 from framework.types import BlockId, PolicyTime
 
@@ -36,19 +39,120 @@ class Coupled(ScoredPolicy):
         self._had.discard(block)
 
 
-class Coverage(ScoredPolicy):
-    """The block whose loss costs the fewest tokens of recomputation goes first, among equals the least recently used.
+class StateOrder(EvictionPolicy):
+    """Which state goes is one method, `choose`; K and V belong to the next state below them.
 
-    Of a pool of states: those that stand close together are thinned, and each path stays covered to its end. Each
-    eviction looks at all candidates and walks up their prefixes.
+    K and V without a state below go before all states, deepest first; where there is no state to give up (a pool of
+    K and V alone), the least recently released go.
+
+    Args:
+        groups: of the model, some of them states.
     """
 
-    time_varying = True
     needs_groups: ClassVar[bool] = True
 
-    def score(self, block: Block, now: PolicyTime) -> Any:
-        assert isinstance(self.blocks, GroupView)
-        return (self.blocks.replay_cost[block.id], block.last_access)
+    def __init__(self, groups: Sequence[KVGroup]) -> None:
+        self._is_state = [group.kind == "state" for group in groups]
+
+    @abstractmethod
+    def choose(self, states: Sequence[BlockId], view: GroupView) -> BlockId:
+        """The one of these states to give up."""
+
+    def attach(self, blocks: BlockView) -> None:
+        super().attach(blocks)
+        assert isinstance(blocks, GroupView)
+        self.view = blocks
+        self._states: set[BlockId] = set()
+        self._others: dict[BlockId, None] = {}  # K and V, in the order of their release
+        self._ends: dict[BlockId, None] = {}  # of these, perhaps at the end of a path without a state
+
+    def pin(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
+        self._states.difference_update(blocks)
+        for block in blocks:
+            self._others.pop(block, None)
+
+    def release(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
+        for block in blocks:
+            if self._is_state[self.view.group[block]]:
+                self._states.add(block)
+            else:
+                self._others[block] = self._ends[block] = None
+
+    def evicted(self, block: BlockId, now: PolicyTime) -> None:
+        self.pin((block,), now)
+        if parent := self.view.parent[block]:
+            self._ends[BlockId(parent)] = None
+
+    def victim(self, now: PolicyTime) -> BlockId:
+        while self._ends:
+            block = self._ends.popitem()[0]
+            if block in self._others and not self.view.branches[block] and not self.view.partners[block]:
+                return block
+        if self._states:
+            return self.choose(sorted(self._states), self.view)
+        if not self._others:
+            raise NoCandidate(f"{type(self).__name__} holds no candidate")
+        return next(iter(self._others))
+
+
+class Coverage(StateOrder):
+    """On the path of the least recently used state, the one whose neighbours stand closest goes first: sglang#38000.
+
+    Of equals the deepest. The path's last state and forks are spared while there is another.
+    """
+
+    def choose(self, states: Sequence[BlockId], view: GroupView) -> BlockId:
+        oldest = min(states, key=lambda block: view.last_access[block])
+        below = {view.above[block]: block for block in sorted(states, key=lambda block: -view.last_access[block])}
+        path = [oldest]
+        while path[0] and (above := view.above[path[0]]):
+            path.insert(0, BlockId(above))
+        while path[-1] in below:
+            path.append(below[path[-1]])
+        inner = [(view.end[after] - view.end[before], view.last_access[block], block)
+                 for before, block, after in zip([0, *path], path, path[1:], strict=False)
+                 if block in states and view.branches[block] < 2]  # fmt: skip
+        return min(inner)[2] if inner else oldest
+
+
+class Marconi(StateOrder):
+    """The state with the lowest alpha * norm(FLOPs saved / bytes) + norm(1 / age) goes first (arXiv:2411.19379).
+
+    Among states with at most one prefix going on from them; both terms are min-max normalised over these. FLOPs are
+    those that the state saves beyond the next state above it, bytes its own and those of K and V in between.
+
+    Args:
+        flops: of the model.
+        alpha: weight of the first term. Marconi takes it once, of 0 to 2 in steps of 0.1, by replaying a window.
+        as_coded: as its published code (0801661) has it: the FLOPs of MLPs have those of attention up to the state
+            above subtracted, and a state is charged the K and V of its whole path. The code's third slip, freed bytes
+            counted with the node before, says when its loop stops; here a pool asks for one block at a time.
+
+    NOTE 1: age is counted in accesses of the pool, in Marconi in seconds: several states are left at one time.
+    """
+
+    def __init__(self, groups: Sequence[KVGroup], flops: Flops, *, alpha: float = 1.0, as_coded: bool = False) -> None:
+        super().__init__(groups)
+        self.flops, self.alpha, self.as_coded = flops, alpha, as_coded
+        self._state_bytes = sum(group.block_bytes for group in groups if group.kind == "state")
+        self._token_bytes = sum(group.block_bytes / group.block_tokens for group in groups if group.kind == "full")
+
+    def efficiency(self, above: int, end: int) -> float:
+        """FLOPs saved for a byte by a state at `end` tokens, below another at `above`."""
+        charged = self._state_bytes + self._token_bytes * (end if self.as_coded else end - above)
+        return self.flops.saved(above, end, as_coded=self.as_coded) / charged
+
+    def choose(self, states: Sequence[BlockId], view: GroupView) -> BlockId:
+        states = [block for block in states if view.branches[block] < 2] or states
+        newest = 1 + max(view.last_access[block] for block in states)
+        worth = _normalised([self.efficiency(view.end[view.above[block]], view.end[block]) for block in states])
+        recent = _normalised([1 / (newest - view.last_access[block]) for block in states])
+        return min(zip(states, worth, recent, strict=True), key=lambda each: self.alpha * each[1] + each[2])[0]
+
+
+def _normalised(values: Sequence[float]) -> list[float]:
+    low, high = min(values), max(values)
+    return [(value - low) / ((high - low) or 1) for value in values]
 
 
 class Quota(EvictionPolicy):

@@ -27,6 +27,8 @@ class GroupView(BlockView):
         resume: whether a request could go on from its end now. Worked out when read: O(blocks of the prefix).
         replay_cost: tokens from the last place above its end from which a request could go on: what would be computed
             again without this one. Worked out when read.
+        above: the next resident block of its group above it, 0: none. Worked out when read: O(distance).
+        branches: prefixes one block of full attention longer that are resident. Worked out when read.
     """
 
     group: Sequence[int] = UNKNOWN
@@ -35,6 +37,8 @@ class GroupView(BlockView):
     partners: Sequence[int] = UNKNOWN
     resume: Sequence[bool] = UNKNOWN
     replay_cost: Sequence[int] = UNKNOWN
+    above: Sequence[int] = UNKNOWN
+    branches: Sequence[int] = UNKNOWN
 
 
 class Computed(Sequence[Any]):
@@ -93,12 +97,8 @@ class Pool:
         self.needs_groups = bool(getattr(policy, "needs_groups", False))
         self._plain, self.policy = policy, GuardedPolicy(policy)
 
-    def attach(self, resume: Callable[[int], Any], replay_cost: Callable[[int], Any]) -> None:
-        """Give the policy its view; once, before anything else.
-
-        Args:
-            resume, replay_cost: of a block, as GroupView has them.
-        """
+    def attach(self, **computed: Callable[[int], Any]) -> None:
+        """Give the policy its view, with these columns of GroupView worked out of a block; once, before all else."""
         rows = self.num_blocks + 1
         self.policy.attach(GroupView(
             depth=self.depth, num_tokens=self.end, admitted=self.admitted, last_access=self.last_access, hits=self.hits,
@@ -106,8 +106,8 @@ class Pool:
             next_use=ConstantColumn(float("inf"), rows), key=Computed(rows, self._key),
             parent=Computed(rows, self._above),
             partial=ConstantColumn(False, rows), last_request=self.last_request, group=self.group,
-            num_bytes=self.num_bytes, end=self.end, partners=self.partners, resume=Computed(rows, resume),
-            replay_cost=Computed(rows, replay_cost),
+            num_bytes=self.num_bytes, end=self.end, partners=self.partners,
+            **{name: Computed(rows, fact) for name, fact in computed.items()},
         ))  # fmt: skip
 
     def _key(self, block: int) -> BlockHash | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from framework.errors import ConfigError
@@ -36,8 +38,9 @@ def groups_of(
     """The groups of a model, full attention first.
 
     Args:
-        config: as in config.json, or the name of one of `SHAPES`.
-        block_tokens: of attention, and the distance of places for a state. `one_page` raises it to hold a state.
+        config: as in config.json, the path of one, or a name in `SHAPES`.
+        block_tokens: of attention, and the distance of places for a state. `one_page` takes the smallest multiple that
+            holds a state.
         layout: `by_kind` has one group a kind. `one_page` splits kinds into groups of equally many layers, as many as
             the kind with the fewest has, whose blocks all have the bytes of one page; what does not fill it is padding.
         kv_bytes, state_bytes: a number of K and V, and of a recurrent state. Convolutions keep 2.
@@ -46,11 +49,11 @@ def groups_of(
     Raises:
         ConfigError: an unknown name, or a configuration that does not name its layers in a way known here.
     """
-    if isinstance(config, str):
-        if config not in SHAPES:
-            raise ConfigError(f"no groups are known of {config!r}; known are {', '.join(sorted(SHAPES))}")
-        config = SHAPES[config]
-    kinds = _layers(config.get("text_config", config), kv_bytes, state_bytes, num_drafts)
+    try:
+        kinds = _layers(_config(config), kv_bytes, state_bytes, num_drafts)
+    except KeyError as error:
+        raise ConfigError(f"the model's configuration has no {error}, which its groups are made from; give the "
+                          "config.json of a decoder, or a named shape") from error  # fmt: skip
     ordered = [(kind, kinds[kind]) for kind in ("full", "window", "chunk", "state") if kind in kinds]
     if layout == "by_kind":
         return tuple(
@@ -60,7 +63,7 @@ def groups_of(
         )  # fmt: skip
     attention = max((layers.num_bytes for kind, layers in ordered if kind != "state"), default=1)
     if "state" in kinds:
-        block_tokens = max(block_tokens, unified_block_tokens(kinds["state"].num_bytes, attention))
+        block_tokens = unified_block_tokens(kinds["state"].num_bytes, attention, block_tokens)
     width = min(layers.count for _, layers in ordered)
     return tuple(
         KVGroup(name=kind if layers.count <= width else f"{kind}{part}", kind=kind, length=layers.length,
@@ -68,6 +71,66 @@ def groups_of(
         for kind, layers in ordered
         for part in range(-(-layers.count // width))
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """Operations of a prefill, by kind of layer, as Marconi counts them (arXiv:2411.19379).
+
+    Of L tokens, with `width` numbers a token (d, the hidden size) and `state_width` numbers of state a channel (n): a
+    layer of attention 8 L d^2 + 4 L^2 d, an MLP 16 L d^2, a recurrent layer 12 L d^2 + 16 L d n + 10 L. Multiplication
+    and addition are two, all pairs of tokens count, and an MLP is dense and four times as wide as the model.
+
+    Attributes:
+        attention, mlp, state: layers of each. Marconi's own model has 4, 28 and 24, with d 4,096 and n 128.
+    """
+
+    attention: int
+    mlp: int
+    state: int
+    width: int
+    state_width: int
+
+    def saved(self, above: int, end: int, *, as_coded: bool = False) -> int:
+        """Operations that a state at `end` tokens spares a request that would go on from `above`. See orders.Marconi.
+
+        Args:
+            as_coded: the MLPs' term has the attention of `above` subtracted in place of its own.
+        """
+        d, n = self.width, self.state_width
+        attention = [8 * tokens * d**2 + 4 * tokens**2 * d for tokens in (above, end)]
+        of_mlp = 16 * end * d**2 - (attention[0] if as_coded else 16 * above * d**2)
+        of_state = (end - above) * (12 * d**2 + 16 * d * n + 10)
+        return self.attention * (attention[1] - attention[0]) + self.mlp * of_mlp + self.state * of_state
+
+
+def flops_of(config: Mapping[str, Any] | str) -> Flops:
+    """Of a model with full attention and states.
+
+    Raises:
+        ConfigError: an unknown name; no hidden_size; layers of other kinds, which Marconi's formula does not have.
+    """
+    config = _config(config)
+    types, width = _types(config), config.get("hidden_size")
+    if width is None or not set(types) <= {"full", "state"}:
+        raise ConfigError(f"Marconi counts layers of full attention and states and needs hidden_size, found layers "
+                          f"{sorted(set(types))} and hidden_size {width}; choose another order")  # fmt: skip
+    state_width = config.get("linear_attn_config", {}).get("head_dim") or config.get("linear_key_head_dim", 0)
+    return Flops(attention=types.count("full"), mlp=len(types), state=types.count("state"), width=width,
+                 state_width=state_width)  # fmt: skip
+
+
+def _config(config: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    """The text model's part of a configuration, of a named shape's or of a file's."""
+    if isinstance(config, str) and config not in SHAPES:
+        path = Path(config)
+        try:
+            config = json.loads((path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no groups are known of {config!r}; give a config.json or one of "
+                              f"{', '.join(sorted(SHAPES))} ({error})") from error  # fmt: skip
+    found: Any = SHAPES[config] if isinstance(config, str) else config
+    return dict(found.get("text_config", found)) if isinstance(found, Mapping) else {}
 
 
 def _layers(config: Mapping[str, Any], kv_bytes: int, state_bytes: int, num_drafts: int) -> dict[Kind, _Layers]:
@@ -127,10 +190,10 @@ def _state(config: Mapping[str, Any], state_bytes: int, num_drafts: int) -> int:
     return int(heads * key * value * state_bytes + (kernel - 1 + num_drafts) * channels * 2)
 
 
-def _qwen(num_layers: int, num_kv_heads: int, num_value_heads: int) -> dict[str, Any]:
+def _qwen(num_layers: int, width: int, num_kv_heads: int, num_value_heads: int) -> dict[str, Any]:
     """Gated delta rule in three of four layers."""
     return {
-        "num_hidden_layers": num_layers, "full_attention_interval": 4, "num_attention_heads": 16,
+        "num_hidden_layers": num_layers, "hidden_size": width, "full_attention_interval": 4, "num_attention_heads": 16,
         "num_key_value_heads": num_kv_heads, "head_dim": 256, "linear_num_key_heads": 16,
         "linear_num_value_heads": num_value_heads, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
@@ -150,11 +213,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
         "attention_chunk_size": 8192, "layer_types": (["chunked_attention"] * 3 + ["full_attention"]) * 12,
     },
-    "qwen3-next-80b": _qwen(48, 2, 32),
-    "qwen3.5-4b": _qwen(32, 4, 32),
-    "qwen3.8-27b": _qwen(64, 4, 48),
+    "qwen3-next-80b": _qwen(48, 2048, 2, 32),
+    "qwen3.5-4b": _qwen(32, 2560, 4, 32),
+    "qwen3.8-27b": _qwen(64, 5120, 4, 48),
     "kimi-linear-48b": {
-        "num_hidden_layers": 27, "num_attention_heads": 32, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "num_hidden_layers": 27, "hidden_size": 2304, "num_attention_heads": 32, "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
         "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "num_heads": 32, "head_dim": 128,
                                "short_conv_kernel_size": 4},
     },

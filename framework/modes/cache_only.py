@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from framework.config.config import Config
+from framework.config.sections import GroupOptions
 from framework.errors import ConfigError
 from framework.files.memo import remembered
+from framework.groups.named import memory_of, rule_of
+from framework.groups.optimum import bound_tokens
+from framework.groups.replay import replay_groups
+from framework.groups.shapes import groups_of
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
@@ -44,6 +50,8 @@ def cache_only(session: Session) -> dict[str, Any]:
     """Each request is one access: the mode of published hit-rate tables. See replay.reference."""
     config, start = session.config, time.perf_counter()
     options, block_size = config.replay, config.cache.block_size
+    if options.groups is not None:
+        return over_groups(session, GroupOptions.parse(options.groups))
     name, workload = workload_of(config)
     core = core_of(options.core)
     paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only)
@@ -101,11 +109,42 @@ def cache_only(session: Session) -> dict[str, Any]:
             session.explained(account)
             measured.update(account.results())
         if session.settings.requests:
-            _log_requests(session, paths, counts, tiers, account)
+            _log_requests(session, paths, counts.request_hits, tiers, account)
         if options.optimum:
             sizes = [num_blocks, *(spec.num_blocks for spec in below)]
             measured.update(_against_optima(session, paths, counts, sizes, tiers))
 
+    return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
+
+
+def over_groups(session: Session, asked: GroupOptions) -> dict[str, Any]:
+    """The same over several kinds of KV: full blocks of prompts, in bytes of all groups. See groups.replay."""
+    config, start = session.config, time.perf_counter()
+    unit, (name, workload) = config.cache.block_size, workload_of(config)
+    paths = paths_of(workload, name, unit, full_blocks_only=True)
+    groups = groups_of(asked.model, block_tokens=unit)
+    size = sum(group.block_bytes for group in groups if group.kind != "state")
+    num_bytes = size * pool_blocks(config.cache, config.replay, paths.num_nodes, size)
+    shared = {"num_blocks": num_bytes // size, "block_size": unit, "seed": config.seed}
+    rule = rule_of(asked.rule, asked.interval, asked.count)
+    memory = memory_of(
+        asked.model, asked.sharing, asked.order, lambda: build_component("eviction", config.eviction.plain(), shared),
+        num_bytes=num_bytes, unit=unit, parents=paths.parents.tolist(),
+    )  # fmt: skip
+    session.facts |= {
+        "num_skipped_lines": 0, **GuardedWorkload(workload).result(), **names_of(config, ("eviction", "workload")),
+        "num_blocks": num_bytes // size, "block_size": unit, "unique_blocks": paths.num_nodes,
+    }  # fmt: skip
+    session.begin("none")
+
+    def work() -> None:
+        counts = replay_groups(paths, memory, rule)
+        if session.settings.requests:
+            _log_requests(session, paths, counts.hits // unit)
+        best = {"bound_hit_tokens": bound_tokens(paths, groups, num_bytes)} if config.replay.optimum else {}
+        measured.update(counts.results(), num_requests=paths.num_requests, **best)
+
+    measured: dict[str, Any] = {}
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
 
 
@@ -144,11 +183,11 @@ def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
 def _log_requests(
     session: Session,
     paths: RequestPaths,
-    counts: CacheOnlyResult,
+    hits: npt.NDArray[np.integer[Any]],
     tiers: ReplayTiers | None = None,
     account: Account | None = None,
 ) -> None:
-    """`requests.jsonl`: what each request asked for and hit."""
+    """`requests.jsonl`: what each request asked for and hit, (R,) blocks."""
     assert paths.known is not None
     columns: dict[str, Sequence[Any]] = {
         "request": range(paths.num_requests),
@@ -158,9 +197,9 @@ def _log_requests(
         "category": paths.known.category,
         "arrival_s": paths.known.arrival,
         "prompt_tokens": paths.input_tokens.tolist(),
-        "cached_tokens": paths.hit_tokens(counts.request_hits).tolist(),
+        "cached_tokens": paths.hit_tokens(hits).tolist(),
         "prompt_blocks": np.diff(paths.starts).tolist(),
-        "hit_blocks": counts.request_hits.tolist(),
+        "hit_blocks": hits.tolist(),
     }
     if tiers is not None:
         for number, hits in enumerate(tiers.tier_hits.T[1:], start=1):

@@ -50,15 +50,21 @@ def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: b
     return build_paths(found.limited(trace), full_blocks_only=full_blocks_only)
 
 
-def pool_blocks(cache: CacheOptions, options: ReplayOptions, working_set: int | None = None) -> int:
-    """The pool's size: cache.num_blocks, or what replay.capacity comes to."""
+def pool_blocks(
+    cache: CacheOptions, options: ReplayOptions, working_set: int | None = None, size: int | None = None
+) -> int:
+    """The pool's size: cache.num_blocks, or what replay.capacity comes to.
+
+    Args:
+        working_set: distinct blocks of the trace. size: bytes a block; None: see `block_bytes`.
+    """
     if options.capacity is None:
         if cache.num_blocks is None:
             raise ConfigError("mode=replay needs cache.num_blocks or replay.capacity: there is no device to ask")
         return cache.num_blocks
     if working_set is None and "%" in options.capacity:
         raise ConfigError("replay.capacity as a share of the trace is for executor=cache_only; give bytes")
-    size = block_bytes(options, cache)
+    size = size or block_bytes(options, cache)
     return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size, name="replay.capacity")
 
 

@@ -31,5 +31,8 @@ METRICS: tuple[Metric, ...] = (
           "goes with it.", of="resident_bytes"),
     cache("checkpoint_bytes", "bytes", "", "states", "Of these, recurrent states.", of="resident_bytes"),
     cache("num_checkpoints", "blocks", "", "states kept", "Recurrent states that were published."),
+    cache("bound_hit_tokens", "tokens", "", "bound of hits",
+          "Prompt tokens that no sharing, rule or order could exceed with as many bytes; see framework.groups.optimum.",
+          of="prompt_tokens"),
     cache("refused_requests", "requests", "lower", "refused", "Requests that needed more blocks than the memory has."),
 )  # fmt: skip

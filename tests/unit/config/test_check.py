@@ -153,3 +153,22 @@ def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> No
     settings = {"warm_up": True, "prepack": False, "collective_timeout_s": 9.0, "cuda_graphs": False}
     (said,) = without_effect(parse({**HERE, "mode": "replay", "engine": settings}))
     assert all(f"engine.{name}=" in said for name in settings), said
+
+
+GROUPS_OF_KV = {**HERE, "mode": "replay", "executor": "cache_only", "replay": {"groups": {"model": "gemma-3-27b"}}}
+
+
+def test_groups_of_kv_are_of_a_cache_only_replay_without_what_one_group_has() -> None:
+    assert parse(GROUPS_OF_KV).replay.groups == {"model": "gemma-3-27b"}
+    refused: dict[str, dict[str, Any]] = {
+        "executor=none": {"executor": "none"}, "mode=serve": {"mode": "serve", "executor": None},
+        "allocator=radix": {"allocator": "radix"},
+        "tiers=": {"tiers": [{"store": "host", "num_blocks": 4}]}, "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
+        "run.explain": {"run": {"dir": "somewhere", "explain": True}},
+    }  # fmt: skip
+    for found, changed in refused.items():
+        with pytest.raises(ConfigError, match=found):
+            parse({**GROUPS_OF_KV, **changed})
+    for wrong, said in (({}, "model has no value"), ({"model": "x", "order": "mru"}, "coupled"), ([], "Mapping")):
+        with pytest.raises(ConfigError, match=said):
+            parse({**GROUPS_OF_KV, "replay": {"groups": wrong}})

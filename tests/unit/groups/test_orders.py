@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from groups_plain import LAYOUTS, branching, group, lru, paths_of
 
 from framework.groups.checkpoints import Dense, EveryFew, Retention
-from framework.groups.memory import OnePool, PoolPerGroup
-from framework.groups.orders import Coupled, Coverage, Quota
+from framework.groups.memory import OnePool
+from framework.groups.orders import Coupled, Coverage, Marconi, Quota
 from framework.groups.pool import GroupView
 from framework.groups.replay import replay_groups
+from framework.groups.shapes import Flops
 from framework.interfaces.eviction import EvictionPolicy
 
 PAIR = (group("full"), group("state"))
@@ -61,18 +64,51 @@ def test_a_quota_takes_from_the_group_above_its_share() -> None:
     assert held[0.6] > held[0.2], held
 
 
-def test_coverage_thins_close_states_where_lru_loses_the_beginning() -> None:
-    """The case of sglang#38000, smaller: three long chains, as many states as their chunks, a fork in the middle."""
-    chains, fork = [[seed] * 129 for seed in range(3)], [0] * 32 + [9] * 20
-    hits = {}
-    for name, of_states in (("lru", lru), ("coverage", Coverage)):
-        paths = paths_of([*chains, fork])
-        makes = iter((lru, of_states))
-        memory = PoolPerGroup(PAIR, lambda makes=makes: next(makes)(), num_bytes=1600,  # type: ignore[misc]
-                              shares=(0.9, 0.1), parents=paths.parents.tolist(), unit=4)  # fmt: skip
-        assert memory.pools[1].num_blocks == 40, "of 48 that the chains publish"
-        hits[name] = replay_groups(paths, memory, EveryFew(8)).hits.tolist()[-1]
-    assert hits == {"lru": 0, "coverage": 32}
+# FLOPs of L tokens: attention 8 L + 4 L^2, MLP 16 L, state 22 L; a state and a token's K and V have 4 and 1 bytes.
+FLOPS = Flops(attention=1, mlp=1, state=1, width=1, state_width=0)
+
+
+@pytest.mark.parametrize(
+    ("as_coded", "first", "second", "goes"),
+    # 0 to 8: 4 * 64 + 46 * 8 = 624 over 12 bytes. 8 to 16: 4 * (256 - 64) + 46 * 8 = 1,136 over 12 bytes;
+    # as coded 4 * 256 - 8 * 64 + 46 * 16 - 38 * 8 = 944 over the 20 bytes of the whole path.
+    [(False, 624 / 12, 1136 / 12, 8), (True, 624 / 12, 944 / 20, 16)],
+)
+def test_marconi_as_meant_and_as_coded_give_up_different_states(
+    as_coded: bool, first: float, second: float, goes: int
+) -> None:
+    policy = Marconi(PAIR, FLOPS, alpha=10, as_coded=as_coded)
+    one_pool(lambda: policy, [[1] * 17], 40, EveryFew(8))
+    assert (policy.efficiency(0, 8), policy.efficiency(8, 16)) == pytest.approx((first, second))
+    assert policy.view.end[policy.victim(0.0)] == goes
+    policy.alpha = 0
+    assert policy.view.end[policy.victim(0.0)] == 8, "the least recently used"
+
+
+def test_marconi_spares_forks_and_gives_up_k_and_v_that_no_state_needs() -> None:
+    policy = Marconi(PAIR, FLOPS, alpha=0)
+    memory, *_ = one_pool(lambda: policy, [[1] * 17, [1] * 8 + [2] * 9], 40, EveryFew(8))
+    pool, gone = memory.pools[0], []
+    while len(gone) < 7:
+        block = policy.victim(0.0)
+        gone.append((pool.group[block], pool.end[block]))
+        pool.discard(block)
+    leaf = [(1, 16), (0, 16), (0, 12)]
+    assert gone == [*leaf, (1, 8), *leaf], "leaves whole; the fork, which is the oldest state, once it is none"
+
+
+def test_threads_on_engines_are_replayed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(repository))
+    published = importlib.import_module("experiments.hybrid.published")
+    assert published.coverage(lru) == [0, 8192, 0, 0], "sglang#38000 before"
+    assert published.coverage(lambda: Coverage(PAIR)) == [8192, 8192, 16384, 28672], "sglang#38000"
+    path, consumed = (published.refreshed(16, 12, 48, refresh) for refresh in ("path", "consumed"))
+    assert consumed > path + 0.1, ("sglang#31643", path, consumed)
+    for units, least in ((10, 0.87), (18, 0.92)):
+        hit, dropped = (published.repeated(units, drop=drop) for drop in (False, True))
+        tokens = round(1648 * units / 0.975)
+        assert [round(hit * tokens), round(dropped * tokens)] == [1648 * units, 1648 * (units - 1)], "vllm#53670"
+        assert (round(hit, 3), least) == (0.975, int(100 * dropped) / 100), (hit, dropped)
 
 
 @pytest.mark.parametrize("refresh", ["consumed", "path"])

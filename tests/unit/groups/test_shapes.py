@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from framework.errors import ConfigError
-from framework.groups.shapes import SHAPES, groups_of
+from framework.groups.shapes import SHAPES, flops_of, groups_of
 
 EVERY = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "num_key_value_heads": 2}
 
@@ -54,6 +57,25 @@ def test_one_page_splits_kinds_into_groups_of_equal_pages() -> None:
     assert [group.kind for group in groups] == ["full", *["state"] * 3]
     assert {group.block_tokens for group in groups} == {528}
     assert groups_of("qwen3.8-27b", layout="one_page", kv_bytes=1, num_drafts=7)[0].block_tokens == 1_648
+
+
+def test_flops_are_those_of_the_layers_that_marconi_counts() -> None:
+    flops = flops_of("qwen3-next-80b")
+    assert (flops.attention, flops.state, flops.mlp, flops.width, flops.state_width) == (12, 36, 48, 2048, 128)
+    d, tokens = 2048, 100
+    expected = 12 * (8 * tokens * d**2 + 4 * tokens**2 * d) + 48 * 16 * tokens * d**2
+    assert flops.saved(0, tokens) == expected + 36 * tokens * (12 * d**2 + 16 * d * 128 + 10)
+    with pytest.raises(ConfigError, match="choose another order"):
+        flops_of("gemma-3-27b")
+
+
+def test_a_configuration_may_be_a_file_or_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["gpt-oss-120b"]))
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert groups_of(str(path)) == groups_of("gpt-oss-120b")
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
+        groups_of(str(tmp_path))
 
 
 def test_a_configuration_may_say_its_layers_in_each_known_way() -> None:
