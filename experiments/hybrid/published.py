@@ -67,7 +67,7 @@ def coverage(of_states: Callable[[], EvictionPolicy]) -> list[int]:
 
 
 def refreshed(clients: int, num_rounds: int, num_states: int, refresh: Any) -> float:
-    """The hit rate of sessions that grow by 128 tokens a round, in a drawn order; each request leaves a state at its end."""
+    """The hit rate of sessions that grow by 128 tokens a round, in a drawn order, with a state at each end."""
     draw, left = random.Random(0), dict.fromkeys(range(clients), num_rounds)
     prompts = []
     while left:
