@@ -205,10 +205,10 @@ class CheckpointTokenizer:
             raise ModelError(f"the chat template refuses these messages: {type(error).__name__}: {error}") from error
 
 
-def _joined(pieces: Iterable[str]) -> str:
+def _joined(pieces: Iterable[Any]) -> str:
     text = ""
     for piece in pieces:
-        text += piece
+        text += str(piece)
         if len(text) > _MOST_CHARACTERS:
             raise ValueError(f"its text has more than {_MOST_CHARACTERS:,} characters")
     return text
@@ -222,7 +222,10 @@ def _bounded(apply: Callable[..., Any], num_subjects: int) -> Callable[..., Any]
         for one in (*given[num_subjects:], *options.values()):
             if isinstance(one, int) and one > _MOST_CHARACTERS:
                 raise ValueError(f"{one} is no width: a text has at most {_MOST_CHARACTERS:,} characters")
-        return apply(*given, **options)
+        made = apply(*given, **options)
+        if isinstance(made, str):
+            _joined((made,))
+        return made
 
     return bounded
 
@@ -230,29 +233,56 @@ def _bounded(apply: Callable[..., Any], num_subjects: int) -> Callable[..., Any]
 def _chat_environment() -> Any:
     """Jinja as transformers sets it up (`chat_template_utils`), sandboxed: a template is a program from elsewhere.
 
-    NOTE: `run.timeout_s` ends no single call that makes gigabytes, so numbers and products are bounded before it. Texts
-    that are joined over and over are not: they end by memory.
+    NOTE: `run.timeout_s` ends no single call that makes gigabytes, so widths, products and sums are bounded before it.
+    One `join`, `replace` or `format` of arguments that are themselves millions long is not: it ends by memory.
     """
     import json
     from datetime import datetime
 
     from jinja2 import TemplateError
+    from jinja2.compiler import CodeGenerator
     from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    class Bounded(ImmutableSandboxedEnvironment):
-        """Also refuses products of a text or a list, powers and formats, which are as long as somebody likes."""
+    class Code(CodeGenerator):
+        def visit_Concat(self, node: Any, frame: Any) -> None:  # noqa: N802
+            self.write("concat((")  # the environment's, where Jinja writes its own, which nothing bounds
+            for one in node.nodes:
+                self.visit(one, frame)
+                self.write(", ")
+            self.write("))")
 
-        intercepted_binops = frozenset(("*", "**", "%"))
+    class Formatter(SandboxedFormatter):
+        def format_field(self, value: Any, format_spec: str) -> Any:
+            if re.search(r"\d{5}", format_spec):
+                raise TemplateError(f"a format of so many characters: {format_spec}")
+            return super().format_field(value, format_spec)
+
+    class Bounded(ImmutableSandboxedEnvironment):
+        """Also refuses sums and products of texts and lists, powers and formats that are too long."""
+
+        intercepted_binops = frozenset(("+", "*", "**", "%"))
+        code_generator_class = Code
+        concat = staticmethod(_joined)  # of `~`, macros and captured blocks
+
+        def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+            if super().wrap_str_format(value) is None:
+                return None
+            made = functools.partial(Formatter(self).vformat, value.__self__)
+            if value.__name__ == "format_map":
+                return lambda named: _joined((made((), named),))
+            return lambda *given, **named: _joined((made(given, named),))
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             sizes = [len(side) for side in (left, right) if hasattr(side, "__len__")]
             times = [abs(side) for side in (left, right) if isinstance(side, int)]
             if operator == "%" and isinstance(left, str) and re.search(r"%[^a-zA-Z%]*(\*|\d{5})", left):
                 raise TemplateError("a format of so many characters")
+            if operator == "+" and sum(sizes) > _MOST_CHARACTERS:
+                raise TemplateError(f"a sum of more than {_MOST_CHARACTERS:,} entries")
             if operator == "*" and sizes and times and sizes[0] * times[0] > _MOST_CHARACTERS:
                 raise TemplateError(f"a product of more than {_MOST_CHARACTERS:,} entries")
             if operator == "**" and isinstance(right, int) and abs(right) > 1024:
@@ -265,6 +295,9 @@ def _chat_environment() -> Any:
 
     environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.filters["format"] = lambda text, *given, **named: environment.call_binop(
+        None, "%", text, named or given
+    )
     for name, one in environment.filters.items():
         environment.filters[name] = _bounded(one, 2 if hasattr(one, "jinja_pass_arg") else 1)
     environment.globals["raise_exception"] = refuse
