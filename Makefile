@@ -7,6 +7,7 @@ PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check install --quiet
 # The name of this machine's benchmark baseline.
 BASELINE ?= $(shell hostname)
+BENCHES := tests/bench/test_bench_hot_paths.py tests/bench/test_bench_allocator.py
 
 run: $(VENV)/installed
 	$(PYTHON) -m framework.run $(ARGS)
@@ -53,10 +54,10 @@ bench: $(VENV)/installed-test
 	$(PYTHON) -m pytest tests/bench --benchmark-only --benchmark-disable-gc
 
 bench-save: $(VENV)/installed-test
-	$(PYTHON) tests/bench/baseline.py save $(BASELINE)
+	$(PYTHON) -m pytest $(BENCHES) --benchmark-only --benchmark-save=$(BASELINE)
 
 bench-compare: $(VENV)/installed-test
-	$(PYTHON) tests/bench/baseline.py compare $(BASELINE)
+	$(PYTHON) -m pytest $(BENCHES) --benchmark-only --benchmark-compare=*_$(BASELINE) --benchmark-compare-fail=min:10%
 
 # Needs Python 3.11 or later, torch, triton and numpy only, so it uses the python3 of the GPU machine.
 gpu:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -177,42 +176,3 @@ def test_decode_appends(benchmark, block_size: int) -> None:
     benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
     benchmark.extra_info["M decode tokens/s"] = round(max(tokens) / 1e6, 3)
     print(f"\nblocks of {block_size}: {max(tokens) / 1e6:.2f} M decode tokens/s of CPU", end="")
-
-
-_MEASURE = r"""
-import re, sys, time
-from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import replay
-from framework.workload.traces import open_trace
-from framework_builtin.eviction.lru import Lru
-from itertools import islice
-def peak(): return int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) * 1024
-path, tokens, limit, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-paths = build_paths(islice(open_trace(path, block_tokens=tokens), limit))
-read, start = peak(), time.process_time()
-result = replay(paths, Lru(), size)
-print(paths.num_references, paths.num_nodes, time.process_time() - start, read, peak())
-"""
-
-
-@pytest.mark.timeout(0)
-def test_time_and_memory_grow_linearly(benchmark, traces: Path) -> None:
-    """The agentic trace at 64-token blocks, up to its 10.6 million references, each length in a process of its own."""
-    if not (traces / AGENTIC).exists():
-        pytest.skip(f"no {AGENTIC} among the traces")
-    lines: list[str] = []
-
-    def one_round() -> None:
-        for limit in (591, 1183, 2366, 4732):
-            words = [sys.executable, "-c", _MEASURE, str(traces / AGENTIC), "64", str(limit), "100000"]
-            lines.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-
-    benchmark.pedantic(one_round, rounds=1, iterations=1)
-    for line in lines:
-        references, nodes, seconds, read, peak = (float(word) for word in line.split())
-        print(
-            f"\n{references / 1e6:6.2f} M references, {nodes / 1e3:4.0f} k blocks: {seconds:6.2f} s, "
-            f"{seconds / references * 1e6:.2f} us each; peak {peak / 2**20:4.0f} MiB, {read / 2**20:4.0f} before",
-            end="",
-        )
-    benchmark.extra_info["scaling"] = lines

@@ -77,13 +77,6 @@ def test_a_space_that_holds_nothing_is_refused(word: str) -> None:
         axes_of([f"seed={word}"])
 
 
-@pytest.mark.parametrize("words", [("../x",), ("",), ("x", "--seed", "-1")])
-def test_a_search_lies_below_its_folder(place: Path, words: tuple[str, ...], capsys: Any) -> None:
-    assert main([*words, *FIXED, *VARIED, "--trials", "1"]) == 2
-    assert "NAME is a folder's name below sweeps/" in (said := capsys.readouterr().err) or "--seed must" in said
-    assert [path.name for path in place.iterdir()] == ["trace.jsonl"], "nothing was written"
-
-
 def test_a_foreign_folder_is_not_searched_in(place: Path) -> None:
     (place / "mine").mkdir()
     (place / "mine" / "notes.txt").write_text("mine")
@@ -174,26 +167,6 @@ def test_traces_are_searched_and_another_space_or_content_begins_anew(place: Pat
     assert begun(*space) == ["space, workload.path=other.jsonl"]
 
 
-def test_a_trial_that_fails_is_reported_and_counted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework import api
-
-    real = api.run
-
-    def flaky(config: Config, **begin: Any) -> dict[str, Any]:
-        if config.eviction.name == "fifo":
-            raise KeyError("lost")
-        return real(config, **begin)
-
-    monkeypatch.setattr(api, "run", flaky)
-    best = search(plan(6))
-    assert best.num_trials == 6
-    assert 0 < best.num_failed < 6
-    assert "eviction=fifo" not in best.overrides
-    failures = list(Path("sweeps/x").glob("*/failure.json"))
-    assert failures
-    assert "lost" in failures[0].read_text()
-
-
 def test_a_search_whose_trials_all_fail_alike_stops_and_a_mended_one_goes_on(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,23 +226,6 @@ def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_h
 
 def _running_minimum(values: list[float]) -> list[float]:
     return [min(values[: count + 1]) for count in range(len(values))]
-
-
-def test_one_search_a_folder(place: Path) -> None:
-    from framework.tracking import lock
-
-    Path("sweeps/x").mkdir(parents=True)
-    code = "import sys, time, pathlib; from framework.tracking import lock; lock.acquire(pathlib.Path(sys.argv[1]));"
-    words = [sys.executable, "-c", code + "print('held', flush=True); time.sleep(60)", "sweeps/x/lock"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with pytest.raises(RunDirectoryError, match="in use"):
-            search(plan(1))
-        other.kill()
-    assert search(plan(1)).num_trials == 1
-    assert not Path("sweeps/x/lock").exists()
-    assert lock.acquire(Path("sweeps/x/lock")) is False
 
 
 def test_a_killed_search_goes_on_and_counts_no_trial_twice(tmp_path: Path) -> None:

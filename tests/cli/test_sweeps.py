@@ -37,10 +37,6 @@ COMMON = (
     "run.progress=false",
 )
 FEW = ("cache.num_blocks=8,16", "eviction=lru,fifo,random", "seed=0,1")
-MANY = (
-    "cache.num_blocks=8,12,16,24", "eviction=lru,fifo,random,lfu", "replay.leaf_first=true,false",
-    "replay.full_blocks_only=true,false",
-)  # fmt: skip
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -136,14 +132,6 @@ def test_a_killed_sweep_run_again_runs_what_is_missing_and_ends_the_same(tmp_pat
     kill_and_resume(tmp_path, FEW, kills=(4,), seed=0)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2400)
-def test_a_sweep_of_64_jobs_killed_three_times_ends_like_the_unkilled_one(tmp_path: Path) -> None:
-    rng = random.Random(time.time_ns())
-    kills = sorted(rng.sample(range(1, 57), 3))  # the last jobs might all end before a busy machine looks
-    kill_and_resume(tmp_path, MANY, kills=kills, seed=rng.randrange(1000))
-
-
 def test_off_a_terminal_a_sweep_says_a_line_a_job_and_what_was_done_before(trace: Path, command: Command) -> None:
     words = ("-m", *COMMON, "run.progress=true", "run.sweep=s", "run.report=false", "cache.num_blocks=8,12,16")
     status, _, err = command(*words, "eviction=lru")
@@ -209,28 +197,6 @@ def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, comma
     assert read_result(held)["status"] == "ok"
 
 
-def test_a_job_has_one_folder_whatever_the_order_of_its_overrides(trace: Path, command: Command) -> None:
-    words = (*COMMON, "run.sweep=s", "run.report=false")
-    assert command("-m", *words, "eviction=lru,fifo", "cache.num_blocks=8")[0] == 0
-    stamps = {path: (path / "result.json").stat().st_mtime_ns for path in finished(Path("sweeps/s"))}
-    assert command("-m", "cache.num_blocks=8", "+eviction=fifo,lru,mru", *reversed(words))[0] == 0
-    after = finished(Path("sweeps/s"))
-    assert len(after) == 3
-    assert {path: (path / "result.json").stat().st_mtime_ns for path in after if path in stamps} == stamps
-    assert all(len(path.name) <= 80 for path in after)
-
-
-def test_a_changed_configuration_is_run_again(trace: Path, command: Command, tmp_path: Path) -> None:
-    conf = tmp_path / "conf" / "experiment"
-    conf.mkdir(parents=True)
-    words = ("--config-dir", str(conf.parent), "-m", *COMMON, "+experiment=mine", "run.sweep=s", "eviction=lru,fifo")
-    for num_blocks in (8, 32):
-        (conf / "mine.yaml").write_text(f"# @package _global_\ncache:\n  num_blocks: {num_blocks}\n")
-        assert command(*words, "run.report=false")[0] == 0
-        results = [json.loads((path / "result.json").read_text()) for path in finished(Path("sweeps/s"))]
-        assert [result["num_blocks"] for result in results] == [num_blocks] * 2
-
-
 def test_jobs_whose_policy_or_trace_changed_run_again_and_the_sweep_says_why(trace: Path, elsewhere: Path) -> None:
     policy = "class Mine(ScoredPolicy):\n    def score(self, block, now):\n        return {sign} * block.last_access\n"
     words = ("cache.num_blocks=16", "eviction=ed.py:Mine,lru", "run.sweep=ed", "run.report=false")
@@ -270,17 +236,6 @@ def test_a_job_whose_result_is_damaged_is_run_again(damage: bytes, trace: Path, 
     assert command(*words)[0] == 0
     assert json.loads((hurt / "result.json").read_text())["status"] == "ok"
     assert (whole / "result.json").stat().st_mtime_ns == stamp
-
-
-def test_a_dead_process_s_lock_in_a_job_s_folder_is_taken_over(trace: Path, command: Command) -> None:
-    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo")
-    command(*words)
-    folder = finished(Path("sweeps/s"))[0]
-    (folder / "result.json").unlink()
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    (folder / "lock").write_text(json.dumps({"host": "h", "boot": boot, "pid": 2**22 + 5, "started": "1"}))
-    assert command(*words)[0] == 0
-    assert len(finished(Path("sweeps/s"))) == 2
 
 
 def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
@@ -351,14 +306,6 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
     assert "3 jobs were not run" in err, err
 
 
-def test_a_broken_plugin_among_all_does_not_lose_the_sweep(trace: Path, distribution: Any, command: Command) -> None:
-    distribution("broken", "[framework.eviction]\nbroken = broken_sweep:X\n", broken_sweep="import not_there_at_all")
-    status, out, err = command("-m", *COMMON, "run.sweep=s", "+eviction=glob([lru,fifo,broken])")
-    assert status == 0, err
-    assert "skipped: eviction 'broken'" in err
-    assert "2 runs (2 ok)" in out, out
-
-
 def test_a_sweep_over_processes_is_the_same_sweep(trace: Path, command: Command) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     words = (*COMMON, "run.sweep=s", "eviction=lru,random", "seed=0,1")
@@ -384,18 +331,6 @@ def assert_a_line_a_job(err: str, before: list[str], first: int, total: int) -> 
     assert [match and match.groups() for match in said] == [
         (str(number), str(total)) for number in range(first, total + 1)
     ], err
-
-
-def test_a_sweep_goes_on_whatever_was_imported_first(trace: Path, elsewhere: Path) -> None:
-    program = (
-        "import sys; import framework.config.hydra.multirun; from framework.run import call; "
-        "sys.exit(call(sys.argv[1:]))"
-    )
-    words = ("-m", *COMMON, "run.sweep=s", "eviction=lru,fifo", "run.progress=true", "run.report=false")
-    for said in ("1 of 2 ok", "2 of 2 done before"):
-        command = [sys.executable, "-c", program, *words]
-        done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False, timeout=200)
-        assert (done.returncode, done.stderr.startswith(said)) == (0, True), done.stderr
 
 
 def test_two_sweeps_of_one_name_at_once_share_the_jobs_and_fail_none(tmp_path: Path) -> None:
@@ -533,27 +468,6 @@ def test_an_interrupted_sweep_reports_what_it_has(
     monkeypatch.setattr(api, "run", interrupted)
     assert call(["-m", *COMMON, "run.sweep=s", "eviction=random", "seed=0,1,2,3"]) == 130
     assert "(2 ok, 1 unfinished)" in capsys.readouterr().out
-
-
-def test_a_workload_that_exits_is_a_failed_job_and_the_sweep_goes_on(command: Command, elsewhere: Path) -> None:
-    (elsewhere / "leaves.py").write_text(
-        "import sys\n"
-        "from framework.interfaces.workload import Workload, WorkloadRequest\n\n\n"
-        "class Leaves(Workload):\n"
-        "    def __init__(self, *, seed: int) -> None:\n        self.seed = seed\n\n"
-        "    def requests(self):\n"
-        "        if self.seed == 2:\n            sys.exit(0)\n"
-        "        yield WorkloadRequest(prompt=[1, 2, self.seed], output_tokens=1)\n"
-    )
-    words = ("mode=replay", "workload=leaves.py:Leaves", "cache.num_blocks=8", "run.progress=false", "run.report=false")
-    status, _, err = command("-m", *words, "seed=1,2,3,4", "run.sweep=s")
-    assert status == 1
-    assert "workload Leaves.requests: raised SystemExit(0)" in err, err
-    ended = sorted(read_result(path.parent)["status"] for path in Path("sweeps/s").glob("*/result.json"))
-    assert ended == ["failed", "ok", "ok", "ok"]
-    status, _, err = command(*words, "seed=2", "run.dir=one")
-    assert status == 1, err
-    assert err.count("\n") == 1, err
 
 
 def test_a_directory_for_one_run_is_refused_for_a_sweep(command: Command, elsewhere: Path) -> None:

@@ -45,32 +45,7 @@ class RemembersOldTenancy(SlowLru):
         self.gone.add(block)
 
 
-class CandidateWhenAdmitted(SlowLru):
-    """Breaks: a published block is in use until it is released."""
-
-    def admit(self, blocks, now):
-        self.candidates |= set(blocks)
-
-
-class KeepsDroppedBlocks(SlowLru):
-    """Breaks: a block that a reset drops while it is in use is no candidate, now or later."""
-
-    def evicted(self, block, now):
-        if block in self.candidates:
-            self.candidates.discard(block)
-        else:
-            self.candidates.add(block)
-
-
 SHARED_STATE: set[int] = set()
-
-
-class SharesStateBetweenInstances(SlowLru):
-    """Breaks: two caches in one process do not know each other."""
-
-    def attach(self, blocks):
-        super().attach(blocks)
-        self.candidates = SHARED_STATE
 
 
 class ListLru(SlowLru):
@@ -99,17 +74,6 @@ class ListLru(SlowLru):
             self.order.remove(block)
 
 
-class RemembersEvictedIds(ScoredPolicy):
-    """Breaks: an id that was evicted and is reused names other content."""
-
-    def attach(self, blocks):
-        super().attach(blocks)
-        self.seen: dict[int, int] = {}
-
-    def score(self, block, now):
-        return self.seen.setdefault(block.id, len(self.seen))
-
-
 class ForgetsTheOrderOfHits(SlowLru):
     """Breaks: a list is deepest block first. A set of ids has another order."""
 
@@ -130,42 +94,6 @@ class ForgetsTheOrderOfHits(SlowLru):
         self.uses.pop(block, None)
 
 
-class SaysItIsAStack(SlowFifo):
-    """Breaks: a recency stack counts hits."""
-
-    recency_stack = True
-
-
-class ReadsTheTime(ScoredPolicy):
-    """Breaks: a score that changes with time declares time_varying."""
-
-    def score(self, block, now):
-        return block.hits / (1.0 + now)
-
-
-class RaisesBeyondBlock100(ScoredByAge):
-    """Breaks: a pool has any number of blocks."""
-
-    def score(self, block, now):
-        if block.id > 100:
-            raise IndexError(block.id)
-        return super().score(block, now)
-
-
-class ReportsItsCandidates(SlowLru):
-    """Breaks: facts are texts and finite numbers."""
-
-    def facts(self):
-        return {"candidates": set(self.candidates)}
-
-
-class RaisesWhenAsked(SlowLru):
-    """Breaks: facts can be asked for at any time."""
-
-    def facts(self):
-        return {"oldest": min(self.candidates)}
-
-
 class ForgetsWhenAsked(SlowLru):
     """Breaks: facts change nothing."""
 
@@ -184,6 +112,12 @@ class ForgetsWhenAsked(SlowLru):
 
 
 RANDOM = kit.check_random_histories
+
+
+def wrong(name, check, base=SlowLru, **methods):
+    """A sound policy with these members in place of its own, and the check that must catch it."""
+    return type(name, (base,), methods), check
+
 
 MUTANTS = [
     (bad.NamesPinned, kit.check_a_pinned_block_is_no_victim),
@@ -208,20 +142,29 @@ MUTANTS = [
     (bad.EmptyNone, kit.check_an_empty_policy_says_so),
     (bad.WritesFacts, RANDOM),
     (RemembersOldTenancy, kit.check_an_evicted_block_may_return),
-    (CandidateWhenAdmitted, kit.check_an_empty_policy_says_so),
-    (KeepsDroppedBlocks, kit.check_dropped_blocks_are_forgotten),
-    (SharesStateBetweenInstances, kit.check_two_instances_evict_alike),
-    (RemembersEvictedIds, kit.check_contents_decide_and_not_ids),
     (ForgetsTheOrderOfHits, kit.check_contents_decide_and_not_ids),
-    (SaysItIsAStack, kit.check_a_recency_stack_is_one),
-    (ReadsTheTime, kit.check_a_score_that_reads_the_time_says_so),
-    (RaisesBeyondBlock100, kit.check_a_large_pool),
-    (ReportsItsCandidates, kit.check_facts_are_plain_and_change_nothing),
-    (RaisesWhenAsked, kit.check_facts_are_plain_and_change_nothing),
     (ForgetsWhenAsked, kit.check_facts_are_plain_and_change_nothing),
     (SlowLru, kit.check_work_does_not_grow_with_the_pool),
     (ListLru, kit.check_work_does_not_grow_with_the_pool),
-]
+    wrong("CandidateWhenAdmitted", kit.check_an_empty_policy_says_so,
+          admit=lambda self, blocks, now: self.candidates.update(blocks)),
+    wrong("KeepsDroppedBlocks", kit.check_dropped_blocks_are_forgotten,
+          evicted=lambda self, block, now: self.candidates.symmetric_difference_update([block])),
+    wrong("SharesStateBetweenInstances", kit.check_two_instances_evict_alike, attach=lambda self, blocks:
+          (SlowLru.attach(self, blocks), setattr(self, "candidates", SHARED_STATE))),
+    wrong("RemembersEvictedIds", kit.check_contents_decide_and_not_ids, ScoredPolicy,
+          attach=lambda self, blocks: (ScoredPolicy.attach(self, blocks), setattr(self, "seen", {})),
+          score=lambda self, block, now: self.seen.setdefault(block.id, len(self.seen))),
+    wrong("SaysItIsAStack", kit.check_a_recency_stack_is_one, SlowFifo, recency_stack=True),
+    wrong("ReadsTheTime", kit.check_a_score_that_reads_the_time_says_so, ScoredPolicy,
+          score=lambda self, block, now: block.hits / (1.0 + now)),
+    wrong("RaisesBeyondBlock100", kit.check_a_large_pool, ScoredByAge, score=lambda self, block, now:
+          ScoredByAge.score(self, block, now) if block.id <= 100 else {}[block.id]),
+    wrong("ReportsItsCandidates", kit.check_facts_are_plain_and_change_nothing,
+          facts=lambda self: {"candidates": set(self.candidates)}),
+    wrong("RaisesWhenAsked", kit.check_facts_are_plain_and_change_nothing,
+          facts=lambda self: {"oldest": min(self.candidates)}),
+]  # fmt: skip
 
 
 def name_of(value):

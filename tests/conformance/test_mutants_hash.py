@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from framework.interfaces.hash import DigestScheme
+from framework.interfaces.hash import DigestScheme, HashScheme
 from framework.testing import adversarial as bad
 from framework.testing import hash as kit
 from framework.testing.driver import Violation
@@ -20,109 +20,31 @@ class Weak(DigestScheme):
         return hashlib.sha256(data).digest()[:8]
 
 
-class IgnoresTheNamespace(bad.ReferenceHash):
-    def root(self, namespace, block_size):
-        return self.digest(block_size.to_bytes(8, "little"))
+def one_by_one(self, parent, tokens, block_size):
+    """`blocks` by the scheme's own `block`."""
+    return HashScheme.blocks(self, parent, tokens, block_size)
 
 
-class IgnoresTheAdapter(bad.ReferenceHash):
-    def root(self, namespace, block_size):
-        return super().root(type(namespace)(namespace.model, "", namespace.salt), block_size)
+def wrong(name, check, base=bad.ReferenceHash, **methods):
+    """A sound scheme with these methods in place of its own, and the check that must catch it."""
+    if "block" in methods:
+        methods.setdefault("blocks", one_by_one)
+    return type(name, (base,), methods), check
 
 
-class IgnoresTheBlockSize(bad.ReferenceHash):
-    def root(self, namespace, block_size):
-        return self.digest(namespace.encode())
-
-
-class RunsFieldsTogether(bad.ReferenceHash):
-    """("ab", "") and ("a", "b") are one namespace."""
-
-    def root(self, namespace, block_size):
-        text = namespace.model + namespace.adapter + namespace.salt
-        return self.digest(block_size.to_bytes(8, "little") + text.encode())
-
-
-class SeparatesFieldsByZero(bad.ReferenceHash):
-    r"""("a\0", "b") and ("a", "\0b") are one namespace."""
-
-    def root(self, namespace, block_size):
-        text = "\0".join((namespace.model, namespace.adapter, namespace.salt))
-        return self.digest(block_size.to_bytes(8, "little") + text.encode())
-
-
-class IgnoresTheParent(Weak):
-    def block(self, parent, tokens):
-        return self.digest(tokens.tobytes())
-
-    def blocks(self, parent, tokens, block_size):
-        return super(DigestScheme, self).blocks(parent, tokens, block_size)
-
-
-class IgnoresTheOrder(Weak):
-    def block(self, parent, tokens):
-        return super().block(parent, np.sort(tokens))
-
-    def blocks(self, parent, tokens, block_size):
-        return super(DigestScheme, self).blocks(parent, tokens, block_size)
-
-
-class SumsPolynomially(Weak):
+def polynomial(self, parent, tokens):
     """Base 31: t[j] + 31 and t[j + 1] - 1 cancel."""
-
-    def block(self, parent, tokens):
-        value = int.from_bytes(parent, "little")
-        for token in tokens.tolist():
-            value = (value * 31 + token) % 2**64
-        return value.to_bytes(8, "little")
-
-    def blocks(self, parent, tokens, block_size):
-        return super(DigestScheme, self).blocks(parent, tokens, block_size)
+    value = int.from_bytes(parent, "little")
+    for token in tokens.tolist():
+        value = (value * 31 + token) % 2**64
+    return value.to_bytes(8, "little")
 
 
-class TruncatesTokens(Weak):
-    """Token ids as 16 bits: 65536 is 0."""
-
-    def block(self, parent, tokens):
-        return self.digest(parent + tokens.astype(np.uint16).tobytes())
-
-    def blocks(self, parent, tokens, block_size):
-        return super(DigestScheme, self).blocks(parent, tokens, block_size)
-
-
-class NamesPartialBlocks(bad.ReferenceHash):
-    def blocks(self, parent, tokens, block_size):
-        names = super().blocks(parent, tokens, block_size)
-        if len(tokens) % block_size:
-            names.append(self.block(names[-1] if names else parent, tokens[len(names) * block_size :]))
-        return names
-
-
-class ForgetsToChain(bad.ReferenceHash):
-    """blocks() hangs every block on the first parent."""
-
-    def blocks(self, parent, tokens, block_size):
-        starts = range(0, len(tokens) - block_size + 1, block_size)
-        return [self.block(parent, tokens[start : start + block_size]) for start in starts]
-
-
-class NamesDifferInLength(bad.ReferenceHash):
-    def digest(self, data):
-        return super().digest(data).lstrip(b"\x00\x01\x02\x03\x04\x05\x06\x07")
-
-
-class ClaimsResistanceWithFewBits(bad.Truncated):
-    collision_resistant = True
-
-
-class ClaimsResistanceAndCollides(bad.ReferenceHash):
-    """Digest of a sum: long, and colliding."""
-
-    def block(self, parent, tokens):
-        return self.digest(parent + int(tokens.sum()).to_bytes(8, "little"))
-
-    def blocks(self, parent, tokens, block_size):
-        return super(DigestScheme, self).blocks(parent, tokens, block_size)
+def names_partial_blocks(self, parent, tokens, block_size):
+    names = bad.ReferenceHash.blocks(self, parent, tokens, block_size)
+    if len(tokens) % block_size:
+        names.append(self.block(names[-1] if names else parent, tokens[len(names) * block_size :]))
+    return names
 
 
 class Remembers(Weak):
@@ -135,37 +57,48 @@ class Remembers(Weak):
         return self.seen
 
 
-class FailsOnReadOnly(bad.ReferenceHash):
-    def blocks(self, parent, tokens, block_size):
-        tokens += 0
-        return super().blocks(parent, tokens, block_size)
-
-
+LENGTH, FIELDS, ORDER = (
+    kit.check_names_are_bytes_of_one_length,
+    kit.check_namespace_and_block_size_matter,
+    kit.check_prefix_order_and_content_matter,
+)
 MUTANTS = {
-    bad.NamesAreText: kit.check_names_are_bytes_of_one_length,
-    bad.NamesAreNumbers: kit.check_names_are_bytes_of_one_length,
-    bad.NamesAreNone: kit.check_names_are_bytes_of_one_length,
+    bad.NamesAreText: LENGTH,
+    bad.NamesAreNumbers: LENGTH,
+    bad.NamesAreNone: LENGTH,
     bad.OneNameShort: kit.check_one_call_equals_many,
     bad.Fickle: kit.check_naming_is_pure,
     bad.MutatesTokens: kit.check_tokens_are_left_alone,
     bad.ProcessHash: kit.check_processes_agree,
-    IgnoresTheNamespace: kit.check_namespace_and_block_size_matter,
-    IgnoresTheAdapter: kit.check_namespace_and_block_size_matter,
-    IgnoresTheBlockSize: kit.check_namespace_and_block_size_matter,
-    RunsFieldsTogether: kit.check_namespace_and_block_size_matter,
-    SeparatesFieldsByZero: kit.check_namespace_and_block_size_matter,
-    IgnoresTheParent: kit.check_prefix_order_and_content_matter,
-    IgnoresTheOrder: kit.check_prefix_order_and_content_matter,
-    SumsPolynomially: kit.check_prefix_order_and_content_matter,
-    TruncatesTokens: kit.check_prefix_order_and_content_matter,
-    NamesPartialBlocks: kit.check_one_call_equals_many,
-    ForgetsToChain: kit.check_one_call_equals_many,
-    NamesDifferInLength: kit.check_names_are_bytes_of_one_length,
-    ClaimsResistanceWithFewBits: kit.check_resistant_schemes_do_not_collide,
-    ClaimsResistanceAndCollides: kit.check_resistant_schemes_do_not_collide,
     Remembers: kit.check_naming_is_pure,
-    FailsOnReadOnly: kit.check_tokens_are_left_alone,
-}
+} | dict([
+    wrong("IgnoresTheNamespace", FIELDS,
+          root=lambda self, namespace, block_size: self.digest(block_size.to_bytes(8, "little"))),
+    wrong("IgnoresTheAdapter", FIELDS, root=lambda self, namespace, block_size: bad.ReferenceHash.root(
+          self, type(namespace)(namespace.model, "", namespace.salt), block_size)),
+    wrong("IgnoresTheBlockSize", FIELDS, root=lambda self, namespace, block_size: self.digest(namespace.encode())),
+    # ("ab", "") and ("a", "b") are one namespace; so are ("a\0", "b") and ("a", "\0b") with a separator of zero.
+    *(wrong(name, FIELDS, root=lambda self, namespace, block_size, zero=zero: self.digest(
+          block_size.to_bytes(8, "little") + zero.join((namespace.model, namespace.adapter, namespace.salt)).encode()))
+      for name, zero in (("RunsFieldsTogether", ""), ("SeparatesFieldsByZero", "\0"))),
+    wrong("IgnoresTheParent", ORDER, Weak, block=lambda self, parent, tokens: self.digest(tokens.tobytes())),
+    wrong("IgnoresTheOrder", ORDER, Weak, block=lambda self, parent, tokens: Weak.block(self, parent, np.sort(tokens))),
+    wrong("SumsPolynomially", ORDER, Weak, block=polynomial),
+    wrong("TruncatesTokens", ORDER, Weak,  # 65536 is 0
+          block=lambda self, parent, tokens: self.digest(parent + tokens.astype(np.uint16).tobytes())),
+    wrong("NamesPartialBlocks", kit.check_one_call_equals_many, blocks=names_partial_blocks),
+    wrong("ForgetsToChain", kit.check_one_call_equals_many, blocks=lambda self, parent, tokens, block_size: [
+          self.block(parent, tokens[start : start + block_size])
+          for start in range(0, len(tokens) - block_size + 1, block_size)]),
+    wrong("NamesDifferInLength", LENGTH,
+          digest=lambda self, data: bad.ReferenceHash.digest(self, data).lstrip(bytes(range(8)))),
+    wrong("ClaimsResistanceWithFewBits", kit.check_resistant_schemes_do_not_collide, bad.Truncated,
+          collision_resistant=True),
+    wrong("ClaimsResistanceAndCollides", kit.check_resistant_schemes_do_not_collide,
+          block=lambda self, parent, tokens: self.digest(parent + int(tokens.sum()).to_bytes(8, "little"))),
+    wrong("FailsOnReadOnly", kit.check_tokens_are_left_alone, blocks=lambda self, parent, tokens, block_size:
+          bad.ReferenceHash.blocks(self, parent, tokens.__iadd__(0), block_size)),
+])  # fmt: skip
 
 
 @pytest.mark.parametrize("check", kit.hash_checks, ids=lambda check: check.__name__)

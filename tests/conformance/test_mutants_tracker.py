@@ -33,58 +33,12 @@ class Lines(Tracker):
         self.lines = None
 
 
-class SumsNumbers(Lines):
-    """None is no number."""
+class Remembers(Lines):
+    """Right: knows where the run's files are."""
 
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        sum(metrics.values())
-
-
-class HasRoomForFive(Lines):
-    """The first steps are well."""
-
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        super().log(step, metrics)
-        if self.lines is not None and len(self.lines) > 5:
-            raise BufferError("full")
-
-
-class CannotFail(Lines):
-    def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
-        super().finish({"rate": summary["hit_rate"]})
-
-
-class ClosesWhatWasNeverOpened(Lines):
-    def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
-        assert self.lines is not None
-        self.lines.clear()
-
-
-class TakesTheMetrics(Lines):
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        metrics.pop("live_slots", None)  # type: ignore[attr-defined]
-
-
-class AddsToTheSummary(Lines):
-    def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
-        summary["url"] = "https://example.org"  # type: ignore[index]
-
-
-class WritesTheResultAnew(Lines):
     def start(self, config: Mapping[str, Any], folder: Path, label: RunLabel) -> None:
         super().start(config, folder, label)
         self.folder = folder
-
-    def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
-        if self.lines is not None:
-            (self.folder / "result.json").write_text("{}")
-
-
-class SweepsTheFolder(WritesTheResultAnew):
-    def finish(self, summary: Mapping[str, Any], *, failed: bool = False) -> None:
-        if self.lines is not None:
-            shutil.rmtree(self.folder)
-            self.folder.mkdir()
 
 
 class OneRunAtATime(Lines):
@@ -104,17 +58,31 @@ class OneRunAtATime(Lines):
         self.running.clear()
 
 
+def wrong(name: str, check: Any, base: type[Lines] = Lines, **methods: Any) -> tuple[type[Tracker], Any]:
+    """A right tracker with these methods in place of its own, and the check that must catch it."""
+    return type(name, (base,), methods), check
+
+
 MUTANTS = [
-    (HasRoomForFive, kit.check_it_follows_a_run),
-    (SumsNumbers, kit.check_it_follows_a_run),
-    (CannotFail, kit.check_it_follows_a_failed_run),
-    (ClosesWhatWasNeverOpened, kit.check_a_run_that_never_started_can_finish),
-    (TakesTheMetrics, kit.check_what_it_is_given_stays),
-    (AddsToTheSummary, kit.check_what_it_is_given_stays),
-    (WritesTheResultAnew, kit.check_the_files_of_the_run_stay),
-    (SweepsTheFolder, kit.check_the_files_of_the_run_stay),
+    wrong("HasRoomForFive", kit.check_it_follows_a_run, log=lambda self, step, metrics:
+          Lines.log(self, step, metrics) if len(self.lines) < 5 else {}["full"]),
+    wrong("SumsNumbers", kit.check_it_follows_a_run, log=lambda self, step, metrics: sum(metrics.values())),
+    wrong("CannotFail", kit.check_it_follows_a_failed_run, finish=lambda self, summary, failed=False:
+          Lines.finish(self, {"rate": summary["hit_rate"]})),
+    wrong("ClosesWhatWasNeverOpened", kit.check_a_run_that_never_started_can_finish,
+          finish=lambda self, summary, failed=False: self.lines.clear()),
+    wrong("TakesTheMetrics", kit.check_what_it_is_given_stays,
+          log=lambda self, step, metrics: metrics.pop("live_slots", None)),
+    wrong("AddsToTheSummary", kit.check_what_it_is_given_stays,
+          finish=lambda self, summary, failed=False: summary.update(url="https://example.org")),
+    wrong("WritesTheResultAnew", kit.check_the_files_of_the_run_stay, Remembers,
+          finish=lambda self, summary, failed=False:
+          self.lines and (self.folder / "result.json").write_text("{}")),
+    wrong("SweepsTheFolder", kit.check_the_files_of_the_run_stay, Remembers,
+          finish=lambda self, summary, failed=False:
+          self.lines and (shutil.rmtree(self.folder), self.folder.mkdir())),
     (OneRunAtATime, kit.check_two_runs_at_once_stay_apart),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=lambda one: getattr(one, "__name__", str(one)))

@@ -23,7 +23,6 @@ OVER_MODULES = {
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
     "guard/test_only_guards_call_plugins.py": "a run in which every plugin looks at who calls it",
     "engine/test_window.py": "sliding windows, from an engine's option to the blocks that its rows keep",
-    "guard/test_wrapped_faults.py": "faults of a policy or hash scheme inside an allocator, hook by hook",
     "paged/test_admission.py": "policies that decline content, in allocators, replay and the native core",
     "paged/test_adversaries.py": "policies and hash schemes that misbehave, in every allocator",
     "paged/test_duplicates.py": "equal contents in several blocks, in the index and in allocators that keep them",
@@ -40,8 +39,8 @@ OVER_MODULES = {
 }
 """Test file -> what it tests that no single module does."""
 
-NO_ROOMS = {"bench", "experiments"}
-"""Folders of tests of what lies outside the packages: tests/bench and experiments/."""
+NO_ROOMS = {"experiments"}
+"""Folders of tests of what lies outside the packages: experiments/."""
 
 
 def modules(repository: Path) -> set[str]:

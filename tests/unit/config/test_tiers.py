@@ -82,23 +82,6 @@ def ran(folder: Path, **changes: Any) -> dict[str, Any]:
     return run({**config, **changes})
 
 
-def test_hits_and_bytes_of_each_tier_are_in_the_result(tmp_path: Path) -> None:
-    found = ran(tmp_path, tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 4}])
-    block = 512 * 2 * 32 * 8 * 128 * 2  # K and V of llama-3.1-8b in bfloat16
-    assert (found["tier0_hit_blocks"], found["tier1_hit_blocks"], found["hit_blocks"]) == (0, 3, 3)
-    assert (found["tier1_bytes_in"], found["tier1_bytes_out"]) == (8 * block, 3 * block)
-    assert found["tier1_unread_blocks"] == 5
-    assert found["optimum_hit_blocks"] == 3
-    assert "over tiers" in found["optimum_rules"]
-    assert found["tiering"] == "on_eviction"
-
-
-def test_without_tiers_a_result_says_nothing_of_them(tmp_path: Path) -> None:
-    found = ran(tmp_path)
-    assert not [key for key in found if key.startswith("tier")]
-    assert found["hit_blocks"] == 0
-
-
 def test_a_pool_whose_policy_declines_content_takes_no_tiers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="eviction=optimum may decline"):
         ran(tmp_path, eviction="optimum", tiers=[HOST])

@@ -135,13 +135,6 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(
     assert not (tmp_path / "new").exists(), "nothing stands where a result would"
 
 
-def test_results_are_rewritten_after_every_step(script: Any, session: Any, tmp_path: Path) -> None:
-    for number in range(3):
-        session.record("grid", {"step": str(number), "status": "ok"})
-        assert len(json.loads((tmp_path / "results.json").read_text())["parts"]["grid"]) == number + 1
-    assert (tmp_path / "logs.tar.gz").stat().st_size > 0
-
-
 def test_a_step_out_of_time_is_stopped_with_its_children_and_what_it_printed_is_kept(
     script: Any, session: Any, tmp_path: Path
 ) -> None:
@@ -206,109 +199,6 @@ def test_rows_of_the_grid_carry_registers_and_spills_of_what_was_launched(reposi
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout) == [{}, 1, {"decode_n_regs": [106], "decode_n_spills": [2]}]
-
-
-@pytest.mark.parametrize(
-    ("source", "tools", "lacking"),
-    [
-        ("mod = compile_module_from_src(", {"gcc": "/usr/bin/gcc"}, ["Python's headers"]),
-        ("mod = compile_module_from_src(", {}, ["a C compiler", "Python's headers"]),
-        ("launchers come built", {}, []),
-    ],
-)
-def test_a_triton_that_builds_its_launchers_needs_a_compiler_and_headers(
-    source: str, tools: dict[str, str], lacking: list[str], repository: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
-    surroundings = load(repository, "surroundings", monkeypatch)
-    driver = tmp_path / "triton" / "backends" / "nvidia" / "driver.py"
-    driver.parent.mkdir(parents=True)
-    driver.write_text(source)
-    (tmp_path / "triton" / "__init__.py").touch()
-    found = importlib.util.spec_from_file_location("triton", tmp_path / "triton" / "__init__.py")
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(surroundings.importlib.util, "find_spec", lambda name: found)
-    monkeypatch.setattr(surroundings.shutil, "which", tools.get)
-    monkeypatch.setattr(surroundings.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path / "include")})
-    assert [text.split(" (")[0] for text in surroundings.lacking_for_launches()] == lacking
-    (tmp_path / "include").mkdir()
-    (tmp_path / "include" / "Python.h").touch()
-    assert "Python's headers" not in str(surroundings.lacking_for_launches())
-
-
-def result(share: float, status: str = "ok") -> dict[str, Any]:
-    row = {
-        "backend": "triton",
-        "cell": "decode 32 x 8192",
-        "block_size": 16,
-        "share_of_ceiling": share,
-        "time_s": 1 / share,
-    }
-    return {"parts": {"grid": [{"step": "triton", "status": status, "rows": [row]}]}}
-
-
-def test_two_results_are_compared_cell_by_cell(repository: Path, monkeypatch: Any) -> None:
-    compare = load(repository, "compare", monkeypatch)
-    (line,) = compare.lines(result(0.4), result(0.8))
-    assert "0.4 | 0.8; B is 2.000 times as fast" in line
-    assert compare.regressions(result(0.4), result(0.8, "failed")) == ["grid triton: ok | failed"]
-    (line,) = compare.lines(result(0.4), {"parts": {}})
-    assert line.endswith("only in A")
-
-
-def test_each_step_says_what_it_found(repository: Path, monkeypatch: Any) -> None:
-    headline = load(repository, "headlines", monkeypatch).headline
-    steps: dict[str, tuple[list[dict[str, Any]], str]] = {
-        "machine": (
-            [{"ceilings": {"bfloat16": {"bytes_per_s": 4.3e12, "flops_per_s": 7.9e14}}}],
-            "bfloat16 4300 GB/s, 790 TFLOP/s",
-        ),
-        "replay": (
-            [{"ok": True, "replayed": True}, {"ok": False, "replayed": True}, {"backend": "triton"}],
-            "1 of 2 within the allowed error, 2 from a CUDA graph",
-        ),
-        "precompile": (
-            [{"status": "ok", "spills": 0}, {"status": "ok", "spills": 8}, {"status": "failed"}],
-            "2 kernels compiled, 1 spill, 1 failed",
-        ),
-        "grid": (
-            [{"share_of_ceiling": 0.5}, {"share_of_ceiling": 0.91}, {"status": "failed"}],
-            "2 cells, 50% to 91% of the ceiling, 1 without a time",
-        ),
-        "serve": (
-            [{"output_tokens_per_s": 1234.5, "timed_compiles": 0}],
-            "1234 tokens/s, 0 kernels compiled in the timed pass",
-        ),
-        "tiers": (
-            [{"link": "host", "read_bytes_per_s": 5e10}, {"copies": "out", "slowdown": 0.031}],
-            "host: 50 GB/s read, copies out: steps +3.1%",
-        ),
-    }
-    for part, (rows, clause) in steps.items():
-        assert headline(part, {"rows": rows}) == clause, part
-        assert headline(part, {"rows": []}) == headline(part, {}) == "", part
-    counts = {"tests": 91, "failures": 1, "errors": 1, "skipped": 2}
-    endless = {"link": "host", "read_bytes_per_s": None}
-    assert headline("tiers", {"rows": [endless]}) == "host: any GB/s read"
-    assert headline("kit", {"rows": [], "counts": counts}) == "91 tests, 2 failed, 2 skipped"
-
-
-def test_a_comparison_says_which_is_which_and_refuses_what_is_no_result(
-    repository: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    compare = load(repository, "compare", monkeypatch)
-    for name, share in (("a", 0.4), ("b", 0.8)):
-        found = {"versions": {}, "date": f"of {name}", "commit": "c0ffee" * 4, "dry_run": name == "b", **result(share)}
-        (tmp_path / name).write_text(json.dumps(found))
-    monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert compare.main() == 0
-    first, second, dry, *_ = capsys.readouterr().out.splitlines()
-    assert first == f"A: of a, c0ffeec0f, no device: {tmp_path / 'a'}"
-    assert second == f"B: of b, c0ffeec0f, no device, dry run: {tmp_path / 'b'}"
-    assert "mean nothing" in dry
-    for content in ("{", "[]", "{}"):
-        (tmp_path / "b").write_text(content)
-        assert compare.main() == 2
-        assert str(tmp_path / "b") in capsys.readouterr().err
 
 
 def test_a_dry_run_fits_links_and_compares_steps_with_and_without_copies(

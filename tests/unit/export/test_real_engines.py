@@ -1,4 +1,4 @@
-"""Our policies inside vLLM's and SGLang's own cache code: what they evict there is what they evict in our replay.
+"""Our policies inside vLLM's own cache code: what they evict there is what they evict in our replay.
 
 Tried with vllm 0.33.0 and sglang 0.5.23; `pip install --no-deps vllm sglang`, see installed_engines.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from installed_engines import SGLANG, VLLM, executed
 
 from framework import registry
 from framework.errors import Unsupported
-from framework.export import as_sglang, as_vllm
+from framework.export import as_vllm
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest
@@ -53,7 +51,7 @@ def chains(length: int) -> list[Prompt]:
     return [tuple(100 * group + depth for depth in range(1 + group % 3)) for group in groups]
 
 
-def in_replay(prompts: Sequence[Prompt], policy: str, *, leaf_first: bool = False) -> tuple[list[int], list[Any]]:
+def in_replay(prompts: Sequence[Prompt], policy: str) -> tuple[list[int], list[Any]]:
     """Hit blocks of each prompt, and (request, path to the block that went), in order, by our own replay."""
     numbers: dict[Prompt, int] = {}
     requests = []
@@ -70,7 +68,6 @@ def in_replay(prompts: Sequence[Prompt], policy: str, *, leaf_first: bool = Fals
         build_paths(requests),
         registry.build("eviction", policy, {}, {"num_blocks": CAPACITY, "block_size": 16, "seed": 0}),
         CAPACITY,
-        leaf_first=leaf_first,
         on_evict=lambda request, node: gone.append((request, nodes[node])),
     )
     return found.request_hits.tolist(), gone
@@ -142,77 +139,6 @@ def test_the_signatures_are_those_our_class_was_written_for(vllm: dict[str, Any]
     made = as_vllm("lru")(4)
     assert isinstance(made, real)
     assert made.evict(0, set()) == []
-
-
-class Radix:
-    """SGLang's RadixCache with pages of a token, called as its scheduler does: match, lock, evict, insert, unlock."""
-
-    def __init__(self, sglang: dict[str, Any], strategy: Any = None) -> None:
-        self.radix, self.base = sglang["radix_cache"], sglang["base_prefix_cache"]
-        self.number, self.gone = -1, []
-        self.tree = self.radix.RadixCache.create_simulated(
-            mock_allocator=SimpleNamespace(device="cpu", free_segment=lambda value, start_pos: None)
-        )
-        self.tree.update_eviction_metrics = lambda *_: None
-        if strategy is not None:
-            self.tree.eviction_strategy = strategy
-        forget = self.tree._delete_leaf
-        self.tree._delete_leaf = lambda node: (self.gone.append((self.number, self.path(node))), forget(node))
-
-    def path(self, node: Any) -> Prompt:
-        above = self.path(node.parent) if node.parent is not None else ()
-        return (*above, *node.key.token_ids)
-
-    def resident(self, prompt: Prompt) -> int:
-        """Leading tokens in the tree, which is not touched."""
-        node, found = self.tree.root_node, 0
-        while found < len(prompt) and prompt[found] in node.children:
-            node, found = node.children[prompt[found]], found + 1
-        return found
-
-    def request(self, prompt: Prompt) -> int:
-        self.number += 1
-        tree, base = self.tree, self.base
-        key = self.radix.RadixKey(array("q", prompt))
-        match = tree.match_prefix(base.MatchPrefixParams(key=key))
-        found = int(match.device_prefix_len)
-        tree.inc_lock_ref(match.last_device_node)
-        lacking = tree.total_size() + len(prompt) - found - CAPACITY
-        if lacking > 0:
-            tree.evict(base.EvictParams(num_tokens=lacking))
-        tree.insert(base.InsertParams(key=key))
-        tree.dec_lock_ref(match.last_device_node)
-        return found
-
-
-def grown(radix: Radix, length: int) -> tuple[list[Prompt], list[int]]:
-    """Conversations that go on by a token from where the tree still knows them: a node is a token, as in our replay."""
-    draw, prompts = random.Random(5), []
-    hits = []
-    for _ in range(length):
-        talk = int(draw.paretovariate(0.6)) % 9
-        whole = tuple(100 * talk + turn for turn in range(6))
-        known = radix.resident(whole)
-        prompts.append(whole[: min(known + 1, len(whole))] if draw.random() < 0.7 else whole[: max(1, known)])
-        hits.append(radix.request(prompts[-1]))
-    return prompts, hits
-
-
-@pytest.mark.parametrize("policy", ["lru", "leaf_lru", "fifo", "mru", "length_aware"])
-def test_sglangs_tree_evicts_what_our_replay_evicts(policy: str, sglang: dict[str, Any]) -> None:
-    radix = Radix(sglang, as_sglang(policy, num_blocks=CAPACITY))
-    prompts, hits = grown(radix, 600)
-    expected_hits, expected = in_replay(prompts, policy, leaf_first=True)
-    assert sum(hits) > 0
-    assert len(radix.gone) > 100, "a stream that evicts little shows little"
-    assert (radix.gone, hits) == (expected, expected_hits)
-
-
-def test_sglang_builds_a_policy_of_ours_by_name(sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    factories: dict[str, Callable[[], Any]] = sglang["utils"]._EVICTION_POLICY_FACTORIES
-    monkeypatch.setitem(factories, "s3fifo", lambda: as_sglang("s3fifo", num_blocks=CAPACITY))
-    radix = Radix(sglang, sglang["utils"].get_eviction_strategy("s3fifo"))
-    assert sum(grown(radix, 100)[1]) > 0
 
 
 def test_a_node_has_the_facts_our_strategy_reads(sglang: dict[str, Any]) -> None:

@@ -26,13 +26,6 @@ def test_every_kind_can_be_begun_and_every_python_file_compiles(kind: str, tmp_p
             compile(text, str(path), "exec")
 
 
-@pytest.mark.parametrize("name", ["Bad", "lru", "json", "1st", "class", "a b", ""])
-def test_a_name_that_cannot_be_one_is_refused_and_nothing_is_written(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        create(name, "eviction", tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_full_disk_leaves_no_half_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, write = [], Path.write_text
 
@@ -46,10 +39,3 @@ def test_a_full_disk_leaves_no_half_package(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigError, match=r"cannot write .*No space left"):
         create("my-first-idea", "eviction", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "my-first-idea").mkdir()
-    with pytest.raises(ConfigError, match="exists already; nothing was written"):
-        create("my-first-idea", "eviction", tmp_path)
-    assert list((tmp_path / "my-first-idea").iterdir()) == []
