@@ -6,14 +6,13 @@ Nothing here is for use. Each class breaks one rule and says which in its docstr
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from framework.errors import NoCandidate
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import DigestScheme
-from framework.testing.oracles.eviction import SlowLru, SlowPolicy
+from framework.testing.oracles.eviction import SlowLru
 from framework.types import BlockHash, BlockId, Namespace, TokenArray
 
 # Schemes: the first is sound, the next three are legal but weak, the rest break a rule
@@ -59,58 +58,35 @@ class Fickle(DigestScheme):
 COLLIDING = (Constant, Truncated, Fickle)
 
 
-class _Odd(ReferenceHash):
-    """Sound, but for one method that a subclass replaces."""
+def _naming(name: str, names: Callable[[list[BlockHash]], list[Any]]) -> type[ReferenceHash]:
+    """A sound scheme, but for what it returns in place of a prompt's names."""
+
+    def blocks(self: ReferenceHash, parent: BlockHash, tokens: TokenArray, block_size: int) -> list[Any]:
+        return names(ReferenceHash.blocks(self, parent, tokens, block_size))
+
+    return type(name, (ReferenceHash,), {"collision_resistant": False, "blocks": blocks})
+
+
+NamesAreText = _naming("NamesAreText", lambda names: [name.hex() for name in names])
+NamesAreNumbers = _naming("NamesAreNumbers", lambda names: [int.from_bytes(n[:8], "little") - 2**63 for n in names])
+NamesAreNone = _naming("NamesAreNone", lambda names: [None] * len(names))
+OneNameShort = _naming("OneNameShort", lambda names: names[:-1])
+
+
+class RaisesWhenNaming(ReferenceHash):
+    """Breaks: naming a block does not fail. Raises from the k-th block on."""
 
     collision_resistant = False
-
-    def blocks(self, parent: BlockHash, tokens: TokenArray, block_size: int) -> list[BlockHash]:
-        return [self.odd(name) for name in super().blocks(parent, tokens, block_size)]
-
-    def odd(self, name: BlockHash) -> Any:
-        """What is returned in place of `name`."""
-        return name
-
-
-class NamesAreText(_Odd):
-    """Breaks: names are bytes."""
-
-    def odd(self, name: BlockHash) -> Any:
-        return name.hex()
-
-
-class NamesAreNumbers(_Odd):
-    """Breaks: names are bytes. A signed number may equal a sentinel."""
-
-    def odd(self, name: BlockHash) -> Any:
-        return int.from_bytes(name[:8], "little", signed=True)
-
-
-class NamesAreNone(_Odd):
-    """Breaks: names are bytes."""
-
-    def odd(self, name: BlockHash) -> Any:
-        return None
-
-
-class OneNameShort(_Odd):
-    """Breaks: one name for each full block."""
-
-    def blocks(self, parent: BlockHash, tokens: TokenArray, block_size: int) -> list[BlockHash]:
-        return super().blocks(parent, tokens, block_size)[:-1]
-
-
-class RaisesWhenNaming(_Odd):
-    """Breaks: naming a block does not fail. Raises from the k-th block on."""
 
     def __init__(self, after: int = 0) -> None:
         self.left = after
 
-    def odd(self, name: BlockHash) -> Any:
-        self.left -= 1
+    def blocks(self, parent: BlockHash, tokens: TokenArray, block_size: int) -> list[BlockHash]:
+        names = super().blocks(parent, tokens, block_size)
+        self.left -= len(names)
         if self.left < 0:
             raise RuntimeError("this scheme fails on purpose")
-        return name
+        return names
 
 
 class RaisesAtRoot(ReferenceHash):
@@ -129,13 +105,6 @@ class MutatesTokens(ReferenceHash):
         return names
 
 
-class ProcessHash(DigestScheme):
-    """Breaks: the same name in every process. Python's own hash of bytes is seeded per process."""
-
-    def digest(self, data: bytes) -> bytes:
-        return hash(data).to_bytes(8, "little", signed=True)
-
-
 def bad_names() -> Iterator[Any]:
     """Schemes whose names no allocator may accept."""
     yield from (NamesAreText(), NamesAreNumbers(), NamesAreNone(), OneNameShort(), RaisesWhenNaming(),
@@ -152,18 +121,7 @@ class MostRecent(SlowLru):
         return -self.blocks.last_access[block], -self.blocks.depth[block], block
 
 
-class _Wrong(SlowLru):
-    """LRU that answers every question with something else."""
-
-    def victim(self, now: float) -> Any:
-        return self.wrong(super().victim(now))
-
-    def wrong(self, right: BlockId) -> Any:
-        """What is returned in place of the right victim."""
-        return right
-
-
-class NamesPinned(_Wrong):
+class NamesPinned(SlowLru):
     """Breaks: a victim is a candidate. Names a published block that a request is using."""
 
     def attach(self, blocks: Any) -> None:
@@ -177,64 +135,28 @@ class NamesPinned(_Wrong):
         super().release(blocks, now)
         self.in_use = [block for block in self.in_use if block not in blocks]
 
-    def wrong(self, right: BlockId) -> Any:
+    def victim(self, now: float) -> BlockId:
+        super().victim(now)
         return self.in_use[0] if self.in_use else BlockId(0)
 
 
-class NamesNull(_Wrong):
-    """Breaks: block 0 is never evicted."""
-
-    def wrong(self, right: BlockId) -> Any:
-        return 0
+def _answering(name: str, answer: Callable[[BlockId], Any]) -> type[SlowLru]:
+    """LRU that gives this answer in place of the right victim."""
+    return type(name, (SlowLru,), {"victim": lambda self, now: answer(SlowLru.victim(self, now))})
 
 
-class NamesUnknown(_Wrong):
-    """Breaks: a victim is a block of this pool."""
-
-    def wrong(self, right: BlockId) -> Any:
-        return 10**9
+def _raises(error: Exception) -> Any:
+    raise error
 
 
-class NamesNegative(_Wrong):
-    """Breaks: a victim is a block of this pool. Python would index from the end."""
-
-    def wrong(self, right: BlockId) -> Any:
-        return -1
-
-
-class NamesFloat(_Wrong):
-    """Breaks: a victim is an int."""
-
-    def wrong(self, right: BlockId) -> Any:
-        return float(right)
-
-
-class NamesBool(_Wrong):
-    """Breaks: a victim is an int, and True is not block 1."""
-
-    def wrong(self, right: BlockId) -> Any:
-        return True
-
-
-class NamesNone(_Wrong):
-    """Breaks: a policy with candidates names one."""
-
-    def wrong(self, right: BlockId) -> Any:
-        return None
-
-
-class NamesNobody(_Wrong):
-    """Breaks: NoCandidate is raised only when there is none."""
-
-    def wrong(self, right: BlockId) -> Any:
-        raise NoCandidate("this policy refuses on purpose")
-
-
-class RaisesOnVictim(_Wrong):
-    """Breaks: a choice does not fail."""
-
-    def wrong(self, right: BlockId) -> Any:
-        raise RuntimeError("this policy fails on purpose")
+NamesNull = _answering("NamesNull", lambda right: 0)
+NamesUnknown = _answering("NamesUnknown", lambda right: 10**9)
+NamesNegative = _answering("NamesNegative", lambda right: -1)  # Python would index from the end
+NamesFloat = _answering("NamesFloat", float)
+NamesBool = _answering("NamesBool", lambda right: True)  # which is not block 1
+NamesNone = _answering("NamesNone", lambda right: None)
+NamesNobody = _answering("NamesNobody", lambda right: _raises(NoCandidate("this policy refuses on purpose")))
+RaisesOnVictim = _answering("RaisesOnVictim", lambda right: _raises(RuntimeError("this policy fails on purpose")))
 
 
 def bad_victims() -> Iterator[EvictionPolicy]:
@@ -272,110 +194,3 @@ class RaisesInHook(SlowLru):
     def evicted(self, block: BlockId, now: float) -> None:
         self._count("evicted")
         super().evicted(block, now)
-
-
-class ForgetsPin(SlowLru):
-    """Breaks: a pinned block is no candidate."""
-
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        pass
-
-
-class ForgetsRelease(SlowLru):
-    """Breaks: every released block is a candidate. Loses the last one of each call."""
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        super().release(blocks[:-1], now)
-
-
-class ForgetsEvicted(SlowLru):
-    """Breaks: an evicted block is no candidate."""
-
-    def evicted(self, block: BlockId, now: float) -> None:
-        pass
-
-
-class VictimRemoves(SlowLru):
-    """Breaks: asking for a victim removes nothing."""
-
-    def victim(self, now: float) -> BlockId:
-        block = super().victim(now)
-        self.candidates.discard(block)
-        return block
-
-
-class Wavers(SlowLru):
-    """Breaks: asked twice, a policy answers the same."""
-
-    def attach(self, blocks: Any) -> None:
-        super().attach(blocks)
-        self.asked = 0
-
-    def victim(self, now: float) -> BlockId:
-        if not self.candidates:
-            raise NoCandidate("Wavers holds no candidate")
-        self.asked += 1
-        return sorted(self.candidates)[self.asked % len(self.candidates)]
-
-
-class Unseeded(SlowPolicy):
-    """Breaks: deterministic given its constructor's seed."""
-
-    def rank(self, block: BlockId) -> Any:
-        return self.ranks.setdefault(block, os.urandom(8))
-
-    def attach(self, blocks: Any) -> None:
-        super().attach(blocks)
-        self.ranks: dict[BlockId, bytes] = {}
-
-
-class MutatesLists(SlowLru):
-    """Breaks: the lists it is handed are not its own."""
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        super().release(blocks, now)
-        blocks.clear()  # type: ignore[attr-defined]
-
-
-class KeepsLists(SlowLru):
-    """Breaks: the lists it is handed are not its own. Reads them after the call."""
-
-    def attach(self, blocks: Any) -> None:
-        super().attach(blocks)
-        self.kept: list[Sequence[BlockId]] = []
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        self.kept.append(blocks)
-
-    def _settle(self) -> None:
-        for blocks in self.kept:
-            self.candidates |= set(blocks)
-        self.kept = []
-
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        self._settle()
-        super().pin(blocks, now)
-
-    def victim(self, now: float) -> BlockId:
-        self._settle()
-        return super().victim(now)
-
-    def evicted(self, block: BlockId, now: float) -> None:
-        self._settle()
-        super().evicted(block, now)
-
-
-class EmptyNone(SlowLru):
-    """Breaks: without a candidate NoCandidate is raised, None is not returned."""
-
-    def victim(self, now: float) -> Any:
-        return super().victim(now) if self.candidates else None
-
-
-class WritesFacts(SlowLru):
-    """Breaks: facts are read, not written."""
-
-    def victim(self, now: float) -> BlockId:
-        block = super().victim(now)
-        self.blocks.last_access[block] = 0  # type: ignore[index]
-        return block

@@ -16,7 +16,7 @@ from typing import Any
 from framework.errors import OutOfBlocks
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.testing import adversarial
+from framework.testing.adversarial import Constant, MostRecent, ReferenceHash, Truncated
 from framework.testing.driver import Driver, Traits, Violation
 from framework.testing.histories import WEIGHTS, WINDOWED, Step, fail_shortest, play, random_history
 from framework.testing.hostile import (
@@ -112,7 +112,7 @@ def check_nothing_is_found_before_it_is_committed(make: Make) -> None:
 def check_namespaces_never_share(make: Make) -> None:
     """Another model, adapter or salt is other KV, under a constant hash too."""
     others = (SALTED, Namespace(adapter="x"), Namespace(model="x"), Namespace("x", "", ""), Namespace("", "x", ""))
-    for scheme in (adversarial.ReferenceHash, adversarial.Constant):
+    for scheme in (ReferenceHash, Constant):
         driver = driver_of(make, 8, 2, scheme())
         driver.do_admit([0, 1, 0, 1, 0], PLAIN)
         driver.do_compute(0, 5, extend=True, commit=True)
@@ -299,7 +299,7 @@ def _random(
 ) -> None:
     """Play random histories over small pools; a failure shows the shortest one."""
     known: dict[Any, Traits] = {}
-    policies: tuple[type[EvictionPolicy], ...] = (SlowLru, SlowFifo, adversarial.MostRecent)
+    policies: tuple[type[EvictionPolicy], ...] = (SlowLru, SlowFifo, MostRecent)
     for seed in range(examples):
         draw = Random(seed)
         size = draw.choice((1, 1, 2, 2, 3, 16))
@@ -326,19 +326,19 @@ def _random(
 
 def check_random_histories(make: Make) -> None:
     """Every rule after every call of 150 random histories, with a sound hash."""
-    _random(make, examples=150, schemes=(adversarial.ReferenceHash,))
+    _random(make, examples=150, schemes=(ReferenceHash,))
 
 
 def check_random_histories_under_colliding_hashes(make: Make) -> None:
     """The same with a constant, a 2-bit and an 8-bit hash: never another prefix's KV."""
-    schemes = (adversarial.Constant, partial(adversarial.Truncated, 2), partial(adversarial.Truncated, 8))
+    schemes = (Constant, partial(Truncated, 2), partial(Truncated, 8))
     _random(make, examples=80, schemes=schemes)
 
 
 def check_blocks_that_windows_passed_are_unreferenced_soundly(make: Make) -> None:
     """Every rule over 100 histories in which rows call `unref_leading`; one that does nothing there passes."""
-    _random(make, examples=80, schemes=(adversarial.ReferenceHash,), weights=WINDOWED)
-    _random(make, examples=20, schemes=(adversarial.Constant,), weights=WINDOWED)
+    _random(make, examples=80, schemes=(ReferenceHash,), weights=WINDOWED)
+    _random(make, examples=20, schemes=(Constant,), weights=WINDOWED)
 
 
 def check_the_same_history_gives_the_same_events(make: Make) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 
 from framework.errors import PluginError
-from framework.testing import adversarial
+from framework.testing.adversarial import Constant, Fickle, RaisesInHook, Truncated, bad_names, bad_victims
 from framework.testing.driver import Violation
 from framework.testing.histories import Step, fail_shortest, play, random_history
 from framework.testing.subjects import PLAIN, SALTED, Make, driver_of, fresh, info, traits_of
@@ -21,7 +21,7 @@ def check_a_bad_policy_is_named_and_contained(make: Make) -> None:
     traits = traits_of(make, num_blocks=4)
     if not traits.shares:
         return
-    for policy in adversarial.bad_victims():
+    for policy in bad_victims():
         driver = driver_of(make, 4, 2, policy=policy, traits=traits)
         for prompt, written in (([1, 1, 1], 2), ([0, 1, 0, 1], 4)):
             driver.do_admit(prompt, PLAIN, more=4)
@@ -44,7 +44,7 @@ def check_a_failing_policy_leaves_sound_metadata(make: Make) -> None:
     for seed, hook in enumerate(("admit", "hit", "pin", "release", "evicted") * 8):
 
         def run(history: list[Step], hook: str = hook, after: int = seed // 5) -> None:
-            driver = driver_of(make, 6, 2, policy=adversarial.RaisesInHook(hook, after), traits=traits)
+            driver = driver_of(make, 6, 2, policy=RaisesInHook(hook, after), traits=traits)
             driver.tolerates = PluginError
             play(driver, history)
 
@@ -65,7 +65,7 @@ def check_a_failing_release_loses_no_copy(make: Make) -> None:
         ("compute", 0, 9, True, True),
     ]
     for after in range(3):
-        driver = driver_of(make, 6, 2, policy=adversarial.RaisesInHook("release", after), traits=traits)
+        driver = driver_of(make, 6, 2, policy=RaisesInHook("release", after), traits=traits)
         driver.tolerates = PluginError
         play(driver, last_user)
 
@@ -76,7 +76,7 @@ def check_a_bad_hash_is_named_and_contained(make: Make) -> None:
     if not traits.shares:
         return
     prompt = as_tokens([0, 1, 0, 1, 0])
-    for scheme in adversarial.bad_names():
+    for scheme in bad_names():
         allocator = fresh(make, 8, 2, scheme)
         name, before = type(scheme).__name__, allocator.stats()
         try:
@@ -96,7 +96,7 @@ def check_a_bad_hash_is_named_and_contained(make: Make) -> None:
 
 def check_a_scheme_that_lies_costs_misses_only(make: Make) -> None:
     """Constant, truncated and per-call random names never serve another prefix's KV (FAULTS F2)."""
-    for scheme in (adversarial.Constant, partial(adversarial.Truncated, 1), adversarial.Fickle):
+    for scheme in (Constant, partial(Truncated, 1), Fickle):
         driver = driver_of(make, 6, 1, scheme())
         for prompt in ([0, 1, 1], [1, 1, 1], [1, 0, 1], [0, 0, 1], [0, 1, 1]):
             driver.do_admit(prompt, PLAIN)

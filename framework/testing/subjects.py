@@ -9,7 +9,7 @@ from typing import Any
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.testing import adversarial
+from framework.testing.adversarial import Fickle, ReferenceHash
 from framework.testing.driver import Driver, Traits, Violation
 from framework.testing.hash import spreads
 from framework.testing.oracles.eviction import SlowLru
@@ -70,7 +70,7 @@ def fresh(
         "num_blocks": num_blocks,
         "block_size": block_size,
         "max_model_len": max(block_size, num_blocks * block_size * 2 // 3),
-        "hash": scheme or adversarial.ReferenceHash(),
+        "hash": scheme or ReferenceHash(),
         "eviction": policy or SlowLru(),
     }
     accepted = inspect.signature(make).parameters
@@ -81,7 +81,7 @@ def fresh(
 
 def collides_often(scheme: HashScheme) -> bool:
     """Whether misses through collisions are to be expected: for few bits, and for names that change."""
-    return isinstance(scheme, adversarial.Fickle) or not spreads(scheme)
+    return isinstance(scheme, Fickle) or not spreads(scheme)
 
 
 def driver_of(
@@ -93,7 +93,7 @@ def driver_of(
     traits: Traits | None = None,
 ) -> Driver:
     """A fresh allocator under a driver that knows its traits."""
-    scheme, policy = scheme or adversarial.ReferenceHash(), policy or SlowLru()
+    scheme, policy = scheme or ReferenceHash(), policy or SlowLru()
     if traits is None:
         traits = traits_of(make, collides=collides_often(scheme), num_blocks=num_blocks, block_size=block_size)
     allocator = fresh(make, num_blocks, block_size, scheme, policy)
@@ -101,4 +101,4 @@ def driver_of(
         f"{type(allocator).__name__}, {num_blocks} blocks of {block_size} tokens, "
         f"{type(scheme).__name__}, {type(policy).__name__}"
     )
-    return Driver(allocator, traits, about, repeats=not isinstance(scheme, adversarial.Fickle))
+    return Driver(allocator, traits, about, repeats=not isinstance(scheme, Fickle))

@@ -33,7 +33,7 @@ from framework.results.layout import (
     ROOFLINE_SVG,
 )
 from framework.results.reading import read_json
-from framework.tracking import lock
+from framework.tracking.lock import acquire, release
 from framework.tracking.provenance import DISTRIBUTION
 
 _FLUSH_BYTES = 1 << 16
@@ -160,12 +160,12 @@ class RunDirectory:
             refuse_foreign(self.path)
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                self.took_over = lock.acquire(self._lock)
+                self.took_over = acquire(self._lock)
             except BaseException:
                 remove_empty(self._made)
                 raise
         if self.holds_result and not overwrite:
-            lock.release(self._lock)
+            release(self._lock)
             raise RunDirectoryError(f"{self.path} holds a finished run; choose another directory or allow overwriting")
 
     @property
@@ -243,7 +243,7 @@ class RunDirectory:
                 writer.close()
             except RunDirectoryError as error:
                 fault = fault or error
-        lock.release(self._lock)
+        release(self._lock)
         if not self.begun:
             remove_empty(self._made)
         if fault is not None:
