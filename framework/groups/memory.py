@@ -236,7 +236,7 @@ class TwoLevel(Memory):
     def take(self, group: int, count: int) -> list[int]:
         small = self.pools[group]
         assert isinstance(small, _SmallBlocks)
-        if count > small.available():
+        if count > small.whole() and count > small.available():
             raise OutOfBlocks(f"need {count} blocks of {self.groups[group].name}, have {small.available()} free or "
                               "evictable; give the cache more bytes")  # fmt: skip
         return [small.take_one() for _ in range(count)]
@@ -262,13 +262,16 @@ class _SmallBlocks(Pool):
         self._open: dict[int, None] = {}  # pages with a free block, in the order in which they got it
         self._emptying = 0
 
+    def whole(self) -> int:
+        """Blocks in pages that nobody uses."""
+        return (len(self._pages.free) + self._pages.unreferenced) * self._width
+
     def available(self) -> int:
         holes = sum(map(len, self._holes.values()))
-        whole = len(self._pages.free) + self._pages.unreferenced
         own = {page for page, used in self._used.items() if used}  # whole pages count above
         alone = sum(self.candidate[b] for page in own for b in self._of(page))
         idle = sum(len(self._holes[page]) for page, used in self._used.items() if not used)
-        return holes - idle + whole * self._width + alone
+        return holes - idle + self.whole() + alone
 
     def take_one(self) -> int:
         if not self._open:

@@ -19,6 +19,7 @@ ORDERS: Mapping[str, Sequence[str]] = {
     "quota": SHARINGS[:1],
 }  # fmt: skip
 """Orders across groups, and where each can lead: pools of a group have quotas as they are, and pages go whole."""
+OF_STATES = ("coverage", "marconi", "marconi_as_coded")
 # SGLang's defaults: tokens of windows to those of full attention, bytes of states to those of attention.
 WINDOW_TOKENS, STATE_BYTES = 0.8, 0.9
 
@@ -45,7 +46,7 @@ def rule_of(name: str, interval: int = 0, count: int = 8) -> CheckpointRule:
 
 def memory_of(
     config: Mapping[str, Any] | str, sharing: str, order: str | None, inner: Policies, *, num_bytes: int, unit: int,
-    parents: Sequence[int],
+    parents: Sequence[int], alpha: float = 1.0,
 ) -> Memory:  # fmt: skip
     """Memory of a model's groups under one way to share it and one order of eviction.
 
@@ -53,27 +54,30 @@ def memory_of(
         config: see `groups_of`. sharing: one of SHARINGS. order: one of ORDERS; None: that of `inner`.
         inner: makes the policy that leads alone, or within a group, or the pools that the order does not lead.
         num_bytes: of all groups. unit: tokens a block; one pool takes the smallest multiple that holds a state.
+        alpha: of Marconi's score.
 
     Raises:
         ConfigError: an unknown model, or an order that cannot lead this sharing or these groups.
     """
     paths: dict[str, Any] = {"num_bytes": num_bytes, "parents": parents, "unit": unit}
     groups = groups_of(config, block_tokens=unit, layout="one_page" if sharing == "one_pool" else "by_kind")
-    has_states = any(group.kind == "state" for group in groups)
-    if order is not None and (sharing not in ORDERS[order] or not (has_states or order in ("coupled", "quota"))):
+    lacks_states = order in OF_STATES and all(group.kind != "state" for group in groups)
+    if order is not None and (sharing not in ORDERS[order] or lacks_states):
         raise ConfigError(f"order={order} leads {' and '.join(ORDERS[order])}"
-                          + ("" if order in ("coupled", "quota") else " of models with recurrent states")
+                          + (" of models with recurrent states" if order in OF_STATES else "")
                           + f", found {sharing} with groups {', '.join(group.name for group in groups)}")  # fmt: skip
     shares = shares_of(groups)
     across: Mapping[str | None, Policies] = {
         None: inner, "coupled": Coupled, "quota": lambda: Quota(shares, inner), "coverage": lambda: Coverage(groups),
-        "marconi": lambda: Marconi(groups, flops_of(config)),
-        "marconi_as_coded": lambda: Marconi(groups, flops_of(config), as_coded=True),
+        "marconi": lambda: Marconi(groups, flops_of(config), alpha=alpha),
+        "marconi_as_coded": lambda: Marconi(groups, flops_of(config), alpha=alpha, as_coded=True),
     }  # fmt: skip
     if sharing == "two_levels":
         return TwoLevel(padded(groups), inner, **paths)
     if sharing == "one_pool":
-        return OnePool(groups, across[order], **paths)
+        pool = OnePool(groups, across[order], **paths)
+        pool.merge = order in OF_STATES  # they are orders of one tree, which has nothing twice
+        return pool
     makes = iter([inner if order != "coupled" and group.kind != "state" else across[order] for group in groups])
     return PoolPerGroup(groups, lambda: next(makes)(), shares=shares, **paths)
 

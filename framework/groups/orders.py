@@ -42,8 +42,8 @@ class Coupled(ScoredPolicy):
 class StateOrder(EvictionPolicy):
     """Which state goes is one method, `choose`; K and V belong to the next state below them.
 
-    K and V without a state below go before all states, deepest first; where there is no state to give up (a pool of
-    K and V alone), the least recently released go.
+    K and V without a state below, and parts of a state of which another part is gone, go before all states; where there
+    is no state to give up (a pool of K and V alone), the least recently released go.
 
     Args:
         groups: of the model, some of them states.
@@ -53,10 +53,22 @@ class StateOrder(EvictionPolicy):
 
     def __init__(self, groups: Sequence[KVGroup]) -> None:
         self._is_state = [group.kind == "state" for group in groups]
+        self._others_of_state = sum(group.kind in ("full", "state") for group in groups) - 1
 
     @abstractmethod
     def choose(self, states: Sequence[BlockId], view: GroupView) -> BlockId:
         """The one of these states to give up."""
+
+    def above(self, state: BlockId) -> BlockId:
+        """The view's column, remembered until a state above it comes or goes."""
+        if state not in self._above:
+            self._above[state] = found = BlockId(self.view.above[state])
+            self._below.setdefault(found, set()).add(state)
+        return self._above[state]
+
+    def _moved(self, above: BlockId) -> None:
+        for state in self._below.pop(above, ()):
+            del self._above[state]
 
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
@@ -64,7 +76,14 @@ class StateOrder(EvictionPolicy):
         self.view = blocks
         self._states: set[BlockId] = set()
         self._others: dict[BlockId, None] = {}  # K and V, in the order of their release
-        self._ends: dict[BlockId, None] = {}  # of these, perhaps at the end of a path without a state
+        self._ends: dict[BlockId, None] = {}  # perhaps K and V at the end of a path without a state, or part of one
+        self._above: dict[BlockId, BlockId] = {}
+        self._below: dict[BlockId, set[BlockId]] = {}
+
+    def admit(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
+        for block in blocks:
+            if self._is_state[self.view.group[block]]:
+                self._moved(BlockId(self.view.above[block]))
 
     def pin(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
         self._states.difference_update(blocks)
@@ -76,17 +95,23 @@ class StateOrder(EvictionPolicy):
             if self._is_state[self.view.group[block]]:
                 self._states.add(block)
             else:
-                self._others[block] = self._ends[block] = None
+                self._others[block] = None
+            self._ends[block] = None
 
     def evicted(self, block: BlockId, now: PolicyTime) -> None:
         self.pin((block,), now)
+        self._moved(block)
+        if self._above.get(block) is not None:
+            self._below[self._above.pop(block)].discard(block)
         if parent := self.view.parent[block]:
             self._ends[BlockId(parent)] = None
 
     def victim(self, now: PolicyTime) -> BlockId:
         while self._ends:
-            block = self._ends.popitem()[0]
-            if block in self._others and not self.view.branches[block] and not self.view.partners[block]:
+            block, view = self._ends.popitem()[0], self.view
+            if block in self._states and view.partners[block] < self._others_of_state:
+                return block
+            if block in self._others and not view.branches[block] and not view.partners[block]:
                 return block
         if self._states:
             return self.choose(sorted(self._states), self.view)
@@ -103,10 +128,10 @@ class Coverage(StateOrder):
 
     def choose(self, states: Sequence[BlockId], view: GroupView) -> BlockId:
         oldest = min(states, key=lambda block: view.last_access[block])
-        below = {view.above[block]: block for block in sorted(states, key=lambda block: -view.last_access[block])}
+        below = {self.above(block): block for block in sorted(states, key=lambda block: -view.last_access[block])}
         path = [oldest]
-        while path[0] and (above := view.above[path[0]]):
-            path.insert(0, BlockId(above))
+        while above := self.above(path[0]):
+            path.insert(0, above)
         while path[-1] in below:
             path.append(below[path[-1]])
         inner = [(view.end[after] - view.end[before], view.last_access[block], block)
@@ -145,7 +170,7 @@ class Marconi(StateOrder):
     def choose(self, states: Sequence[BlockId], view: GroupView) -> BlockId:
         states = [block for block in states if view.branches[block] < 2] or states
         newest = 1 + max(view.last_access[block] for block in states)
-        worth = _normalised([self.efficiency(view.end[view.above[block]], view.end[block]) for block in states])
+        worth = _normalised([self.efficiency(view.end[self.above(block)], view.end[block]) for block in states])
         recent = _normalised([1 / (newest - view.last_access[block]) for block in states])
         return min(zip(states, worth, recent, strict=True), key=lambda each: self.alpha * each[1] + each[2])[0]
 
@@ -162,8 +187,6 @@ class Quota(EvictionPolicy):
         shares: (G,) of the resident bytes, above 0.
         inner: makes the order within a group.
     """
-
-    needs_groups: ClassVar[bool] = True
 
     def __init__(self, shares: Sequence[float], inner: Callable[[], EvictionPolicy]) -> None:
         self._shares, self._orders = tuple(shares), [inner() for _ in shares]
