@@ -216,6 +216,7 @@ class RequestFacts:
         turn: how many earlier requests' prompts its prompt extends: given, or inferred from the prompts seen.
         prompt_tokens: length of its prompt.
         new_blocks: blocks of its prompt that were not found in the cache when it was admitted.
+        output_tokens: tokens that it has generated; known once it releases its blocks.
         arrival, session, category, hint: see RequestInfo.
         tenant: who sent it.
     """
@@ -223,6 +224,7 @@ class RequestFacts:
     turn: int | None = None
     prompt_tokens: int | None = None
     new_blocks: int | None = None
+    output_tokens: int | None = None
     arrival: PolicyTime | None = None
     session: str | None = None
     category: str | None = None

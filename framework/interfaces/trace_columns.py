@@ -20,7 +20,8 @@ class TraceColumns:
         run_starts: (R + 1,) int64, request i's blocks are the runs `run_starts[i]` to `run_starts[i + 1]`, in order.
         firsts, counts: (N,) int64, each run is `counts` consecutive block ids from `firsts` on, at least one; counts
             None: one each.
-        salts, tenants, sessions, categories, turns: R long; None where no request has one. Salts are the namespaces'.
+        salts, tenants, sessions, categories, turns, output_tokens: R long; None where no request has one. Salts are
+            the namespaces'.
     """
 
     arrival_s: npt.NDArray[np.float64]
@@ -33,6 +34,7 @@ class TraceColumns:
     sessions: list[str | None] | None = None
     categories: list[str | None] | None = None
     turns: list[int | None] | None = None
+    output_tokens: list[int | None] | None = None
 
     @property
     def block_starts(self) -> npt.NDArray[np.int64]:

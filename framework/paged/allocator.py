@@ -489,7 +489,7 @@ class PagedAllocator(Allocator):
             self._version += 1
             blocks = table.blocks[table.num_null :] if table.num_null else table.blocks
             if self._requests is not None:
-                self._requests.used(blocks, table.facts)
+                self._requests.ended(blocks, table.facts, len(table.held) // 4)
             self.cache.unref(blocks[::-1], len(table.blocks) - max(table.published, table.num_null))
 
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:

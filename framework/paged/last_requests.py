@@ -59,6 +59,10 @@ class LastRequests:
         """What is known of a sample or beam that goes on from `parent`'s blocks."""
         return replace(parent, hint=child.hint, tenant=child.tenant or None)
 
+    def ended(self, blocks: Iterable[int], facts: RequestFacts, num_tokens: int) -> None:
+        """The request of these facts, which has `num_tokens` tokens by now, releases its blocks."""
+        self.used(blocks, replace(facts, output_tokens=max(0, num_tokens - (facts.prompt_tokens or 0))))
+
     def used(self, blocks: Iterable[int], facts: RequestFacts) -> None:
         """The request of these facts published or releases these blocks."""
         column = self.column

@@ -185,4 +185,5 @@ def _known(columns: TraceColumns) -> KnownRequests:
         tenant=[tenant or None for tenant in columns.tenants] if columns.tenants else [*unknown],
         turn=columns.turns or [*unknown],
         hint=[*unknown],
+        output_tokens=columns.output_tokens or [*unknown],
     )

@@ -29,11 +29,12 @@ class KnownRequests:
     tenant: list[str | None]
     turn: list[int | None]
     hint: list[Hint | None]
+    output_tokens: list[int | None]
 
     @classmethod
     def empty(cls) -> KnownRequests:
         """For no request yet."""
-        return cls([], [], [], [], [], [])
+        return cls([], [], [], [], [], [], [])
 
     def add(self, request: WorkloadRequest) -> None:
         """One more request."""
@@ -43,6 +44,7 @@ class KnownRequests:
         self.tenant.append(request.tenant or None)
         self.turn.append(request.turn)
         self.hint.append(request.hint)
+        self.output_tokens.append(request.output_tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +168,7 @@ class RequestPaths:
             turn=turn if given is None else given,
             prompt_tokens=prompt,
             new_blocks=new,
+            output_tokens=known.output_tokens[request],
             arrival=known.arrival[request],
             session=known.session[request],
             category=known.category[request],

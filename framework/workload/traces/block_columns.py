@@ -72,6 +72,7 @@ def mooncake_columns(content: bytes, block_tokens: int) -> TraceColumns | None:
         sessions=_known([row.session_id or None for row in rows]),
         categories=_known([row.type or None for row in rows]),
         turns=_known([row.turn for row in rows]),
+        output_tokens=[row.output_length for row in rows],
     )
     return columns if _plausible(columns, block_tokens) else None
 
@@ -98,6 +99,7 @@ def runs_columns(content: bytes, block_tokens: int) -> TraceColumns | None:
         sessions=_known([row.scope or None for row in rows]),
         categories=_known([None if row.sub is None else "sub-agent" if row.sub else "agent" for row in rows]),
         turns=_known(turns),
+        output_tokens=[row.output_length for row in rows],
     )
     return columns if _plausible(columns, block_tokens) else None
 

@@ -68,6 +68,7 @@ class NativeAllocator(Allocator):
         candidates = memoryview(marks).toreadonly()
         self._requests = LastRequests(num_blocks + 1) if not lru and eviction.needs_requests else None
         self._facts: dict[RequestId, RequestFacts] = {}
+        self._lengths: dict[RequestId, int] = {}  # tokens committed, prompt included
         self._entered: dict[RequestId, int] = {}  # leading blocks whose last request is noted
         if not lru:
             eviction.attach(self.view())
@@ -97,6 +98,7 @@ class NativeAllocator(Allocator):
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
         if self._requests is not None and request in self._facts:
             self._enter(self._requests, request, len(tokens) // self.block_size)
+            self._lengths[request] = len(tokens)
         change: TableChange = self._core.commit(request, tokens)
         return change
 
@@ -139,7 +141,8 @@ class NativeAllocator(Allocator):
     def free(self, request: RequestId) -> None:
         if self._requests is not None and request in self._facts:
             table = self._core.table(request)
-            self._requests.used(table[table > 0].tolist(), self._facts.pop(request))
+            facts, num_tokens = self._facts.pop(request), self._lengths.pop(request, 0)
+            self._requests.ended(table[table > 0].tolist(), facts, num_tokens)
             del self._entered[request]
         self._core.free(request)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,12 +108,13 @@ def test_blocks_that_the_cache_lost_are_not_taken_for_new_ones() -> None:
     assert seen == [(3, 0), (6, 0), (6, 0), (6, 0), (1, 1)]
 
 
-def test_a_category_tells_who_goes_on() -> None:
-    """Prompts of one size and turn, distinguished by what clients call them alone."""
+@pytest.mark.parametrize("sign", ["category", "output_tokens"])
+def test_a_category_or_a_short_answer_tells_who_goes_on(sign: str) -> None:
+    """Prompts of one size and turn, distinguished by what clients call them or by the answer alone."""
 
     class Blind(Hazard):
-        def _category(self, name):
-            return 0
+        def features(self, facts, num_blocks, gap):
+            return super().features(replace(facts, **{sign: None}), num_blocks, gap)
 
     draw, due = random.Random(0), []
     for number in range(900):
@@ -121,9 +123,11 @@ def test_a_category_tells_who_goes_on() -> None:
         due.append((float(number), start, chat))
         if chat:
             due.append((number + draw.uniform(30, 60), [*start, number * 100 + 50], chat))
+    by_answer = sign == "output_tokens"
     paths = build_paths(
-        TraceRequest(arrival_s=at, input_tokens=2 * len(ids), output_tokens=1, block_tokens=2, block_ids=np.array(ids),
-                     category="chat" if chat else "once")
+        TraceRequest(arrival_s=at, input_tokens=2 * len(ids), block_tokens=2, block_ids=np.array(ids),
+                     output_tokens=1 if chat or not by_answer else 500,
+                     category=None if by_answer else "chat" if chat else "once")
         for at, ids, chat in sorted(due, key=lambda row: row[0])
     )  # fmt: skip
     assert hits(Hazard(), paths) > 1.1 * hits(Blind(), paths) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from paged_helpers import NS, info, tokens
@@ -79,11 +81,12 @@ def test_a_policy_sees_the_request_that_last_used_a_block(kind):
     first = RequestFacts(turn=0, prompt_tokens=5, new_blocks=3, arrival=1.0, session="a", category="chat", tenant="t",
                          hint=hint)  # fmt: skip
     second = RequestFacts(turn=1, prompt_tokens=6, new_blocks=1, arrival=2.0, session="a")
+    ended = [replace(facts, output_tokens=0) for facts in (first, second)]
     assert [call for call, _ in policy.seen] == ["admit", "release", "hit", "admit", "release"]
-    assert [facts for _, _, facts in policy.seen[1][1]] == [first, first]
-    assert [facts for _, _, facts in policy.seen[2][1]] == [first, first], "a hit still shows the request before"
+    assert [facts for _, _, facts in policy.seen[1][1]] == [ended[0]] * 2
+    assert [facts for _, _, facts in policy.seen[2][1]] == [ended[0]] * 2, "a hit still shows the request before"
     assert [facts for _, _, facts in policy.seen[3][1]] == [second]
-    assert [facts for _, _, facts in policy.seen[4][1]] == [second] * 3
+    assert [facts for _, _, facts in policy.seen[4][1]] == [ended[1]] * 3
     blocks = [(depth, parent) for depth, parent, _ in policy.seen[4][1]]
     assert [depth for depth, _ in blocks] == [2, 1, 0]
     assert blocks[2][1] == 0
@@ -101,6 +104,7 @@ def test_a_given_turn_is_believed_and_a_preempted_request_keeps_its_prompt(kind)
     assert policy.turns("release") == [7, 0], "a prompt of equal full blocks is the same prompt, not one extended"
     assert released[0][2].prompt_tokens == 5
     assert released[0][2].new_blocks == 1
+    assert released[0][2].output_tokens == 3
 
 
 @pytest.mark.parametrize("kind", allocators())
@@ -170,7 +174,7 @@ def test_the_engine_passes_on_what_the_client_says():
     engine.run()
     facts = policy.seen[-1][1][0][2]
     assert facts == RequestFacts(
-        turn=0, prompt_tokens=5, new_blocks=3, arrival=0.0, session="s", category="tool", tenant="t", hint=hint
+        turn=0, prompt_tokens=5, new_blocks=3, output_tokens=2, arrival=0.0, session="s", category="tool", tenant="t", hint=hint
     )
 
 

@@ -40,6 +40,7 @@ def one_by_one(columns: TraceColumns, factor: int, full_blocks_only: bool) -> Re
             namespace=Namespace(salt=columns.salts[number] if columns.salts else ""),
             tenant=columns.tenants[number] if columns.tenants else "",
             turn=columns.turns[number] if columns.turns else None,
+            output_tokens=columns.output_tokens[number] if columns.output_tokens else None,
         )
         requests.append(coarsen(request, SIZE * factor))
     return build_paths(requests, full_blocks_only=full_blocks_only)
@@ -77,6 +78,7 @@ def traces(draw: st.DrawFn) -> TraceColumns:
         salts=None if salts is None else salts[:size],
         tenants=draw(st.none() | st.just(["t", ""][:size] + ["u"] * max(0, size - 2))),
         turns=draw(st.none() | st.just([*range(size)])),
+        output_tokens=draw(st.none() | st.just([*range(size)])),
     )
 
 
