@@ -173,9 +173,8 @@ def test_the_engine_passes_on_what_the_client_says():
     engine.submit([1, 1, 2, 2, 3], sampling, session="s", category="tool", hint=hint, tenant="t", arrival_s=0.0)
     engine.run()
     facts = policy.seen[-1][1][0][2]
-    assert facts == RequestFacts(
-        turn=0, prompt_tokens=5, new_blocks=3, output_tokens=2, arrival=0.0, session="s", category="tool", tenant="t", hint=hint
-    )
+    assert facts == RequestFacts(turn=0, prompt_tokens=5, new_blocks=3, output_tokens=2, arrival=0.0, session="s",
+                                 category="tool", tenant="t", hint=hint)  # fmt: skip
 
 
 def test_prompts_beyond_the_memory_are_forgotten_oldest_first():
