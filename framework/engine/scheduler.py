@@ -108,12 +108,12 @@ class Scheduler:
                     self.life.ask_why(state.ledger, seq, hit)
                 count = len(seq.tokens) - hit.num_tokens
                 room = None
-                if num_new is None:
-                    state.guarded.allocate(seq.info, seq.tokens, hit)
-                else:  # a beam among others waits with its last token until the next step: they compute that together
+                if (
+                    num_new is not None
+                ):  # a beam among others waits with its last token: the next step computes those together
                     count = min(count - self._is_among_beams(seq), budget, self.chunk_size)
                     room = hit.num_tokens + max(1, count)
-                    state.guarded.allocate_part(seq.info, seq.tokens, hit, room)
+                state.guarded.allocate(seq.info, seq.tokens, hit, room)
                 if tiers.begin(seq, hit, plan):
                     waiting.pop()
                     continue

@@ -80,19 +80,12 @@ class GuardedAllocator(Allocator):
             self._boundary.wrong(hook, "must return a bool", found)
         return bool(found)
 
-    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         try:
-            self.plugin.allocate(request, tokens, hit)
+            self.plugin.allocate(request, tokens, hit, num_tokens)
         except BaseException as error:
             self._withdraw(request.id, error)
             self._contain("allocate", error)
-
-    def allocate_part(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
-        try:
-            self.plugin.allocate_part(request, tokens, hit, num_tokens)
-        except BaseException as error:
-            self._withdraw(request.id, error)
-            self._contain("allocate_part", error)
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         try:

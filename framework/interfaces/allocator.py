@@ -96,25 +96,16 @@ class Allocator(ABC):
         """Whether `request.max_total_tokens` could be held by an otherwise empty pool. Pure."""
 
     @abstractmethod
-    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         """Make a table with room for all `tokens`, sharing the hit's blocks.
 
-        The hit's tokens count as committed. Hits are counted here, once.
+        The hit's tokens count as committed. Hits are counted here, once. With `num_tokens`, which are more than the
+        hit's, room for the first `num_tokens` is enough: `engine.scheduling=running_first` gives a prompt blocks as it
+        computes it, with `extend`. An allocator may make room for all nonetheless.
 
         Raises:
             OutOfBlocks, DuplicateRequest, StaleHit: nothing changed.
         """
-
-    def allocate_part(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
-        """`allocate`, with room for the first `num_tokens` alone, which are more than the hit's; `extend` makes more.
-
-        For an engine that gives a prompt blocks as it computes it (`engine.scheduling=running_first`). Optional: an
-        allocator without it makes room for all.
-
-        Raises:
-            As `allocate`.
-        """
-        self.allocate(request, tokens, hit)
 
     @abstractmethod
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -48,15 +47,9 @@ class EventAllocator(GuardedAllocator):
         if self._other is not None:
             self._other(event)
 
-    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
-        self._allocated(request, tokens, hit, partial(super().allocate, request, tokens, hit))
-
-    def allocate_part(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
-        self._allocated(request, tokens, hit, partial(super().allocate_part, request, tokens, hit, num_tokens))
-
-    def _allocated(self, request: RequestInfo, tokens: TokenArray, hit: Hit, allocate: Callable[[], None]) -> None:
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         try:
-            allocate()
+            super().allocate(request, tokens, hit, num_tokens)
             self._requests[request.id], self._tokens[request.id] = request, bytearray(as_tokens(tokens))
             found = [*hit.hashes[: hit.num_tokens // self.block_size]]
             if found and self._stream.report_hits:

@@ -187,21 +187,14 @@ class PagedAllocator(Allocator):
     def ever_fits(self, request: RequestInfo) -> bool:
         return -(-request.max_total_tokens // self.block_size) <= self.num_blocks
 
-    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
-        self._allocate(request, tokens, hit, len(tokens))
-
-    def allocate_part(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
-        if type(self).allocate is not PagedAllocator.allocate:  # a subclass adds to it
-            self.allocate(request, tokens, hit)
-        elif hit.num_tokens < num_tokens <= len(tokens):
-            self._allocate(request, tokens, hit, num_tokens)
-        else:
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
+        if num_tokens is None:
+            num_tokens = len(tokens)
+        elif not hit.num_tokens < num_tokens <= len(tokens):
             raise InvalidArgument(
                 f"room for {num_tokens} tokens of request {request.id}: more than the {hit.num_tokens} of its hit, and "
                 f"at most the {len(tokens)} of its prompt"
             )
-
-    def _allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int) -> None:
         self._check_new(request)
         self._check_hit(request, tokens, hit)
         tokens = tokens if tokens is self._checked else _as_tokens(tokens)

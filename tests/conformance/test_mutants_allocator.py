@@ -60,7 +60,7 @@ class ComparesOwnTokensOnly(Sound):
 class PublishesAtAllocation(Sound):
     """F4: hashes are entered before the KV exists."""
 
-    def allocate(self, request, tokens, hit):
+    def allocate(self, request, tokens, hit, num_tokens=None):
         super().allocate(request, tokens, hit)
         committed = self.rows[request.id].committed
         self.commit(request.id, tokens)
@@ -104,7 +104,7 @@ class DuplicateOverwrites(Sound):
 class EvictsWhatItHit(Sound):
     """I33: the hit is not pinned while room is made."""
 
-    def allocate(self, request, tokens, hit):
+    def allocate(self, request, tokens, hit, num_tokens=None):
         need = self.room(len(tokens)) - len(hit.blocks)
         while len(self.free_blocks) < need and self.cached():
             self.evict()
@@ -120,7 +120,7 @@ class EvictsWhatItHit(Sound):
 class KeepsBlocksOnRefusal(Sound):
     """F9: takes what there is, then gives up."""
 
-    def allocate(self, request, tokens, hit):
+    def allocate(self, request, tokens, hit, num_tokens=None):
         if not self.fits(request, tokens, hit):
             self.take(len(self.free_blocks))
         super().allocate(request, tokens, hit)
@@ -183,7 +183,7 @@ class ForkTakesNoReference(Sound):
 
 
 class CountsPromptsOnRefusal(Sound):
-    def allocate(self, request, tokens, hit):
+    def allocate(self, request, tokens, hit, num_tokens=None):
         self.totals["prompt_tokens"] += len(tokens)
         try:
             super().allocate(request, tokens, hit)
@@ -284,7 +284,7 @@ class SaysThatAllFits(Sound):
     def fits(self, request, tokens, hit):
         return True
 
-    def allocate(self, request, tokens, hit):
+    def allocate(self, request, tokens, hit, num_tokens=None):
         if not super().fits(request, tokens, hit):
             raise OutOfBlocks("no room after all")
         super().allocate(request, tokens, hit)
@@ -297,7 +297,7 @@ class SaysThatTheLastBlockIsTaken(Sound):
         new = self.room(len(tokens)) - len(hit.blocks)
         return super().fits(request, tokens, hit) and (self.asked_by_itself or new < self.reclaimable(hit.blocks))
 
-    def allocate(self, request, tokens, hit):
+    def allocate(self, request, tokens, hit, num_tokens=None):
         self.asked_by_itself = True
         try:
             super().allocate(request, tokens, hit)

@@ -76,21 +76,15 @@ class History:
             self.content[key], self.key[content] = content, key
         return hit
 
-    def allocate(self, info: Any, tokens: Any, hit: Hit) -> None:
-        self.during("allocate", info, tokens, hit, lambda: self.plugin.allocate(info, tokens, hit))
-
-    def allocate_part(self, info: Any, tokens: Any, hit: Hit, count: int) -> None:
-        self.during("allocate", info, tokens, hit, lambda: self.plugin.allocate_part(info, tokens, hit, count))
-
-    def during(self, call: str, info: Any, tokens: Any, hit: Hit, work: Any) -> None:
+    def allocate(self, info: Any, tokens: Any, hit: Hit, num_tokens: int | None = None) -> None:
         assert self.engine is not None
         seq = next(s for r in self.engine.state.requests.values() for s in r.sequences if s.id == info.id)
         number = self.number[info.id] = seq.request.number
         blocks = self.blocks(tokens, seq.request.namespace)
         if not seq.was_admitted:
             self.causes[number] = self.classify(seq.request, hit.num_tokens // BLOCK)
-        self.call, self.caller = call, number
-        work()
+        self.call, self.caller = "allocate", number
+        self.plugin.allocate(info, tokens, hit, num_tokens)
         self.running[info.id] = blocks[hit.num_tokens // BLOCK :]
 
     def classify(self, request: Request, found: int) -> list[tuple[int, int]]:

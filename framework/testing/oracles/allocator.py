@@ -254,7 +254,7 @@ class SlowAllocator(SlowPool, Allocator):
 
     # The life of a request
 
-    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         if request.id in self.rows:
             raise DuplicateRequest(f"request {request.id} holds a table already")
         if hit.version != self.version:

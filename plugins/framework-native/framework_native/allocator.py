@@ -84,7 +84,7 @@ class NativeAllocator(Allocator):
     def ever_fits(self, request: RequestInfo) -> bool:
         return -(-request.max_total_tokens // self.block_size) <= self.num_blocks
 
-    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         self._core.allocate(request, tokens, hit)
         if self._requests is not None:
             found, size = len(hit.blocks), self.block_size

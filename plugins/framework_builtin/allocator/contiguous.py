@@ -109,7 +109,7 @@ class ContiguousAllocator(Allocator):
         if hit.num_tokens or hit.blocks:
             raise InvalidArgument(f"a hit of {hit.num_tokens} tokens is not of this allocator, which shares nothing")
 
-    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         self._check_new(request)
         self._check_hit(request, hit)
         if not len(tokens):

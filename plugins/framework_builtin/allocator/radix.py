@@ -93,7 +93,7 @@ class RadixAllocator(PagedAllocator):
             raise InvalidArgument(f"a hit of {hit.num_tokens} tokens in {len(hit.blocks)} blocks is not of this prompt")
         super()._check_hit(request, tokens, Hit(full * self.block_size, hit.blocks[:full], hit.hashes, hit.version))
 
-    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         super().allocate(request, tokens, hit)
         table = self._table(request.id)
         table.published = hit.num_tokens // self.block_size

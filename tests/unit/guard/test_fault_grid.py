@@ -41,7 +41,7 @@ class Worst:
 
 SILENT = ("None", "text", "NaN", "worst")
 """Of a hook that returns nothing: it did nothing either."""
-VOID = ("allocate", "allocate_part", "free", "advance", "promise", "admit", "hit", "pin", "release", "evicted")
+VOID = ("allocate", "free", "advance", "promise", "admit", "hit", "pin", "release", "evicted")
 
 
 def answering(make: Callable[[], Any]) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 }
 HOOKS = {
     "allocator": ("lookup", "fits", "ever_fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
-                  "advance", "promise", "unref_leading", "allocate_part", "learn"),
+                  "advance", "promise", "unref_leading", "learn"),
     "eviction": ("admit", "hit", "pin", "release", "victim", "evicted", "keep"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
@@ -128,7 +128,7 @@ def serve(engine: Engine, count: int, limit: int = 400) -> list[Any]:
 
 def options_for(hook: str) -> dict[str, Any]:
     """Of an engine that calls it."""
-    if hook in ("allocate_part", "learn"):
+    if hook == "learn":
         return {"max_batch_requests": 3, "scheduling": "running_first"}
     if hook == "promise":
         return {"max_batch_requests": 6, "max_batch_tokens": 24, "share_within_step": True}

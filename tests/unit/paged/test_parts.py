@@ -18,7 +18,7 @@ PROMPT = tokens(*range(11))
 
 def part(allocator: Any, number: int, num_tokens: int, prompt: Any = PROMPT) -> int:
     hit = allocator.lookup(prompt, NS)
-    allocator.allocate_part(info(number), prompt, hit, num_tokens)
+    allocator.allocate(info(number), prompt, hit, num_tokens)
     return hit.num_tokens
 
 
