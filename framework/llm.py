@@ -1,4 +1,4 @@
-"""The Python API: a model, a cache and an engine in one object, for notebooks, tests and the command line alike."""
+"""The Python API: a model, a cache and an engine in one object."""
 
 from __future__ import annotations
 
@@ -59,20 +59,21 @@ class LLM:
         model: "tiny", a local checkpoint folder, a hub id, or a LoadedModel.
         backend: None takes "triton" on a CUDA device and "torch" elsewhere.
         block_size: tokens a block.
-        num_blocks: blocks in the pool; or `memory_fraction` of the device's free memory, 0 to 1; of a GPU's that the
-            largest step leaves, which is measured. With neither: 0.9 of a GPU's, 1024 blocks on a CPU.
-        dtype: of the weights, and of K and V, torch's name; None takes the checkpoint's own.
-        kv_dtype: of K and V in the pool, where it is to be another; the backend must support it.
+        num_blocks: blocks in the pool. With neither this nor `memory_fraction`: 1024 on a CPU, else a fraction of 0.9.
+        memory_fraction: the pool's share of the device's free memory, 0 to 1; on a GPU of what the largest step leaves
+            free, which is measured first.
+        dtype: of the weights, by torch's name; None takes the checkpoint's own.
+        kv_dtype: of K and V in the pool; None takes `dtype`. The backend must support it.
         kv_scales: JSON file with the scales of an fp8 pool (framework.engine.kv_scales); None calibrates them.
         layout: of the KV pool, "NHD" or "HND".
-        faults: what is injected: blocks of NaN, preemptions.
+        faults: faults to inject: blocks of NaN, preemptions.
         record: keep what a replay cannot compute again, in `recorder`.
         log: receives scheduling and cache events as (event, **facts).
-        kv_events: receives what the cache publishes and removes in vLLM's schema; see framework.kv_events. Its own to
-            close.
+        kv_events: receives what the cache publishes and removes in vLLM's schema; see framework.kv_events. The caller
+            closes it.
         ledger: finds a cause for each prompt token that is no hit; see framework.misses.
         tiering, tiers: the rule that moves blocks below the pool, and what lies there: entries such as
-            {"store": "host", "num_blocks": 20000, "eviction": "lru"}. Close the LLM then: it drains what is stored.
+            {"store": "host", "num_blocks": 20000, "eviction": "lru"}. Close such an LLM: `close` waits for its stores.
         engine: with `tensor_parallel_size` above 1 the model is spread over as many processes, this one included, and
             `num_blocks` counts the same blocks on each, of that rank's heads. Close the LLM, or use it in a `with`.
 
@@ -81,7 +82,7 @@ class LLM:
             A LengthWarning says where it is less than what was asked for.
         kv_dtype: of K and V in the pool.
         backends: one a layer: `backend`, or a copy of it where layers differ in their sliding window.
-        warm_up_s: seconds that steps of every kind took before the first request; None: there were none.
+        warm_up_s: seconds that the warm-up steps before the first request took; None: there were none.
 
     Raises:
         ConfigError, UnknownPlugin, BackendUnavailable, ModelError: before any weights or pool are allocated where
@@ -269,8 +270,10 @@ class LLM:
         return self.pool.bytes * self.tensor_parallel_size
 
     def close(self) -> None:
-        """End what lies below the pool, once it has stored what it was given, and the other ranks of a model that was
-        given by name; a LoadedModel stays open. Idempotent."""
+        """Wait for stores to tiers and close them, and end the other ranks of a model that was given by name.
+
+        A LoadedModel stays open. Idempotent.
+        """
         self._close_tiers(drain=True)
         if self._owns_model:
             self.model.close()
@@ -316,8 +319,8 @@ class LLM:
     ) -> list[Request]:
         """Serve all prompts and return them in order, each with its completions and their texts.
 
-        A request that could not be served is among them, with its status and reason; the others are unaffected. Left
-        early, by Ctrl-C above all, its requests are cancelled; a step that was cut off makes the next call `reset`.
+        A request that could not be served is among them, with its status and reason; the others are unaffected. An
+        interrupt such as Ctrl-C cancels the requests; after a step that was cut off the next call does a `reset` first.
 
         Args:
             prompts: one prompt or many, as `encode` takes them.
@@ -326,7 +329,7 @@ class LLM:
             progress: show a progress bar.
 
         Raises:
-            InvalidArgument, InvalidTokens, ModelError: a prompt or a value that cannot be. Nothing is queued.
+            InvalidArgument, InvalidTokens, ModelError: an invalid prompt or value. Nothing is queued.
             EngineInterrupted: the engine must be reset and cannot be, see `reset`.
         """
         if not isinstance(prompts, (str, Sequence, np.ndarray)):

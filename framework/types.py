@@ -1,4 +1,4 @@
-"""The words every part of the laboratory speaks: ids, tokens, namespaces."""
+"""Ids, token arrays, namespaces, times and facts of requests, as all packages share them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ ROOT_NAMESPACE = Namespace()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What a client foretells of its conversation. Advice: it may be wrong, and a policy must survive lies.
+    """What a client foretells of its conversation. It may be wrong, and a policy must stay correct then.
 
     Attributes:
         continues: probability, 0 to 1, that a later prompt extends this one; None when nothing is said.

@@ -24,12 +24,14 @@ class CacheOptions(Section):
 
     section: ClassVar[str] = "cache"
 
-    num_blocks: int | None = setting(256, "blocks; null with memory_fraction", at_least=1, at_most=MAX_BLOCKS)
+    num_blocks: int | None = setting(
+        256, "blocks in the pool; null with memory_fraction", at_least=1, at_most=MAX_BLOCKS
+    )
     block_size: int = setting(16, "tokens a block", at_least=1, at_most=MAX_BLOCK_SIZE)
     memory_fraction: float | None = setting(
         None, "share of the device's free memory; needs num_blocks=null", above=0, at_most=1
     )
-    kv_dtype: KVDtype | None = setting(None, "of K and V in the pool; null: the model's")
+    kv_dtype: KVDtype | None = setting(None, "dtype of K and V in the pool; null: the model's")
     kv_scales: str | None = setting(
         None, "JSON file with the scales of a float8_e4m3fn pool; null: calibrated by a first pass"
     )
@@ -127,18 +129,20 @@ class ReplayOptions(Section):
     capacity: str | None = setting(
         None, "in place of cache.num_blocks: 40GiB of K and V; executor=cache_only: or 25% of the trace's blocks"
     )
-    slo_ttft_s: float = setting(2.0, "goodput counts requests whose first token came within this", above=0)
-    slo_tpot_s: float = setting(0.1, "and whose later tokens took at most this each", above=0)
+    slo_ttft_s: float = setting(2.0, "goodput: most seconds to the first token", above=0)
+    slo_tpot_s: float = setting(0.1, "goodput: most seconds for each later token", above=0)
     device: str = setting("h200", "executor=roofline: h200 | h100 | a100 | l40s")
     shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.replay.shapes")
     dtype: str = setting("bfloat16", "executor=roofline and capacity: of weights, K and V")
-    efficiency: float = setting(0.8, "executor=roofline: reached share of the device's ceilings", above=0, at_most=1)
+    efficiency: float = setting(
+        0.8, "executor=roofline: share of the device's ceilings that is reached", above=0, at_most=1
+    )
     overhead_s: float = setting(0.0005, "executor=roofline: fixed seconds a step", at_least=0, at_most=10**9)
     num_devices: int = setting(1, "executor=roofline: devices that share the model", at_least=1, at_most=4096)
     window: int | None = setting(
         None,
-        "executor=none and roofline: tokens that every layer sees, blocks behind them are freed early; null: all, or "
-        "the recorded model's",
+        "executor=none and roofline: sliding window of all layers, tokens; blocks behind it are freed early; null: "
+        "none, or the recorded model's",
         at_least=1,
     )
     groups: Mapping[str, Any] | None = setting(
@@ -154,13 +158,15 @@ class GroupOptions(Section):
 
     model: str = setting(doc="a name in framework.groups.shapes, or a config.json")
     sharing: Literal["one_pool", "pool_per_group", "two_levels"] = setting(
-        "one_pool", "of memory: one_pool as vLLM, pool_per_group as SGLang, two_levels as Jenga"
+        "one_pool", "how groups share memory: one_pool as vLLM, pool_per_group as SGLang, two_levels as Jenga"
     )
-    rule: str = setting("retention", "for checkpoints: dense, retention, junctions, every, at_most, superseding")
-    interval: int = setting(0, "of retention, every and at_most: tokens between two places", at_least=0)
-    count: int = setting(8, "of at_most: states a path", at_least=2)
+    rule: str = setting(
+        "retention", "which checkpoints are kept: dense, retention, junctions, every, at_most, superseding"
+    )
+    interval: int = setting(0, "rules retention, every, at_most: tokens between two checkpoints", at_least=0)
+    count: int = setting(8, "rule at_most: states kept on a path", at_least=2)
     order: Literal["coupled", "coverage", "marconi", "marconi_as_coded", "quota"] | None = setting(
-        None, "of eviction across groups; null: eviction=NAME alone"
+        None, "order of eviction across groups; null: eviction=NAME alone"
     )
 
 
@@ -172,9 +178,11 @@ class TierOptions(Section):
 
     num_blocks: int = setting(doc="blocks it holds", at_least=1, at_most=MAX_BLOCKS)
     read_bytes_per_s: float | None = setting(
-        25e9, "replay: of its link, out of it; null: any; 25e9 is PCIe 4.0 x16", above=0, at_most=1e18
+        25e9, "replay: bytes a second read over its link; null: no limit; 25e9 is PCIe 4.0 x16", above=0, at_most=1e18
     )
-    write_bytes_per_s: float | None = setting(25e9, "replay: of its link, into it; null: any", above=0, at_most=1e18)
+    write_bytes_per_s: float | None = setting(
+        25e9, "replay: bytes a second written over its link; null: no limit", above=0, at_most=1e18
+    )
     operation_s: float = setting(100e-6, "replay: fixed seconds of a load or a store", at_least=0, at_most=10**9)
 
 
@@ -186,21 +194,21 @@ class KernelOptions(Section):
 
     batch: tuple[int, ...] | None = setting(None, "decode rows, as [1,32]", at_least=1, at_most=2**20)
     context: tuple[int, ...] | None = setting(
-        None, "of the longest decode row, as [1024,8192]", at_least=1, at_most=2**31 - 1
+        None, "context of the longest decode row, as [1024,8192]", at_least=1, at_most=2**31 - 1
     )
     prefill: tuple[int, ...] | None = setting(
         None, "causal prefill of one prompt of so many tokens; [] for none", at_least=1, at_most=2**31 - 1
     )
     lengths: tuple[Lengths, ...] = setting(
-        ("uniform", "ragged"), "of decode rows; ragged: from a tenth of the context up"
+        ("uniform", "ragged"), "contexts of the decode rows: uniform, or ragged from a tenth of the longest up"
     )
-    heads: tuple[str, ...] | None = setting(None, "query/kv/dim, as [32/8/128]")
+    heads: tuple[str, ...] | None = setting(None, "query heads/kv heads/head dim, as [32/8/128]")
     block_size: tuple[int, ...] | None = setting(None, "null: cache.block_size", at_least=1, at_most=MAX_BLOCK_SIZE)
-    dtype: tuple[str, ...] | None = setting(None, "of the queries")
+    dtype: tuple[str, ...] | None = setting(None, "dtypes of the queries")
     kv_dtype: tuple[str | None, ...] = setting(
-        (None,), "of the pool, as [null,float8_e4m3fn]; null: that of the queries"
+        (None,), "dtypes of the pool, as [null,float8_e4m3fn]; null: that of the queries"
     )
-    budget_s: float = setting(1.0, "timing of one cell, seconds, about", above=0, at_most=10**9)
+    budget_s: float = setting(1.0, "seconds, about, to time one cell", above=0, at_most=10**9)
     target: str = setting("h200", "chip of the modelled floor: h200 | h100 | a100 | l40s")
 
 
@@ -210,11 +218,11 @@ class RunOptions(Section):
 
     section: ClassVar[str] = "run"
 
-    name: str | None = setting(None, "null: the components' names")
-    group: str | None = setting(None, "null: the sweep's folder under --multirun")
+    name: str | None = setting(None, "name of the run; null: the components' names")
+    group: str | None = setting(None, "group of the run for trackers; null: the sweep's folder under --multirun")
     dir: str = setting(doc="the run directory")
     sweep: str = setting("", "the folder of a --multirun, below sweeps/")
-    overwrite: bool = setting(True, "of what an earlier run left in dir")
+    overwrite: bool = setting(True, "replace what an earlier run left in dir")
     progress: bool = setting(True, "progress on standard error")
     events: bool = setting(False, "write the eviction and scheduling log")
     requests: bool = setting(True, "write requests.jsonl, one object a request")
@@ -230,7 +238,7 @@ class RunOptions(Section):
     report: bool = setting(True, "a sweep: tables, plots and a page at its end")
     log_every: int = setting(1, "steps between two lines of metrics.jsonl", at_least=1)
     stall_timeout_s: float | None = setting(
-        300.0, "seconds one call into a plugin may take before the run ends and names it; null: any",
+        300.0, "seconds one call into a plugin may take before the run ends and names it; null: no limit",
         above=0, at_most=10**9,
     )  # fmt: skip
     timeout_s: float | None = setting(
@@ -249,7 +257,7 @@ class KVEventsOptions(Section):
     publish: bool = setting(False, "send msgpack over ZeroMQ, as vLLM does; needs the extra kv-events")
     endpoint: str = setting("tcp://127.0.0.1:5557", "publish: where subscribers connect; a port of 0: any free one")
     replay_endpoint: str | None = setting(
-        "tcp://127.0.0.1:5558", "publish: where they ask for what they missed; null: nowhere"
+        "tcp://127.0.0.1:5558", "publish: where subscribers ask for missed batches; null: nowhere"
     )
     linger_s: float = setting(0.0, "publish: seconds that replies go on after the run", at_least=0, at_most=3600)
     int_hashes: bool = setting(False, "publish: hashes as integers of 64 bits, as SGLang has them, not as bytes")

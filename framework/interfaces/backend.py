@@ -49,14 +49,14 @@ class AttentionBackend(ABC):
         return None
 
     def facts(self) -> dict[str, str | int | float]:
-        """What this object settled on by itself (instructions, compiled or not), for the results. Default: nothing.
+        """What this object chose by itself (instructions, compiled or not), for the results. Default: nothing.
 
         Asked after the work; kernel mode and serve keep each as `backend_<name>`.
         """
         return {}
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
-        """Called once, after `check` found nothing. Allocate workspaces here; call this one first.
+        """Called once, after `check` found nothing. Allocate workspaces here. An override calls this one first.
 
         Raises:
             Unsupported: `check` finds reasons against it; they are listed.
@@ -128,7 +128,7 @@ class AttentionBackend(ABC):
 
         q (T, H, D), k and v (T, K, D) may be non-contiguous in T and stay as they are. Rotation is in float32 at least,
         rounded once to their dtype; k may go to a narrower pool from either. The default rotates by torch and calls
-        `write`; the feature "rope" says that there is better.
+        `write`; a backend that does both in one pass declares the feature "rope".
         """
         from framework.interfaces import _torch_ops
 
@@ -148,7 +148,7 @@ class AttentionBackend(ABC):
 class DenseBackend(AttentionBackend):
     """The short base class: `attend_one`, attention of one row over its own dense K and V, gathered row by row.
 
-    For an idea to be tried, not for speed. The features the idea honours go into `capabilities`.
+    To try an idea, not for speed. Name the features it supports in `capabilities`.
     """
 
     @abstractmethod

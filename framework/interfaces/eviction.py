@@ -44,11 +44,11 @@ class BlockView:
         last_access: access count when a request last used it (admitted, hit or released it). Blocks touched by one
             call share a count; a later call has a larger one.
         hits: requests that found it in the cache since it was admitted.
-        priority: of the most important request that used it since it was admitted.
+        priority: the highest of the requests that used it since it was admitted.
         tenant: small integer naming the tenant that admitted it.
         children: cached or in-use blocks published directly below it.
         next_use: the number, from 1 in order of arrival, of the next request for it; replay of a trace only, else
-            infinity. What makes Belady a policy.
+            infinity.
         key: the content's block hash: equal contents have equal ones, also across evictions. For ghost lists.
         parent: the block published directly above it, 0 when that is the root or gone. None where nobody knows.
         partial: whether it holds fewer tokens than a block has: a prompt's last block, which later prompts rarely
@@ -84,7 +84,7 @@ class EvictionPolicy(ABC):
     The allocator calls, for each block: `admit` once when its content is published (a request is using it, so it is
     no candidate yet); `release` when its last user lets go: it is a candidate from here; `pin` when a request uses it
     again; `hit` right after, when that use was a prefix hit; `evicted` once when the content is gone; `keep` before a
-    `release`, whether it should be: who declines has content given up at once.
+    `release`: on False the content is given up at once.
     A victim whose eviction was called off (another plugin call failed) comes back by `admit` and `release`.
     Each list is deepest block first and never empty. `now` is a PolicyTime, non-decreasing: seconds in a replay, steps
     in a serve run; `last_request.arrival` is in the same unit.
@@ -99,7 +99,7 @@ class EvictionPolicy(ABC):
     """True when the policy reads `blocks.next_use`, so that a replay makes the extra pass that fills it."""
 
     needs_requests: ClassVar[bool] = False
-    """True when the policy reads `blocks.last_request`, which is not kept otherwise: who does not ask does not pay."""
+    """True when the policy reads `blocks.last_request`, which is kept for such policies only."""
 
     bypass: ClassVar[bool] = False
     """True when the policy may decline new content: in a cache-only replay the blocks of the request at hand are
@@ -133,8 +133,7 @@ class EvictionPolicy(ABC):
 
         False: its content is given up at once. The block is free, the policy gets `evicted` and not `release`, and the
         log an eviction. Blocks in use are never asked for, so one that is hit while in use is an ordinary hit.
-        Under `leaf_only` a block with resident children stays, whatever the answer, and is not asked for. A policy that
-        would rather have such blocks go first when room is needed orders them so. Not overridden, it costs nothing.
+        Under `leaf_only` a block with resident children stays and is not asked for. Not overridden, it costs nothing.
         """
         return True
 
@@ -260,7 +259,7 @@ class ScoredPolicy(EvictionPolicy):
 
         Not NaN, which is refused with a PluginError.
 
-        `now` is a PolicyTime; `block.admitted` and `block.last_access` count accesses. Two clocks: never mix them.
+        `now` is a PolicyTime; `block.admitted` and `block.last_access` count accesses: never mix the two.
         """
 
     def attach(self, blocks: BlockView) -> None:

@@ -76,11 +76,12 @@ class ReplayCore(ABC):
     ) -> ReplayCounts | None:
         """The counts of `framework.replay.reference.replay` with the same arguments, to the last block.
 
-        None: not for this policy, nothing was done, and the framework counts in Python and says so.
-
         Args:
-            policy: fresh and not attached. What it is, its class says, no subclass of it; how it is set, its
-                `parameters`.
+            policy: fresh and not attached. Know it by its exact class, since a subclass may decide otherwise, and its
+                settings by its `parameters`.
+
+        Returns:
+            None for a policy that this core does not count: the framework then counts in Python and says so.
 
         Raises:
             InvalidArgument: `num_blocks` below 1.

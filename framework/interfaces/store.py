@@ -35,7 +35,7 @@ class BlockFormat:
 
 
 class Store(ABC):
-    """Keeps blocks of bytes by key. Which blocks, and how many, others decide: it receives each write and each removal.
+    """Keeps blocks of bytes by key. The engine decides which; a store receives each write and each removal.
 
     The calls come from one thread at a time: `open` once, then `write`, `read`, `remove` and `keys` in any order, then
     `close` once. Keys are non-empty bytes; up to 64 every store takes. A failure is a `StoreFailed`: the block is

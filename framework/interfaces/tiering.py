@@ -76,7 +76,7 @@ class Tiering(ABC):
         """Whether to copy `block` to the tier below the one it lies in.
 
         Args:
-            now: the run's logical time, as an `EvictionPolicy` is given it.
+            now: a PolicyTime, as eviction policies get it.
         """
 
     def load(self, offer: LoadOffer, now: float) -> int:

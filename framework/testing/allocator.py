@@ -61,7 +61,7 @@ def check_the_null_block_is_never_handed_out(make: Make) -> None:
 
 
 def check_a_second_free_is_an_error(make: Make) -> None:
-    """Freeing twice, or a request that never was, raises UnknownRequest and harms nobody (FAULTS F10)."""
+    """Freeing twice, or a request that never was, raises UnknownRequest and harms nobody."""
     driver = driver_of(make, 8, 2)
     driver.do_admit([0, 1, 0], PLAIN)
     driver.do_admit([1, 1, 0], PLAIN)
@@ -81,7 +81,7 @@ def check_wrong_calls_raise_and_change_nothing(make: Make) -> None:
 
 
 def check_a_hit_leaves_a_token_to_compute(make: Make) -> None:
-    """A prompt whose every block is cached still has one token to compute (FAULTS F3)."""
+    """A prompt whose every block is cached still has one token to compute."""
     for size in (1, 2, 3):
         driver = driver_of(make, 8, size)
         prompt = [0, 1] * size
@@ -96,7 +96,7 @@ def check_a_hit_leaves_a_token_to_compute(make: Make) -> None:
 
 
 def check_nothing_is_found_before_it_is_committed(make: Make) -> None:
-    """Between allocate and commit a block has no KV: a second request may not hit it (FAULTS F4)."""
+    """Between allocate and commit a block has no KV: a second request may not hit it."""
     driver = driver_of(make, 8, 2)
     prompt = [0, 1, 1, 0, 1]
     driver.do_admit(prompt, PLAIN)
@@ -123,7 +123,7 @@ def check_namespaces_never_share(make: Make) -> None:
 
 
 def check_a_fork_writes_nothing_its_sibling_reads(make: Make) -> None:
-    """Parent and child part in mid-block; each keeps its own tokens (FAULTS F19)."""
+    """Parent and child part in mid-block; each keeps its own tokens."""
     for back in range(4):
         driver = driver_of(make, 12, 2)
         driver.do_admit([0, 1, 0], PLAIN)
@@ -151,7 +151,7 @@ def check_a_published_block_is_never_written(make: Make) -> None:
 
 
 def check_refusal_changes_nothing(make: Make) -> None:
-    """OutOfBlocks from allocate, extend and fork leaves tables, counts and hits as they were (FAULTS F9)."""
+    """OutOfBlocks from allocate, extend and fork leaves tables, counts and hits as they were."""
     driver = driver_of(make, 6, 2)
     driver.do_admit([0, 1, 0, 1], PLAIN, more=4)
     driver.do_compute(0, 3, extend=True, commit=True)
@@ -164,7 +164,7 @@ def check_refusal_changes_nothing(make: Make) -> None:
 
 
 def check_appending_many_equals_appending_one_by_one(make: Make) -> None:
-    """extend by k at once and k times by one give tables of the same length and the same counts (FAULTS F11 to F13)."""
+    """extend by k at once and k times by one give tables of the same length and the same counts."""
     for size in (1, 2, 3, 16):
         many, single = driver_of(make, 24, size), driver_of(make, 24, size)
         for driver, count in ((many, 9), (single, 1)):
@@ -179,7 +179,7 @@ def check_appending_many_equals_appending_one_by_one(make: Make) -> None:
 
 
 def check_a_stale_hit_is_refused_or_still_true(make: Make) -> None:
-    """A hit whose blocks were evicted since: StaleHit, and nothing changed; nor is it found again (FAULTS F1, F16)."""
+    """A hit whose blocks were evicted since: StaleHit, and nothing changed; nor is it found again."""
     driver = driver_of(make, 3, 2)
     driver.do_admit([0, 1, 0], PLAIN)
     driver.do_compute(0, 3, extend=True, commit=True)
@@ -224,7 +224,7 @@ def check_reset_forgets_all_content(make: Make) -> None:
 
 
 def check_content_outlives_either_of_two_owners(make: Make) -> None:
-    """Two requests compute one prefix at once; whichever ends first, it stays findable (FAULTS F5)."""
+    """Two requests compute one prefix at once; whichever ends first, it stays findable."""
     for first in (0, 1):
         driver = driver_of(make, 8, 2)
         prompt = [0, 1, 1, 0, 1]
@@ -263,7 +263,7 @@ def _drain_and_refill(driver: Driver, *, busy: bool = False) -> None:
 
 
 def check_ever_fits_tells_the_truth(make: Make) -> None:
-    """What ever_fits promises, an empty pool gives; what it denies, an empty pool refuses (FAULTS F17)."""
+    """What ever_fits promises, an empty pool gives; what it denies, an empty pool refuses."""
     for tokens in range(1, 13):
         allocator, prompt = fresh(make, 4, 2), as_tokens([1] * tokens)
         request = info(1, tokens)
@@ -342,7 +342,7 @@ def check_blocks_that_windows_passed_are_unreferenced_soundly(make: Make) -> Non
 
 
 def check_the_same_history_gives_the_same_events(make: Make) -> None:
-    """Two runs of one history: equal tables, equal counts, equal event logs (invariant 12)."""
+    """Two runs of one history: equal tables, equal counts, equal event logs."""
     traits = traits_of(make, num_blocks=5)
 
     def run(history: list[Step]) -> None:

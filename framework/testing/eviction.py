@@ -298,7 +298,7 @@ Make = Callable[[], EvictionPolicy]
 
 
 def random_steps(seed: int, num_steps: int = 40) -> list[Step]:
-    """A history for `Cache.play`."""
+    """A random history, as `Cache.play` takes it."""
     draw = Random(seed)
     names = draw.choices(("begin", "end", "evict", "advance"), (5, 4, 1, 1), k=num_steps)
     return [(name, draw.randrange(100), draw.randrange(100)) for name in names]
@@ -455,7 +455,7 @@ def check_random_histories(make: Make) -> None:
 
 
 def check_two_instances_evict_alike(make: Make) -> None:
-    """Same seed, same history, same evictions, though the instances run side by side (invariant 12)."""
+    """Same seed, same history, same evictions, though the instances run side by side."""
     for seed in range(12):
 
         def run(history: list[Step]) -> None:
@@ -472,7 +472,7 @@ def check_two_instances_evict_alike(make: Make) -> None:
 
 
 def check_facts_are_plain_and_change_nothing(make: Make) -> None:
-    """`facts` gives names to texts and finite numbers at any time; who is asked evicts as who is not."""
+    """`facts` gives names to texts and finite numbers at any time, and asking for them changes no eviction."""
     history = random_steps(7, num_steps=60)
     policy = make()
     cache = Cache(policy, 5)
@@ -488,7 +488,7 @@ def check_facts_are_plain_and_change_nothing(make: Make) -> None:
 def check_work_does_not_grow_with_the_pool(make: Make) -> None:
     """O(log n) an operation: 32 times the blocks may not cost 6 times the calls, reads and comparisons.
 
-    Counts, not seconds. A policy that declares `time_varying` scores all candidates on each eviction and is let off.
+    Counts, not seconds. A policy that declares `time_varying` scores all candidates on each eviction and is exempt.
     """
     policy = make()
     if getattr(policy, "time_varying", False):

@@ -118,7 +118,7 @@ def check_tokens_are_left_alone(make: Make) -> None:
 
 
 def check_containers_do_not_matter(make: Make) -> None:
-    """Equal ids have equal names whatever they came in (FAULTS F7)."""
+    """Equal ids have equal names whatever they came in."""
     scheme, values = make(), [0, 1, 127, 128, 65535, 65536, 2**31 - 1, 5]
     root = scheme.root(Namespace(), 4)
     expected = scheme.blocks(root, as_tokens(values), 4)
@@ -186,7 +186,7 @@ def check_resistant_schemes_do_not_collide(make: Make) -> None:
 
 
 def check_processes_agree(make: Make) -> None:
-    """The same names in other processes, whatever PYTHONHASHSEED (FAULTS F7; LMCache issue 1139).
+    """The same names in other processes, whatever PYTHONHASHSEED (LMCache issue 1139).
 
     The scheme must be importable, or picklable, so that another process can build it.
     """

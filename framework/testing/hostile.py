@@ -95,7 +95,7 @@ def check_a_bad_hash_is_named_and_contained(make: Make) -> None:
 
 
 def check_a_scheme_that_lies_costs_misses_only(make: Make) -> None:
-    """Constant, truncated and per-call random names never serve another prefix's KV (FAULTS F2)."""
+    """Constant, truncated and per-call random names never serve another prefix's KV."""
     for scheme in (Constant, partial(Truncated, 1), Fickle):
         driver = driver_of(make, 6, 1, scheme())
         for prompt in ([0, 1, 1], [1, 1, 1], [1, 0, 1], [0, 0, 1], [0, 1, 1]):

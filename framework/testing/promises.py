@@ -18,7 +18,7 @@ PROMPT = (0, 1, 1, 0, 1)
 def check_what_fits_is_given(make: Make) -> None:
     """At every fill of a pool `allocate` gives what `fits` says it would, and refuses what it says it would not.
 
-    So also beside 80 blocks that are hit: 20 more are there, and no more, whether or not those are in use.
+    Also beside a hit of 80 blocks, in use or not: 20 more blocks can be had, and no more.
     """
     for held in range(1, 12):
         for wanted in range(1, 13):

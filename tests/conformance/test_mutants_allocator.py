@@ -36,7 +36,7 @@ class CopiesBackwards(Sound):
 
 
 class StaleMapEntry(Sound):
-    """F1: the map still finds an evicted block, and only the hash is compared."""
+    """The map still finds an evicted block, and only the hash is compared."""
 
     def forget(self, block):
         block_hash = self.hash_of[block]
@@ -58,7 +58,7 @@ class ComparesOwnTokensOnly(Sound):
 
 
 class PublishesAtAllocation(Sound):
-    """F4: hashes are entered before the KV exists."""
+    """Hashes are entered before the KV exists."""
 
     def allocate(self, request, tokens, hit, num_tokens=None):
         super().allocate(request, tokens, hit)
@@ -85,7 +85,7 @@ class PublishesPartialBlocks(Sound):
 
 
 class DuplicateOverwrites(Sound):
-    """F5: the later copy takes over the map; the older can no longer be found."""
+    """The later copy takes over the map; the older can no longer be found."""
 
     def commit(self, request, tokens):
         row, values = self.row(request), tuple(tokens.tolist())
@@ -118,7 +118,7 @@ class EvictsWhatItHit(Sound):
 
 
 class KeepsBlocksOnRefusal(Sound):
-    """F9: takes what there is, then gives up."""
+    """Takes what there is, then gives up."""
 
     def allocate(self, request, tokens, hit, num_tokens=None):
         if not self.fits(request, tokens, hit):
@@ -127,7 +127,7 @@ class KeepsBlocksOnRefusal(Sound):
 
 
 class EvictsOnRefusal(Sound):
-    """F9: makes room, then finds it is not enough."""
+    """Makes room, then finds it is not enough."""
 
     def extend(self, request, num_tokens):
         try:

@@ -10,7 +10,7 @@ run = section("run")
 METRICS: tuple[Metric, ...] = (
     text("run", "status", "status", "`ok`, `failed`, `unavailable` or `interrupted`."),
     text("run", "mode", "mode", "`serve`, `replay` or `kernel`."),
-    text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/cli.md."),
+    text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/traces.md."),
     text("run", "clock", "clock", "What times are counted on: `wall`, `virtual`, or the length of a step."),
     text("run", "model", "model", "Name of the model."),
     text("run", "workload", "workload", "Name of the workload."),

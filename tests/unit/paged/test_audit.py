@@ -101,7 +101,7 @@ def unpublish_a_used_block(allocator: PagedAllocator) -> None:
 
 
 def leave_a_stale_entry(allocator: PagedAllocator) -> None:
-    """FAULTS F1: the block went back to the free set, its hash still finds it."""
+    """The block went back to the free set, its hash still finds it."""
     block = cached(allocator)
     allocator.pool.block_hash[block] = None
     allocator.pool.candidate[block] = 0
