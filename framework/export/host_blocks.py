@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from framework.errors import InvalidArgument, OutOfBlocks, Unsupported
-from framework.guard.policy import GuardedPolicy
-from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.errors import InvalidArgument, Unsupported
+from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import Component, build_component
-from framework.types import BlockHash, BlockId
+from framework.tiers.named import Name, NamedBlocks
+from framework.types import BlockHash
 
 
 def build_policy(policy: Component, num_blocks: int, *, block_size: int = 1, seed: int = 0) -> EvictionPolicy:
@@ -33,117 +33,71 @@ def build_policy(policy: Component, num_blocks: int, *, block_size: int = 1, see
     return copy.deepcopy(built) if built is policy else built
 
 
-class HostBlocks:
-    """The facts of another engine's blocks by block id, and which are candidates; drives one policy.
+class HostBlocks(NamedBlocks):
+    """Contents of another engine's cache by its own names for them, each list of names deepest first.
 
-    The host knows its blocks by name: any hashable, unique among residents. Each list of names is deepest first.
     `count` is the access count and the policy's `now`: one `tick` a request or access.
 
-    Args:
-        policy: fresh; it is attached here.
-        num_blocks: most blocks resident at a time.
+    Attributes:
+        depth, num_tokens, priority, children, key: columns of BlockView, for the host to write.
     """
 
-    def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
-        rows = num_blocks + 1
-        self.policy, self.count = policy, 0
-        self.depth, self.num_tokens, self.admitted, self.last_access = ([0] * rows for _ in range(4))
-        self.hits, self.priority, self.tenant, self.children = ([0] * rows for _ in range(4))
+    def __init__(self, policy: EvictionPolicy, num_blocks: int, most: int | None = None) -> None:
+        super().__init__(policy, num_blocks, most)
+        rows = len(self.name_of)
+        self.depth, self.num_tokens, self.priority, self.children = ([0] * rows for _ in range(4))
         self.key: list[BlockHash | None] = [None] * rows
-        self.block_of: dict[Hashable, BlockId] = {}
-        self.name_of: list[Hashable] = [None] * rows
-        self.candidates: set[BlockId] = set()
-        self._marks = bytearray(rows)  # 1 for candidates
-        self._free = [BlockId(block) for block in range(num_blocks, 0, -1)]
-        self._guarded = GuardedPolicy(policy)
-        self._guarded.attach(
-            BlockView(
-                depth=self.depth,
-                num_tokens=self.num_tokens,
-                admitted=self.admitted,
-                last_access=self.last_access,
-                hits=self.hits,
-                priority=self.priority,
-                tenant=self.tenant,
-                children=self.children,
-                next_use=[float("inf")] * rows,
-                key=self.key,
-            )
-        )
+        self.count = 0
+        self.attach(depth=self.depth, num_tokens=self.num_tokens, priority=self.priority, children=self.children,
+                    key=self.key)  # fmt: skip
 
-    def tick(self) -> None:
+    def tick(self, by: int = 1) -> None:
         """A new request or access begins."""
-        self.count += 1
+        self.count += by
+        self.host.now = self.count
 
-    def add(self, name: Hashable, key: bytes, *, depth: int = 0, num_tokens: int = 1, priority: int = 0) -> BlockId:
-        """Give a new block its id and facts; `admit` tells the policy.
+    def add(self, name: Name, key: bytes, *, depth: int = 0, num_tokens: int = 1) -> None:
+        """Give a new content its block and facts; `admit` tells the policy. Errors: as `hold`."""
+        block = self.hold(name, self.count)
+        self.key[block], self.depth[block], self.num_tokens[block] = BlockHash(key), depth, num_tokens
+        self.priority[block] = self.children[block] = 0
 
-        Raises:
-            InvalidArgument: the name is resident.
-            OutOfBlocks: all `num_blocks` are.
-        """
-        if name in self.block_of:
-            raise InvalidArgument(f"the host inserted {name!r}, which is in the cache already")
-        if not self._free:
-            raise OutOfBlocks(f"the host holds more than the {len(self.name_of) - 1} blocks announced; announce more")
-        block = self._free.pop()
-        self.block_of[name], self.name_of[block], self.key[block] = block, name, BlockHash(key)
-        self.depth[block], self.num_tokens[block], self.priority[block] = depth, num_tokens, priority
-        self.admitted[block] = self.last_access[block] = self.count
-        self.hits[block] = self.children[block] = 0
-        return block
+    def admit(self, names: Iterable[Name]) -> None:
+        """Added contents were published; they are in use until released."""
+        self.host.admit([self.block_of[name] for name in names])
 
-    def admit(self, names: Iterable[Hashable]) -> None:
-        """Added blocks were published; they are in use until released."""
-        if blocks := self._ids(names):
-            self._guarded.admit(blocks, self.count)
+    def release(self, names: Iterable[Name]) -> None:
+        """Nobody uses these any more. Those that nobody used are left alone."""
+        self.host.release([block for block in map(self.block_of.__getitem__, names) if not self.host.candidate[block]])
 
-    def release(self, names: Iterable[Hashable]) -> None:
-        """Nobody uses these blocks any more. Those that nobody used are left alone."""
-        if blocks := [block for block in self._ids(names) if block not in self.candidates]:
-            self._guarded.release(blocks, self.count)
-            self.candidates.update(blocks)
-            for block in blocks:
-                self._marks[block] = 1
+    def pin(self, names: Iterable[Name]) -> None:
+        """These are in use now. Those in use already are left alone."""
+        self.host.pin([block for block in map(self.block_of.__getitem__, names) if self.host.candidate[block]])
 
-    def pin(self, names: Iterable[Hashable]) -> None:
-        """These blocks are in use now. Those in use already are left alone."""
-        if blocks := [block for block in self._ids(names) if block in self.candidates]:
-            self._guarded.pin(blocks, self.count)
-            self.candidates.difference_update(blocks)
-            for block in blocks:
-                self._marks[block] = 0
-
-    def hit(self, names: Sequence[Hashable]) -> None:
-        """A request found these blocks; candidates among them are in use only for that call."""
-        blocks = self._ids(names)
-        if not blocks:
-            return
-        idle = [self.name_of[block] for block in blocks if block in self.candidates]
+    def hit(self, names: Sequence[Name]) -> None:
+        """A request found these; candidates among them are in use only for that call."""
+        idle = self.idle(names)
         self.pin(idle)
+        blocks = [self.block_of[name] for name in names]
         for block in blocks:
             self.last_access[block] = self.count
             self.hits[block] += 1
-        self._guarded.hit(blocks, self.count)
+        self.host.hit(blocks)
         self.release(idle)
 
-    def victim(self) -> Hashable:
+    def idle(self, names: Iterable[Name]) -> list[Name]:
+        """Those of these that nobody uses: the candidates."""
+        return [name for name in names if self.host.candidate[self.block_of[name]]]
+
+    def victim(self) -> Name:
         """The name of the candidate to evict next; `evict` it.
 
         Raises:
             PluginError: there is no candidate, or the policy named another block.
         """
-        return self.name_of[self._guarded.victim(self.count, self._marks)]
+        return self.name_of[self.host.victim()]
 
-    def evict(self, name: Hashable) -> None:
-        """The content of this block is gone. One in use is released first: only candidates are evicted."""
+    def evict(self, name: Name) -> None:
+        """The content is gone. One in use is released first: only candidates are evicted."""
         self.release([name])
-        block = self.block_of.pop(name)
-        self._guarded.evicted(block, self.count)
-        self.candidates.discard(block)
-        self._marks[block] = 0
-        self.name_of[block] = self.key[block] = None
-        self._free.append(block)
-
-    def _ids(self, names: Iterable[Hashable]) -> list[BlockId]:
-        return [self.block_of[name] for name in names]
+        self.forget(name)

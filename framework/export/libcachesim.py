@@ -68,13 +68,13 @@ class _Hooks:
 
     def evict(self, request: Any) -> int:
         self._require(request)
-        self.host.count += 1
+        self.host.tick()
         try:
             name = self.host.victim()
             self.host.evict(name)
         finally:
-            self.host.count -= 1  # the miss that follows is the same access
-        return int(name)  # type: ignore[call-overload, no-any-return]
+            self.host.tick(-1)  # the miss that follows is the same access
+        return int(name)
 
     def miss(self, request: Any) -> None:
         self._require(request)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from framework.guard.policy import GuardedPolicy
+from framework.guard.policy import PolicyHost
 from framework.interfaces.eviction import EvictionPolicy
 from framework.paged.index import PrefixIndex
 from framework.paged.last_requests import LastRequests
 from framework.paged.pool import BlockPool
-from framework.paged.victims import Victims
-from framework.types import BlockHash, BlockId, RequestFacts, RequestInfo
+from framework.types import BlockHash, RequestFacts, RequestInfo
 
 
 class PoolFacts:
@@ -25,17 +24,17 @@ class PoolFacts:
 
     Attributes:
         pool: the columns. `pool.candidate` marks blocks that the policy may name, `pool.block_hash` published ones.
-        num_candidates: blocks that the policy may name.
+        policy: the guarded policy. num_candidates: blocks that it may name.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int, block_size: int, clock: Callable[[], float]) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.clock = clock
-        self.policy = GuardedPolicy(policy)
+        self._host = PolicyHost(policy, self.pool.candidate)
+        self.policy = self._host.policy
         self.requests = LastRequests(num_blocks + 1) if self.policy.needs_requests else None
         self.index = PrefixIndex(self.pool, compares_tokens=False, keeps_duplicates=True)
-        self.num_candidates, self.leaf_only = 0, False
-        self._victims = Victims(self)
+        self.num_candidates = 0
         self._tenants: dict[str, int] = {"": 0}
         self.policy.attach(self.pool.view(self.requests))
 
@@ -85,76 +84,56 @@ class PoolFacts:
             self.index.insert(-1, parent if pool.block_hash[parent] is not None else 0, name, b"", block)
             pool.block_hash[block] = name
         self.used_by(blocks, request)
-        if self.policy.wants_admit:
-            self.policy.admit(blocks[::-1], self.clock())
+        self._timed().admit(blocks[::-1])
 
     def hit(self, blocks: Sequence[int], priority: int = 0) -> None:
         """A request found these blocks; the candidates among them are none from here on."""
         pool = self.pool
-        candidate, hits, last, access = pool.candidate, pool.hits, pool.last_access, pool.access
-        pinned = [block for block in blocks if candidate[block]]
+        hits, last, access = pool.hits, pool.last_access, pool.access
+        pinned = [block for block in reversed(blocks) if pool.candidate[block]]
         for block in blocks:
             hits[block] += 1
             last[block] = access
-        for block in pinned:
-            candidate[block] = 0
         self.num_candidates -= len(pinned)
         if priority > pool.least_priority:
             pool.varied = True
             for block in blocks:
                 pool.priority[block] = max(pool.priority[block], priority)
-        now = self.clock()
-        if pinned:
-            self.policy.pin(pinned[::-1], now)
-        if self.policy.wants_hit:
-            self.policy.hit(blocks[::-1], now)
+        host = self._timed()
+        host.pin(pinned)
+        host.hit(blocks[::-1])
 
     def pin(self, block: int) -> None:
         """A candidate is in use, though no request found it."""
-        self.pool.candidate[block] = 0
         self.num_candidates -= 1
-        self.policy.pin((block,), self.clock())
+        self._timed().pin((block,))
 
     def release(self, blocks: Sequence[int]) -> list[int]:
         """Nobody uses these published blocks, deepest first, any more. Returns those that the policy would not keep."""
-        pool, now = self.pool, self.clock()
-        declined = []
-        if self.policy.wants_keep:
-            declined = [block for block in blocks if not self.policy.keep(block, now)]
-            for block in declined:
-                self.drop(block)
-            blocks = [block for block in blocks if pool.block_hash[block] is not None]
-        last, access = pool.last_access, pool.access
-        for block in blocks:
+        host, last, access = self._timed(), self.pool.last_access, self.pool.access
+        kept = host.kept([*blocks], lambda block: self.index.remove((block,)))
+        for block in kept:
             last[block] = access
-        pool.mark(blocks)
-        self.num_candidates += len(blocks)
-        if blocks:
-            self.policy.release(blocks, now)
-        return declined
+        self.num_candidates += len(kept)
+        host.release(kept)
+        return [block for block in blocks if self.pool.block_hash[block] is None]
 
-    @property
-    def now(self) -> float:
-        """The policy's time."""
-        return self.clock()
-
-    def is_leaf(self, block: int) -> bool:
-        """Whether no published block lies below this one."""
-        return not self.pool.children[block]
+    def _timed(self) -> PolicyHost:
+        """The host, at the time of now."""
+        self._host.now = self.clock()
+        return self._host
 
     def victims(self, count: int) -> list[int]:
         """The candidates that the policy gives up, at most `num_candidates`; their contents are forgotten."""
-        blocks = self._victims.take(count)
+        blocks = self._timed().victims(count)
         self.num_candidates -= count
         self.index.remove(blocks)
         return blocks
 
     def drop(self, block: int) -> None:
         """The content of this published block is gone."""
-        pool = self.pool
-        self.num_candidates -= pool.candidate[block]
-        pool.candidate[block] = 0
-        self.policy.evicted(BlockId(block), self.clock())  # which may read the block's facts
+        self.num_candidates -= self.pool.candidate[block]
+        self._timed().drop(block)  # the policy may read the block's facts
         self.index.remove((block,))
 
     def drop_all(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from framework.errors import InvalidArgument, Unsupported
 from framework.export.host_blocks import HostBlocks, build_policy
-from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
+from framework.interfaces.eviction import Block, EvictionPolicy, ScoredPolicy
 from framework.registry.components import Component
 from framework.types import BlockHash, BlockId
 
@@ -93,47 +93,18 @@ class ScoreStrategy:
     """The score of a node's facts; ties go deepest first, then oldest node."""
 
     def __init__(self, policy: ScoredPolicy, num_blocks: int) -> None:
-        self._policy = policy
-        self._columns: tuple[list[Any], ...] = tuple([0, 0] for _ in range(8))
-        self._key: list[BlockHash | None] = [None, None]
-        depth, num_tokens, admitted, last_access, hits, priority, tenant, children = self._columns
-        view = _OneNode(
-            depth=depth,
-            num_tokens=num_tokens,
-            admitted=admitted,
-            last_access=last_access,
-            hits=hits,
-            priority=priority,
-            tenant=tenant,
-            children=children,
-            next_use=[float("inf")] * 2,
-            key=self._key,
-            capacity=num_blocks,
-        )
-        policy.attach(view)
-        self._block = Block(view)
+        self._policy, self._host = policy, HostBlocks(policy, num_blocks, most=1)
+        self._block = Block(policy.blocks)
         self._block.id = BlockId(1)
 
     def get_priority(self, node: Any) -> tuple[Any, int, int]:
         """(score, -depth, node id), compared in order."""
         depth, tokens = _place(node)
-        times = (node.creation_time, node.last_access_time)
-        facts = (depth, tokens, *times, _hits(node), node.priority, 0, len(node.children))
-        for column, fact in zip(self._columns, facts, strict=True):
-            column[1] = fact
-        self._key[1] = _key(node)
+        host = self._host
+        host.admitted[1], host.last_access[1], host.hits[1] = node.creation_time, node.last_access_time, _hits(node)
+        host.key[1] = _key(node)
+        _describe(host, 1, _Place(node, depth, tokens))
         return (self._policy.score(self._block, time.monotonic()), -depth, node.id)
-
-
-@dataclass(frozen=True, slots=True)
-class _OneNode(BlockView):
-    """A view of which block 1 is the node at hand."""
-
-    capacity: int = 0
-
-    @property
-    def num_blocks(self) -> int:
-        return self.capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +156,11 @@ class OrderStrategy:
         for name in [name for name in host.block_of if name not in present]:
             host.evict(name)
         for place in places:
-            if place.node.id in host.block_of:
-                if host.depth[host.block_of[place.node.id]] != place.depth:  # a node above it was split
+            block = host.block_of.get(place.node.id)
+            if block is not None:
+                if host.depth[block] != place.depth:  # a node above it was split
                     host.pin([place.node.id])  # a policy may order candidates by depth: it is released again below
-                self._describe(place)
+                _describe(host, block, place)
         for _, request in groupby(self._events(places), key=lambda event: event[0]):
             self._tell([place for _, _, _, place in request])
         self._used = {place.node.id: place.node.last_access_time for place in places}
@@ -219,21 +191,15 @@ class OrderStrategy:
         host.hit([place.node.id for place in request if place.node.id in host.block_of])
         for place in added:
             host.add(place.node.id, _key(place.node))
-            self._describe(place)
+            _describe(host, host.block_of[place.node.id], place)
         host.admit([place.node.id for place in added])
         host.release([place.node.id for place in added])
-
-    def _describe(self, place: _Place) -> None:
-        host, node = self._host, place.node
-        block = host.block_of[node.id]
-        host.depth[block], host.num_tokens[block] = place.depth, place.num_tokens
-        host.children[block], host.priority[block] = len(node.children), node.priority
 
     def _order(self) -> dict[Any, int]:
         """Every candidate's rank, by a copy of the policy that is made to evict them all."""
         host = copy.deepcopy(self._host)
         order: dict[Any, int] = {}
-        while host.candidates:
+        for _ in range(sum(host.host.candidate)):
             name = host.victim()
             order[name] = len(order)
             host.evict(name)
@@ -241,6 +207,11 @@ class OrderStrategy:
             if parent is not None:
                 host.children[parent] -= 1
         return order
+
+
+def _describe(host: HostBlocks, block: int, place: _Place) -> None:
+    host.depth[block], host.num_tokens[block] = place.depth, place.num_tokens
+    host.children[block], host.priority[block] = len(place.node.children), place.node.priority
 
 
 def _places(node: Any) -> list[_Place]:

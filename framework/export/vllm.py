@@ -141,8 +141,7 @@ class _Methods:
         Protected candidates that the policy names meanwhile count as in use until the last victim is found.
         """
         host = self._host
-        idle = [host.name_of[block] for block in host.candidates]
-        if sum(key not in protected for key in idle) < n:
+        if sum(key not in protected for key in host.idle(host.block_of)) < n:
             return None
         gone: list[tuple[bytes, Any]] = []
         spared: list[Any] = []

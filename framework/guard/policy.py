@@ -1,17 +1,21 @@
-"""Error boundary around eviction policies."""
+"""Error boundary around eviction policies, and the host that every cache drives its policy with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from operator import length_hint
+from typing import Any, Protocol
+
+import numpy as np
 
 from framework.errors import NoCandidate, PluginError
-from framework.guard.boundary import OUTSIDE, Boundary
+from framework.guard.boundary import Boundary
 from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.eviction import BlockView, EvictionPolicy
-from framework.types import BlockId
+from framework.types import BlockId, PolicyTime
+
+_MANY = 64  # blocks from which on NumPy takes less time than a loop
 
 
 class GuardedPolicy:
@@ -27,13 +31,13 @@ class GuardedPolicy:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._boundary = boundary_of(policy)
+        self._boundary = Boundary("eviction policy", type(policy))
         self.name = type(policy).__name__
         self._victim = policy.victim
         self._evicted = policy.evicted
         self.wants_admit = getattr(policy.admit, "__func__", None) is not EvictionPolicy.admit
         self.wants_hit = getattr(policy.hit, "__func__", None) is not EvictionPolicy.hit
-        self.wants_keep = overrides_keep(policy)
+        self.wants_keep = getattr(policy.keep, "__func__", None) is not EvictionPolicy.keep
         self.needs_requests = bool(policy.needs_requests)
         self.in_bulk = names_in_bulk(policy)
         self.fault = self._boundary.fault
@@ -114,14 +118,199 @@ class GuardedPolicy:
         return checked_facts(self._boundary, self._boundary.call("facts", self._policy.facts))
 
 
-def boundary_of(policy: EvictionPolicy) -> Boundary:
-    """Names the failures of this policy."""
-    return Boundary("eviction policy", type(policy))
+class Tree(Protocol):
+    """Which blocks lie below which, for a cache that gives up leaves only."""
+
+    def leave(self, block: int) -> int:
+        """This candidate counts as gone. The block above, if nobody uses it and it is a leaf from then on; else 0."""
+
+    def stay(self, block: int) -> None:
+        """Takes a `leave` back."""
 
 
-def overrides_keep(policy: EvictionPolicy) -> bool:
-    """Whether the policy may decline content."""
-    return getattr(policy.keep, "__func__", None) is not EvictionPolicy.keep
+class PolicyHost:
+    """Drives the eviction policy of a cache: which blocks it may name, and the order of the calls for them.
+
+    `admit`; `pin`, then `hit`; `kept`, then `release`; `victims` or `drop`. The cache writes the facts of the blocks
+    before it calls. Lists are deepest block first; of an empty one there is no call.
+
+    Every method raises PluginError where the policy fails. Candidates are then as before, except those of a failed
+    `pin`, of which nobody knows whether the policy still has them: `unpin` gives them back to it.
+
+    Args:
+        candidate: (rows,) 1 for blocks that the policy may name, which only the host writes. No block has number 0.
+        tree: None where victims need not be leaves.
+
+    Attributes:
+        policy: the guarded policy, for what has no order: `facts`, `parameters`, the `wants_` flags.
+        now: the policy's time; the cache sets it.
+    """
+
+    def __init__(self, policy: EvictionPolicy, candidate: bytearray, tree: Tree | None = None) -> None:
+        self.policy, self.candidate, self.tree = GuardedPolicy(policy), candidate, tree
+        self.now: PolicyTime = 0.0
+
+    def admit(self, blocks: Sequence[int]) -> None:
+        """These were published, and are in use."""
+        if blocks and self.policy.wants_admit:
+            self.policy.admit(blocks, self.now)
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        """These candidates are in use from here on."""
+        if blocks:
+            candidate = self.candidate
+            for block in blocks:
+                candidate[block] = 0
+            self.policy.pin(blocks, self.now)
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        """What these were pinned for is called off, by an error that is to be reported rather than another one."""
+        if blocks:
+            with suppress(PluginError):
+                self.release(blocks)
+            self._mark(blocks)
+
+    def hit(self, blocks: Sequence[int]) -> None:
+        """A request found these, the candidates among them pinned already."""
+        if blocks and self.policy.wants_hit:
+            self.policy.hit(blocks, self.now)
+
+    def kept(
+        self, blocks: list[int], given_up: Callable[[int], Any], stays: Callable[[int], bool] | None = None
+    ) -> list[int]:
+        """Those of these blocks, which nobody uses any more, that the policy would keep.
+
+        Args:
+            given_up: called with each of the others, of which the policy knows that it is gone.
+            stays: whether a block is kept without asking; None: none is.
+        """
+        if not self.policy.wants_keep:
+            return blocks
+        kept = []
+        for block in blocks:
+            if (stays is not None and stays(block)) or self.policy.keep(block, self.now):
+                kept.append(block)
+            else:
+                self.policy.evicted(block, self.now)
+                given_up(block)
+        return kept
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Nobody uses these any more: they are candidates."""
+        if blocks:
+            self._mark(blocks)
+            try:
+                self.policy.release(blocks, self.now)
+            except PluginError:
+                for block in blocks:
+                    self.candidate[block] = 0
+                raise
+
+    def _mark(self, blocks: Sequence[int]) -> None:
+        candidate = self.candidate
+        for block in blocks:
+            candidate[block] = 1
+
+    def evict(self) -> int:
+        """Give up the next candidate."""
+        block = self.policy.victim(self.now, self.candidate)
+        self.candidate[block] = 0
+        self.policy.evicted(block, self.now)
+        return block
+
+    def victim(self) -> int:
+        """The candidate to give up next; `drop` it."""
+        return self.policy.victim(self.now, self.candidate)
+
+    def drop(self, block: int) -> None:
+        """The content of this block is gone."""
+        self.candidate[block] = 0
+        self.policy.evicted(block, self.now)
+
+    def victims(self, count: int) -> list[int]:
+        """`count` candidates that the policy has forgotten; the cache may still `restore` them.
+
+        With a `tree`, a victim's parent is offered as soon as it is a leaf.
+        """
+        if count > 1 and self.tree is None and self.policy.in_bulk:
+            return self._many_victims(count)
+        victims: list[int] = []
+        late: list[int] = []
+        try:
+            for _ in range(count):
+                block = self.policy.victim(self.now, self.candidate)
+                self.candidate[block] = 0
+                victims.append(block)
+                above = 0 if self.tree is None else self.tree.leave(block)
+                self.policy.evicted(block, self.now)
+                if above:
+                    late.append(above)
+                    self.release([above])
+        except PluginError:
+            self._stay(victims)
+            self.restore(victims, late)
+            raise
+        self._stay(victims)
+        return victims
+
+    def _stay(self, victims: Sequence[int]) -> None:
+        if self.tree is not None:
+            for block in victims:
+                self.tree.stay(block)
+
+    def _many_victims(self, count: int) -> list[int]:
+        named = self.policy.victims(count, self.now)
+        candidate, taken = self.candidate, 0
+        whole = {*map(type, named)} <= {int}
+        if whole and len(named) == count >= _MANY and self._are_candidates(named):
+            return named
+        if whole and min(named, default=0) > 0:
+            rest = iter(named)
+            try:
+                for block in rest:
+                    candidate[block] -= 1
+                taken = len(named)
+            except (IndexError, ValueError):  # no block, or 0 less 1: no candidate, or named before
+                taken = len(named) - 1 - length_hint(rest)
+        if taken == len(named) == count:
+            return named
+        self.restore(named[:taken])
+        raise self.policy.fault("victims", f"must name {count} distinct candidates, named {named}")
+
+    def _are_candidates(self, named: list[int]) -> bool:
+        """Whether these integers are distinct candidates, which they are no longer then. No: nothing changed."""
+        at = np.array(named)
+        if at.dtype != np.intp or at[at.argmin()] < 1 or at[at.argmax()] >= len(self.candidate):  # other: too large
+            return False
+        candidate, order = np.frombuffer(self.candidate, dtype=np.uint8), np.arange(len(at))
+        if np.count_nonzero(candidate[at]) != len(at):
+            return False
+        for shift in range(0, len(at).bit_length(), 8):  # a block named twice holds a byte of the later of its places
+            byte = (order >> shift).astype(np.uint8)
+            candidate[at] = byte
+            if np.count_nonzero(candidate[at] == byte) != len(at):
+                candidate[at] = 1
+                return False
+        candidate[at] = 0
+        return True
+
+    def restore(self, victims: Sequence[int], late: Sequence[int] = ()) -> None:
+        """The policy keeps these victims after all, and is not offered the `late` ones that they made leaves.
+
+        Called for an error that is to be reported rather than another one.
+        """
+        chosen, withheld = set(victims), set(late)
+        for block in reversed(victims):
+            with suppress(PluginError):
+                self.policy.admit([block], self.now)
+                if block not in withheld:
+                    self.policy.release([block], self.now)
+            self.candidate[block] = 1
+        for block in late:
+            self.candidate[block] = 0
+            if block not in chosen:
+                with suppress(PluginError):
+                    self.policy.pin([block], self.now)
 
 
 def names_in_bulk(policy: EvictionPolicy) -> bool:
@@ -131,34 +320,3 @@ def names_in_bulk(policy: EvictionPolicy) -> bool:
         return False
     owner = next(kind for kind in type(policy).__mro__ if any(name in vars(kind) for name in names))
     return "victims" in vars(owner) and owner is not EvictionPolicy
-
-
-@contextmanager
-def around_policy(policy: EvictionPolicy) -> Iterator[None]:
-    """Contains what `policy` raises in a loop that calls it directly, once a block: a failure ends the loop.
-
-    The hook is read from the traceback, so that a call costs nothing.
-
-    Raises:
-        PluginError: a method of `policy` raised; errors of the loop's own pass.
-    """
-    try:
-        yield
-    except OUTSIDE:
-        raise
-    except BaseException as error:
-        hook = _hook_in(error.__traceback__, policy)
-        if hook is None:
-            raise
-        boundary_of(policy).contain(hook, error)
-
-
-def _hook_in(trace: TracebackType | None, policy: EvictionPolicy) -> str | None:
-    """The method by which the stack of a failure enters `policy`; None when it never does."""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        first = trace.tb_frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if first is policy and hasattr(policy, code.co_name):
-            return code.co_name
-        trace = trace.tb_next
-    return None

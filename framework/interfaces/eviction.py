@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,21 @@ class ConstantColumn(Sequence[Any]):
 
     def __getitem__(self, block: Any) -> Any:
         return self._value
+
+    def __len__(self) -> int:
+        return self._length
+
+
+class ComputedColumn(Sequence[Any]):
+    """A column of `length` rows that is worked out when it is read."""
+
+    __slots__ = ("_fact", "_length")
+
+    def __init__(self, fact: Callable[[int], Any], length: int) -> None:
+        self._fact, self._length = fact, length
+
+    def __getitem__(self, block: Any) -> Any:
+        return [*map(self._fact, range(*block.indices(self._length)))] if type(block) is slice else self._fact(block)
 
     def __len__(self) -> int:
         return self._length
@@ -76,6 +91,17 @@ class BlockView:
     def num_blocks(self) -> int:
         """The pool's capacity in blocks: the cache size of policies that divide it among queues. Known at `attach`."""
         return len(self.depth) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SizedView(BlockView):
+    """A view with more or fewer rows than the cache has blocks."""
+
+    capacity: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self.capacity
 
 
 class EvictionPolicy(ABC):

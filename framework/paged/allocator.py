@@ -18,7 +18,7 @@ from framework.errors import (
     StaleHit,
     UnknownRequest,
 )
-from framework.guard.policy import GuardedPolicy
+from framework.guard.policy import PolicyHost
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
@@ -100,11 +100,11 @@ class PagedAllocator(Allocator):
         self._reserve = int(watermark * num_blocks)
         self.pool = BlockPool(num_blocks, block_size)
         index = self._index(hash, duplicates, leaf_only=leaf_only)
-        policy = GuardedPolicy(eviction)
-        self._requests = LastRequests(num_blocks + 1) if policy.needs_requests else None
-        policy.attach(self.pool.view(self._requests))
+        host = PolicyHost(eviction, self.pool.candidate)
+        self._requests = LastRequests(num_blocks + 1) if host.policy.needs_requests else None
+        host.policy.attach(self.pool.view(self._requests))
         overridden = type(self).choose_free is not PagedAllocator.choose_free
-        self.cache = BlockCache(self.pool, index, policy, leaf_only, self.choose_free if overridden else None)
+        self.cache = BlockCache(self.pool, index, host, leaf_only, self.choose_free if overridden else None)
         self.hasher = BlockHasher(hash, block_size, num_blocks)
         self._tables: dict[RequestId, Table] = {}
         self.promises = TablePromises(self.cache, self._tables, self._requests)
@@ -526,9 +526,10 @@ class PagedAllocator(Allocator):
         return self._tables
 
     def advance(self, now: float) -> None:
-        if now < self.cache.now:
-            raise InvalidArgument(f"time goes forward: asked for {now}, it is {self.cache.now}")
-        self.cache.now = now
+        host = self.cache.host
+        if now < host.now:
+            raise InvalidArgument(f"time goes forward: asked for {now}, it is {host.now}")
+        host.now = now
 
     def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
         self.cache.listener = listener

@@ -11,11 +11,10 @@ import numpy as np
 
 from framework.errors import InvalidArgument, PluginError
 from framework.guard.boundary import Boundary
-from framework.guard.policy import GuardedPolicy
+from framework.guard.policy import PolicyHost
 from framework.interfaces.allocator import CacheEvent
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import MANY, BlockPool, gather, indices
-from framework.paged.victims import Victims
 from framework.types import BlockHash, BlockId
 
 ChooseFree = Callable[[int], Sequence[BlockId]]
@@ -45,21 +44,20 @@ class BlockCache:
         self,
         pool: BlockPool,
         index: PrefixIndex,
-        policy: GuardedPolicy,
+        host: PolicyHost,
         leaf_only: bool,
         choose_free: ChooseFree | None,
     ) -> None:
         self.pool = pool
         self.index = index
-        self.policy = policy
+        self.host = host
         self.leaf_only = leaf_only
         if leaf_only:
+            host.tree = self
             pool.children  # noqa: B018  counted from the start
-        self.now = 0.0
         self.evictions = 0
         self.detached: set[int] = set()
         self.listener: Callable[[CacheEvent], Any] | None = None
-        self.victims = Victims(self)
         self._choose_free = choose_free
         self._chooser = Boundary("allocator", type(getattr(choose_free, "__self__", self)), (PluginError,))
 
@@ -79,18 +77,16 @@ class BlockCache:
         Raises:
             PluginError: the policy or `choose_free` broke a rule; nothing changed.
         """
-        pool = self.pool
+        pool, host = self.pool, self.host
         spare = min(count, len(pool.free))
         fresh = self._choose(spare) if spare else []
         if hits:
             pinned, accesses, priorities = self._share(hits, priority)
         try:
             if hits:
-                if pinned:
-                    self.policy.pin(pinned, self.now)
-                if self.policy.wants_hit:
-                    self.policy.hit(hits[::-1], self.now)
-            victims = self.victims.take(count - spare) if count > spare else []
+                host.pin(pinned)
+                host.hit(hits[::-1])
+            victims = host.victims(count - spare) if count > spare else []
         except PluginError:
             if hits:
                 self._unshare(hits, pinned, accesses, priorities)
@@ -116,19 +112,13 @@ class BlockCache:
         Raises:
             PluginError: as `take`; nothing changed.
         """
-        if self.leaf_only or self._choose_free is not None:
+        if self._choose_free is not None:
             return self.take(1)[0]
-        pool, policy = self.pool, self.policy
+        pool = self.pool
         if pool.free:
             block = pool.free.pop()
         else:
-            block = policy.victim(self.now, pool.candidate)
-            pool.candidate[block] = 0
-            try:
-                policy.evicted(block, self.now)
-            except PluginError:
-                self.victims.restore([block], [])
-                raise
+            [block] = self.host.victims(1)
             self._evict((block,))
         pool.ref[block] = 1
         pool.used += 1
@@ -155,9 +145,7 @@ class BlockCache:
         accesses, idle = _count_users(pool, hits)
         if idle:
             candidate = pool.candidate
-            pinned = [block for block in idle if candidate[block]]
-            for block in pinned:
-                candidate[block] = 0
+            pinned = [block for block in reversed(idle) if candidate[block]]
             pool.used += len(idle)
         if priority > pool.least_priority:
             pool.varied, importance = True, pool.priority
@@ -165,7 +153,6 @@ class BlockCache:
                 if importance[block] < priority:
                     priorities.append((block, importance[block]))
                     importance[block] = priority
-        pinned.reverse()
         return pinned, accesses, priorities
 
     def _unshare(
@@ -179,11 +166,7 @@ class BlockCache:
             pool.last_access[block] = access
         for block, priority in priorities:
             pool.priority[block] = priority
-        if pinned:
-            for block in pinned:
-                pool.candidate[block] = 1
-            with suppress(PluginError):  # the first error is the one to report
-                self.policy.release(pinned, self.now)
+        self.host.unpin(pinned)
 
     def _evict(self, blocks: Sequence[int]) -> None:
         """These are evicted; the policy knows already."""
@@ -239,10 +222,8 @@ class BlockCache:
         swaps = [at for at, block in enumerate(holders) if block != blocks[at]] if len(new) < len(holders) else []
         pinned = [holders[at] for at in reversed(swaps) if pool.candidate[holders[at]]]
         try:
-            if pinned:
-                self.policy.pin(pinned, self.now)
-            if new and self.policy.wants_admit:
-                self.policy.admit(new[::-1], self.now)
+            self.host.pin(pinned)
+            self.host.admit(new[::-1])
         except PluginError:
             self._undo_publication(new, pinned)
             raise
@@ -274,12 +255,11 @@ class BlockCache:
             return 1, at
         pool.block_hash[block] = block_hash
         pool.describe(block, at, priority, tenant)
-        if self.policy.wants_admit:
-            try:
-                self.policy.admit((block,), self.now)
-            except PluginError:
-                self._undo_publication((block,), ())
-                raise
+        try:
+            self.host.admit((block,))
+        except PluginError:
+            self._undo_publication((block,), ())
+            raise
         if self.listener is not None:
             self.tell("admit", (block,), (block_hash,))
         return 1, len(table)
@@ -287,7 +267,7 @@ class BlockCache:
     def _use_holder(self, table: array[int], at: int, holder: int, priority: int) -> None:
         if self.pool.candidate[holder]:
             try:
-                self.policy.pin((holder,), self.now)
+                self.host.pin((holder,))
             except PluginError:
                 self._undo_publication((), (holder,))
                 raise
@@ -301,9 +281,7 @@ class BlockCache:
     def _undo_publication(self, new: Sequence[int], pinned: Sequence[int]) -> None:
         """Undo a publication that the policy did not take."""
         self.index.remove(new[::-1])
-        if pinned:
-            with suppress(PluginError):  # the first error is the one to report
-                self.policy.release(pinned, self.now)
+        self.host.unpin(pinned)
 
     def _swap(self, table: array[int], index: int, block: int, priority: int) -> None:
         """Let the table use `block`, which holds the same content, in place of its own."""
@@ -311,7 +289,6 @@ class BlockCache:
         table[index] = block
         if not pool.ref[block]:
             pool.used += 1
-            pool.candidate[block] = 0
         pool.ref[block] += 1
         pool.last_access[block] = pool.access
         if priority > pool.least_priority and priority > pool.priority[block]:
@@ -337,32 +314,20 @@ class BlockCache:
         if freed:
             self.pool.set_free(freed)
             idle = [block for block in idle if hash_of[block] is not None]
-        if self.policy.wants_keep:
-            idle = self._kept(idle)
-        self._make_candidates(idle)
+        try:
+            kept = self.host.kept(idle, self._decline, self._stays if self.leaf_only else None)
+        except PluginError:
+            self._free_refused([block for block in idle if hash_of[block] is not None])
+            raise
+        self._make_candidates(kept)
 
-    def _kept(self, blocks: list[int]) -> list[int]:
-        """Those of these unreferenced blocks, deepest first, that are to be offered; what the policy declines is free.
+    def _stays(self, block: int) -> bool:
+        return not self.is_leaf(block)
 
-        Under `leaf_only` a block with resident children stays.
-
-        Raises:
-            PluginError: the policy failed. All blocks that it has not declined are free too.
-        """
-        kept = list[int]()
-        for at, block in enumerate(blocks):
-            try:
-                if (self.leaf_only and not self.is_leaf(block)) or self.policy.keep(block, self.now):
-                    kept.append(block)
-                    continue
-                self.policy.evicted(block, self.now)
-            except PluginError:
-                self._free_refused(kept + blocks[at:])
-                raise
-            self.detached.discard(block)
-            self._evict((block,))
-            self.pool.set_free([block])
-        return kept
+    def _decline(self, block: int) -> None:
+        self.detached.discard(block)
+        self._evict((block,))
+        self.pool.set_free([block])
 
     def replace(self, table: array[int], places: Sequence[int], fresh: Sequence[int]) -> None:
         """Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.
@@ -379,14 +344,11 @@ class BlockCache:
         offered = [block for block in leaving if not self.leaf_only or self.is_leaf(block)]
         for block in leaving:
             pool.last_access[block] = pool.access
-        for block in offered:
-            pool.candidate[block] = 1
         try:
-            self._tell(rejoined, offered)
+            self.host.pin(rejoined)
+            self.host.release(offered)
         except PluginError:
-            for block in offered:
-                pool.candidate[block] = 0
-            pool.mark(rejoined)
+            self.host.unpin(rejoined)
             self.detached |= detached
             self.unref(fresh)
             raise
@@ -399,20 +361,25 @@ class BlockCache:
         rejoined = self._rejoin(blocks) if self.detached else []
         if self.leaf_only:
             blocks = [block for block in blocks if self.is_leaf(block)]
-        if not blocks and not rejoined:
-            return
-        self.pool.mark(blocks)
         try:
-            self._tell(rejoined, blocks)
+            self.host.pin(rejoined)
+            self.host.release(blocks)
         except PluginError:
             self._free_refused(blocks)
             raise
 
-    def _tell(self, pinned: list[int], released: list[int]) -> None:
-        if pinned:
-            self.policy.pin(pinned, self.now)
-        if released:
-            self.policy.release(released, self.now)
+    def leave(self, block: int) -> int:
+        """See framework.guard.policy.Tree."""
+        above = self.index.parent(block)
+        if not above:
+            return 0
+        self.pool.children[above] -= 1
+        return above if not self.pool.ref[above] and self.is_leaf(above) else 0
+
+    def stay(self, block: int) -> None:
+        """See framework.guard.policy.Tree."""
+        above = self.index.parent(block)
+        self.pool.children[above] += above > 0
 
     def is_leaf(self, block: int) -> bool:
         """Whether no block published below this one, which is not in use, is cached."""
@@ -435,15 +402,12 @@ class BlockCache:
         above: dict[int, None] = {}
         for parent in map(self.index.parent, sorted(gone)) if self.leaf_only else ():
             if parent and self.pool.candidate[parent]:
-                self.pool.candidate[parent] = 0
                 above[parent] = None
         return list(above)
 
     def _free_refused(self, blocks: list[int]) -> None:
         """Make candidates free that no policy keeps."""
         pool = self.pool
-        for block in blocks:
-            pool.candidate[block] = 0
         above = dict.fromkeys(map(self.index.parent, blocks)) if self.leaf_only else {}
         self._evict(blocks)
         pool.set_free(blocks)
@@ -476,9 +440,8 @@ class BlockCache:
         """
         failure: PluginError | None = None
         for block in blocks:
-            self.pool.candidate[block] = 0
             try:
-                self.policy.evicted(block, self.now)
+                self.host.drop(block)
             except PluginError as error:
                 failure = failure or error
         self._unpublish(blocks)

@@ -1,5 +1,5 @@
-"""The guards that an allocator puts around its policy and hash scheme, for allocators that do without the toolkit."""
+"""What an allocator that does without the rest of the toolkit puts around its policy and its hash scheme."""
 
 from framework.guard.hash import GuardedHash as GuardedHash
 from framework.guard.policy import GuardedPolicy as GuardedPolicy
-from framework.guard.policy import names_in_bulk as names_in_bulk
+from framework.guard.policy import PolicyHost as PolicyHost

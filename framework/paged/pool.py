@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import inf
 from operator import itemgetter
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from framework.interfaces.eviction import BlockView, ConstantColumn
+from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantColumn
 from framework.paged.last_requests import LastRequests
 from framework.types import BlockHash
 
@@ -34,7 +34,7 @@ class BlockPool:
 
     Attributes:
         ref: tables that name the block.
-        candidate: 1 while the eviction policy holds the block.
+        candidate: 1 while the eviction policy may name the block: written by a PolicyHost.
         used: blocks in use. `cached` = num_blocks - len(free) - used.
         access: allocator calls that touched blocks so far: the clock of `admitted` and `last_access`.
         least_priority: no published block has a lower one.
@@ -95,7 +95,8 @@ class BlockPool:
 
     def view(self, requests: LastRequests | None = None) -> BlockView:
         """Read-only live columns for an eviction policy; `requests` where it asks for the last requests."""
-        facts: dict[str, Any] = {} if requests is None else {"last_request": _Column(requests.column)}
+        size = self.num_blocks + 1
+        facts: dict[str, Any] = {} if requests is None else {"last_request": _listed(requests.column)}
         return _View(
             self,
             depth=_read_only(self.depth),
@@ -103,9 +104,9 @@ class BlockPool:
             admitted=_read_only(self.admitted),
             last_access=_read_only(self.last_access),
             hits=_read_only(self.hits),
-            key=_Column(self.block_hash),
-            parent=_Parents(self),
-            partial=ConstantColumn(value=False, length=self.num_blocks + 1),  # only full blocks are published
+            key=_listed(self.block_hash),
+            parent=ComputedColumn(lambda block: self.parent_of(block), size),
+            partial=ConstantColumn(value=False, length=size),  # only full blocks are published
             **facts,
         )
 
@@ -210,12 +211,6 @@ class BlockPool:
         self.used -= len(idle)
         return idle
 
-    def mark(self, blocks: Sequence[int]) -> None:
-        """They are candidates now."""
-        candidate = self.candidate
-        for block in blocks:
-            candidate[block] = 1
-
     @cached_property
     def views(self) -> PoolViews:
         """Columns as writable NumPy views, for what is done to many blocks at once: not to be kept elsewhere."""
@@ -248,11 +243,15 @@ def gather(column: Sequence[_Fact], blocks: Sequence[int]) -> tuple[_Fact, ...]:
 
 def num_tokens_of(depth: Sequence[int], block_size: int) -> Sequence[int]:
     """The column `num_tokens` of a BlockView: tokens up to and including a block follow from its depth, live."""
-    return _PrefixTokens(depth, block_size)
+    return ComputedColumn(lambda block: (depth[block] + 1) * block_size, len(depth))
 
 
 def _read_only(column: array[Any]) -> Sequence[Any]:
     return cast("Sequence[Any]", memoryview(column).toreadonly())
+
+
+def _listed(column: list[Any]) -> Sequence[Any]:
+    return ComputedColumn(column.__getitem__, len(column))
 
 
 def _made_when_read(name: str) -> Any:
@@ -273,62 +272,3 @@ class _View(BlockView):
     def __init__(self, pool: BlockPool, **columns: Any) -> None:
         object.__setattr__(self, "_pool", pool)
         super().__init__(children=(), priority=(), tenant=(), next_use=(), **columns)
-
-
-class _Column(Sequence[Any]):
-    """A list that can only be read."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._values = values
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._values[index]
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-class _Parents(Sequence[Any]):
-    """The block published directly above each, looked up when asked for."""
-
-    __slots__ = ("_pool",)
-
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self._pool.parent_of(block) for block in range(*index.indices(len(self)))]
-        return self._pool.parent_of(index)
-
-    def __len__(self) -> int:
-        return self._pool.num_blocks + 1
-
-
-class _PrefixTokens(_Column):
-    """Tokens up to and including a block: follows from its depth, so it is not stored."""
-
-    __slots__ = ("_block_size",)
-
-    def __init__(self, depth: Sequence[int], block_size: int) -> None:
-        super().__init__(depth)
-        self._block_size = block_size
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [(depth + 1) * self._block_size for depth in self._values[index]]
-        return (self._values[index] + 1) * self._block_size

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from framework.errors import InvalidArgument
-from framework.guard.policy import GuardedPolicy
-from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
-from framework.types import BlockHash, BlockId, RequestFacts
+from framework.interfaces.eviction import EvictionPolicy
+from framework.tiers.named import Name, NamedBlocks
+from framework.types import BlockHash, RequestFacts
 
-Key = Any
-"""Names a content: hashable. A node's number in a cache-only replay, a block hash in an engine."""
+Key = Name
+"""A node's number in a cache-only replay, a block hash in an engine."""
 
 
 class Contents(Protocol):
@@ -70,7 +70,7 @@ class Counts:
     peak: int = 0
 
 
-class Tier:
+class Tier(NamedBlocks):
     """Up to `num_blocks` contents. What is pinned, by a request that uses it or a copy under way, is never evicted.
 
     Pins are counted: a content can be evicted once each `pin`, `use` and pinned `insert` of it has met its `unpin`.
@@ -91,43 +91,19 @@ class Tier:
     ) -> None:
         if num_blocks < 1:
             raise InvalidArgument(f"tier {number}: num_blocks must be at least 1, found {num_blocks}")
-        self.number, self.num_blocks, self.contents = number, num_blocks, contents
-        self.policy, self.counts = GuardedPolicy(policy), Counts()
-        self.block_of: dict[Key, BlockId] = {}
-        rows = min(num_blocks, num_blocks if most is None else most) + 1
-        self._rows, self._fresh = rows, 1
-        self._free: list[BlockId] = []
-        self._key_of: dict[BlockId, Key] = {}
+        super().__init__(policy, num_blocks, most)
+        self.number, self.contents, self.counts = number, contents, Counts()
         self._pinned: dict[Key, int] = {}
         self._parent_of: dict[Key, Key] = {}
         self._unread: set[Key] = set()
-        self._candidates = bytearray(rows)
         self._children: dict[Key, int] = {}
-        self._admitted, self._last_access, self._hits = ([0] * rows for _ in range(3))
-        self.policy.attach(self._view())
-
-    def _view(self) -> BlockView:
-        facts = self.contents
-        by_key = self._column
-        return _View(
-            depth=by_key(facts.depth),
-            num_tokens=by_key(facts.num_tokens),
-            admitted=self._admitted,
-            last_access=self._last_access,
-            hits=self._hits,
-            priority=ConstantColumn(0, self._rows),
-            tenant=by_key(facts.tenant),
-            children=by_key(lambda key: self._children.get(key, 0)),
-            next_use=by_key(facts.next_use),
-            key=by_key(facts.name),
-            parent=by_key(lambda key: self.block_of.get(facts.parent(key), 0)),
-            partial=by_key(facts.partial),
-            last_request=by_key(facts.last_request),
-            capacity=self.num_blocks,
+        asked = ("depth", "num_tokens", "tenant", "next_use", "partial", "last_request")
+        self.attach(
+            **{name: self.by_name(getattr(contents, name)) for name in asked},
+            children=self.by_name(lambda key: self._children.get(key, 0)),
+            key=self.by_name(contents.name),
+            parent=self.by_name(lambda key: self.block_of.get(contents.parent(key), 0)),
         )
-
-    def _column(self, fact: Callable[[Key], Any]) -> Sequence[Any]:
-        return _ByKey(self._key_of, fact, self._rows)
 
     def __contains__(self, key: Key) -> bool:
         return key in self.block_of
@@ -137,23 +113,19 @@ class Tier:
 
     def pin(self, keys: Sequence[Key], now: float) -> None:
         """These contents, deepest first, cannot be evicted until `unpin`."""
-        pinned = self._pinned
-        idle = tuple(self.block_of[key] for key in keys if key not in pinned)
-        if idle:
-            self.policy.pin(idle, now)
-        for block in idle:
-            self._candidates[block] = 0
+        pinned, self.host.now = self._pinned, now
+        self.host.pin([self.block_of[key] for key in keys if key not in pinned])
         for key in keys:
             pinned[key] = pinned.get(key, 0) + 1
 
     def use(self, keys: Sequence[Key], now: float) -> None:
         """A request uses these contents, deepest first: they are pinned and hit here."""
         self.pin(keys, now)
-        blocks = tuple(self.block_of[key] for key in keys)
+        blocks = [self.block_of[key] for key in keys]
         for key, block in zip(keys, blocks, strict=True):
-            self._last_access[block] = self.contents.last_use(key)
-            self._hits[block] += 1
-        self.policy.hit(blocks, now)
+            self.last_access[block] = self.contents.last_use(key)
+            self.hits[block] += 1
+        self.host.hit(blocks)
 
     def unpin(self, keys: Iterable[Key], now: float) -> None:
         """One pin less of each of these; those that have none left can be evicted again."""
@@ -163,9 +135,9 @@ class Tier:
             if not self._pinned[key]:
                 del self._pinned[key]
                 idle.append(key)
-        if idle:
-            idle.sort(key=self.contents.depth, reverse=True)
-            self._release(tuple(self.block_of[key] for key in idle), now)
+        idle.sort(key=self.contents.depth, reverse=True)
+        self.host.now = now
+        self.host.release([self.block_of[key] for key in idle])
 
     def is_pinned(self, key: Key) -> bool:
         """Whether a request or a copy needs this content where it lies."""
@@ -181,7 +153,8 @@ class Tier:
         """Evict what the policy names, and name it; None where everything is pinned."""
         if len(self._pinned) == len(self.block_of):
             return None
-        key = self._key_of[BlockId(self.policy.victim(now, self._candidates))]
+        self.host.now = now
+        key = self.name_of[self.host.victim()]
         self.counts.evicted += 1
         self.counts.unread += key in self._unread
         self._forget(key, now)
@@ -199,18 +172,16 @@ class Tier:
         self._hold(key, now, pinned=False)
 
     def _hold(self, key: Key, now: float, *, pinned: bool) -> None:
-        block = self._free.pop() if self._free else self._next_row()
-        self.block_of[key], self._key_of[block] = block, key
-        self._admitted[block] = self._last_access[block] = self.contents.last_use(key)
-        self._hits[block] = 0
+        block = self.hold(key, self.contents.last_use(key))
         parent = self._parent_of[key] = self.contents.parent(key)
         self._children[parent] = self._children.get(parent, 0) + 1
         self.counts.peak = max(self.counts.peak, len(self.block_of))
-        self.policy.admit((block,), now)
+        self.host.now = now
+        self.host.admit((block,))
         if pinned:
             self._pinned[key] = 1
         else:
-            self._release((block,), now)
+            self.host.release((block,))
 
     def drop(self, keys: Iterable[Key], now: float) -> None:
         """These contents, which are held and not pinned, leave the tier."""
@@ -250,52 +221,18 @@ class Tier:
         assert held <= self.num_blocks, f"tier {self.number} holds {held} blocks of {self.num_blocks}"
         gone = counts.evicted + counts.dropped + counts.lost
         assert counts.stored + counts.adopted - gone == held, (counts, held)
-        assert {block: key for key, block in self.block_of.items()} == self._key_of
-        assert held + len(self._free) == self._fresh - 1
+        assert all(self.name_of[block] == key for key, block in self.block_of.items())
+        assert held + len(self.free) == len(self.name_of) - 1
         assert self._pinned.keys() <= self.block_of.keys()
-        assert sum(self._candidates) == held - len(self._pinned)
+        assert sum(self.host.candidate) == held - len(self._pinned)
         assert self._unread <= self.block_of.keys() == self._parent_of.keys()
         assert sum(self._children.values()) == held
 
-    def _release(self, blocks: tuple[BlockId, ...], now: float) -> None:
-        for block in blocks:
-            self._candidates[block] = 1
-        self.policy.release(blocks, now)
-
-    def _next_row(self) -> BlockId:
-        self._fresh += 1
-        return BlockId(self._fresh - 1)
-
     def _forget(self, key: Key, now: float) -> None:
-        block = self.block_of[key]
-        self.policy.evicted(block, now)
-        self._candidates[block] = 0
-        del self.block_of[key], self._key_of[block]
-        self._free.append(block)
+        self.host.now = now
+        self.forget(key)
         self._unread.discard(key)
         parent = self._parent_of.pop(key)
         self._children[parent] -= 1
         if not self._children[parent]:
             del self._children[parent]
-
-
-@dataclass(frozen=True, slots=True)
-class _View(BlockView):
-    capacity: int = 0
-
-    @property
-    def num_blocks(self) -> int:
-        return self.capacity
-
-
-class _ByKey(Sequence[Any]):
-    """A column kept by content instead of by block."""
-
-    def __init__(self, key_of: dict[BlockId, Key], fact: Callable[[Key], Any], rows: int) -> None:
-        self._key_of, self._fact, self._num_rows = key_of, fact, rows
-
-    def __getitem__(self, block: Any) -> Any:
-        return self._fact(self._key_of[block])
-
-    def __len__(self) -> int:
-        return self._num_rows

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from framework.errors import InvalidArgument, InvariantViolation
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
-from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
+from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantColumn, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.guard import GuardedHash, GuardedPolicy
 from framework.paged.last_requests import LastRequests
@@ -179,8 +179,8 @@ class NativeAllocator(Allocator):
         return BlockView(
             **facts,
             num_tokens=num_tokens_of(columns["depth"], self.block_size),
-            key=_ByBlock(self._core.block_hash, self.num_blocks),
-            parent=_ByBlock(self._core.parent, self.num_blocks),
+            key=ComputedColumn(self._core.block_hash, self.num_blocks + 1),
+            parent=ComputedColumn(self._core.parent, self.num_blocks + 1),
             partial=ConstantColumn(value=False, length=self.num_blocks + 1),
         )
 
@@ -189,23 +189,6 @@ class NativeCowAllocator(NativeAllocator):
     """`prefix_cow` in C++: as `native`, and forks share their last block until one of them writes to it."""
 
     share_tails = True
-
-
-class _ByBlock(Sequence[Any]):
-    """A column that the core is asked for, block by block."""
-
-    __slots__ = ("_fact", "_num_blocks")
-
-    def __init__(self, fact: Callable[[int], Any], num_blocks: int) -> None:
-        self._fact, self._num_blocks = fact, num_blocks
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._fact(block) for block in range(*index.indices(len(self)))]
-        return self._fact(index)
-
-    def __len__(self) -> int:
-        return self._num_blocks + 1
 
 
 def _is_builtin(plugin: object, module: str, name: str) -> bool:

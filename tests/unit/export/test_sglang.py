@@ -137,7 +137,7 @@ def test_a_node_that_is_locked_has_no_priority_and_a_tree_beyond_the_announced_s
     with pytest.raises(InvalidArgument, match="1 requests hold it"):
         tree.strategy.get_priority(tree.root.children["a"].children["b"])
     tree.use("c")
-    with pytest.raises(OutOfBlocks, match="more than the 2 blocks"):
+    with pytest.raises(OutOfBlocks, match="one more than the 2 blocks"):
         tree.evict(1)
 
 

@@ -12,7 +12,7 @@ from framework.guard.allocator import GuardedAllocator
 from framework.guard.backend import GuardedBackend
 from framework.guard.boundary import Boundary, construct, origin_of, remember_origin, shown
 from framework.guard.hash import GuardedHash
-from framework.guard.policy import GuardedPolicy, around_policy
+from framework.guard.policy import GuardedPolicy
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.eviction import EvictionPolicy
@@ -126,23 +126,3 @@ def test_what_a_plugin_returns_is_shown_short_and_on_one_line() -> None:
 def test_a_class_is_named_by_its_distribution_or_else_its_module() -> None:
     assert origin_of(Raising).startswith("module ")
     assert origin_of(pytest.Session).startswith("pytest ")
-
-
-def test_a_loop_that_calls_a_policy_names_the_hook_and_keeps_its_own_errors() -> None:
-    class Policy(EvictionPolicy):
-        def pin(self, blocks: Any, now: float) -> None:
-            self._helper()
-
-        def _helper(self) -> None:
-            raise SystemExit(0)
-
-        release = evicted = victim = pin  # type: ignore[assignment]
-
-    policy = Policy()
-    with (
-        pytest.raises(PluginError, match=r"eviction policy Policy\.pin: raised SystemExit\(0\)"),
-        around_policy(policy),
-    ):
-        policy.pin([], 0.0)
-    with pytest.raises(ZeroDivisionError), around_policy(policy):
-        _ = 1 / 0
