@@ -276,7 +276,7 @@ class _SmallBlocks(Pool):
     def take_one(self) -> int:
         if not self._open:
             if not self._pages.free and not self._pages.unreferenced:
-                self.discard(self.policy.victim(self.clock.now, self.candidate))
+                self.discard(self.host.victim())
             else:
                 page = self._pages.take(1)[0]
                 self._pages.publish(page, self._group, page, parent=-1, end=0, depth=0, num_bytes=0)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework.errors import OutOfBlocks, Unsupported
-from framework.guard.policy import GuardedPolicy
-from framework.interfaces.eviction import BlockView, ConstantColumn, EvictionPolicy
+from framework.guard.policy import PolicyHost
+from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantColumn, EvictionPolicy
 from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts
 
 UNKNOWN = ConstantColumn(None)
@@ -39,19 +39,6 @@ class GroupView(BlockView):
     replay_cost: Sequence[int] = UNKNOWN
     above: Sequence[int] = UNKNOWN
     branches: Sequence[int] = UNKNOWN
-
-
-class Computed(Sequence[Any]):
-    """A column worked out when it is read."""
-
-    def __init__(self, length: int, fact: Callable[[int], Any]) -> None:
-        self._length, self._fact = length, fact
-
-    def __getitem__(self, block: Any) -> Any:
-        return self._fact(block)
-
-    def __len__(self) -> int:
-        return self._length
 
 
 @dataclass(slots=True)
@@ -95,20 +82,26 @@ class Pool:
         self.free = list(range(num_blocks, 0, -1))
         self.unreferenced = 0
         self.needs_groups = bool(getattr(policy, "needs_groups", False))
-        self._plain, self.policy = policy, GuardedPolicy(policy)
+        self._host = PolicyHost(policy, self.candidate)
 
     def attach(self, **computed: Callable[[int], Any]) -> None:
         """Give the policy its view, with these columns of GroupView worked out of a block; once, before all else."""
         rows = self.num_blocks + 1
-        self.policy.attach(GroupView(
+        self._host.policy.attach(GroupView(
             depth=self.depth, num_tokens=self.end, admitted=self.admitted, last_access=self.last_access, hits=self.hits,
             priority=ConstantColumn(0, rows), tenant=ConstantColumn(0, rows), children=self.children,
-            next_use=ConstantColumn(float("inf"), rows), key=Computed(rows, self._key),
-            parent=Computed(rows, self._above),
+            next_use=ConstantColumn(float("inf"), rows), key=ComputedColumn(self._key, rows),
+            parent=ComputedColumn(self._above, rows),
             partial=ConstantColumn(False, rows), last_request=self.last_request, group=self.group,
             num_bytes=self.num_bytes, end=self.end, partners=self.partners,
-            **{name: Computed(rows, fact) for name, fact in computed.items()},
+            **{name: ComputedColumn(fact, rows) for name, fact in computed.items()},
         ))  # fmt: skip
+
+    @property
+    def host(self) -> PolicyHost:
+        """Drives the policy, at the time of the clock."""
+        self._host.now = self.clock.now
+        return self._host
 
     def _key(self, block: int) -> BlockHash | None:
         node = self.node[block]
@@ -136,7 +129,7 @@ class Pool:
         taken = []
         for _ in range(count):
             if not self.free:
-                self.discard(self.policy.victim(self.clock.now, self.candidate))
+                self.discard(self.host.victim())
             block = self.free.pop()
             self.ref[block] = 1
             taken.append(block)
@@ -155,8 +148,7 @@ class Pool:
         self.index.setdefault((group, node), []).append(block)
         if isinstance(self.last_request, list):
             self.last_request[block] = self.clock.facts
-        if self.policy.wants_admit:
-            self.policy.admit((block,), self.clock.now)
+        self.host.admit((block,))
 
     def pin(self, blocks: Sequence[int], *, hit: bool = True) -> None:
         """One more use of each of these; `hit`: found by a request, rather than published by another one again."""
@@ -165,19 +157,18 @@ class Pool:
         for block in blocks:
             self.unreferenced -= self.ref[block] == 0
             self.ref[block] += 1
-            self.candidate[block] = 0
             if hit:
                 self.hits[block] += 1
                 self.last_access[block] = self.clock.access
-        if idle:
-            self.policy.pin(tuple(idle), self.clock.now)
-        if hit and blocks and self.policy.wants_hit:
-            self.policy.hit(tuple(blocks), self.clock.now)
+        host = self.host
+        host.pin(idle)
+        if hit:
+            host.hit(blocks)
 
     def release(self, blocks: Sequence[int]) -> None:
         """One use less of each, deepest first. Without content and user a block is free, the first to be taken."""
         self.clock.access += 1
-        idle = []
+        host, kept = self.host, list[int]()
         for block in blocks:
             self.ref[block] -= 1
             if self.ref[block]:
@@ -189,41 +180,37 @@ class Pool:
             self.last_access[block] = self.clock.access
             if isinstance(self.last_request, list):
                 self.last_request[block] = self.clock.facts
-            if self.policy.wants_keep and not self.policy.keep(block, self.clock.now):
-                self.discard(block)
-            elif not (self.leaf_only and self.children[block]):
-                idle.append(block)
-        self._offer(idle)
+            if not self.leaf_only or not self.children[block]:
+                kept += host.kept([block], self._gone)
+        host.release(kept)
 
     def discard(self, block: int) -> None:
         """Forget the content of a block that nobody uses: it is free then."""
+        self.host.drop(block)
+        self._gone(block)
+
+    def _gone(self, block: int) -> None:
+        """As `discard`, of a block that the policy has given up."""
         self.on_evict(block)
         group, node, above = self.group[block], self.node[block], self._above(block)
         same = self.index[group, node]
         same.remove(block)
         if not same:
             del self.index[group, node]
-        self.candidate[block], self.node[block] = 0, -1
+        self.node[block] = -1
         self.unreferenced -= 1
-        self.policy.evicted(block, self.clock.now)
         self.free.append(block)
         if above:
             self.children[above] -= self.children[above] > 0  # 0: gone and published again since
             if self.leaf_only and not self.children[above] and not self.ref[above]:
-                self._offer([above])
+                self.host.release((above,))
 
     def partners_changed(self, block: int, by: int) -> None:
         """Count a partner gained or lost, and let the policy see it."""
         self.partners[block] += by
         if self.candidate[block] and self.needs_groups:
-            self.policy.pin((block,), self.clock.now)
-            self.policy.release((block,), self.clock.now)
-
-    def _offer(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self.candidate[block] = 1
-        if blocks:
-            self.policy.release(tuple(blocks), self.clock.now)
+            self.host.pin((block,))
+            self.host.release((block,))
 
     def bytes_by_group(self, num_groups: int) -> list[int]:
         """(G,) bytes of contents that can be found."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from groups_plain import LAYOUTS, branching, brute_hit, group, lru, memories, paths_of
 
@@ -9,8 +11,11 @@ from framework.errors import InvalidArgument, OutOfBlocks, Unsupported
 from framework.groups.checkpoints import CheckpointRule, Dense, EveryFew, Retention
 from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
 from framework.groups.replay import replay_groups
+from framework.interfaces.eviction import BlockView
 from framework.registry.components import build_component
 from framework.registry.entry_points import names
+from framework.types import BlockHash, BlockId
+from framework_builtin.eviction.lru import Lru
 
 WAYS = ("one pool", "pool per group", "two levels")
 RULES: tuple[CheckpointRule, ...] = (Dense(), Retention(0), EveryFew(12))
@@ -150,6 +155,27 @@ def test_ways_refuse_what_they_cannot_hold() -> None:
         OnePool(two, lambda: build_component("eviction", "belady", {}), **given)  # type: ignore[arg-type]
     with pytest.raises(OutOfBlocks, match="need 26 blocks"):
         OnePool(two, lru, **given).take(0, 26)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_policy_evicts_has_the_name_under_which_it_was_admitted(way: str) -> None:
+    class Remembers(Lru):
+        def attach(self, blocks: BlockView) -> None:
+            super().attach(blocks)
+            self.named: dict[BlockId, BlockHash | None] = {}
+
+        def admit(self, blocks: Sequence[BlockId], now: float) -> None:
+            self.named.update((block, self.blocks.key[block]) for block in blocks)
+
+        def evicted(self, block: BlockId, now: float) -> None:
+            super().evicted(block, now)
+            gone.append((self.named[block], self.blocks.key[block]))
+
+    gone: list[tuple[BlockHash | None, BlockHash | None]] = []
+    paths = paths_of(branching(60, 2))
+    replay_groups(paths, memories(LAYOUTS["full"], 140, paths, Remembers)[way], Dense())
+    assert gone, "nothing was evicted"
+    assert all(before == now is not None for before, now in gone), gone[:3]
 
 
 @pytest.mark.parametrize("name", sorted(names("eviction")))

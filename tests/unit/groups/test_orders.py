@@ -49,9 +49,9 @@ def test_coupled_gives_up_first_what_lost_its_last_partner() -> None:
     first, second = paths.nodes[:2].tolist(), paths.nodes[2:].tolist()
     pool = memory.pools[0]
     pool.discard(memory.find(1, second[1]))
-    assert pool.policy.victim(0.0, pool.candidate) == memory.find(0, second[1]), "though all of the first is older"
+    assert pool.host.victim() == memory.find(0, second[1]), "though all of the first is older"
     pool.discard(memory.find(0, second[1]))
-    assert pool.policy.victim(0.0, pool.candidate) in {memory.find(g, node) for g in (0, 1) for node in first} - {0}
+    assert pool.host.victim() in {memory.find(g, node) for g in (0, 1) for node in first} - {0}
 
 
 def test_a_quota_takes_from_the_group_above_its_share() -> None:
