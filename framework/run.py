@@ -29,7 +29,7 @@ from framework.cli.exit import (
     status_of,
 )
 from framework.errors import BackendUnavailable, ConfigError, RunDirectoryError, RunDirectoryInUse
-from framework.files.faults import is_disk_failure
+from framework.files.atomic import is_disk_failure
 
 if TYPE_CHECKING:
     import argparse
@@ -208,7 +208,7 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
 
     from framework.config import defaults
     from framework.config.hydra import compose, overrides
-    from framework.config.hydra.groups import groups_of
+    from framework.config.hydra.overrides import groups_of
 
     _refuse_unreadable(arguments)
     parser = get_args_parser()

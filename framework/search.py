@@ -21,8 +21,7 @@ from framework import registry
 from framework.cli.exit import FAILED, command, exit_with
 from framework.config.check import check_below
 from framework.errors import ConfigError, FrameworkError
-from framework.files.atomic import no_empty_folders
-from framework.files.faults import is_disk_failure
+from framework.files.atomic import is_disk_failure, no_empty_folders
 from framework.files.secrets import hidden, secrets_of
 from framework.registry.signatures import did_you_mean
 from framework.report.trials import Trial, Trials, write_trials
@@ -152,8 +151,7 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
 
     from framework.config.defaults import conf_folder
     from framework.config.hydra.compose import create_hydra, search_path
-    from framework.config.hydra.groups import groups_of
-    from framework.config.hydra.overrides import check_choices, normalise
+    from framework.config.hydra.overrides import check_choices, groups_of, normalise
 
     folder = conf_folder()
     words = normalise(overrides, groups_of(folder), lambda word: Path(word).exists())

@@ -14,7 +14,7 @@ from typing import NoReturn, ParamSpec
 
 from framework.cli import signals
 from framework.errors import FrameworkError
-from framework.files.faults import is_disk_failure
+from framework.files.atomic import is_disk_failure
 
 DONE, FAILED, INVALID = 0, 1, 2
 P = ParamSpec("P")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -109,3 +110,15 @@ def _sync(path: Path, flags: int) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+_DISK = frozenset(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EIO", "EFBIG", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENODEV", "ENOTCONN")
+    if hasattr(errno, name)
+)
+
+
+def is_disk_failure(error: BaseException) -> bool:
+    """Whether the error says that nothing can be written here any more."""
+    return isinstance(error, OSError) and error.errno in _DISK

@@ -110,7 +110,7 @@ def report_sweep(folder: Path) -> Report | None:
     print(f"report in {report.files[0]}")  # noqa: T201
     tracker = _tracker_of(report.study)
     if tracker.get("name") == "wandb":
-        from framework.tracking.wandb_report import publish_report
+        from framework.tracking.wandb import publish_report
 
         publish_report(folder, report.files, tracker, folder.name)
     return report

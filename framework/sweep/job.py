@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from framework.errors import ConfigError, FrameworkError, RunDirectoryError
+from framework.files.atomic import is_disk_failure as is_disk_failure
 from framework.files.atomic import write_json
-from framework.files.faults import is_disk_failure as is_disk_failure
 from framework.files.secrets import hidden, masked, secrets_of
 from framework.results.layout import FAILURE, JOB, JOURNAL, REPORT, RESULT, SHARED, SWEEP
 from framework.results.reading import read_json, read_result, what_went_wrong

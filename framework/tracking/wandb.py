@@ -103,33 +103,22 @@ class WandbTracker(Tracker):
             (self._folder / _ID).unlink(missing_ok=True)
 
     def _init(self, mode: str, config: Mapping[str, Any], directory: Path, label: RunLabel) -> Any:
-        import wandb
-
         own: dict[str, Any] = {}
         if not os.environ.get("WANDB_SWEEP_ID"):  # an agent has given the run its id and its sweep already
             own["id"] = _continued_id(directory)
             if mode == "online":
                 own["resume"] = "allow"
-        run = wandb.init(
+        run = _begin(
+            mode,
+            directory,
             **own,
             project=self._project,
             entity=self._entity,
-            mode=cast(Any, mode),
             group=label.group or None,
             job_type=label.job_type or None,
             name=label.name or None,
             tags=[*label.tags, *self._tags] or None,
             config=to_plain(config),
-            dir=str(directory),
-            reinit="create_new",
-            settings=wandb.Settings(
-                console="off",
-                silent=True,
-                x_disable_meta=True,  # it would hold the command line with its secrets
-                init_timeout=INIT_TIMEOUT_S,
-                login_timeout=INIT_TIMEOUT_S,
-                finish_timeout=_FINISH_TIMEOUT_S,
-            ),
         )
         self._first_step = int(run.step) if run.resumed else 0
         return run
@@ -246,3 +235,52 @@ def has_account() -> bool:
 def _cell(value: Any) -> Any:
     """Tables hold scalars; anything nested is shown as text."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _begin(mode: str, folder: Path, **facts: Any) -> Any:
+    """A W&B run beside any other of this process, its records below `folder`."""
+    import wandb
+
+    settings = wandb.Settings(
+        console="off",
+        silent=True,
+        x_disable_meta=True,  # it would hold the command line with its secrets
+        init_timeout=INIT_TIMEOUT_S,
+        login_timeout=INIT_TIMEOUT_S,
+        finish_timeout=_FINISH_TIMEOUT_S,
+    )
+    return wandb.init(mode=cast(Any, mode), dir=str(folder), reinit="create_new", settings=settings, **facts)
+
+
+def publish_report(folder: Path, files: Sequence[Path], tracker: Mapping[str, Any], group: str) -> None:
+    """Put a sweep's report on W&B, as one more run of its group: the page to look at, all files as an artifact.
+
+    Args:
+        tracker: options of `tracker=wandb`, as the sweep's jobs had them; offline where these were.
+
+    Raises:
+        wandb.errors.Error: cannot be reached in time, or refuses.
+    """
+    import wandb
+
+    mode = os.environ.get("WANDB_MODE") or str(tracker.get("mode", "auto"))
+    if mode in ("auto", "online"):
+        mode = "online" if has_account() else "offline"
+    run = _begin(
+        mode,
+        folder,
+        project=str(tracker.get("project", "kvcache-framework")),
+        entity=tracker.get("entity"),
+        group=group,
+        job_type="report",
+        name=f"report of {group}",
+    )
+    try:
+        artifact = wandb.Artifact(f"report-{run.id}", type="report")
+        for path in files:
+            artifact.add_file(str(path), name=path.name)
+            if path.suffix == ".html":
+                run.log({"report": wandb.Html(path.read_text(encoding="utf-8"), inject=False)})
+        run.log_artifact(artifact)
+    finally:
+        run.finish()

@@ -26,7 +26,7 @@ from framework.replay.cores import PYTHON, core_of, count
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import build_paths
 from framework.workload.traces import open_trace
-from framework.workload.traces.block_columns import MooncakeLine, RunsLine
+from framework.workload.traces.block_ids import MooncakeLine, RunsLine
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
 

@@ -33,7 +33,7 @@ def fail(hook):
         raise RuntimeError(f"{hook} is broken")
     return type(f"Raises_{hook}", (Base,), {hook: method})
 
-RaisesAttach, RaisesAdmit, RaisesVictim = map(fail, ("attach", "admit", "victim"))
+RaisesAttach, RaisesVictim = map(fail, ("attach", "victim"))
 
 class NamesBusy(Base):
     """Names a block in use."""
@@ -73,31 +73,6 @@ class ExitsAtOnce(Base):
     """The same, from its constructor."""
     def __init__(self):
         raise SystemExit(0)
-
-class Slow(Base):
-    """Takes its time."""
-    def victim(self, now):
-        import time
-        time.sleep(0.002)
-        return super().victim(now)
-'''
-
-HASHES = '''
-from framework.interfaces.hash import DigestScheme
-import hashlib
-
-class RaisesDigest(DigestScheme):
-    """Fails."""
-    def digest(self, data):
-        raise RuntimeError("digest is broken")
-
-class NamesNumber(DigestScheme):
-    """Names are no bytes."""
-    def blocks(self, parent, tokens, block_size):
-        return [7] * (len(tokens) // block_size)
-    def digest(self, data):
-        return b"7"
-
 '''
 
 ALLOCATORS = '''
@@ -108,7 +83,7 @@ def fail(method):
         raise RuntimeError(f"{method} is broken")
     return type(f"Raises_{method}", (PagedAllocator,), {method: broken, "share_prefix": True, "share_forks": "all"})
 
-RaisesExtend, RaisesFork, RaisesFree, RaisesStats = map(fail, ("extend", "fork", "free", "stats"))
+RaisesFork, RaisesFree, RaisesStats = map(fail, ("fork", "free", "stats"))
 
 class ChoosesBusy(PagedAllocator):
     """Hands out the same block again and again."""
@@ -159,7 +134,6 @@ class WrongNumbers(Base):
 '''
 MODULES = {
     "villain_eviction": POLICIES,
-    "villain_hash": HASHES,
     "villain_allocator": ALLOCATORS,
     "villain_backend": BACKENDS,
     "villain_import": "import a_package_that_is_not_there",
@@ -169,9 +143,8 @@ MODULES = {
 def classes(kind: str) -> list[str]:
     """The bad plugins of one kind, by class name."""
     return {
-        "eviction": ["RaisesAttach", "RaisesAdmit", "RaisesVictim", "NamesBusy", "WritesFacts", "Leaks"],
-        "hash": ["RaisesDigest", "NamesNumber"],
-        "allocator": ["RaisesExtend", "RaisesFork", "RaisesFree", "RaisesStats", "ChoosesBusy", "TableLies"],
+        "eviction": ["RaisesAttach", "RaisesVictim", "NamesBusy", "WritesFacts", "Leaks"],
+        "allocator": ["RaisesFork", "RaisesFree", "RaisesStats", "ChoosesBusy", "TableLies"],
         "backend": ["RaisesAttend", "RaisesSetup", "GivesNan", "WrongNumbers"],
     }[kind]
 
@@ -179,12 +152,10 @@ def classes(kind: str) -> list[str]:
 def entry_points() -> str:
     """What the distribution declares: every class under its name, one that does not import, one name offered twice."""
     lines = []
-    for kind in ("eviction", "hash", "allocator", "backend"):
+    for kind in ("eviction", "allocator", "backend"):
         lines.append(f"[framework.{kind}]")
         lines += [f"{name} = villain_{kind}:{name}" for name in classes(kind)]
         if kind == "eviction":
-            lines += [
-                f"{name} = villain_eviction:{name}" for name in ("Slow", "Spins", "Sleeps", "Exits", "ExitsAtOnce")
-            ]
+            lines += [f"{name} = villain_eviction:{name}" for name in ("Spins", "Sleeps", "Exits", "ExitsAtOnce")]
             lines += ["Missing = villain_import:X", "slru = villain_eviction:Base"]
     return "\n".join(lines)

@@ -164,14 +164,10 @@ def test_a_damaged_file_of_a_config_dir_is_one_sentence(command: Any, elsewhere:
     assert "x.yaml" in err, err
 
 
-_ALIASES = "x0: &x0 [0, 0]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 40))
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("defaults:\n  - bad\n", "defaults list names itself"), (f"x: {'[' * 20_000}{']' * 20_000}\n", "nested too deep"),
-     (_ALIASES, "its aliases stand for"), ("x: &x [*x]\n", "names itself")],
-    ids=["names itself", "brackets", "aliases", "alias of itself"],
+    [("defaults:\n  - bad\n", "defaults list names itself"), (f"x: {'[' * 20_000}{']' * 20_000}\n", "nested too deep")],
+    ids=["names itself", "brackets"],
 )  # fmt: skip
 def test_a_file_without_end_is_one_sentence(text: str, says: str, command: Any, elsewhere: Path) -> None:
     (elsewhere / "mine" / "model").mkdir(parents=True)
@@ -179,15 +175,6 @@ def test_a_file_without_end_is_one_sentence(text: str, says: str, command: Any, 
     status, _, err = command("-cd", "mine", "model=bad")
     assert (status, err.count("\n")) == (2, 1), err
     assert says in err, err
-
-
-def test_aliases_of_a_config_dir_are_read(command: Any, runs: list[Any], elsewhere: Path) -> None:
-    (elsewhere / "mine" / "experiment").mkdir(parents=True)
-    (elsewhere / "mine" / "experiment" / "x.yaml").write_text(
-        "# @package _global_\nseed: &n 7\ncache:\n  num_blocks: *n\n"
-    )
-    assert command("-cd", "mine", "+experiment=x", "backend=gather")[0] == 0
-    assert (runs[0]["seed"], runs[0]["cache"]["num_blocks"]) == (7, 7)
 
 
 @pytest.mark.parametrize("words", [("+allocator.watermrk=1",), ("cache.num_blocks=x",), ("+allocatr=prefix",)])

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from wandb_offline import read_offline_run
 
 from framework import tracking
 from framework.errors import ConfigError
 from framework.run import call, compose
-from framework.testing.wandb_offline import read_offline_run
 from framework.tracking import RunDirectory, RunLabel, Trackers
 from framework.wandb import main, sweep_config
 

@@ -135,31 +135,6 @@ class NullPaddingGetsWeight(Correct):
         return super().seen(query, key) | (key > query.max())
 
 
-class CausalFromTheTopLeft(Correct):
-    """Chunked prefill aligned to the start of the context."""
-
-    def attend_row(self, q, k, v, context, pool):
-        return super().attend_row(q, k, v, context, pool) if len(q) == 1 else super().attend_row(q, k, v, len(q), pool)
-
-
-class WindowOneTooWide(Correct):
-    def seen(self, query, key):
-        window = self.spec.sliding_window
-        return key <= query if window is None else (key <= query) & (key >= query - window)
-
-
-class WindowOneTooNarrow(Correct):
-    def seen(self, query, key):
-        window = self.spec.sliding_window
-        return key <= query if window is None else (key <= query) & (key > query - max(1, window - 1))
-
-
-class WindowFromTheContextsEnd(Correct):
-    def seen(self, query, key):
-        window = self.spec.sliding_window
-        return key <= query if window is None else (key <= query) & ((key > query.max() - window) | (key == query))
-
-
 class SoftCapAfterTheBias(Correct):
     def modify(self, scores, head, pool, query, key):
         if self.spec.alibi:
@@ -167,81 +142,11 @@ class SoftCapAfterTheBias(Correct):
         return scores if self.spec.soft_cap is None else self.spec.soft_cap * torch.tanh(scores / self.spec.soft_cap)
 
 
-class SinkAsAKey(Correct):
-    """The sink takes part in the output as the first value does."""
-
-    def softmax(self, scores, seen, v, sink):
-        out, sums = super().softmax(scores, seen, v, sink)
-        return (out, sums) if sink is None else (out + (sink - sums).exp()[:, None] * v[:1], sums)
-
-
-class LogBaseTwo(Correct):
-    def softmax(self, scores, seen, v, sink):
-        out, sums = super().softmax(scores, seen, v, sink)
-        return out, sums * 1.4426950408889634
-
-
 class NoRunningMaximum(Correct):
     def softmax(self, scores, seen, v, sink):
         weights = torch.exp(scores).masked_fill(~seen, 0.0)
         total = weights.sum(1) + (0 if sink is None else sink.to(weights).exp())
         return (weights @ v) / total[:, None], total.log()
-
-
-class LengthOfTheRowBefore(Correct):
-    def rows(self, contexts):
-        return (
-            (row, contexts[max(0, row - 1)] and min(contexts[row - 1], length)) for row, length in enumerate(contexts)
-        )
-
-
-class EmptyRowHasLogSumExpZero(Correct):
-    def empty(self, out, lse):
-        out.zero_()
-        if lse is not None:
-            lse.zero_()
-
-
-class HalfPrecisionAccumulated(Correct):
-    """The scores of a half-precision model, rounded to 8 bits of mantissa twice."""
-
-    def modify(self, scores, head, pool, query, key):
-        scores = scores.to(torch.bfloat16).to(scores.dtype) if scores.dtype == torch.float32 else scores
-        return super().modify(scores, head, pool, query, key)
-
-
-class DependsOnTheBatch(Correct):
-    """Right to rounding, and another rounding for another batch."""
-
-    capabilities = SINGLE
-
-    def attend(self, q, pool, batch, out, *, lse=None):
-        super().attend(q, pool, batch, out, lse=lse)
-        out.mul_(1 + len(batch.context_lens) * 2e-7)
-
-
-class DependsOnTheCallBefore(Correct):
-    capabilities = SINGLE
-    calls = 0
-
-    def attend(self, q, pool, batch, out, *, lse=None):
-        super().attend(q, pool, batch, out, lse=lse)
-        self.calls += 1
-        out.mul_(1 + self.calls * 2e-7)
-
-
-class DependsOnBlockIds(Correct):
-    capabilities = SINGLE
-
-    def attend(self, q, pool, batch, out, *, lse=None):
-        super().attend(q, pool, batch, out, lse=lse)
-        out.mul_(1 + int(batch.block_tables[:, 0].max()) * 3e-7)
-
-
-class WritesToThePool(Correct):
-    def attend(self, q, pool, batch, out, *, lse=None):
-        super().attend(q, pool, batch, out, lse=lse)
-        pool.k[0] = 0
 
 
 class AccumulatesIntoOut(Correct):
@@ -293,13 +198,6 @@ class WriteIgnoresTheLayout(Correct):
     def write(self, pool, k, v, slot_mapping):
         shape = (pool.k.shape[0], self.spec.block_size, self.spec.num_kv_heads, self.spec.head_dim)
         super().write(LayerKV(pool.k.view(shape), pool.v.view(shape), "NHD"), k, v, slot_mapping)
-
-
-class RotatesQOnly(Correct):
-    def rotate_and_write(self, pool, q, k, v, rope, slot_mapping):
-        rotated = super().rotate_and_write(pool, q, k, v, rope, slot_mapping)
-        self.write(pool, k, v, slot_mapping)
-        return rotated
 
 
 class RotatesByTheTokensOwnRow(Correct):
@@ -360,22 +258,6 @@ class FirstPaddingKeyIsSeen(Correct):
 
     def seen(self, query, key):
         return super().seen(query, key) | (key > query.max())
-
-
-class GroupCutTo16(Correct):
-    def attend(self, q, pool, batch, out, *, lse=None):
-        super().attend(q, pool, batch, out, lse=lse)
-        if self.spec.num_heads // self.spec.num_kv_heads > 16:
-            out[:, 16:] = 0
-
-
-class SplitsMergeInBaseTwo(Correct):
-    """The log-sum-exp of rows long enough to be split."""
-
-    def attend(self, q, pool, batch, out, *, lse=None):
-        super().attend(q, pool, batch, out, lse=lse)
-        if lse is not None and batch.max_context_len > 16 * self.spec.block_size:
-            lse[batch.context_lens > 16 * self.spec.block_size] *= 1.4426950408889634
 
 
 class SharesByTheFirstBlock(Correct):
@@ -497,7 +379,55 @@ def wrong(name, **methods):
     return type(name, (Correct,), methods)
 
 
+def windowed(name, seen):
+    """Whether `query` sees `key`, both (.., 1) and (1, ..) positions, in a window: as `seen` says, and causally."""
+    return wrong(name, seen=lambda self, query, key: (key <= query) & (
+        True if self.spec.sliding_window is None else seen(query, key, self.spec.sliding_window)))  # fmt: skip
+
+
+def spoiled(name, spoil, **members):
+    """Attends rightly, then calls `spoil(self, q, pool, batch, out, lse)`."""
+
+    def attend(self, q, pool, batch, out, *, lse=None):
+        Correct.attend(self, q, pool, batch, out, lse=lse)
+        spoil(self, q, pool, batch, out, lse)
+
+    return wrong(name, attend=attend, **members)
+
+
+LOG2_E = 1.4426950408889634
 MUTANTS = [
+    windowed("WindowOneTooWide", lambda query, key, window: key >= query - window),
+    windowed("WindowOneTooNarrow", lambda query, key, window: key > query - max(1, window - 1)),
+    windowed("WindowFromTheContextsEnd", lambda query, key, window: (key > query.max() - window) | (key == query)),
+    # Right to rounding, and another rounding for another batch, call or placement.
+    spoiled("DependsOnTheBatch", lambda self, q, pool, batch, out, lse:
+            out.mul_(1 + len(batch.context_lens) * 2e-7), capabilities=SINGLE),
+    spoiled("DependsOnTheCallBefore", lambda self, q, pool, batch, out, lse:
+            (setattr(self, "calls", self.calls + 1), out.mul_(1 + self.calls * 2e-7)), capabilities=SINGLE, calls=0),
+    spoiled("DependsOnBlockIds", lambda self, q, pool, batch, out, lse:
+            out.mul_(1 + int(batch.block_tables[:, 0].max()) * 3e-7), capabilities=SINGLE),
+    spoiled("WritesToThePool", lambda self, q, pool, batch, out, lse: pool.k[0].zero_()),
+    spoiled("GroupCutTo16", lambda self, q, pool, batch, out, lse:
+            out[:, 16:].zero_() if self.spec.num_heads // self.spec.num_kv_heads > 16 else None),
+    # The log-sum-exp of rows long enough to be split.
+    spoiled("SplitsMergeInBaseTwo", lambda self, q, pool, batch, out, lse: None if lse is None else
+            lse.mul_(torch.where(batch.context_lens > 16 * self.spec.block_size, LOG2_E, 1.0)[:, None])),
+    wrong("SinkAsAKey", softmax=lambda self, scores, seen, v, sink:  # it takes part as the first value does
+          (lambda out, sums: (out if sink is None else out + (sink - sums).exp()[:, None] * v[:1], sums))(
+          *Correct.softmax(self, scores, seen, v, sink))),
+    wrong("LogBaseTwo", softmax=lambda self, *rest:
+          (lambda out, sums: (out, sums * LOG2_E))(*Correct.softmax(self, *rest))),
+    wrong("LengthOfTheRowBefore", rows=lambda self, contexts: (
+          (row, contexts[max(0, row - 1)] and min(contexts[row - 1], length)) for row, length in enumerate(contexts))),
+    wrong("EmptyRowHasLogSumExpZero", empty=lambda self, out, lse:
+          (out.zero_(), None if lse is None else lse.zero_())),
+    wrong("HalfPrecisionAccumulated", modify=lambda self, scores, *rest: Correct.modify(  # rounded twice
+          self, scores.bfloat16().to(scores.dtype) if scores.dtype == torch.float32 else scores, *rest)),
+    wrong("CausalFromTheTopLeft", attend_row=lambda self, q, k, v, context, pool:  # of the context
+          Correct.attend_row(self, q, k, v, context if len(q) == 1 else len(q), pool)),
+    wrong("RotatesQOnly", rotate_and_write=lambda self, pool, q, k, v, rope, slots:
+          (Correct.rotate_and_write(self, pool, q, k, v, rope, slots), self.write(pool, k, v, slots))[0]),
     wrong("ReadsOneTokenTooFew",
           read=lambda self, pool, slots: Correct.read(self, pool, slots[: max(1, len(slots) - 1)])),
     wrong("WrongOffsetInBlock", slots=lambda self, table, context:

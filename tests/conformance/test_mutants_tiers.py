@@ -34,36 +34,12 @@ def test_a_sound_rule_passes(make: Callable[[], Tiering], check: Any) -> None:
     check(make)
 
 
-class Truthy(OnEviction):
-    def store(self, block, event, now):
-        return 1 if event == "evicted" else None
-
-
 class NotExclusively(OnEviction):
     def __init__(self):
         self.exclusive = "yes"
 
 
-class Tosses(OnEviction):
-    def store(self, block, event, now):
-        return random.random() < 0.5
-
-
 _shared = itertools.count()
-
-
-class CountsForAll(OnEviction):
-    """Its instances share a counter."""
-
-    def store(self, block, event, now):
-        return next(_shared) % 7 < 3
-
-
-class GateNeverReached(OnSecondHit):
-    """A frequency gate above any frequency, beside an exception for prompts' second blocks."""
-
-    def store(self, block, event, now):
-        return event == "written" and (block.depth == 1 or block.uses >= 10**6)
 
 
 class ForgetsAtEviction(Tiering):
@@ -80,32 +56,31 @@ class ForgetsAtEviction(Tiering):
         return self.counts[block.key] >= 2
 
 
-class LoadsTooMuch(OnEviction):
-    def load(self, offer, now):
-        return len(offer.tiers) + 1
-
-
-class LoadsByTheClock(OnEviction):
-    def load(self, offer, now):
-        return sum(load < recompute for load, recompute in zip(offer.load_s, offer.recompute_s, strict=True))
-
-
-class PrefetchesTooMuch(OnEviction):
-    def prefetch(self, offer, now):
-        return len(offer.tiers) + 1
+def wrong(name, check, base, **members):
+    """A sound rule or store with these members in place of its own, and the check that must catch it."""
+    return type(name, (base,), members), check
 
 
 RULES = {
-    PrefetchesTooMuch: "check_prefetches_are_part_of_the_offer",
-    Truthy: "check_answers_are_bools",
     NotExclusively: "check_answers_are_bools",
-    Tosses: "check_equal_histories_get_equal_answers",
-    CountsForAll: "check_equal_histories_get_equal_answers",
-    GateNeverReached: "check_content_used_often_is_stored",
     ForgetsAtEviction: "check_content_used_often_is_stored",
-    LoadsTooMuch: "check_loads_are_part_of_the_offer",
-    LoadsByTheClock: "check_loads_are_part_of_the_offer",
-}
+} | dict([
+    wrong("Truthy", "check_answers_are_bools", OnEviction,
+          store=lambda self, block, event, now: 1 if event == "evicted" else None),
+    wrong("Tosses", "check_equal_histories_get_equal_answers", OnEviction,
+          store=lambda self, block, event, now: random.random() < 0.5),
+    wrong("CountsForAll", "check_equal_histories_get_equal_answers", OnEviction,  # its instances share a counter
+          store=lambda self, block, event, now: next(_shared) % 7 < 3),
+    # A frequency gate above any frequency, beside an exception for prompts' second blocks.
+    wrong("GateNeverReached", "check_content_used_often_is_stored", OnSecondHit, store=lambda self, block, event, now:
+          event == "written" and (block.depth == 1 or block.uses >= 10**6)),
+    wrong("LoadsTooMuch", "check_loads_are_part_of_the_offer", OnEviction,
+          load=lambda self, offer, now: len(offer.tiers) + 1),
+    wrong("LoadsByTheClock", "check_loads_are_part_of_the_offer", OnEviction, load=lambda self, offer, now:
+          sum(load < recompute for load, recompute in zip(offer.load_s, offer.recompute_s, strict=True))),
+    wrong("PrefetchesTooMuch", "check_prefetches_are_part_of_the_offer", OnEviction,
+          prefetch=lambda self, offer, now: len(offer.tiers) + 1),
+])  # fmt: skip
 
 
 @pytest.mark.parametrize(("mutant", "check"), RULES.items(), ids=lambda value: getattr(value, "__name__", value))
@@ -157,16 +132,6 @@ def test_the_store_that_the_bad_ones_change_passes(check: Any) -> None:
     check(Plain)
 
 
-class KeepsTheBuffer(Plain):
-    def write(self, key, data):
-        self.blocks[self.key(key)] = data
-
-
-class KeepsTheFirstWrite(Plain):
-    def write(self, key, data):
-        self.blocks.setdefault(self.key(key), bytes(data))
-
-
 class MixesFormats(Plain):
     def key(self, key):
         return (self.format.block_bytes, key)
@@ -190,33 +155,11 @@ class MixesDtypes(Plain):
         return []
 
 
-class CutsKeys(Plain):
-    """Files named by the first bytes of a key."""
-
-    def key(self, key):
-        return (self.format, key[:1])
-
-
-class NeverRemoves(Plain):
-    def remove(self, key):
-        pass
-
-
-class RemoveTwiceFails(Plain):
-    def remove(self, key):
-        del self.blocks[self.key(key)]
-
-
 class FlipsABit(Plain):
     def write(self, key, data):
         changed = bytearray(data)
         changed[-1] ^= 1
         super().write(key, changed)
-
-
-class AnswersNone(Plain):
-    def read(self, key, into):
-        return super().read(key, into) or None
 
 
 class HalfAsMany(Plain):
@@ -235,10 +178,6 @@ class RaisesItsOwn(Host):
             raise IndexError("full") from error
 
 
-class KeysOnlyButFinds(Plain):
-    holds_kv = False
-
-
 class Sloppy(Host):
     """Keeps what was removed to be seen."""
 
@@ -249,11 +188,6 @@ class Sloppy(Host):
     def view(self, key):
         row = self._rows.get(key, getattr(self, "last", None))
         return None if row is None else self._memory[row].data
-
-
-class ShowsAnother(Host):
-    def view(self, key):
-        return None if super().view(key) is None else self._memory[0].data
 
 
 class ReservesElsewhere(Host):
@@ -267,21 +201,27 @@ class ReservesElsewhere(Host):
 
 STORES = {
     Sloppy: "check_places_are_blocks",
-    ShowsAnother: "check_places_are_blocks",
     ReservesElsewhere: "check_places_are_blocks",
-    KeepsTheBuffer: "check_nothing_of_the_caller_is_kept",
-    KeepsTheFirstWrite: "check_the_last_write_counts",
     MixesFormats: "check_formats_do_not_mix",
     MixesDtypes: "check_formats_do_not_mix",
-    CutsKeys: "check_all_blocks_fit",
-    NeverRemoves: "check_what_was_removed_is_gone",
-    RemoveTwiceFails: "check_what_was_removed_is_gone",
     FlipsABit: "check_what_was_written_comes_back",
-    AnswersNone: "check_what_was_written_comes_back",
     HalfAsMany: "check_all_blocks_fit",
     RaisesItsOwn: "check_only_store_failures_leave_it",
-    KeysOnlyButFinds: "check_what_was_written_comes_back",
-}
+} | dict([
+    wrong("KeepsTheBuffer", "check_nothing_of_the_caller_is_kept", Plain,
+          write=lambda self, key, data: self.blocks.update({self.key(key): data})),
+    wrong("KeepsTheFirstWrite", "check_the_last_write_counts", Plain,
+          write=lambda self, key, data: self.blocks.setdefault(self.key(key), bytes(data)) and None),
+    wrong("CutsKeys", "check_all_blocks_fit", Plain, key=lambda self, key: (self.format, key[:1])),
+    wrong("NeverRemoves", "check_what_was_removed_is_gone", Plain, remove=lambda self, key: None),
+    wrong("RemoveTwiceFails", "check_what_was_removed_is_gone", Plain,
+          remove=lambda self, key: self.blocks.__delitem__(self.key(key))),
+    wrong("AnswersNone", "check_what_was_written_comes_back", Plain,
+          read=lambda self, key, into: Plain.read(self, key, into) or None),
+    wrong("KeysOnlyButFinds", "check_what_was_written_comes_back", Plain, holds_kv=False),
+    wrong("ShowsAnother", "check_places_are_blocks", Host,
+          view=lambda self, key: None if Host.view(self, key) is None else self._memory[0].data),
+])  # fmt: skip
 
 
 @pytest.mark.parametrize(("mutant", "check"), STORES.items(), ids=lambda value: getattr(value, "__name__", value))

@@ -19,8 +19,7 @@ from framework.config.check import parse
 from framework.config.config import GROUPS, Config
 from framework.config.defaults import conf_folder
 from framework.config.hydra import source
-from framework.config.hydra.groups import groups_of
-from framework.config.hydra.overrides import check_choices, normalise
+from framework.config.hydra.overrides import check_choices, groups_of, normalise
 from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error, with_key
 from framework.errors import ConfigError
 
@@ -91,7 +90,7 @@ def search_path(
         ConfigError: `config_dir` is no folder.
     """
     source.register()
-    path = create_config_search_path(f"{source.FILES}://{folder}")
+    path = create_config_search_path(f"file://{folder}")
     assert isinstance(path, ConfigSearchPathImpl)
     for element in path.get_path():
         if element.path == source.EVERY and importable_only:
@@ -100,7 +99,7 @@ def search_path(
         extra = Path(config_dir).absolute()
         if not extra.is_dir():
             raise ConfigError(f"--config-dir: no folder {str(config_dir)!r}; give an existing folder of YAML groups")
-        path.prepend("command line", f"{source.FILES}://{extra}", SearchPathQuery(provider="schema"))
+        path.prepend("command line", f"file://{extra}", SearchPathQuery(provider="schema"))
     return path
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from framework import registry
 from framework.config.config import GROUPS
+from framework.config.defaults import default_choices, options_of
 from framework.errors import ConfigError
 
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|)(?P<key>[A-Za-z_][\w]*)(?P<path>(?:\.[^=@~]+)?)=(?P<value>.*)$", re.DOTALL)
@@ -153,3 +156,18 @@ def quote(word: str) -> str:
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + r"\'", word)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{escaped[len(escaped) - trailing :]}'"
+
+
+FILES = {"model": "checkpoint", "workload": "prompts"}
+"""Group -> its option that takes a file or hub id as `path`."""
+
+
+def groups_of(folder: Path) -> Groups:
+    """The groups of the conf folder's defaults list."""
+    names = frozenset(default_choices(folder))
+    return Groups(
+        names=names,
+        open=names & frozenset(registry.groups()),
+        files={group: option for group, option in FILES.items() if group in names},
+        options={group: options_of(group, folder) for group in FILES},
+    )

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import field, make_dataclass
+from enum import Enum
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Optional, TypeAlias
 
-import yaml
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from framework import registry
 from framework.config.defaults import default_settings
-from framework.config.hydra.schema import model_schema, options_schema
-from framework.errors import ConfigError, FrameworkError
+from framework.errors import FrameworkError, InvalidPlugin
 from framework.model.options import MODELS
+from framework.registry.signatures import Parameter, signature
 
 SCHEME = "plugins"
-FILES = "yaml"
-"""The scheme of folders of YAML files, as Hydra's `file`, whose aliases are bounded."""
-MOST_NODES = 100_000
-"""Of a YAML file with its aliases written out: ten lines can stand for 10**10."""
 EVERY = f"{SCHEME}://every"
 IMPORTABLE = f"{SCHEME}://importable"
 """Lists only plugins that can be imported, so that a sweep's `glob(*)` passes over broken ones."""
@@ -112,31 +112,6 @@ class PluginConfigSource(ConfigSource):
         return True
 
 
-class BoundedFiles(FileConfigSource):
-    """A folder of YAML files. One whose aliases stand for more than MOST_NODES entries is a ConfigError."""
-
-    @staticmethod
-    def scheme() -> str:
-        return FILES
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        path = Path(self.path) / self._normalize_file_name(config_path)
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        found = _num_nodes(yaml.compose(text, Loader=yaml.SafeLoader), {}) if "&" in text and "*" in text else 0
-        if found > MOST_NODES:
-            raise ConfigError(f"{path}: its aliases stand for {found:.3g} entries; at most {MOST_NODES:,}")
-        return super().load_config(config_path)
-
-
-def _num_nodes(node: Any, known: dict[int, int]) -> int:
-    """Of a YAML tree with its aliases written out. Raises RecursionError where one lies within itself."""
-    if id(node) not in known:
-        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-        pairs = [part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))]
-        known[id(node)] = 1 + sum(_num_nodes(part, known) for part in pairs)
-    return known[id(node)]
-
-
 def _groups() -> tuple[str, ...]:
     return (*registry.groups(), MODEL)
 
@@ -146,7 +121,7 @@ class EveryPlugin(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for provider, folder in preset_folders():
-            search_path.append(provider, f"{FILES}://{folder}")
+            search_path.append(provider, f"file://{folder}")
         search_path.append("entry points", EVERY)
 
 
@@ -165,5 +140,78 @@ def preset_folders() -> list[tuple[str, Path]]:
 
 def register() -> None:
     """Make Hydra know these classes. Idempotent."""
-    for plugin in (PluginConfigSource, BoundedFiles, EveryPlugin):
+    for plugin in (PluginConfigSource, EveryPlugin):
         Plugins.instance().register(plugin)
+
+
+def options_schema(kind: str, name: str) -> Any:
+    """A structured OmegaConf node: `name`, then the plugin's own options with their types and defaults.
+
+    An option without default is `???`; a type OmegaConf does not know is `Any` (the registry checks it later).
+
+    Raises:
+        UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: see `registry.load`.
+    """
+    return copy.deepcopy(_options_schema(kind, name, registry.load(kind, name)))
+
+
+@lru_cache(maxsize=256)  # making the classes takes ten times as long as a copy, and a sweep composes again for each job
+def _options_schema(kind: str, name: str, plugin: type) -> Any:
+    own = registry.own_options(plugin).parameters
+    if any(parameter.name == "name" for parameter in own):
+        raise InvalidPlugin(f"{kind} {name!r}: an option may not be called 'name', which says which plugin is meant")
+    return _schema(name, own)
+
+
+def model_schema(name: str) -> Any:
+    """The same for a choice of model."""
+    return copy.deepcopy(_model_schema(name))
+
+
+@lru_cache
+def _model_schema(name: str) -> Any:
+    return _schema(name, signature(MODELS[name]).parameters)
+
+
+def _schema(name: str, parameters: Iterable[Parameter]) -> Any:
+    fields = [("name", str, field(default=name)), *(_field(parameter) for parameter in parameters)]
+    node = OmegaConf.structured(make_dataclass("Options", fields))
+    # The made class exists in this process only: the node forgets it, so that a worker can unpickle the config. The
+    # leaves keep their types.
+    node._metadata.object_type = dict
+    node._metadata.ref_type = Any
+    return node
+
+
+_TEXT: Mapping[Any, Any] = {Path: str, Path | None: str | None, Optional[Path]: str | None}  # noqa: UP045
+"""Paths are text in YAML: the registry makes them paths."""
+
+
+def _field(parameter: Parameter) -> tuple[str, Any, Any]:
+    default = MISSING if parameter.required else _plain(parameter.default)
+    wanted = _TEXT.get(parameter.annotation, parameter.annotation)
+    annotation = wanted if _fits(wanted, default) else Any
+    if not _fits(annotation, default):
+        default = None
+    if isinstance(default, (list, dict)):
+        return parameter.name, annotation, field(default_factory=lambda: copy.deepcopy(default))
+    return parameter.name, annotation, field(default=default)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, set, frozenset)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return value.name if isinstance(value, Enum) else value
+
+
+def _fits(annotation: Any, default: Any) -> bool:
+    default_field: Any = (
+        field(default_factory=lambda: default) if isinstance(default, (list, dict)) else field(default=default)
+    )
+    try:
+        OmegaConf.structured(make_dataclass("Probe", [("value", annotation, default_field)]))
+    except (OmegaConfBaseException, ValueError, TypeError):
+        return False
+    return True

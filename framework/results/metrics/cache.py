@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from framework.misses.account import OUTCOMES, key_of
-from framework.results.metric import Better, Metric
-from framework.results.metrics.declare import never, section, text
+from framework.results.metric import Better, Metric, never, section, text
 
 cache, tiers, optimum = section("prefix cache"), section("tiers"), section("optimum")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from framework.results.metric import Metric
-from framework.results.metrics.declare import section
+from framework.results.metric import Metric, section
 
 cache = section("prefix cache")
 

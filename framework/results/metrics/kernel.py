@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from framework.results.metric import Metric
-from framework.results.metrics.declare import section, text
+from framework.results.metric import Metric, section, text
 
 kernel = section("kernel")
 

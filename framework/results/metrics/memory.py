@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from framework.results.metric import Metric
-from framework.results.metrics.declare import never, on_cuda, section, several_ranks, text, with_graphs
+from framework.results.metric import Metric, never, on_cuda, section, several_ranks, text, with_graphs
 
 memory, scheduling, execution = section("memory"), section("scheduling"), section("execution")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from framework.results.metric import Metric
-from framework.results.metrics.declare import dense_checked, lossy, section
+from framework.results.metric import Metric, dense_checked, lossy, section
 
 requests = section("requests")
 

@@ -1,6 +1,6 @@
 """What a step moves between host and device, counted on torch's meta device: it computes nothing and cannot be read.
 
-Whatever would have to wait for a real device (a value on the host, a shape that depends on values) raises there.
+Whatever would have to wait for a real device raises there; beams and log-probabilities are in test_pretended_device.
 """
 
 from __future__ import annotations
@@ -25,10 +25,6 @@ from framework.testing.recorder import ReplayRecorder
 GREEDY = Sampling(max_tokens=10, ignore_eos=True)
 WARM = Sampling(max_tokens=10, temperature=0.8, ignore_eos=True)
 FILTERED = Sampling(max_tokens=10, temperature=0.8, top_k=5, top_p=0.9, ignore_eos=True)
-FORKED = Sampling(max_tokens=10, n=2, temperature=0.8, top_p=0.9, ignore_eos=True)
-SCORED = Sampling(max_tokens=10, logprobs=2, ignore_eos=True)
-MORE_SCORED = Sampling(max_tokens=10, n=2, temperature=0.5, logprobs=5, ignore_eos=True)
-BEAMS = Sampling(max_tokens=10, beam_width=2, ignore_eos=True)
 
 
 class Uploads(TorchDispatchMode):
@@ -108,25 +104,3 @@ def test_a_step_asks_the_device_for_its_tokens_and_for_nothing_else(
     assert max(uploads) == (2 if draws else 1), uploads
     if sizes:
         assert llm.executor.summary()["graph_steps"] >= 8, llm.executor.summary()
-
-
-@pytest.mark.parametrize(
-    "samplings", [[FORKED, BEAMS], [SCORED, GREEDY, MORE_SCORED, FORKED, SCORED]], ids=["beams", "log-probabilities"]
-)
-def test_beams_and_log_probabilities_cost_one_wait_more(
-    samplings: list[Sampling], fetches: list[tuple[int, ...]]
-) -> None:
-    llm = on_meta((4, 8))
-    waits: list[int] = []
-    count_steps(llm, samplings, lambda sent, active: waits.append(len(fetches) - sum(waits)))
-    assert max(waits) == 2, waits
-
-
-def test_a_hidden_wait_would_show() -> None:
-    """The meta device refuses what these tests are to find."""
-    device = torch.zeros(3, dtype=torch.int64, device="meta")
-    for wait in (lambda: device.cpu(), lambda: device.max().item(), lambda: device.nonzero(), lambda: bool(device[0])):
-        with pytest.raises((NotImplementedError, RuntimeError)):
-            wait()
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        torch.zeros(3)[device == 0]

@@ -264,7 +264,7 @@ def test_without_times_there_is_no_roofline() -> None:
 
 
 def test_weights_and_biases_get_the_rows_and_the_roofline(tmp_path: Any, monkeypatch: Any) -> None:
-    from framework.testing.wandb_offline import read_offline_run
+    from wandb_offline import read_offline_run
 
     monkeypatch.setattr("framework.modes.kernel.build_component", lambda *_: TorchBackend())
     config = {"mode": "kernel", "device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}

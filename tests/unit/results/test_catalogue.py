@@ -10,8 +10,7 @@ import pytest
 
 from framework.api import run
 from framework.kernel import bench
-from framework.results.catalogue import CATALOGUE, SECTIONS, find, higher_is_better, is_wall_time
-from framework.results.document import with_definitions
+from framework.results.catalogue import CATALOGUE, SECTIONS, find, higher_is_better, is_wall_time, with_definitions
 from framework.results.metric import is_number
 
 SERVE: dict[str, Any] = {
@@ -135,7 +134,7 @@ def test_docs_results_lists_the_catalogue(repository: Path) -> None:
     path = repository / "docs" / "results.md"
     page = path.read_text(encoding="utf-8")
     assert with_definitions(page) == page, (
-        f"renew it: python -c 'from pathlib import Path; from framework.results.document import with_definitions; "
+        f"renew it: python -c 'from pathlib import Path; from framework.results.catalogue import with_definitions; "
         f'p = Path("{path}"); p.write_text(with_definitions(p.read_text()))\''
     )
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wandb_offline import read_offline_run
 
 from framework import tracking
 from framework.errors import FrameworkError, RunDirectoryError
-from framework.testing.wandb_offline import read_offline_run
 from framework.tracking import RunDirectory, RunLabel, Tracker, Trackers, TrackerWarning, read_jsonl, read_result
 from framework.tracking import wandb as wandb_tracker
 from framework.tracking.wandb import has_account
