@@ -251,17 +251,7 @@ def test_what_cannot_be_checked_is_refused_with_a_sentence(
     assert err.count("\n") == 1, err
 
 
-def test_a_kind_decides_what_a_name_of_two_means(distribution: Any) -> None:
-    entry = "[framework.hash]\nboth = two_kinds:Two\n[framework.eviction]\nboth = two_kinds:Two\n"
-    distribution("two-kinds", entry, two_kinds=TWO)
-    assert [resolve("both", kind).kind for kind in ("hash", "eviction")] == ["hash", "eviction"]
-
-
 def test_a_constructor_that_raises_is_a_sentence(bad: str, capsys: Any) -> None:
     status, _, err = check(capsys, f"{bad}:Refuses")
     assert status == 1, "a plugin that fails has failed"
     assert "its constructor raised RuntimeError('not today')" in err, err
-
-
-def test_no_check_of_that_name_is_refused(capsys: Any) -> None:
-    assert check(capsys, "lru", "--only", "zebra")[0] == 2

@@ -39,16 +39,6 @@ def test_a_backend_that_cannot_run_here_exits_with_its_reasons(command: Command,
     assert json.loads((elsewhere / "out" / "result.json").read_text())["status"] == "unavailable"
 
 
-def test_a_sweep_reports_the_backend_that_cannot_run_and_goes_well(command: Command, elsewhere: Path) -> None:
-    status, out, err = command("-m", *TINY, "+backend=torch,gather,varlen", "run.sweep=three")
-    assert status == 0, err
-    rows = [row for path in elsewhere.rglob("kernel.jsonl") for row in read_jsonl(path)]
-    assert {row["backend"]: row["status"] for row in rows} == {"torch": "ok", "gather": "ok", "varlen": "unavailable"}
-    assert "varlen unavailable: block size 16 is not a multiple of 256; nearest: 256" in out, out
-    assert "3 runs (2 ok, 1 unavailable)" in out, out
-    assert all(f" {name} " in out for name in ("torch", "gather", "varlen")), out
-
-
 def test_a_backend_that_fails_the_gate_fails_the_command(
     command: Command, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,49 +122,3 @@ def test_a_checkpoint_with_its_own_tokenizer_serves_recorded_agents_with_their_p
     assert result["num_finished"] == 10, result
     assert (result["dense_checked"], result["dense_mismatches"]) == (3, 0), result
     assert result["hit_tokens"] > 0.5 * result["prompt_tokens"], (result["hit_tokens"], result["prompt_tokens"])
-
-
-def test_interrupted_in_the_middle_it_keeps_what_it_has_and_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "framework.run", "run.dir=out", "workload=no_sharing", "workload.new_tokens=4000",
-               "workload.max_tokens=40", "cache.num_blocks=20000"]  # fmt: skip
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    give_up = time.monotonic() + 120
-    while not (metrics.exists() and metrics.stat().st_size > 2000) and process.poll() is None:
-        assert time.monotonic() < give_up, "it never started"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode not in (0, None), f"{process.returncode}: {out}\n{err}"
-    assert "Traceback" not in err, err
-    assert (tmp_path / "out" / "result.json").exists(), err
-    result = read_result(tmp_path / "out")
-    assert result["status"] == "interrupted", result
-    assert len(read_jsonl(tmp_path / "out" / "requests.jsonl")) == 32
-    assert result["num_steps"] > 0, result
-
-
-def test_a_directory_that_cannot_be_made_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    done = run(tmp_path, *SMALL, "run.dir=file/out")
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr, done.stderr
-    assert "file" in done.stderr, done.stderr
-    assert (tmp_path / "file").read_text() == "in the way"
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs resource limits")
-def test_a_full_disk_ends_the_run_with_a_reason(tmp_path: Path) -> None:
-    script = (
-        "import resource, signal, sys\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from framework.run import call\n"
-        "import framework.modes.serve\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY))\n"
-        "sys.exit(call(sys.argv[1:]))\n"
-    )
-    command = [sys.executable, "-c", script, "workload.num_requests=12", "run.dir=out", "run.events=true"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode not in (0, None), done.stdout
-    assert "Traceback" not in done.stderr, done.stderr
-    assert "cannot be written: File too large" in done.stderr, done.stderr

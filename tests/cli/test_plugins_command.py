@@ -75,16 +75,6 @@ def test_the_table_fits_80_columns_and_says_what_each_is_and_whose(
     assert "eviction" not in out
 
 
-def test_an_unknown_kind_is_refused(capsys: Any) -> None:
-    assert main(["--kind", "evict"]) == 2
-    assert "ConfigError: no kind of plugin is named 'evict'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", [kind for kind in registry.kinds() if kind != "replay_core"])  # none is built in
-def test_one_kind_alone(kind: str) -> None:
-    assert {entry.kind for entry in installed(kind, device="cpu")} == {kind}
-
-
 @pytest.mark.parametrize("file", ["METADATA", "entry_points.txt"])
 def test_a_distribution_whose_metadata_is_no_utf_8_is_named_and_stops_nothing(
     file: str, distribution: Any, command: Any

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,18 +68,6 @@ def test_describe_of_lengths_only(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "lengths only" in capsys.readouterr().err
 
 
-def test_a_bad_line_is_one_sentence_and_a_count_when_skipped(
-    mooncake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mooncake.write_text(mooncake.read_text() + '{"timestamp": 3000, "input_')
-    assert trace.main(["describe", str(mooncake)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("WorkloadError: ")
-    assert f"{mooncake}:4: line: no JSON" in error
-    assert trace.main(["describe", str(mooncake), "--on-error", "skip", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["skipped"] == 1
-
-
 def test_convert_writes_our_format_with_the_same_requests(
     mooncake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,21 +118,6 @@ def test_fetch_checks_a_file_put_there_by_hand(
     (tmp_path / "t.jsonl").write_bytes(b"other")
     assert trace.main(["fetch", "test", "--to", str(tmp_path)]) == 2
     assert "another or a damaged file" in capsys.readouterr().err
-
-
-def test_the_module_runs_from_another_directory(mooncake: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "framework.trace", "describe", mooncake.name, "--json", "-"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["requests"] == 3
-    absent = subprocess.run(
-        [sys.executable, "-m", "framework.trace", "describe", "absent.jsonl"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert absent.returncode == 2
-    assert absent.stderr.count("\n") == 1, absent.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from framework.api import run
 from framework.config.sections import KernelOptions
-from framework.errors import BackendUnavailable, ConfigError
+from framework.errors import BackendUnavailable
 from framework.figures import roofline
 from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import AttentionSpec, Capabilities, CompiledKernel
@@ -161,22 +161,6 @@ def test_cells_too_large_for_the_budget_are_reported_and_not_run(tmp_path: Any, 
     assert result["status"] == "ok", result
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"heads": ["4x2x16"]}, "query/kv/dim"),
-        ({"batch": [0]}, "kernel.batch must be at least 1"),
-        ({"dtype": ["float31"]}, "kernel.dtype 'float31' is unknown"),
-        ({"target": "h300"}, "kernel.target 'h300' is unknown"),
-        ({"batch": [], "prefill": []}, "the kernel grid is empty"),
-        ({"bach": [1]}, "did you mean 'batch'"),
-    ],
-)
-def test_a_grid_that_makes_no_sense_is_refused(tmp_path: Any, monkeypatch: Any, wrong: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        kernel(tmp_path, TorchBackend, monkeypatch, **wrong)
-
-
 def test_the_work_of_a_cell_counted_by_hand() -> None:
     decode = work_of(Cell(SPEC, "decode", "ragged", (5, 9), (1, 1)))
     assert decode.kv_bytes == 14 * 2 * (2 * 16) * 4
@@ -276,13 +260,6 @@ def test_weights_and_biases_get_the_rows_and_the_roofline(tmp_path: Any, monkeyp
     assert stored.summary["status"] == result["status"] == "ok"
     assert any("kernel" in name and name.endswith(".table.json") for name in stored.files), stored.files
     assert any("roofline" in name and name.endswith(".png") for name in stored.files), stored.files
-
-
-def test_an_earlier_run_s_rows_do_not_stay(tmp_path: Any, monkeypatch: Any) -> None:
-    kernel(tmp_path, TorchBackend, monkeypatch)
-    kernel(tmp_path, Simulated, monkeypatch, prefill=[])
-    assert len(read_jsonl(tmp_path / "run" / "kernel.jsonl")) == 3
-    assert not (tmp_path / "run" / "roofline.png").exists(), "of another backend's times"
 
 
 def test_the_last_level_cache_is_the_largest_that_the_machine_names(tmp_path: Any, monkeypatch: Any) -> None:
