@@ -51,10 +51,11 @@ class PoolFacts:
         assert self.requests is not None, "asked for only where the policy reads the last request"
         return self.requests.admitted(info, num_tokens, names, hit_blocks, self.pool.block_size)
 
-    def used_by(self, blocks: Iterable[int], request: RequestFacts | None) -> None:
-        """This request published these blocks, or is about to release them."""
+    def ended(self, blocks: Iterable[int], request: RequestFacts | None, num_tokens: int) -> None:
+        """This request, which has `num_tokens` tokens by now, is about to release these blocks."""
         if self.requests is not None and request is not None:
-            self.requests.used([block for block in blocks if self.pool.block_hash[block] is not None], request)
+            published = [block for block in blocks if self.pool.block_hash[block] is not None]
+            self.requests.ended(published, request, num_tokens)
 
     def admit(
         self,
@@ -83,7 +84,8 @@ class PoolFacts:
             name = BlockHash(key)
             self.index.insert(-1, parent if pool.block_hash[parent] is not None else 0, name, b"", block)
             pool.block_hash[block] = name
-        self.used_by(blocks, request)
+        if self.requests is not None and request is not None:
+            self.requests.used(blocks, request)
         self._timed().admit(blocks[::-1])
 
     def hit(self, blocks: Sequence[int], priority: int = 0) -> None:

@@ -151,7 +151,7 @@ class PoolWatch:
             self.queue.counted(under_way=True)
         if facts is not None and facts.requests is not None:
             blocks = [block.block_id for group in manager.get_blocks(request.request_id).blocks for block in group]
-            facts.used_by(blocks, self._known_of(facts, request).facts)
+            facts.ended(blocks, self._known_of(facts, request).facts, request.num_tokens)
         self._known.pop(request.request_id, None)
         if request.is_finished():
             self.arrivals.pop(request.request_id, None)
