@@ -28,12 +28,14 @@ def test_a_closed_pipe_ends_a_command_quietly(module: str, tmp_path: Path) -> No
     assert (err, run.returncode) == ("", 0), (err, run.returncode)
 
 
-SWEEP = "-m framework.run -m mode=replay executor=cache_only workload=conversations workload.num_sessions=2 seed=1,2"
+RUN = "-m framework.run mode=replay executor=cache_only workload=conversations workload.num_sessions=2"
+SWEEP = f"{RUN} -m seed=1,2"
 
 
 @pytest.mark.parametrize(
     ("words", "where", "status", "said"),
-    [("-m framework.run mode=replay executor=cache_only workload=conversations workload.num_sessions=2", "&-", 0, ""),
+    [(RUN, "&-", 0, ""),
+     (RUN, "/dev/full", 1, "standard output cannot be written: No space left on device; the results are in"),
      ("-m framework.plugins --kind hash", "&-", 0, ""),
      ("-m framework.plugins --kind hash", "/dev/full", 1, "standard output cannot be written: No space left"),
      (f"{SWEEP} run.progress=false", "&-", 0, ""),

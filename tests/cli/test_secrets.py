@@ -80,13 +80,6 @@ def test_a_run_leaves_no_secret(fails: bool, place: Path, words: list[str], comm
         assert "no service takes *** and ***" in (place / "mine" / "result.json").read_text()
 
 
-def test_a_sweep_leaves_no_secret(place: Path, words: list[str], command: Any) -> None:
-    _, _, err = command("-m", *words, "eviction.fails=true,false", "seed=1,2", "run.sweep=all")
-    assert "of " in err, err
-    assert len(list((place / "sweeps" / "all").glob("*/result.json"))) >= 2
-    assert _with_a_secret(place / "sweeps" / "all") == []
-
-
 def test_a_sweep_over_keys_leaves_none(place: Path, words: list[str], command: Any, monkeypatch: Any) -> None:
     words += ["eviction.fails=false", f"eviction.api_key={TYPED},{TYPED}-2", "eviction.password='with a space'"]
     words.append("run.sweep=keys")

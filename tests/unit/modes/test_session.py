@@ -158,30 +158,6 @@ def test_a_run_that_cannot_start_leaves_an_earlier_one_as_it_was(trace: Path, tm
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before, config
 
 
-@pytest.mark.parametrize("executor", ["none", "roofline"])  # cache_only refuses lengths without block ids
-def test_a_trace_without_requests_is_one_error_with_the_file_and_the_count(tmp_path: Path, executor: str) -> None:
-    trace = tmp_path / "azure.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
-    with pytest.raises(WorkloadError, match=r"azure\.csv.*\b(0|no) requests"):
-        api.run(replay(trace, executor, tmp_path / "run"))
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_trace_whose_every_line_is_skipped_says_how_many_and_why(tmp_path: Path, executor: str) -> None:
-    rows = '{"timestamp": 0, "input_length": 5, "output_length": 3, "hash_ids": "x"}\n'
-    (tmp_path / "t.jsonl").write_text(rows * 3)
-    config = replay(tmp_path / "t.jsonl", executor, tmp_path / "run")
-    config["workload"] |= {"on_error": "skip", "format": "mooncake"}
-    with pytest.raises(WorkloadError, match=r"t\.jsonl holds 0 requests.*3 lines were skipped[,;] the first: .*:1: "):
-        api.run(config)
-
-
-@pytest.mark.parametrize("name", ["belady", "optimum"])
-def test_a_policy_that_needs_the_future_is_refused_in_a_serve_run(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"eviction={name} needs every block's next use.*mode=replay"):
-        api.run({**serve(tmp_path / "run"), "eviction": {"name": name}})
-
-
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_replay_writes_a_line_a_request(trace: Path, tmp_path: Path, executor: str) -> None:
     result = api.run(replay(trace, executor, tmp_path / "run"))

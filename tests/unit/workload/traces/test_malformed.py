@@ -5,19 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from framework import registry, trace
 from framework.errors import WorkloadError
 from framework.interfaces.trace import TraceReader
 from framework.testing import trace_checks
-from framework.workload.traces import WorkloadRequest, detect_format, open_trace, write_trace
+from framework.workload.traces import detect_format, open_trace, write_trace
 from framework.workload.traces.own_format import name_blocks
 
 READERS = registry.names("trace")
@@ -232,13 +229,3 @@ def test_of_an_archive_the_error_says_what_reads_it(tmp_path: Path, capsys: pyte
         pass
     assert trace.main(["describe", str(archive)]) == 2
     assert "workload=agent_text reads archives" in capsys.readouterr().err
-
-
-def test_describe_into_a_pipe_that_closes_ends_without_a_traceback(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    write_trace(path, (WorkloadRequest(arrival_s=i, input_tokens=32, output_tokens=1, block_ids=np.array([i, i + 1]),
-                                       block_tokens=16) for i in range(50)))  # fmt: skip
-    for words in (["describe", str(path)], ["describe", str(path), "--json", "-"], ["fetch"]):
-        command = " ".join([sys.executable, "-m", "framework.trace", *words]) + " | head -1"
-        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
-        assert (done.stderr, done.returncode) == ("", 0), words
