@@ -97,21 +97,16 @@ class Lifecycle:
             self.state.promises.withdraw(seq)
         if not returning:
             self.state.tiers.ending(seq)
-        if self.state.foresee is not None:
-            try:
-                self.state.foresee(seq, returning)
-            except FrameworkError as error:
-                seq.request.plugin_error = seq.request.plugin_error or error
-        self.free_table(seq)
+        self.free_table(seq, None if self.state.foresee is None else self.state.foresee(seq, returning))
 
-    def free_table(self, seq: Sequence) -> None:
+    def free_table(self, seq: Sequence, next_use: list[float] | None = None) -> None:
         """Free the table of `seq`. A plugin that fails here fails the request in the end, not whoever asked for it."""
         ledger = self.state.ledger
         if ledger is not None:
             ledger.serve(seq.request.number)
             ledger.decline(True)
         try:
-            self.state.guarded.free(seq.id)
+            self.state.guarded.free(seq.id, next_use or ())
         except FrameworkError as error:
             seq.request.plugin_error = seq.request.plugin_error or error
         if ledger is not None:
@@ -261,7 +256,7 @@ class Lifecycle:
                 continue
             try:
                 self.state.tiers.discard(seq)
-                self.state.guarded.discard(seq.id)
+                self.state.guarded.reset(seq.id)
             except FrameworkError as error:
                 request.plugin_error = request.plugin_error or error
         self.drop(request)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Log = Callable[..., Any]
 """(event, **facts): receives scheduling and cache events."""
 
-Foresee = Callable[[Sequence, bool], None]
+Foresee = Callable[[Sequence, bool], list[float]]
 """(sequence, returning): called as a sequence is about to free its blocks, and whether it will want them again."""
 
 
@@ -82,7 +82,7 @@ class EngineState:
     Attributes:
         guarded: the allocator, behind the error boundary.
         ledger: finds a cause for each prompt token that is no hit; None where nobody asks why.
-        foresee: passes a replay's knowledge of the future on to the allocator; None without.
+        foresee: when each leading block of a sequence is requested next, as a replay knows it; None without.
         on_end: called with each request as it ends, completions and status in place.
         requests: that have not ended, by number.
         arrivals: a heap of (arrival, number, request) that are not due yet.

@@ -163,13 +163,10 @@ class GuardedAllocator(Allocator):
             self._num_null[request] = int(found)
         return int(found)
 
-    def discard(self, request: RequestId) -> None:
-        self._boundary.call("discard", self.plugin.discard, request)
-
-    def free(self, request: RequestId) -> None:
+    def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         self._num_null.pop(request, None)
         try:
-            self.plugin.free(request)
+            self.plugin.free(request, next_use)
         except BaseException as error:
             self._withdraw(request, error)
             self._contain("free", error)
@@ -226,8 +223,8 @@ class GuardedAllocator(Allocator):
             f"gave {count}",
         )
 
-    def reset(self) -> None:
-        self._boundary.call("reset", self.plugin.reset)
+    def reset(self, request: RequestId | None = None) -> None:
+        self._boundary.call("reset", self.plugin.reset, request)
 
     def stats(self) -> AllocatorStats:
         try:
@@ -261,9 +258,6 @@ class GuardedAllocator(Allocator):
 
     def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
         self._boundary.call("listen", self.plugin.listen, listener)
-
-    def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
-        self._boundary.call("foresee", self.plugin.foresee, request, next_use)
 
     def facts(self) -> Facts:
         return checked_facts(self._boundary, self._boundary.call("facts", self.plugin.facts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,8 @@ class Allocator(ABC):
 
     num_blocks: int
     block_size: int
+    takes_future: ClassVar[bool] = False
+    """Whether `free` passes `next_use` on to an eviction policy."""
 
     @abstractmethod
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
@@ -202,22 +204,13 @@ class Allocator(ABC):
         """
         return 0
 
-    def discard(self, request: RequestId) -> None:
-        """The KV that the request's table names is not sound: no lookup finds any of it from here on.
-
-        Called where the logits that followed from it are not finite, before the request is freed, and while nothing is
-        promised. Who else has one of these blocks in its table keeps it, and publishes nothing below it.
-
-        Optional: an allocator without it forgets all cached content.
-
-        Raises:
-            UnknownRequest: nothing changed. PluginError: the policy failed. It is done nonetheless.
-        """
-        self.reset()
-
     @abstractmethod
-    def free(self, request: RequestId) -> None:
+    def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         """Drop the request's table: blocks without other users become free, or cached if published.
+
+        `next_use`: when each leading block is requested next (`BlockView.next_use`), as a replay knows it. It is given
+        only where the policy asks for it (`needs_future`), and ignored unless the allocator `takes_future`; entries
+        past the published blocks mean nothing.
 
         Raises:
             UnknownRequest: never allocated, or freed before.
@@ -235,11 +228,16 @@ class Allocator(ABC):
         """
 
     @abstractmethod
-    def reset(self) -> None:
+    def reset(self, request: RequestId | None = None) -> None:
         """Forget all cached content (weights changed): no lookup hits what came before; live requests keep theirs.
 
+        With `request`: the KV that its table names is not sound, as the logits that followed from it are not finite.
+        Called before it is freed, and while nothing is promised. It is enough to forget what its table names; who else
+        has one of these blocks in its table keeps it, and publishes nothing below it.
+
         Raises:
-            PluginError: the policy failed. All is forgotten nonetheless: serving stale KV would be worse.
+            UnknownRequest: nothing changed.
+            PluginError: the policy failed. It is forgotten nonetheless: serving stale KV would be worse.
         """
 
     @abstractmethod
@@ -261,13 +259,6 @@ class Allocator(ABC):
         """Send every CacheEvent to `listener`, in order; None stops. An allocator without a cache sends none.
 
         How many blocks are one event is the allocator's choice, at least one; all that a call does at once costs least.
-        """
-
-    def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:  # noqa: B027
-        """A replay tells when each leading block of the request is requested next: `BlockView.next_use`.
-
-        Called just before `free`, and only when the policy asks for it (`needs_future`); entries past the published
-        blocks mean nothing. An allocator that asks no policy ignores it.
         """
 
     def facts(self) -> dict[str, str | int | float]:

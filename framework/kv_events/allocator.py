@@ -114,32 +114,28 @@ class EventAllocator(GuardedAllocator):
             if self._came:
                 self._settle(request)
 
-    def discard(self, request: RequestId) -> None:
-        try:
-            super().discard(request)
-        finally:
-            if self._came:
-                self._settle(request)
-
-    def free(self, request: RequestId) -> None:
+    def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         table: list[int] = []  # a block published by this very call is in the table that ends with it
         try:
             with suppress(PluginError):  # of `table`: the request is freed all the same
                 table = self._blocks(request)
-            super().free(request)
+            super().free(request, next_use)
         finally:
             if self._came:
                 self._settle(request, table)
             self._requests.pop(request, None)
             self._tokens.pop(request, None)
 
-    def reset(self) -> None:
+    def reset(self, request: RequestId | None = None) -> None:
         try:
-            super().reset()
+            super().reset(request)
         finally:
-            self._came.clear()
-            self._hashes.clear()
-            self._stream.cleared()
+            if request is None:
+                self._came.clear()
+                self._hashes.clear()
+                self._stream.cleared()
+            elif self._came:
+                self._settle(request)
 
     def _blocks(self, request: RequestId) -> list[int]:
         """The request's table; empty where it has none."""

@@ -74,6 +74,7 @@ class PagedAllocator(Allocator):
     Source: Kwon et al. 2023, arXiv:2309.06180; prefix sharing as in vLLM's automatic prefix caching.
     """
 
+    takes_future = True
     share_prefix: ClassVar[bool] = False
     share_forks: ClassVar[Literal["none", "full", "all"]] = "none"
 
@@ -449,10 +450,10 @@ class PagedAllocator(Allocator):
         self.cache.unref(dropped[::-1])
         return end
 
-    def discard(self, request: RequestId) -> None:
+    def _discard(self, request: RequestId) -> None:
         table, pool = self._table(request), self.pool
         if self.promises.owner:
-            raise InvalidArgument(f"discard of request {request} while blocks are promised; commit or withdraw them")
+            raise InvalidArgument(f"reset of request {request} while blocks are promised; commit or withdraw them")
         gone = {block for block in table.blocks if pool.block_hash[block] is not None}
         above = self.cache.index.parent(min(gone, key=pool.depth.__getitem__)) if gone else 0
         while above:  # what a window has passed
@@ -471,8 +472,11 @@ class PagedAllocator(Allocator):
         finally:
             pool.set_free(cached)
 
-    def free(self, request: RequestId) -> None:
+    def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         table = self._table(request)
+        for block, when in zip(table.blocks[: table.published], next_use, strict=False):
+            if block:
+                self.pool.set_next_use((block,), when)
         try:
             if self.promises:
                 self.promises.end(table)
@@ -488,7 +492,10 @@ class PagedAllocator(Allocator):
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:
         return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)
 
-    def reset(self) -> None:
+    def reset(self, request: RequestId | None = None) -> None:
+        if request is not None:
+            self._discard(request)
+            return
         self.promises.withdraw_every()
         for table in self._tables.values():
             table.closed = True
@@ -533,9 +540,3 @@ class PagedAllocator(Allocator):
 
     def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
         self.cache.listener = listener
-
-    def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
-        table = self._table(request)
-        for block, when in zip(table.blocks[: table.published], next_use, strict=False):
-            if block:
-                self.pool.set_next_use((block,), when)

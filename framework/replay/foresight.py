@@ -12,7 +12,6 @@ import numpy.typing as npt
 from framework.engine.engine import Engine
 from framework.engine.request import Sequence
 from framework.errors import ConfigError
-from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.workload import WorkloadRequest
 from framework.replay.paths import RequestPaths, build_paths
@@ -22,7 +21,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 class Foresight:
-    """Tells an allocator the next use of each block of a request that is about to give its blocks back.
+    """The next use of each block of a request that is about to give its blocks back, for `Allocator.free`.
 
     Next uses count requests in order of arrival, from 1. A request preempted wants its own blocks again: they carry its
     own number, nearer than any to come. A block's next use is the next request after all that have released it, so that
@@ -35,12 +34,12 @@ class Foresight:
     """
 
     def __init__(self, allocator: Allocator, requests: Iterable[WorkloadRequest], *, max_len: int) -> None:
-        if type(allocator).foresee is Allocator.foresee:
+        if not allocator.takes_future:
             raise ConfigError(
-                f"{type(allocator).__name__} does not take the future (Allocator.foresee), which this eviction policy "
-                "needs; choose another allocator or policy"
+                f"{type(allocator).__name__} does not take the future (Allocator.takes_future), which this eviction "
+                "policy needs; choose another allocator or policy"
             )
-        self._allocator, self._size = GuardedAllocator(allocator), allocator.block_size
+        self._size = allocator.block_size
         prompts: list[int] = []
         self._paths: RequestPaths = build_paths(_admissible(requests, max_len, prompts))
         self._following = _following(self._paths, np.array(prompts, dtype=np.int64))
@@ -50,13 +49,13 @@ class Foresight:
         """From here on the engine's allocator knows."""
         engine.state.foresee = self
 
-    def __call__(self, seq: Sequence, returning: bool) -> None:
+    def __call__(self, seq: Sequence, returning: bool) -> list[float]:
         """See EngineState.foresee."""
         number = seq.request.number
         if returning:
-            self._allocator.foresee(seq.id, [float(number + 1)] * (len(seq.tokens) // self._size))
-        else:
-            self._allocator.foresee(seq.id, self.next_uses(number).tolist())
+            return [float(number + 1)] * (len(seq.tokens) // self._size)
+        uses: list[float] = self.next_uses(number).tolist()
+        return uses
 
     def next_uses(self, number: int) -> npt.NDArray[np.float64]:
         """(m,) of the allocator's blocks that request `number`'s named tokens fill: prompt and recorded output.

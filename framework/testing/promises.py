@@ -1,4 +1,4 @@
-"""Checks of what an allocator promises an engine: `fits`, `promise` and `withdraw`, `commit`, `discard`, `facts`."""
+"""Checks of what an allocator promises an engine: `fits`, `promise` and `withdraw`, `commit`, `reset`, `facts`."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def check_a_withdrawn_promise_is_gone(make: Make) -> None:
 
 
 def check_discarded_content_is_not_found(make: Make) -> None:
-    """After `discard` nothing of the table is found, also once who shares it has ended; what is computed anew is."""
+    """After `reset(request)` nothing of its table is found, also once who shares it has ended; what is computed anew is."""
     for passed in (0, 2):
         allocator, prompt, longer = fresh(make, 12, 2), as_tokens(PROMPT), as_tokens([*PROMPT, 1, 1, 0])
         for request, tokens in ((FIRST, prompt), (SECOND, longer)):
@@ -144,7 +144,7 @@ def check_discarded_content_is_not_found(make: Make) -> None:
             allocator.commit(request, tokens)
         if passed:
             allocator.unref_leading(FIRST, passed)
-        allocator.discard(FIRST)
+        allocator.reset(FIRST)
         allocator.check()
         _need(allocator, not allocator.lookup(longer, PLAIN).num_tokens, "what was discarded is found")
         allocator.free(FIRST)

@@ -201,8 +201,8 @@ class HandsOutABlockTwice(Sound):
 
 
 class PublishesOldWeightsAfterReset(Sound):
-    def reset(self):
-        super().reset()
+    def reset(self, request=None):
+        super().reset(request)
         for row in self.rows.values():
             row.stale = False
 
@@ -225,7 +225,7 @@ class UnreferencesTheLastFullBlock(Sound):
 
 
 class UnreferencesTwice(Sound):
-    def free(self, request):
+    def free(self, request, next_use=()):
         row = self.row(request)
         self.references.update(dict.fromkeys(self.cached()[: row.num_null], 1))
         super().free(request)
@@ -403,8 +403,8 @@ def wrong(name, check, **methods):
 
 MUTANTS |= dict([
     wrong("FreesTwiceInSilence", kit.check_a_second_free_is_an_error,
-          free=lambda self, request: request in self.rows and Sound.free(self, request)),
-    wrong("KeepsWhatIsNotSound", kit.check_discarded_content_is_not_found, discard=lambda self, request: None),
+          free=lambda self, request, next_use=(): request in self.rows and Sound.free(self, request)),
+    wrong("KeepsWhatIsNotSound", kit.check_discarded_content_is_not_found, reset=lambda self, request: None),
     wrong("IgnoresUnknownExtend", kit.check_a_second_free_is_an_error, extend=lambda self, request, num_tokens:
           Sound.extend(self, request, num_tokens) if request in self.rows else TableChange(0)),
     wrong("WritesWithoutCopying", kit.check_a_fork_writes_nothing_its_sibling_reads, to_copy=lambda self, row: []),
@@ -440,7 +440,7 @@ MUTANTS |= dict([
     wrong("HonoursStaleHits", kit.check_a_stale_hit_is_refused_or_still_true,
           allocate=lambda self, request, tokens, hit:
           Sound.allocate(self, request, tokens, replace(hit, version=self.version))),
-    wrong("ResetKeepsNames", kit.check_reset_forgets_all_content, reset=lambda self: self.changed()),
+    wrong("ResetKeepsNames", kit.check_reset_forgets_all_content, reset=lambda self, request=None: self.changed()),
     wrong("NeverReusesCached", RANDOM, reclaimable=lambda self, keep=(): len(self.free_blocks)),
     wrong("UnreferencesWhatIsStillRead", PASSED, unref_leading=lambda self, request, num_tokens:
           Sound.unref_leading(self, request, num_tokens + self.block_size)),

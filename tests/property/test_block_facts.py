@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from random import Random
@@ -117,14 +117,13 @@ class Model:
         self.clock += table != self.tables[RequestId(request)]
         self.touch(set(self.tables[RequestId(request)]) - set(table))
 
-    def after_free(self, request: int, table: list[int]) -> None:
-        self.clock = self.pool.access if self.pool.access - self.clock in (1, 2) else -1  # 2: promises were withdrawn
-        self.touch(self.tables[RequestId(request)])
-
-    def after_foresee(self, request: int, table: list[int], uses: list[float]) -> None:
-        for block, use in list(zip(table, uses, strict=False))[: self.published[RequestId(request)]]:
+    def after_free(self, request: int, table: list[int], uses: Sequence[float] = ()) -> None:
+        named = self.tables[RequestId(request)][: self.published[RequestId(request)]]
+        for block, use in zip(named, uses, strict=False):
             if block:
                 self.facts[block]["next_use"] = use
+        self.clock = self.pool.access if self.pool.access - self.clock in (1, 2) else -1  # 2: promises were withdrawn
+        self.touch(self.tables[RequestId(request)])
 
     def compare(self, name: str) -> None:
         found = {block: {fact: getattr(self.pool, fact)[block] for fact in FACTS} for block in self.keys()}
@@ -144,9 +143,7 @@ def play(model: Model, draw: Random, steps: int, longest: int) -> int:
     trunks = [[draw.randrange(3) for _ in range(longest)] for _ in range(3)]
     running: dict[int, list[int]] = {}
     for number in range(1, steps):
-        kind = draw.choice(
-            ("admit", "admit", "grow", "grow", "fork", "free", "free", "free", "promise", "pass", "foresee")
-        )
+        kind = draw.choice(("admit", "admit", "grow", "grow", "fork", "free", "free", "free", "promise", "pass"))
         at = draw.choice([*running]) if running else 0
         model.asked = tokens(*draw.choice(trunks), 0)
         model.hit = allocator.lookup(model.asked, NS)
@@ -190,10 +187,8 @@ def play(model: Model, draw: Random, steps: int, longest: int) -> int:
                 del running[broken]
         elif kind == "pass" and at and draw.random() < 0.5:
             model.call(allocator.unref_leading, at, draw.randint(0, len(running[at])))
-        elif kind == "foresee" and at:
-            model.call(allocator.foresee, at, [draw.randrange(100) for _ in running[at]])
         elif kind == "free" and at:
-            model.call(allocator.free, at)
+            model.call(allocator.free, at, [draw.randrange(100) for _ in running[at]] if draw.random() < 0.5 else ())
             del running[at]
         allocator.check()
     for at in running:

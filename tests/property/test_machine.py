@@ -242,8 +242,8 @@ class CountsEvictableHitsTwice(SlowAllocator):
 class PublishesOldWeights(SlowAllocator):
     """What a request began before a reset is published after it."""
 
-    def reset(self):
-        super().reset()
+    def reset(self, request=None):
+        super().reset(request)
         for row in self.rows.values():
             row.stale = False
 

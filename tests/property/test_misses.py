@@ -196,9 +196,9 @@ class History:
         found: Sequence[int] = self.plugin.withdraw(request)
         return found
 
-    def free(self, request: int) -> None:
+    def free(self, request: int, next_use: Sequence[float] = ()) -> None:
         self.about("free", request)
-        self.plugin.free(request)
+        self.plugin.free(request, next_use)
         self.running.pop(request, None)
 
 

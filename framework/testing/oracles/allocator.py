@@ -7,7 +7,7 @@ the mutants that the kits must catch are subclasses that break one method each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -365,13 +365,13 @@ class SlowAllocator(SlowPool, Allocator):
             self.changed()
         return row.num_null
 
-    def free(self, request: RequestId) -> None:
+    def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         row = self.row(request)
         del self.rows[request]
         self.drop(row.table[row.num_null :][::-1])
         self.changed()
 
-    def reset(self) -> None:
+    def reset(self, request: RequestId | None = None) -> None:
         self.free_blocks += self.cached()
         for block in list(self.content):
             self.forget(block)

@@ -31,6 +31,7 @@ class NativeAllocator(Allocator):
     block of capacity, and 37 a block of a live table. Args and errors: framework.paged.allocator.PagedAllocator.
     """
 
+    takes_future = True
     share_tails: ClassVar[bool] = False
     """Whether a fork shares its parent's last, partly filled block too, to be copied on the first write."""
 
@@ -126,19 +127,15 @@ class NativeAllocator(Allocator):
             self._entered[child.id] = min(self._entered[parent], num_tokens // self.block_size)
         return change
 
-    def foresee(self, request: RequestId, next_use: Sequence[float]) -> None:
-        self._core.foresee(request, next_use)
-
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         requests, facts = self._requests, self._facts.get(request)
         if requests is None or facts is None:
             return self._core.unref_leading(request, num_tokens, None)
         return self._core.unref_leading(request, num_tokens, lambda blocks: requests.used(blocks, facts))
 
-    def discard(self, request: RequestId) -> None:
-        self._core.discard(request)
-
-    def free(self, request: RequestId) -> None:
+    def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
+        if next_use:
+            self._core.foresee(request, next_use)
         if self._requests is not None and request in self._facts:
             table = self._core.table(request)
             facts, num_tokens = self._facts.pop(request), self._lengths.pop(request, 0)
@@ -150,8 +147,11 @@ class NativeAllocator(Allocator):
         blocks: npt.NDArray[np.int32] = self._core.table(request)
         return blocks
 
-    def reset(self) -> None:
-        self._core.reset()
+    def reset(self, request: RequestId | None = None) -> None:
+        if request is None:
+            self._core.reset()
+        else:
+            self._core.discard(request)
 
     def stats(self) -> AllocatorStats:
         return AllocatorStats(**dict(zip(AllocatorStats.__dataclass_fields__, self._core.stats(), strict=True)))

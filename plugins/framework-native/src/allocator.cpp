@@ -567,7 +567,7 @@ int64_t Core::unref_leading(nb::handle request, nb::handle given, nb::handle use
 void Core::discard(nb::handle request) {
     const Table &row = find(request);
     if (!promises_.owner.empty())
-        framework_.raise("InvalidArgument", "discard of request " + text_of(request) +
+        framework_.raise("InvalidArgument", "reset of request " + text_of(request) +
                                                 " while blocks are promised; commit or withdraw them");
     std::set<int32_t> gone;
     const auto deeper = [&](int32_t a, int32_t b) { return pool_->depth[a] > pool_->depth[b]; };

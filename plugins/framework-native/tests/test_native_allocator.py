@@ -120,11 +120,10 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
             if call(allocator.fork, row, RequestInfo(id=RequestId(number), max_total_tokens=99, namespace=space), keep):
                 live[number] = live[row][:keep]
         elif kind_of_step == "free":
-            call(allocator.foresee, row, [draw.choice((1.0, 5.0, float("inf"))) for _ in range(draw.randint(0, 5))])
-            call(allocator.free, row)
+            call(allocator.free, row, [draw.choice((1.0, 5.0, float("inf"))) for _ in range(draw.randint(0, 5))])
             live.pop(row, None)
         elif kind_of_step == "discard" and draw.random() < 0.3:
-            call(allocator.discard, row)
+            call(allocator.reset, row)
         elif kind_of_step == "reset" and draw.random() < 0.1:
             call(allocator.reset)
         seen_.append(allocator.stats())
@@ -171,19 +170,12 @@ def test_what_is_foreseen_is_what_a_policy_reads():
     seen, blocks = allocator.view().next_use, allocator.table(RequestId(1)).tolist()
     assert [seen[block] for block in blocks] == [float("inf")] * 3
     with pytest.raises(TypeError):
-        allocator.foresee(RequestId(1), [3.0, "soon"])
+        allocator.free(RequestId(1), [3.0, "soon"])
     assert [seen[block] for block in blocks] == [float("inf")] * 3, "nothing changed"
-    allocator.foresee(RequestId(1), [3.0, 7.0, 9.0])
+    with pytest.raises(UnknownRequest):
+        allocator.free(RequestId(2), [1.0])
+    allocator.free(RequestId(1), [3.0, 7.0, 9.0])
     assert [seen[block] for block in blocks] == [3.0, 7.0, float("inf")], "only published blocks are noted"
-    with pytest.raises(UnknownRequest):
-        allocator.foresee(RequestId(2), [1.0])
-
-    def ends_its_request():
-        allocator.free(RequestId(1))
-        yield 1.0
-
-    with pytest.raises(UnknownRequest):
-        allocator.foresee(RequestId(1), ends_its_request())
     allocator.check()
 
 

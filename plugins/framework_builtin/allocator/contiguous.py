@@ -183,7 +183,7 @@ class ContiguousAllocator(Allocator):
         pairs = ((BlockId(run.first + index), BlockId(own.first + index)) for index in range(held))
         return TableChange(0, tuple(BlockCopy(source, destination) for source, destination in pairs))
 
-    def free(self, request: RequestId) -> None:
+    def free(self, request: RequestId, next_use: object = ()) -> None:
         run = self._run(request)
         del self._runs[request]
         self._version += 1
@@ -203,7 +203,7 @@ class ContiguousAllocator(Allocator):
         run = self._run(request)
         return np.arange(run.first, run.first + run.size, dtype=np.int32)
 
-    def reset(self) -> None:
+    def reset(self, request: RequestId | None = None) -> None:
         self._version += 1
 
     def stats(self) -> AllocatorStats:

@@ -12,7 +12,6 @@ from planted_faults import raising
 from framework import registry
 from framework.engine.engine import Engine
 from framework.errors import FrameworkError, InvariantViolation, PluginError
-from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
@@ -78,12 +77,10 @@ HOOKS = {
 }  # fmt: skip
 NOT_CALLED = {
     "allocator": {
-        "discard",
         "withdraw",
         "reset",
         "check",
         "listen",
-        "foresee",
         "facts",
     },
     "eviction": {"attach", "victims", "facts", "parameters"},
@@ -222,18 +219,6 @@ def test_what_is_called_around_a_run_is_named(hook: str, fault: str) -> None:
     cls, _ = faulty("allocator", hook, FAULTS[fault], lambda call: True)
     with pytest.raises(PluginError, match=rf"allocator Faulty\.{hook}: raised"):
         fake_engine(cls, log=lambda event, **facts: None).check()
-
-
-@pytest.mark.parametrize("fault", ["RuntimeError", "SystemExit", "unreadable", "late"])
-def test_the_future_that_an_allocator_will_not_take_costs_the_request_it_was_for(fault: str) -> None:
-    cls, _ = faulty("allocator", "foresee", FAULTS[fault], lambda call: call == 2)
-    engine = fake_engine(cls, num_blocks=14)
-    guarded = GuardedAllocator(engine.allocator)
-    engine.state.foresee = lambda seq, returning: guarded.foresee(seq.id, [])
-    requests = serve(engine, 6)
-    assert [request.status.value for request in requests].count("failed") == 1, [r.reason for r in requests]
-    right(engine, requests)
-    engine.check()
 
 
 @pytest.mark.parametrize("hook", ["allocate", "extend", "free", "pin", "release", "victim", "blocks"])

@@ -11,7 +11,6 @@ import pytest
 
 from framework.api import run
 from framework.errors import ConfigError, WorkloadError
-from framework.interfaces.allocator import Allocator
 from framework_builtin.allocator.prefix import PrefixAllocator
 
 REQUIRED = ("hit_blocks", "prompt_blocks", "hit_tokens", "prompt_tokens", "num_evictions", "num_requests")
@@ -188,7 +187,7 @@ def test_a_reference_that_cannot_be_made_is_refused_before_the_work(tmp_path: Pa
         raise AssertionError("work was done first")
 
     monkeypatch.setattr("framework.modes.replay.feed", no_work)
-    monkeypatch.setattr(PrefixAllocator, "foresee", Allocator.foresee)
+    monkeypatch.setattr(PrefixAllocator, "takes_future", False)
     with pytest.raises(ConfigError, match="does not take the future"):
         by_request(tmp_path / "asked", path, offline_reference=True)
 

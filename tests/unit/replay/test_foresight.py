@@ -13,7 +13,6 @@ from replay_helpers import random_requests, workload
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError
-from framework.interfaces.allocator import Allocator
 from framework.registry.components import build_allocator
 from framework.replay.foresight import Foresight, _following
 from framework.replay.items import feed, trace_items
@@ -158,20 +157,13 @@ def test_a_preempted_request_finds_its_blocks_near() -> None:
     requests = requests_of([[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3]], gap_s=0.0)
     engine = engine_of(Belady(), 30, 4, preempt_every=3)
     future = Foresight(engine.allocator, requests, max_len=200)
-    future.attach(engine)
-    plain, usual = engine.allocator.foresee, engine.state.foresee
-    current: list[tuple[int, bool]] = []
 
-    def tell(seq: Any, returning: bool) -> None:
-        current.append((seq.request.number, returning))
-        usual(seq, returning)
+    def foresee(seq: Any, returning: bool) -> list[float]:
+        uses = future(seq, returning)
+        seen.append((seq.request.number, uses, returning))
+        return uses
 
-    def foresee(request: Any, uses: Any) -> None:
-        number, returning = current[-1]
-        seen.append((number, list(uses), returning))
-        plain(request, uses)
-
-    engine.state.foresee, engine.allocator.foresee = tell, foresee  # type: ignore[method-assign]
+    engine.state.foresee = foresee
     drain(engine, requests)
     assert engine.state.num_preemptions > 0
     returning = [(request, uses) for request, uses, back in seen if back]
@@ -208,7 +200,7 @@ def lengths() -> Iterator[TraceRequest]:
 
 
 def test_an_allocator_that_takes_no_future_is_refused(lengths: Iterator[TraceRequest]) -> None:
-    blind = type("Blind", (), {"foresee": Allocator.foresee, "block_size": 4})()
+    blind = type("Blind", (), {"takes_future": False, "block_size": 4})()
     with pytest.raises(ConfigError, match="Blind does not take the future"):
         Foresight(blind, lengths, max_len=10)
 
