@@ -45,17 +45,9 @@ class Promises:
 
     def make_at_once(self, seq: Sequence, end: int) -> None:
         """`seq`, on a row with room for it, computes its tokens up to `end` in this step, generated ones included."""
-        group, rows, row = seq.request.group, self._state.rows, seq.row
-        start, size = int(rows.computed[row]), self._state.guarded.block_size
-        if (group is not None and len(group.live) > 1) or end // size == start // size:
-            return
-        try:
-            known = self._state.guarded.learn(seq.id, rows.known[row, :end])
-        except FrameworkError as error:
-            self._life.fail(seq, error)
-            return
-        if known or end <= rows.first_output[row]:
-            self._promise(seq, start, end)
+        group = seq.request.group
+        if group is None or len(group.live) == 1:
+            self._promise(seq, int(self._state.rows.computed[seq.row]), end)
 
     def _promise(self, seq: Sequence, start: int, end: int) -> None:
         guarded = self._state.guarded
@@ -65,7 +57,7 @@ class Promises:
         if ledger is not None:
             ledger.promise(True)
         try:
-            guarded.promise(seq.id, end)
+            guarded.promise(seq.id, self._state.rows.known[seq.row, :end])
         except FrameworkError as error:
             self._life.fail(seq, error)
             return

@@ -105,18 +105,11 @@ class GuardedAllocator(Allocator):
             return change
         return self._checked("commit", change)
 
-    def promise(self, request: RequestId, num_tokens: int) -> None:
+    def promise(self, request: RequestId, tokens: TokenArray) -> None:
         try:
-            self.plugin.promise(request, num_tokens)
+            self.plugin.promise(request, tokens)
         except BaseException as error:
             self._contain("promise", error)
-
-    def learn(self, request: RequestId, tokens: TokenArray) -> bool:
-        try:
-            known: Any = self.plugin.learn(request, tokens)
-        except BaseException as error:
-            self._contain("learn", error)
-        return known if type(known) is bool else self._truth("learn", known)
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
         try:

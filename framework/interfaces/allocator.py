@@ -145,33 +145,22 @@ class Allocator(ABC):
             OutOfBlocks, UnknownRequest, DuplicateRequest, InvalidArgument: nothing changed.
         """
 
-    def promise(self, request: RequestId, num_tokens: int) -> None:  # noqa: B027
-        """The step being scheduled computes the request's first `num_tokens` tokens: let lookups find what they fill.
+    def promise(self, request: RequestId, tokens: TokenArray) -> None:  # noqa: B027
+        """The step being scheduled computes `tokens`, the request's first n: let lookups find what they fill.
 
         Requests admitted later in the same step then share those blocks. That is sound because a step writes all
         rows' K and V of a layer before any row attends. The promise is kept by a `commit` of those tokens, by whoever
         names the blocks, and ends otherwise with `withdraw` or `free`. The request still writes the blocks in place;
         until then no block may be copied from them.
 
+        Generated tokens may be among them; there is room for all. From here on they are known, as by `commit`.
         Optional: an allocator that does nothing here shares between steps only. Content that another block holds is
-        not promised, nor anything after it. The tokens are those of `allocate`, or known since by `commit` or `learn`.
-
-        Raises:
-            UnknownRequest, InvalidArgument: more tokens than are known. PluginError. Nothing changed.
-        """
-
-    def learn(self, request: RequestId, tokens: TokenArray) -> bool:
-        """These are the request's first tokens, generated ones included, whether or not their KV is written.
-
-        Optional: what is learnt may be promised before it is committed.
-
-        Returns:
-            Whether they are known from here on; False of an allocator that does not keep them.
+        not promised, nor anything after it.
 
         Raises:
             UnknownRequest, InvalidArgument: other tokens than those known. Nothing changed.
+            PluginError: the policy failed. Nothing is promised.
         """
-        return False
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
         """What the request promised is not computed in this step: lookups find it no longer.

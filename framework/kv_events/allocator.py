@@ -78,15 +78,11 @@ class EventAllocator(GuardedAllocator):
         if held is not None:  # the array is the caller's, who writes on in it
             held += as_tokens(tokens)[len(held) // 4 :].tobytes()
 
-    def learn(self, request: RequestId, tokens: TokenArray) -> bool:
-        known = super().learn(request, tokens)
-        self._hold(request, tokens)
-        return known
-
-    def promise(self, request: RequestId, num_tokens: int) -> None:
+    def promise(self, request: RequestId, tokens: TokenArray) -> None:
         try:
-            super().promise(request, num_tokens)
+            super().promise(request, tokens)
         finally:
+            self._hold(request, tokens)
             if self._came:
                 self._settle(request)
 

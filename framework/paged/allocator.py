@@ -371,15 +371,11 @@ class PagedAllocator(Allocator):
         self._version += 1
         return start
 
-    def promise(self, request: RequestId, num_tokens: int) -> None:
-        table = self._table(request)
-        if self.share_prefix and self.promises.promise(table, num_tokens):
-            self._version += 1
-
-    def learn(self, request: RequestId, tokens: TokenArray) -> bool:
+    def promise(self, request: RequestId, tokens: TokenArray) -> None:
         table, tokens = self._table(request), _as_tokens(tokens)
         if not self.share_prefix:
-            return False
+            return
+        self.promises.require_sound(table)
         held, data = table.held, tokens.data
         known, count = len(held) // 4, len(table.hashes)
         if not held.startswith(data[:known]):
@@ -389,7 +385,8 @@ class PagedAllocator(Allocator):
             table.hashes += self.hasher.blocks(table.hashes[-1] if count else table.root, fresh)
         if known < len(tokens):
             held += data[known:]
-        return True
+        if self.promises.promise(table, len(tokens)):
+            self._version += 1
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
         table = self._table(request)

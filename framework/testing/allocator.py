@@ -35,7 +35,7 @@ from framework.testing.promises import (
     check_changed_tokens_are_refused,
     check_discarded_content_is_not_found,
     check_facts_are_plain,
-    check_unknown_tokens_cannot_be_promised,
+    check_other_tokens_cannot_be_promised,
     check_what_fits_is_given,
 )
 from framework.testing.subjects import PLAIN, SALTED, Make, collides_often, driver_of, fresh, info, traits_of
@@ -473,7 +473,7 @@ allocator_checks = (
     check_a_promise_is_kept,
     check_a_withdrawn_promise_is_gone,
     check_discarded_content_is_not_found,
-    check_unknown_tokens_cannot_be_promised,
+    check_other_tokens_cannot_be_promised,
     check_facts_are_plain,
     check_listening_ends,
     check_a_bad_policy_is_named_and_contained,

@@ -133,7 +133,7 @@ def check_a_withdrawn_promise_is_gone(make: Make) -> None:
 
 
 def check_discarded_content_is_not_found(make: Make) -> None:
-    """After `reset(request)` nothing of its table is found, also once who shares it has ended; what is computed anew is."""
+    """Nothing of a reset request's table is found, also once who shares it has ended; what is computed anew is."""
     for passed in (0, 2):
         allocator, prompt, longer = fresh(make, 12, 2), as_tokens(PROMPT), as_tokens([*PROMPT, 1, 1, 0])
         for request, tokens in ((FIRST, prompt), (SECOND, longer)):
@@ -166,14 +166,19 @@ def check_discarded_content_is_not_found(make: Make) -> None:
         _need(allocator, not stats.used_blocks, "blocks are in use though nobody is", stats)
 
 
-def check_unknown_tokens_cannot_be_promised(make: Make) -> None:
-    """More tokens than are known cannot be promised: InvalidArgument, and nothing is found."""
+def check_other_tokens_cannot_be_promised(make: Make) -> None:
+    """Other tokens than those known cannot be promised: InvalidArgument. Generated ones can."""
     allocator, prompt, shared = _promised(make, relied=False)
     if not shared:
         return
     allocator.extend(FIRST, 8)
-    refused = _raises(InvalidArgument, lambda: allocator.promise(FIRST, 8))
-    _need(allocator, refused, "a promise of 8 tokens was taken", f"{len(prompt)} are known")
+    other = as_tokens([*PROMPT[:-1], 1 - PROMPT[-1], 1, 1, 0])
+    refused = _raises(InvalidArgument, lambda: allocator.promise(FIRST, other))
+    _need(allocator, refused, "a promise of other tokens was taken", f"{prompt.tolist()} are known")
+    grown = as_tokens([*PROMPT, 1, 1, 0])
+    allocator.promise(FIRST, grown)
+    allocator.commit(FIRST, grown)
+    allocator.check()
 
 
 def _promised(make: Make, *, relied: bool = True) -> tuple[Allocator, TokenArray, list[int]]:
@@ -183,7 +188,7 @@ def _promised(make: Make, *, relied: bool = True) -> tuple[Allocator, TokenArray
     """
     allocator, prompt = fresh(make, 12, 2), as_tokens(PROMPT)
     _allocate(allocator, info(1, 8), prompt)
-    allocator.promise(FIRST, 4)
+    allocator.promise(FIRST, prompt[:4])
     hit = allocator.lookup(prompt, PLAIN)
     shared = [int(block) for block in hit.blocks]
     _need(allocator, shared == allocator.table(FIRST)[: len(shared)].tolist(), "a hit names no promised block", hit)

@@ -333,14 +333,15 @@ class NamesNobodyWhoRelied(PREFIX):
         return ()
 
 
-class PromisesWhatNobodyKnows(PREFIX):
-    def promise(self, request, num_tokens):
-        super().promise(request, min(num_tokens, len(self.tables()[request].held) // 4))
+class PromisesOtherTokens(PREFIX):
+    def promise(self, request, tokens):
+        known = np.frombuffer(bytes(self.tables()[request].held), np.int32)[: len(tokens)]
+        super().promise(request, np.append(known, tokens[len(known) :]).astype(np.int32))
 
 
 class CopiesWhatItPromised(PREFIX):
-    def promise(self, request, num_tokens):
-        super().promise(request, num_tokens)
+    def promise(self, request, tokens):
+        super().promise(request, tokens)
         self.tables()[request].shared = True
 
     def extend(self, request, num_tokens):
@@ -364,7 +365,7 @@ MUTANTS = {
     ComparesTheLastBlockOnly: kit.check_changed_tokens_are_refused,
     FoundAfterWithdrawal: kit.check_a_withdrawn_promise_is_gone,
     NamesNobodyWhoRelied: kit.check_a_withdrawn_promise_is_gone,
-    PromisesWhatNobodyKnows: kit.check_unknown_tokens_cannot_be_promised,
+    PromisesOtherTokens: kit.check_other_tokens_cannot_be_promised,
     CopiesWhatItPromised: kit.check_a_promise_is_kept,
     CountsItsQuestions: kit.check_facts_are_plain,
     WritesIntoPublished: kit.check_a_published_block_is_never_written,

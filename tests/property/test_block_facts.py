@@ -165,7 +165,7 @@ def play(model: Model, draw: Random, steps: int, longest: int) -> int:
                 running[number] = running[at][:kept]
                 if draw.random() < 0.5:
                     model.call(allocator.extend, at, len(running[at]))
-        elif kind == "promise" and at and model.call(allocator.promise, at, len(running[at])):
+        elif kind == "promise" and at and model.call(allocator.promise, at, tokens(*running[at])):
             prompt, kept = tokens(*running[at], 0), draw.randint(0, len(running[at]))
             if draw.random() < 0.3 and allocator.tables()[RequestId(at)].num_null == 0:
                 if model.call(allocator.fork, at, info(number), kept):

@@ -173,11 +173,6 @@ class History:
                 fates[-1] = ("there", self.caller)
         return found
 
-    def learn(self, request: int, tokens: Any) -> bool:
-        self.lookup(tokens, self.space(request))  # for the names of generated blocks
-        known: bool = self.plugin.learn(request, tokens)
-        return known
-
     def space(self, request: int) -> Namespace:
         assert self.engine is not None
         return next(r.namespace for r in self.engine.state.requests.values() for s in r.sequences if s.id == request)
@@ -187,9 +182,10 @@ class History:
         self.number[child.id] = self.number[parent]
         return self.plugin.fork(parent, child, count)
 
-    def promise(self, request: int, count: int) -> None:
+    def promise(self, request: int, tokens: Any) -> None:
         self.about("promise", request)
-        self.plugin.promise(request, count)
+        self.lookup(tokens, self.space(request))  # for the names of generated blocks
+        self.plugin.promise(request, tokens)
 
     def withdraw(self, request: int) -> Sequence[int]:
         self.about("withdraw", request)

@@ -69,7 +69,7 @@ class Steps:
         row = self.rows[request]
         row.new = min(len(row.tokens) - row.computed, self.draw.choice((1, 2, 3, 5, 99)))
         if self.promise and row.new:
-            self.allocator.promise(request, row.computed + row.new)
+            self.allocator.promise(request, np.array(row.tokens[: row.computed + row.new], dtype=np.int32))
             row.promised = True
             self.allocator.check()
 

@@ -111,10 +111,10 @@ class NativeAllocator(Allocator):
             requests.used([block for block in filled if hash_of(block) is None], self._facts[request])
             self._entered[request] = full
 
-    def promise(self, request: RequestId, num_tokens: int) -> None:
+    def promise(self, request: RequestId, tokens: TokenArray) -> None:
         if self._requests is not None and request in self._facts:
-            self._enter(self._requests, request, num_tokens // self.block_size)
-        self._core.promise(request, num_tokens)
+            self._enter(self._requests, request, len(tokens) // self.block_size)
+        self._core.promise(request, tokens)
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
         found: Sequence[RequestId] = self._core.withdraw(request)

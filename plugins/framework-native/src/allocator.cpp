@@ -405,13 +405,13 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
 void Core::promise(nb::handle request, nb::handle given) {
     int64_t id = 0;
     Table &row = find(request, &id);
-    const auto num_tokens = nb::cast<int64_t>(given);
-    const int64_t first = row.published, full = num_tokens / options_.block_size;
-    const auto known = static_cast<int64_t>(row.held.size());
+    const Tokens tokens(framework_, given, false);
+    const int64_t first = row.published, full = tokens.size() / options_.block_size;
     require_sound(id);
-    if (num_tokens > known)
-        framework_.raise("InvalidArgument", "promise of " + std::to_string(num_tokens) + " tokens of request " +
-                                                std::to_string(id) + ": " + std::to_string(known) + " are known");
+    compare(row, request, tokens);
+    if (const auto known = static_cast<int64_t>(row.held.size()); known < tokens.size())
+        row.held.own().insert(row.held.own().end(), tokens.data() + known, tokens.data() + tokens.size());
+    if (static_cast<int64_t>(row.hashes.size()) < full) hash_more(row.root, tokens, full, row.hashes.own());
     if (row.closed || row.shared || full <= first) return;
     Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes, static_cast<size_t>(first),
                 row.held.data() + first * options_.block_size, static_cast<size_t>(full - first)};

@@ -57,7 +57,7 @@ public:
     void allocate(nb::handle request, nb::handle tokens, nb::handle hit);
     nb::object extend(nb::handle request, nb::handle num_tokens);
     nb::object commit(nb::handle request, nb::handle tokens);
-    void promise(nb::handle request, nb::handle num_tokens);
+    void promise(nb::handle request, nb::handle tokens);
     nb::tuple withdraw(nb::handle request);
     nb::object fork(nb::handle parent, nb::handle child, nb::handle num_tokens);
     void foresee(nb::handle request, nb::handle next_use);

@@ -101,9 +101,12 @@ def story(kind, *, seed: int, scheme, policy, steps: int = 150, **options) -> li
             if seen_[before:] == [None] or not isinstance(seen_[-1], tuple):
                 live[number] = prompt.tolist()
                 end = draw.randint(hit.num_tokens, len(prompt))
-                call(*draw.choice(((allocator.commit, request.id, prompt[:end]), (allocator.promise, request.id, end))))
+                call(draw.choice((allocator.commit, allocator.promise)), request.id, prompt[:end])
         elif kind_of_step == "promise" and row in live:
-            call(allocator.promise, row, draw.randint(0, len(live[row]) + 1))
+            grown = live[row] + draw.choices((0, 1), k=draw.randint(0, size))
+            if call(allocator.extend, row, len(grown)) is not None:
+                live[row] = grown
+                call(allocator.promise, row, np.array(grown[: draw.randint(0, len(grown))], np.int32))
         elif kind_of_step == "withdraw":
             broken = call(allocator.withdraw, row) or ()
             for other in broken if draw.random() < 0.7 else ():
@@ -338,7 +341,7 @@ def test_hashes_that_are_yet_to_be_made_are_those_of_the_scheme_whatever_comes_f
         allocator.commit(child, other)
         assert allocator._core.hashes(child) == branch
     elif change == "promise":
-        allocator.promise(request, 6)
+        allocator.promise(request, tokens[:6])
         assert allocator.lookup(tokens, NS[0]).num_tokens == 6
     else:
         allocator.free(request)

@@ -71,7 +71,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 }
 HOOKS = {
     "allocator": ("lookup", "fits", "ever_fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
-                  "advance", "promise", "unref_leading", "learn"),
+                  "advance", "promise", "unref_leading"),
     "eviction": ("admit", "hit", "pin", "release", "victim", "evicted", "keep"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
@@ -125,8 +125,6 @@ def serve(engine: Engine, count: int, limit: int = 400) -> list[Any]:
 
 def options_for(hook: str) -> dict[str, Any]:
     """Of an engine that calls it."""
-    if hook == "learn":
-        return {"max_batch_requests": 3, "scheduling": "running_first"}
     if hook == "promise":
         return {"max_batch_requests": 6, "max_batch_tokens": 24, "share_within_step": True}
     if hook == "unref_leading":

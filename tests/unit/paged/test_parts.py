@@ -1,4 +1,4 @@
-"""Tables with room for a part of the prompt, and tokens known before they are committed."""
+"""Tables with room for a part of the prompt, and tokens promised before they are committed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from paged_helpers import NS, info, make, serve, table, tokens
 
 from framework.errors import InvalidArgument, UnknownRequest
 from framework.types import RequestId
-from framework_builtin.allocator.naive import NaiveAllocator
 from framework_builtin.allocator.radix import RadixAllocator
 
 PROMPT = tokens(*range(11))
@@ -40,7 +39,7 @@ def test_a_part_shares_what_is_cached() -> None:
     serve(allocator, 1, PROMPT[:7])
     assert part(allocator, 2, 8) == 6
     assert len(table(allocator, 2)) == 4
-    allocator.promise(RequestId(2), 8)
+    allocator.promise(RequestId(2), PROMPT[:8])
     allocator.check()
 
 
@@ -61,16 +60,13 @@ def test_a_subclass_with_an_allocate_of_its_own_gets_the_whole_prompt() -> None:
     assert len(table(allocator, 1)) == 6
 
 
-def test_what_is_learnt_can_be_promised() -> None:
+def test_a_generated_token_can_be_promised() -> None:
     allocator = make(8, 2)
     part(allocator, 1, 11)
     allocator.commit(RequestId(1), PROMPT)
     longer = np.append(PROMPT, np.int32(99)).astype(np.int32)
-    with pytest.raises(InvalidArgument, match="11 are known"):
-        allocator.promise(RequestId(1), 12)
-    assert allocator.learn(RequestId(1), longer)
     allocator.extend(RequestId(1), 12)
-    allocator.promise(RequestId(1), 12)
+    allocator.promise(RequestId(1), longer)
     question = np.append(longer, np.int32(7)).astype(np.int32)
     assert allocator.lookup(question, NS).num_tokens == 12
     allocator.check()
@@ -80,17 +76,11 @@ def test_what_is_learnt_can_be_promised() -> None:
     assert serve(allocator, 2, question) == 12
 
 
-def test_what_is_learnt_agrees_with_what_is_known() -> None:
+def test_what_is_promised_agrees_with_what_is_known() -> None:
     allocator = make(8, 2)
     part(allocator, 1, 11)
     with pytest.raises(InvalidArgument, match="token 2 is 77"):
-        allocator.learn(RequestId(1), tokens(0, 1, 77))
+        allocator.promise(RequestId(1), tokens(0, 1, 77))
     with pytest.raises(UnknownRequest):
-        allocator.learn(RequestId(9), PROMPT)
+        allocator.promise(RequestId(9), PROMPT)
     allocator.check()
-
-
-def test_an_allocator_that_shares_nothing_learns_nothing() -> None:
-    allocator = make(8, 2, kind=NaiveAllocator)
-    part(allocator, 1, 4)
-    assert not allocator.learn(RequestId(1), PROMPT)
