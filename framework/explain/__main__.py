@@ -108,9 +108,9 @@ def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Ac
     from framework.replay.misses import LossLog, explain
     from framework.replay.reference import replay
 
-    if options.num_blocks is None:
-        raise ConfigError("a trace is replayed over a pool of some size: give --num-blocks")
     trace = open_trace(options.file[0], format=options.format, block_tokens=options.block_tokens)
+    if options.num_blocks is None:
+        raise ConfigError(f"{trace.path} is a trace, replayed over a pool of some size: give --num-blocks")
     if trace.block_tokens == 0:
         next(iter(trace))  # a trace without requests is that, whatever its format
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared, every block is new")

@@ -42,7 +42,8 @@ def load(kind: str, name: str) -> type:
             f"{title(plugin)} cannot be imported from {plugin.value}: {shown(error)}{advice}"
         ) from error
     cls = _checked(plugin, found)
-    remember_origin(cls, " ".join(filter(None, (plugin.distribution, plugin.version))))
+    place = plugin.name.rpartition(":")[0] if plugin.distribution == NOT_INSTALLED else plugin.distribution
+    remember_origin(cls, " ".join(filter(None, (place, plugin.version))))
     return cls
 
 

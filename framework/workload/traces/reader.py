@@ -287,8 +287,8 @@ def open_trace(
     size = _block_size(reader, path, block_tokens)
     if block_tokens is not None and size and block_tokens % size:
         raise InvalidArgument(
-            f"{path} has blocks of {size} tokens; {block_tokens} (cache.block_size, or block_tokens) is no multiple; "
-            f"take {size}"
+            f"{path} has blocks of {size} tokens, and {block_tokens} is no multiple of that; "
+            f"give cache.block_size={size} to a run, or {size} as block_tokens"
         )
     steps: Any = _boundary(reader).call("in_steps", _made(reader).in_steps, _head(path))
     if type(steps) is not bool:

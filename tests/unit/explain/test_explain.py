@@ -74,6 +74,8 @@ def test_two_policies_are_set_side_by_side(trace: Path, capsys: pytest.CaptureFi
 def test_what_cannot_be_explained_is_said_in_a_sentence(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main([str(tmp_path / "nothere")]) == 2
+    assert "nothere: cannot be read" in capsys.readouterr().err
     assert main([str(trace)]) == 2
     assert "give --num-blocks" in capsys.readouterr().err
     folder = run(trace, tmp_path / "run", run={"dir": str(tmp_path / "run")})

@@ -9,6 +9,7 @@ import pytest
 
 from framework import registry
 from framework.errors import InvalidPlugin, PluginImportError, UnknownPlugin
+from framework.guard.boundary import origin_of
 from framework.registry.places import NOT_INSTALLED, located
 
 PLUGIN = '''
@@ -40,6 +41,7 @@ def test_a_class_in_a_file_is_found_checked_and_built(file: Path) -> None:
     assert registry.find("eviction", name).distribution == NOT_INSTALLED
     assert registry.check_options("eviction", name, {"weight": 2}) == {"weight": 2.0}
     assert registry.build("eviction", name, {"weight": 2}).weight == 2.0
+    assert origin_of(registry.load("eviction", name)) == str(file)  # what an error of the plugin begins with
     assert registry.load("eviction", f"{file.stem}:Mine") is registry.load("eviction", name)
 
 
