@@ -267,11 +267,9 @@ class _SmallBlocks(Pool):
         return (len(self._pages.free) + self._pages.unreferenced) * self._width
 
     def available(self) -> int:
-        holes = sum(map(len, self._holes.values()))
-        own = {page for page, used in self._used.items() if used}  # whole pages count above
-        alone = sum(self.candidate[b] for page in own for b in self._of(page))
-        idle = sum(len(self._holes[page]) for page, used in self._used.items() if not used)
-        return holes - idle + self.whole() + alone
+        """These, and in pages in use what is free or may be evicted."""
+        busy = [page for page, used in self._used.items() if used]
+        return self.whole() + sum(len(self._holes[p]) + sum(self.candidate[b] for b in self._of(p)) for p in busy)
 
     def take_one(self) -> int:
         if not self._open:

@@ -10,7 +10,6 @@ import numpy as np
 
 from framework.errors import OutOfBlocks
 from framework.groups.checkpoints import Asked, CheckpointRule
-from framework.groups.hits import GroupHit
 from framework.groups.kinds import Kind
 from framework.groups.memory import Memory
 from framework.groups.stranded import stranded_bytes
@@ -136,16 +135,12 @@ def replay_groups(
         run.end()
         counts.checkpoints += run.num_states
         _give_up(memory, path, rule, asked)
-        _count(counts, number, hit)
+        counts.hits[number], counts.junctions[number] = hit.tokens, hit.junction
+        counts.could[number], counts.lost[number] = hit.could, hit.lost
         if number in sampled:
             counts.resident.append(memory.bytes_by_group())
             counts.stranded.append(stranded_bytes(memory))
     return counts
-
-
-def _count(counts: GroupCounts, number: int, hit: GroupHit) -> None:
-    counts.hits[number], counts.junctions[number] = hit.tokens, hit.junction
-    counts.could[number], counts.lost[number] = hit.could, hit.lost
 
 
 def steps(asked: Asked, memory: Memory, pauses: Sequence[int], chunk_tokens: int) -> Iterator[tuple[int, int]]:

@@ -87,7 +87,8 @@ def test_marconi_as_meant_and_as_coded_give_up_different_states(
 
 def test_marconi_spares_forks_and_gives_up_k_and_v_that_no_state_needs() -> None:
     policy = Marconi(PAIR, FLOPS, alpha=0)
-    memory, *_ = one_pool(lambda: policy, [[1] * 17, [1] * 8 + [2] * 9], 40, EveryFew(8))
+    prompts = [[1] * 17, [1] * 8 + [2] * 9, [1] * 18, [1] * 8 + [2] * 10]  # the last two resume at 16
+    memory, *_ = one_pool(lambda: policy, prompts, 40, EveryFew(8))
     pool, gone = memory.pools[0], []
     while len(gone) < 7:
         block = policy.victim(0.0)
