@@ -15,6 +15,7 @@ from framework.config.check import NO_TIERING, checked_tiers
 from framework.config.sections import MAX_BLOCK_SIZE, MAX_BLOCKS
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
+from framework.engine import graphs
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes, require_graphs, require_writes_first
@@ -30,6 +31,7 @@ from framework.engine.tiers.records import MakeTiers
 from framework.engine.tiers.setup import require_one_rank, tier_maker
 from framework.engine.warm_up import Limits, warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
+from framework.groups.serving import GroupedAllocator, groups_of_model, why_no_group, window_blocks
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.kv_events.stream import EventStream
@@ -82,6 +84,10 @@ class LLM:
             A LengthWarning says where it is less than what was asked for.
         kv_dtype: of K and V in the pool.
         backends: one a layer: `backend`, or a copy of it where layers differ in their sliding window.
+        groups: of KV: full attention, and the layers with a sliding window, which keep no more than that; see
+            docs/hybrid.md. Empty where all layers share one table; `kv_groups_off` says why a model that mixes both has
+            none, else "".
+        window_blocks: of the second group; None without.
         warm_up_s: seconds that the warm-up steps before the first request took; None: there were none.
 
     Raises:
@@ -151,13 +157,15 @@ class LLM:
         try:
             require_scales(kv_scales, kv_dtype, self.model.config)
             self._settle_spec(block_size, layout, kv_dtype)
-            advice = self._settle_sizes(num_blocks, memory_fraction, options)
             self._components, self._kv_events = (allocator, eviction, hash), kv_events
             self._ledger = ledger
+            self._settle_groups(options, record)
+            advice = self._settle_sizes(num_blocks, memory_fraction, options)
             built = self._build_allocator()
             executor, own = serving_executor(
                 self.model, self.backend, self.spec, chosen=chosen, seed=seed, device=self.device, options=options,
                 num_blocks=self.num_blocks, max_len=self.max_model_len, poison=self._faults.poison, kv_scales=kv_scales,
+                **({"window_blocks": self.window_blocks} if self.groups else {}),
             )  # fmt: skip
             self.pool, self.backends = own.pool, own.by_layer
             self.recorder = RecordingExecutor(executor) if record else None
@@ -179,6 +187,33 @@ class LLM:
         stored = own if self.kv_dtype == own else f"{own}/{self.kv_dtype}"
         self.namespace = Namespace(model=f"{self.model.name}/{stored}")
 
+    def _settle_groups(self, options: EngineOptions, record: bool) -> None:
+        """Whether layers with a sliding window are a group of their own."""
+        self.groups, self.kv_groups_off = groups_of_model(self.model.config, self.spec, self.kv_dtype), ""
+        if not self.groups:
+            return
+        sizes, _ = graphs.choose(
+            options.cuda_graphs, options.graph_batch_sizes, options.max_batch_requests, self.backend, self.device
+        )
+        objects = not all(isinstance(part, (str, Mapping, type)) for part in self._components)
+        reasons = {
+            "several ranks": self.model.ranks is not None,
+            "CUDA graphs (engine.cuda_graphs)": bool(sizes),
+            "a warm-up (engine.warm_up)": self._warms_up(options),
+            "tiers": bool(self._tiers),
+            "cache events": self._kv_events is not None,
+            "an explanation of misses": self._ledger is not None,
+            "a recording": record,
+            "an allocator, policy or hash that is an object": objects,
+        }
+        why = [f"no groups with {reason}" for reason, holds in reasons.items() if holds]
+        if not why:
+            probe, _ = build_with_policy(*self._components, num_blocks=1, block_size=self.spec.block_size,
+                                         max_model_len=1, seed=self.seed)  # fmt: skip
+            why = [reason for reason in (why_no_group(probe),) if reason]
+        self.kv_groups_off = "; ".join(why)
+        self.groups = () if why else self.groups
+
     def _settle_sizes(self, num_blocks: int | None, memory_fraction: float | None, options: EngineOptions) -> str:
         """The pool's blocks and the longest sequence; returns what to change where that is too short."""
         config, block_size = self.model.config, self.spec.block_size
@@ -187,6 +222,13 @@ class LLM:
             num_layers=config.num_layers, num_kv_heads=self.spec.num_kv_heads,
             head_dim=self.spec.head_dim, dtype=self.kv_dtype, needed=lambda: self._largest_step_bytes(options),
         )  # fmt: skip
+        self.window_blocks = None
+        if self.groups:
+            full, window = self.groups
+            self.window_blocks = window_blocks(window, self.num_blocks, options)
+            if memory_fraction is not None or (self.device.startswith("cuda") and num_blocks is None):
+                spared = (self.num_blocks - self.window_blocks) * window.block_bytes
+                self.num_blocks += spared // full.block_bytes  # memory decides: it holds more of the others
         self.max_model_len, advice = longest_sequence(
             options.max_model_len, positions=config.max_position_embeddings,
             num_blocks=self.num_blocks, block_size=block_size, model=self.model.name,
@@ -204,12 +246,15 @@ class LLM:
 
     def _warm_up(self, options: EngineOptions) -> float | None:
         """Compute a step of every kind where `engine.warm_up` says so; the seconds it took, None without."""
-        if not (self.device.startswith("cuda") if options.warm_up == "auto" else options.warm_up):
+        if not self._warms_up(options):
             return None
         limits = Limits.of(
             options, num_blocks=self.num_blocks, block_size=self.spec.block_size, max_len=self.max_model_len
         )
         return warm_up(self.executor, self.engine.state.rows, limits)[1]
+
+    def _warms_up(self, options: EngineOptions) -> bool:
+        return self.device.startswith("cuda") if options.warm_up == "auto" else options.warm_up
 
     @property
     def allocator(self) -> Allocator:
@@ -217,14 +262,12 @@ class LLM:
         return self.engine.allocator
 
     def _build_allocator(self) -> Allocator:
-        allocator, self.policy = build_with_policy(
-            *self._components,
-            num_blocks=self.num_blocks,
-            block_size=self.spec.block_size,
-            max_model_len=self.max_model_len,
-            seed=self.seed,
-        )
-        return allocator
+        sizes = {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
+        allocator, self.policy = build_with_policy(*self._components, num_blocks=self.num_blocks, **sizes)
+        if self.window_blocks is None:
+            return allocator
+        own, _ = build_with_policy(*self._components, num_blocks=self.window_blocks, **sizes)
+        return GroupedAllocator(self.groups, (allocator, own))
 
     def _make_engine(
         self, allocator: Allocator, options: EngineOptions, advice: str, log: Callable[..., Any] | None
@@ -243,7 +286,7 @@ class LLM:
             preempt_every=self._faults.preempt_every,
             eos_token_ids=tokenizer.eos_token_ids,
             vocab_size=self.model.config.vocab_size,
-            window=self.model.config.window_of_all_layers,
+            window=self.groups[1].length if self.groups else self.model.config.window_of_all_layers,
             seed=self.seed,
             log=log,
             kv_events=self._kv_events,
@@ -408,7 +451,14 @@ class LLM:
         """
         state = self.engine.state
         served = state.metrics.summary(state) | self.executor.summary()
-        return served | state.holdings() | {"kv_bytes": self.kv_bytes}
+        return served | state.holdings() | self.group_facts() | {"kv_bytes": self.kv_bytes}
+
+    def group_facts(self) -> dict[str, Any]:
+        """Of a model that mixes full attention and sliding windows: what each group of KV holds and found, or why all
+        layers share one table."""
+        if isinstance(self.allocator, GroupedAllocator):
+            return self.allocator.results()
+        return {"kv_groups_off": self.kv_groups_off} if self.kv_groups_off else {}
 
     def _recover(self) -> None:
         if self.engine.interrupted:

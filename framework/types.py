@@ -238,10 +238,12 @@ UNKNOWN_REQUEST = RequestFacts()
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy the KV of block `source` into block `destination`, in every layer, before anything is written."""
+    """Copy the KV of block `source` into block `destination`, in every layer of its group of KV, before anything is
+    written."""
 
     source: BlockId
     destination: BlockId
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class Lifecycle:
         self.state.rows.passed[row] = passed
         self.state.executor.set_table(row, 0, table)
         self.state.executor.fresh(table[-(-computed // size) :])
+        if self.state.guarded.num_groups > 1:
+            self._set_further(seq)
 
     def release(self, seq: Sequence, *, returning: bool = False) -> None:
         """Free the row and the blocks of `seq`; `returning` when it is preempted and will want them again."""
@@ -178,12 +180,23 @@ class Lifecycle:
         self.state.tiers.committed(seq, before, num_tokens)
         if change.start * self.state.guarded.block_size < self.state.rows.room[row]:
             self._update_table(seq, change.start)
+        if self.state.guarded.num_groups > 1:
+            self._set_further(seq)
 
     def _update_table(self, seq: Sequence, start: int) -> None:
         size = self.state.guarded.block_size
         table = self.state.guarded.table(seq.id, start=start)
         self.state.executor.set_table(seq.row, start, table[start:])
         self.state.rows.room[seq.row] = len(table) * size
+
+    def _set_further(self, seq: Sequence) -> None:
+        """Hand the executor the tables of the groups of KV after the first; those may have less room."""
+        state, row = self.state, seq.row
+        kept = -(-int(state.rows.computed[row]) // state.guarded.block_size)
+        for group, table in enumerate(state.guarded.further_tables(seq.id), 1):
+            state.executor.set_further(group, row, table, kept)
+            if len(table) * state.guarded.block_size < state.rows.room[row]:
+                state.rows.touch[row] = True
 
     def unref_passed(self, step: Step, window: int) -> None:
         """Free blocks that no layer reads any more: every layer sees the last `window` tokens only, itself included.
@@ -222,18 +235,24 @@ class Lifecycle:
                 state.ledger.decline(False)
         if found:
             state.executor.set_table(row, 0, state.guarded.table(seq.id))
+        if state.guarded.num_groups > 1:
+            self._set_further(seq)
 
     def take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
         """The table of `seq` is now `table`, changed as `change` says: bring its row and the executor up to date."""
         row, executor, count = seq.row, self.state.executor, len(table)
         if change.start < count:
             new = table[change.start :]
-            copied = [copy.destination for copy in change.copies]
+            copied = [copy.destination for copy in change.copies if copy.group == 0]
             executor.fresh(new[~np.isin(new, copied)] if copied else new)
             self._copy(change)
             executor.set_table(row, change.start, new)
+        elif change.copies:  # of another group's blocks
+            self._copy(change)
         self.state.rows.room[row] = count * self.state.guarded.block_size
         self.state.rows.touch[row] = False
+        if self.state.guarded.num_groups > 1:
+            self._set_further(seq)
 
     # How requests end
 

@@ -30,6 +30,10 @@ class KVPool:
         layout: "NHD" or "HND", see LayerKV.
         poison: fill everything but the null block with NaN, and blocks again in `freed`: a read of
             what was never written then shows.
+        further: (usable blocks, layers) of each group of KV after the first, which has the layers that none names.
+
+    Attributes:
+        group_of: the group of each layer.
 
     Raises:
         InvalidArgument: a size below 1, an unknown dtype or layout.
@@ -47,6 +51,7 @@ class KVPool:
         device: str | torch.device = "cpu",
         layout: str = "NHD",
         poison: bool = False,
+        further: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> None:
         _require_sizes(
             num_blocks=num_blocks,
@@ -59,15 +64,20 @@ class KVPool:
             raise InvalidArgument(f"KV layout {layout!r} is unknown; known: {', '.join(LAYOUTS)}")
         self.num_blocks, self.block_size, self.layout = num_blocks, block_size, layout
         self.dtype, self.device, self.poison = dtype, torch.device(device), poison
-        self.bytes = (num_blocks + 1) * block_bytes(block_size, num_layers, num_kv_heads, head_dim, dtype)
+        self.group_of, self._sizes = [0] * num_layers, [num_blocks, *(count for count, _ in further)]
+        for group, (_, layers) in enumerate(further, 1):
+            for layer in layers:
+                self.group_of[layer] = group
+        each = block_bytes(block_size, 1, num_kv_heads, head_dim, dtype)
+        self.bytes = sum((self._sizes[group] + 1) * each for group in self.group_of)
         free = free_bytes(self.device)
         if self.bytes > free:
             raise _too_large(self.bytes, free, num_blocks, self.device)
         inner = (block_size, num_kv_heads) if layout == "NHD" else (num_kv_heads, block_size)
-        shape = (num_blocks + 1, *inner, head_dim)
-        scales = {_FP8: (num_kv_heads,), _INT8: shape[:-1]}.get(dtype)
+        shapes = [(self._sizes[group] + 1, *inner, head_dim) for group in self.group_of]
+        scales = [{_FP8: (num_kv_heads,), _INT8: shape[:-1]}.get(dtype) for shape in shapes]
         try:
-            self.layers = [self._layer(shape, scales) for _ in range(num_layers)]
+            self.layers = list(map(self._layer, shapes, scales))
         except (RuntimeError, MemoryError) as error:
             raise _too_large(self.bytes, free, num_blocks, self.device) from error
 
@@ -95,22 +105,28 @@ class KVPool:
             scale[blocks] = math.nan
 
     def copy(self, backend: AttentionBackend | GuardedBackend, copies: Sequence[BlockCopy]) -> None:
-        """Do these block copies, in order, in every layer.
+        """Do these block copies, in order, in every layer of their group.
 
         Raises:
             InvalidArgument: a block outside 1 to `num_blocks`. Nothing was copied.
         """
-        if not copies:
-            return
-        pairs = np.array([(copy.source, copy.destination) for copy in copies], dtype=np.int64)
-        self._require_blocks(pairs)
-        for group in _distinct_destinations(pairs):
-            index = torch.from_numpy(group)  # on the host, where a backend can check it without a wait
-            index = index.pin_memory() if self.device.type == "cuda" else index
-            for layer in self.layers:
-                backend.copy_blocks(layer, index)
+        pairs_of = [
+            np.array([(copy.source, copy.destination) for copy in copies if copy.group == group], dtype=np.int64)
+            for group in range(len(self._sizes) if copies else 0)
+        ]
+        for group, pairs in enumerate(pairs_of):
+            self._require_blocks(pairs, group)
+        for group, pairs in enumerate(pairs_of):
+            for distinct in _distinct_destinations(pairs) if len(pairs) else ():
+                index = torch.from_numpy(distinct)  # on the host, where a backend can check it without a wait
+                index = index.pin_memory() if self.device.type == "cuda" else index
+                for layer in self._layers_of(group):
+                    backend.copy_blocks(layer, index)
 
-    def freed(self, blocks: npt.NDArray[np.integer]) -> None:
+    def _layers_of(self, group: int) -> list[LayerKV]:
+        return [layer for layer, own in zip(self.layers, self.group_of, strict=True) if own == group]
+
+    def freed(self, blocks: npt.NDArray[np.integer], group: int = 0) -> None:
         """These blocks hold no request's KV any more. With `poison` they become NaN, else nothing happens.
 
         Raises:
@@ -119,15 +135,17 @@ class KVPool:
         if not self.poison or len(blocks) == 0:
             return
         ids = np.asarray(blocks, dtype=np.int64)
-        self._require_blocks(ids)
+        self._require_blocks(ids, group)
         index = torch.from_numpy(ids).to(self.device)
-        for layer in self.layers:
+        for layer in self._layers_of(group):
             self._poison(layer, index)
 
-    def _require_blocks(self, ids: npt.NDArray[np.int64]) -> None:
-        outside = ids[(ids < 1) | (ids > self.num_blocks)]
+    def _require_blocks(self, ids: npt.NDArray[np.int64], group: int) -> None:
+        outside = ids[(ids < 1) | (ids > self._sizes[group])]
         if outside.size:
-            raise InvalidArgument(f"block {int(outside.flat[0])} is not in the pool: blocks are 1 to {self.num_blocks}")
+            raise InvalidArgument(
+                f"block {int(outside.flat[0])} is not in the pool: blocks are 1 to {self._sizes[group]}"
+            )
 
 
 def block_bytes(block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:

@@ -69,6 +69,10 @@ class BlockTables:
         self._used[row] = end
         self._touch(row, start, max(end, used))
 
+    def num_blocks(self, row: int) -> int:
+        """Entries of the row, null blocks included."""
+        return self._row_length(row)
+
     def clear(self, row: int) -> None:
         """The row has no blocks: all its entries are 0."""
         used = self._row_length(row)

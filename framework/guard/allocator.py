@@ -39,6 +39,7 @@ class GuardedAllocator(Allocator):
         self.plugin = allocator
         self._boundary = Boundary("allocator", type(allocator), _CONTRACT)
         self.num_blocks, self.block_size = self._size("num_blocks"), self._size("block_size")
+        self.num_groups = allocator.num_groups
         self._max_blocks = self.num_blocks if max_table_blocks is None else max_table_blocks
         self._contain = self._boundary.contain
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
@@ -199,6 +200,12 @@ class GuardedAllocator(Allocator):
             rule = f"must name blocks 1 to {self.num_blocks} for sequence {request}"
             self._boundary.wrong("table", rule, table[start:].tolist())
         found: npt.NDArray[np.int32] = table
+        return found
+
+    def further_tables(self, request: RequestId) -> Sequence[npt.NDArray[np.int32]]:
+        found: Sequence[npt.NDArray[np.int32]] = self._boundary.call(
+            "further_tables", self.plugin.further_tables, request
+        )
         return found
 
     def _past_null(self, request: RequestId, table: npt.NDArray[np.int32], start: int) -> int:

@@ -22,12 +22,14 @@ class Hit:
         blocks: the blocks that hold them, in order.
         hashes: the chained hashes of all full blocks of the prompt; lets a later lookup skip hashing.
         version: the allocator's version at lookup; `allocate` refuses a hit of another version.
+        num_null: leading entries of `blocks` that are 0, the null block: a sliding window has passed them.
     """
 
     num_tokens: int = 0
     blocks: tuple[BlockId, ...] = ()
     hashes: Sequence[BlockHash] = ()
     version: int = 0
+    num_null: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,8 @@ class Allocator(ABC):
     block_size: int
     takes_future: ClassVar[bool] = False
     """Whether `free` passes `next_use` on to an eviction policy."""
+    num_groups: int = 1
+    """Groups of KV whose layers have block tables of their own; `num_blocks` and `table` are the first one's."""
 
     @abstractmethod
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
@@ -215,6 +219,14 @@ class Allocator(ABC):
         Raises:
             UnknownRequest.
         """
+
+    def further_tables(self, request: RequestId) -> Sequence[npt.NDArray[np.int32]]:
+        """The request's table in each group of KV after the first, as `table`; see framework.groups.serving.
+
+        Raises:
+            UnknownRequest.
+        """
+        return ()
 
     @abstractmethod
     def reset(self, request: RequestId | None = None) -> None:

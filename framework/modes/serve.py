@@ -260,7 +260,7 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     result.update(llm.engine.metrics.summary(llm.engine.state))
     if config.tiers:
         result.update(names_of(config, ("tiering",)))
-    result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s)
+    result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s, **llm.group_facts())
     plugins: dict[str, Reporting] = {
         "allocator": llm.engine.state.guarded,
         "eviction": GuardedPolicy(llm.policy),

@@ -133,6 +133,11 @@ class PagedAllocator(Allocator):
             raise InvalidArgument("duplicates=keep lets a block be in use below one that is not; set leaf_only=false")
         return PrefixIndex(self.pool, compares_tokens=not hash.collision_resistant, keeps_duplicates=keep)
 
+    @property
+    def version(self) -> int:
+        """Grows with each change that makes an earlier hit invalid."""
+        return self._version
+
     def choose_free(self, count: int) -> Sequence[BlockId]:
         """Which `count` free blocks to hand out next. Override this.
 
@@ -171,9 +176,10 @@ class PagedAllocator(Allocator):
             )
         self.hasher.check(hit.hashes, request.namespace)
 
-    def _shortage(self, num_tokens: int, hits: Sequence[int]) -> tuple[int, int, int]:
+    def _shortage(self, num_tokens: int, hit: Hit) -> tuple[int, int, int]:
         """Blocks an admission needs, blocks it may have, and the watermark that applies."""
-        need = -(-num_tokens // self.block_size) - len(hits)
+        hits = hit.blocks[hit.num_null :] if hit.num_null else hit.blocks
+        need = -(-num_tokens // self.block_size) - len(hit.blocks)
         if self._priced[0] is not hits or self._priced[1] != self._version:  # `allocate` follows `fits`
             self._priced = hits, self._version, self.cache.available(hits)
         return need, self._priced[2], self._reserve if self.pool.used else 0
@@ -182,7 +188,7 @@ class PagedAllocator(Allocator):
         if request.id in self._tables or not len(tokens):
             return False
         self._check_hit(request, tokens, hit)
-        need, have, reserve = self._shortage(len(tokens), hit.blocks)
+        need, have, reserve = self._shortage(len(tokens), hit)
         return need + reserve <= have
 
     def ever_fits(self, request: RequestInfo) -> bool:
@@ -201,7 +207,7 @@ class PagedAllocator(Allocator):
         tokens = tokens if tokens is self._checked else _as_tokens(tokens)
         if not len(tokens):
             raise InvalidArgument(f"request {request.id} has an empty prompt; it needs at least one token")
-        need, have, reserve = self._shortage(num_tokens, hit.blocks)
+        need, have, reserve = self._shortage(num_tokens, hit)
         if need + reserve > have:
             raise self._out_of_blocks(need, have, reserve)
         root, anchor = self.hasher.root(request.namespace)
@@ -209,14 +215,18 @@ class PagedAllocator(Allocator):
         if self.share_prefix and not hashes:
             hashes = self.hasher.blocks(root, tokens)
         self.pool.access += 1
+        null = hit.num_null
         blocks = array("i", hit.blocks)
-        blocks.fromlist(self.cache.take(need, hit.blocks, request.priority))
+        blocks.fromlist(self.cache.take(need, hit.blocks[null:] if null else hit.blocks, request.priority))
         table = Table(request, blocks, root, anchor, self._tenant(request.tenant))
         table.held = bytearray(tokens)
         if self.share_prefix:
             table.hashes = hashes
             table.published = len(hit.blocks)
         table.committed = hit.num_tokens
+        if null:
+            table.num_null = null
+            self.cache.detach(blocks[null])
         if self._requests is not None:
             table.facts = self._requests.admitted(request, len(tokens), hashes, len(hit.blocks), self.block_size)
         self._tables[request.id] = table
@@ -226,7 +236,12 @@ class PagedAllocator(Allocator):
         self._prompt_tokens += len(tokens)
         self._version += 1
 
-    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
+    def plan_fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> tuple[Table, int, int]:
+        """The parent's table, the blocks that `fork` with these arguments gives the child, and the shared ones. Pure.
+
+        Raises:
+            As `fork`.
+        """
         table = self._table(parent)
         self._check_new(child)
         count_of("num_tokens", num_tokens, 0)
@@ -243,6 +258,10 @@ class PagedAllocator(Allocator):
         kept = max(table.num_null, {"none": 0, "full": full, "all": held}[self.share_forks])
         if held - kept > self.pool.num_blocks - self.pool.used:
             raise self._out_of_blocks(held - kept, self.cache.available())
+        return table, held, kept
+
+    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
+        table, held, kept = self.plan_fork(parent, child, num_tokens)
         self.pool.access += 1
         fresh = self.cache.take(held - kept)
         copies = tuple(BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(table.blocks[kept:held], fresh, strict=True))
@@ -292,6 +311,18 @@ class PagedAllocator(Allocator):
             blocks.fromlist(fresh)
             return self._changes.without_copies(size)
         return self._copy_on_write(table, shared, fresh)
+
+    def plan_extend(self, request: RequestId, num_tokens: int) -> None:
+        """Nothing if `extend` with these arguments finds the blocks it needs. Pure.
+
+        Raises:
+            OutOfBlocks, UnknownRequest.
+        """
+        table = self._table(request)
+        need = max(0, -(-num_tokens // self.block_size) - len(table.blocks))
+        need += len(self._unsafe(table)) if table.shared else 0
+        if need > self.pool.num_blocks - self.pool.used:
+            raise self._out_of_blocks(need, self.cache.available())
 
     def _unsafe(self, table: Table) -> list[int]:
         """Table indexes from the committed length on whose block others can see."""

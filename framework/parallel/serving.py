@@ -15,7 +15,7 @@ from framework.engine.executors.checks import attention_spec, require_backend
 from framework.engine.executors.model import ModelExecutor
 from framework.engine.kv_scales import require_scales
 from framework.engine.rows import IntArray, Rows
-from framework.errors import ConfigError
+from framework.errors import ConfigError, Unsupported
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.loading import LoadedModel, load_model, read_model_config
 from framework.model.shard import Shard
@@ -69,6 +69,14 @@ class LeaderExecutor:
         """See Executor."""
         self._outbox.set_table(row, start, ids)
         self.inner.set_table(row, start, ids)
+
+    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
+        """See Executor.
+
+        Raises:
+            Unsupported: other ranks are sent one table a row.
+        """
+        raise Unsupported("several groups of KV are served on one rank; set engine.tensor_parallel_size=1")
 
     def clear_table(self, row: int) -> None:
         """See Executor."""

@@ -140,6 +140,9 @@ class FakeExecutor:
         known = table[null:]
         assert all(0 < block < len(self.pool) for block in known), f"row {row} names blocks outside the pool: {table}"
 
+    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
+        """See Executor. It computes over the first group alone."""
+
     def clear_table(self, row: int) -> None:
         """See Executor."""
         self.tables.pop(row)

@@ -51,8 +51,12 @@ class Executor(Protocol):
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """From logical index `start` on, `row`'s block table is `ids`."""
 
+    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
+        """`row`'s block table in a group of KV after the first is `ids`; from logical index `kept` on, blocks that it
+        did not have before were just handed out."""
+
     def clear_table(self, row: int) -> None:
-        """`row` holds no table any more."""
+        """`row` holds no table any more, in any group."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy these blocks in every layer, in order, before any later write."""

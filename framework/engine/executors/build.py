@@ -32,6 +32,7 @@ def make_executor(
     device: str,
     poison: bool = False,
     kv_scales: str | None = None,
+    window_blocks: int | None = None,
 ) -> ModelExecutor:
     """Set the backend up, allocate the pool and the tables, and make the decoder fast.
 
@@ -39,6 +40,8 @@ def make_executor(
         spec: of the attention that `decoder` holds: one rank's heads where the model is spread over several.
         max_len: longest sequence, tokens.
         kv_scales: file with the scales of an fp8 pool; None calibrates them.
+        window_blocks: of the layers with a sliding window, which then are a group of KV with tables of its own; None:
+            all layers share one table.
 
     Raises:
         PluginError, Unsupported: the backend's setup failed.
@@ -46,6 +49,8 @@ def make_executor(
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
     by_layer = _backends(decoder, backend, spec, device)
+    sliding = [layer for layer in range(decoder.config.num_layers) if decoder.config.slides(layer)]
+    further = [] if window_blocks is None else [(window_blocks, sliding)]
     pool = KVPool(
         num_blocks=num_blocks,
         block_size=spec.block_size,
@@ -56,12 +61,15 @@ def make_executor(
         device=device,
         layout=spec.layout,
         poison=poison,
+        further=further,
     )
     for layer, kv in zip(decoder.layers, pool.layers, strict=True):
         assert isinstance(layer, DecoderLayer)
         kv.sinks = None if layer.sinks is None else layer.sinks.float()
     set_scales(pool, decoder, kv_scales)
-    tables = BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
+    tables, *others = (
+        BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device) for _ in range(1 + len(further))
+    )
     sizes, off = graphs.choose(
         options.cuda_graphs,
         options.graph_batch_sizes,
@@ -70,7 +78,7 @@ def make_executor(
         device,
         num_ranks=decoder.shard.size,
     )
-    executor = ModelExecutor(decoder, backend, pool, tables, by_layer)
+    executor = ModelExecutor(decoder, backend, pool, tables, by_layer, others)
     if options.compile:
         if decoder.group is not None:
             decoder.join(opaque_group(decoder.group))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class ModelExecutor:
     Args:
         backend: already set up for this model's AttentionSpec.
         pool, tables: on the decoder's device.
+        further: tables of the pool's groups after the first.
         by_layer: the backend of each layer, each set up, where they differ; None: `backend` everywhere.
 
     Attributes:
@@ -49,19 +51,21 @@ class ModelExecutor:
         pool: KVPool,
         tables: BlockTables,
         by_layer: Sequence[AttentionBackend] | None = None,
+        further: Sequence[BlockTables] = (),
     ) -> None:
-        self.decoder, self.backend, self.pool, self.tables = decoder, backend, pool, tables
+        self.decoder, self.backend, self.pool, self.tables, self._further = decoder, backend, pool, tables, further
         self.device = torch.device(tables.device)
         self.graphs: DecodeGraphs | None = None
         self.graphs_off = ""
         self.num_eager_steps = 0
         self._forward: Callable[..., Any] = decoder
         self._attention: Attention = self._attend
-        self._batch: Batch | None = None
+        self._batches: Sequence[Batch] = ()  # a group each
         self._guarded = GuardedBackend(backend)
         self.by_layer = list(by_layer or [backend] * decoder.config.num_layers)
         guarded = {id(own): GuardedBackend(own) for own in self.by_layer}
-        self._planners = list(guarded.values())
+        groups = {id(own): group for own, group in zip(self.by_layer, pool.group_of, strict=True)}
+        self._planners = [(one, groups[own]) for own, one in guarded.items()]
         self._layer_backends = [guarded[id(own)] for own in self.by_layer]
         self._backend_rotates = "rope" in self._guarded.capabilities.features
         self._rope: tuple[Rope, Rope] | None = None  # of layers without and with a window
@@ -130,17 +134,26 @@ class ModelExecutor:
 
     def reset(self) -> None:
         """See Executor. The pool keeps its bytes, which no table names any more."""
-        self.tables.reset()
-        self._batch = self._rope = None
+        for tables in (self.tables, *self._further):
+            tables.reset()
+        self._batches, self._rope = (), None
         self._logits = torch.empty(0)
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""
         self.tables.set(row, start, ids)
 
+    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
+        """See Executor."""
+        tables = self._further[group - 1]
+        self.pool.freed(ids[max(kept, tables.num_blocks(row)) :], group)
+        tables.set(row, 0, ids)
+
     def clear_table(self, row: int) -> None:
         """See Executor."""
         self.tables.clear(row)
+        for tables in self._further:
+            tables.clear(row)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """See Executor."""
@@ -175,8 +188,12 @@ class ModelExecutor:
         starts[1:] = ends
         longest = int(context.max())
         changes = self.tables.take_changes()
+        more: list[IntArray | npt.NDArray[np.int32]] = []
+        for further in self._further:
+            row_of = np.repeat(step.rows, step.num_new)
+            more += further.slots(row_of, positions, self.pool.block_size), *further.take_changes()
         sent = self._inputs.upload(
-            tokens, positions, slots, context, starts, step.rows, ends[step.sampled] - 1, *changes
+            tokens, positions, slots, context, starts, step.rows, ends[step.sampled] - 1, *changes, *more
         )
         if len(changes[0]):
             self.tables.apply(sent[7], sent[8])
@@ -191,17 +208,24 @@ class ModelExecutor:
             host_context_lens=context,
             host_query_starts=starts,
         )
-        return self.decoder.logits(self._hidden(sent[0], sent[1], batch, sent[6]))
+        batches = [batch]
+        for further, own in zip(self._further, range(9, len(sent), 3), strict=True):
+            further.apply(sent[own + 1], sent[own + 2])
+            table = further.gather(sent[5], batch.block_tables.shape[1])
+            batches.append(replace(batch, block_tables=table, slot_mapping=sent[own]))
+        return self.decoder.logits(self._hidden(sent[0], sent[1], batches, sent[6]))
 
     def _compute(self, tokens: Tensor, positions: Tensor, batch: Batch) -> Tensor:
         """The logits (T, V) of every token."""
-        return self.decoder.logits(self._hidden(tokens, positions, batch))
+        return self.decoder.logits(self._hidden(tokens, positions, (batch,)))
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """The hidden states (T, E), or (R, E) of `rows`."""
-        for backend in self._planners:
-            backend.plan(batch)
-        self._batch = batch
+    def _hidden(
+        self, tokens: Tensor, positions: Tensor, batches: Sequence[Batch], rows: Tensor | None = None
+    ) -> Tensor:
+        """The hidden states (T, E), or (R, E) of `rows`; a batch a group."""
+        for backend, group in self._planners:
+            backend.plan(batches[group])
+        self._batches = batches
         if self._backend_rotates:
             rope = Rope(*self.decoder.angles(positions))
             local = self.decoder.local_frequencies is not None
@@ -217,8 +241,8 @@ class ModelExecutor:
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One layer's attention over the batch that was planned last."""
-        batch, kv, backend = self._batch, self.pool.layers[layer], self._layer_backends[layer]
-        assert batch is not None
+        kv, backend = self.pool.layers[layer], self._layer_backends[layer]
+        batch = self._batches[self.pool.group_of[layer]]
         if self._rope is None:
             backend.write(kv, k, v, batch.slot_mapping)
         else:

@@ -53,6 +53,10 @@ class RecordingExecutor:
         """See Executor."""
         self.inner.set_table(row, start, ids)
 
+    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
+        """See Executor."""
+        self.inner.set_further(group, row, ids, kept)
+
     def clear_table(self, row: int) -> None:
         """See Executor."""
         self.inner.clear_table(row)

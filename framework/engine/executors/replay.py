@@ -81,6 +81,9 @@ class ReplayExecutor:
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """See Executor. There is no pool."""
 
+    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
+        """See Executor."""
+
     def clear_table(self, row: int) -> None:
         """See Executor."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from framework.results.metric import Metric, section
+from framework.results.metric import Metric, section, text
 
 cache = section("prefix cache")
 
@@ -20,11 +20,25 @@ def by_kind() -> Iterator[Metric]:
                     "with the hits, these sum to all that could be hit.", of="prompt_tokens")  # fmt: skip
 
 
+def served() -> Iterator[Metric]:
+    """Of each group of KV that a served model has."""
+    for kind, name in (("full", "full attention"), ("window", "windows")):
+        yield cache(f"{kind}_bytes", "bytes", "", f"{name}: capacity", f"Usable blocks of {name}.")
+        yield cache(f"{kind}_peak_used_bytes", "bytes", "lower", f"{name}: peak in use",
+                    f"Most of the blocks of {name} that requests held at once.", of=f"{kind}_bytes")  # fmt: skip
+        yield cache(f"{kind}_cached_bytes", "bytes", "", f"{name}: cached",
+                    f"Blocks of {name} that are findable and unused at the end.", of=f"{kind}_bytes")  # fmt: skip
+        yield cache(f"{kind}_evictions", "blocks", "", f"{name}: evicted", f"Blocks of {name} that were evicted.")
+
+
 METRICS: tuple[Metric, ...] = (
     *by_kind(),
     cache("junction_tokens", "tokens", "lower", "shared, not resumable",
           "Prompt tokens beyond the hit that full attention still had: computed again for want of a window or state.",
           of="prompt_tokens"),
+    *served(),
+    text("prefix cache", "kv_groups_off", "one table because", "Of a served model that mixes full attention and "
+         "sliding windows: why all layers share one block table and keep all tokens."),
     cache("resident_bytes", "bytes", "", "resident", "Contents that can be found, mean over places of the trace."),
     cache("stranded_bytes", "bytes", "lower", "stranded", "Of these, what no hit could use: another group lacks what "
           "goes with it.", of="resident_bytes"),

@@ -84,7 +84,7 @@ class RadixAllocator(PagedAllocator):
         if not common:
             return hit
         longer = Hit(hit.num_tokens + common, (*hit.blocks, BlockId(block)), hit.hashes, hit.version)
-        need, have, reserve = self._shortage(len(tokens), longer.blocks)
+        need, have, reserve = self._shortage(len(tokens), longer)
         return longer if need + 1 + reserve <= have else hit
 
     def _check_hit(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:

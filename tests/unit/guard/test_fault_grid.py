@@ -82,6 +82,7 @@ NOT_CALLED = {
         "check",
         "listen",
         "facts",
+        "further_tables",
     },
     "eviction": {"attach", "victims", "facts", "parameters"},
     "hash": set(),

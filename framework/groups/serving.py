@@ -1,0 +1,281 @@
+"""An allocator for models whose layers partly attend to all tokens and partly to a sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.config.sections import EngineOptions
+from framework.engine.pool import block_bytes
+from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks, StaleHit
+from framework.groups.hits import GroupHit, find_hit
+from framework.groups.kinds import Kind, KVGroup
+from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
+from framework.interfaces.attention import AttentionSpec
+from framework.model.config import ModelConfig
+from framework.paged.allocator import PagedAllocator
+from framework.types import BlockCopy, BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedHit(Hit):
+    """A Hit, and what the window's blocks made of it."""
+
+    found: GroupHit | None = None
+
+
+class GroupedAllocator(Allocator):
+    """Full attention and a sliding window side by side: a table a request in each, from two pools of blocks.
+
+    To the engine it is the full group's allocator, with the window's table as the further one. The window's table
+    holds null blocks where the window has passed, and room for what a step writes, not for a whole prompt: `extend`
+    gives it. A hit is one that both can go on from, by `find_hit`; a window's blocks are found by the names of their
+    contents, which stand for the whole prefix, though the blocks before them are gone.
+
+    Each call first asks both whether they can, then changes both: one that is refused changed neither. Where a policy
+    fails in the second, an `allocate` or `fork` is taken back; other calls leave a request that can only be freed.
+
+    Not promised within a step, and no events of the window: see docs/hybrid.md.
+
+    Args:
+        groups: full attention and the window, of equal `block_tokens`.
+        parts: their allocators, made alike, each with a policy of its own; theirs are the blocks.
+
+    Raises:
+        InvalidArgument: other kinds, block sizes that differ, or what `why_no_group` says.
+
+    Attributes:
+        peak_used_blocks: most blocks in use at once, by group.
+    """
+
+    num_groups = 2
+
+    def __init__(self, groups: Sequence[KVGroup], parts: Sequence[Allocator]) -> None:
+        full, window = self.groups = tuple(groups)
+        self.parts = tuple(part for part in parts if isinstance(part, PagedAllocator))
+        for part in parts:
+            if reason := why_no_group(part):
+                raise InvalidArgument(reason)
+        self.full, self.window = self.parts
+        if (full.kind, window.kind) != ("full", "window"):
+            raise InvalidArgument(f"groups of kinds full and window are served, found {full.kind} and {window.kind}")
+        sizes = {full.block_tokens, window.block_tokens, *(part.block_size for part in self.parts)}
+        if len(sizes) > 1:
+            raise InvalidArgument(f"groups that are served have blocks of one size, found {sorted(sizes)} tokens")
+        self.num_blocks, self.block_size = self.full.num_blocks, self.full.block_size
+        self.peak_used_blocks = [0, 0]
+        self._named: dict[BlockHash, BlockId] = {}  # published blocks of the window
+        self._found_tokens = self._lost_tokens = 0
+        self.window.listen(self._note)
+
+    def _note(self, event: CacheEvent) -> None:
+        if event.kind == "admit":
+            self._named.update(zip(event.hashes, event.blocks, strict=True))
+        else:
+            for name in event.hashes:
+                del self._named[name]
+
+    @property
+    def _version(self) -> int:
+        return self.full.version + self.window.version  # neither ever shrinks
+
+    def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
+        hit = self.full.lookup(tokens, namespace, previous)
+        names, named = hit.hashes, self._named
+        found = find_hit(self.groups[1:], lambda _, block: names[block] in named, hit.num_tokens)
+        blocks = hit.blocks[: found.tokens // self.block_size]
+        return WindowedHit(found.tokens, blocks, names, self._version, found=found)
+
+    def _hits(self, hit: Hit) -> tuple[Hit, Hit]:
+        """The hit in each group.
+
+        Raises:
+            StaleHit, InvalidArgument: of another version, or not of this allocator.
+        """
+        if hit.version != self._version:
+            raise StaleHit(f"the hit is of version {hit.version}, the groups are at {self._version}; look it up again")
+        needed = self.groups[1].needs(hit.num_tokens)
+        names = hit.hashes[needed.start : needed.stop]
+        known = len(names) == len(needed) and all(map(self._named.__contains__, names))
+        if hit.num_tokens % self.block_size or not known:
+            raise InvalidArgument(f"a hit of {hit.num_tokens} tokens is not one of the window's")
+        blocks = (BlockId(0),) * needed.start + tuple(map(self._named.__getitem__, names))
+        own = Hit(hit.num_tokens, blocks, hit.hashes, self.window.version, needed.start)
+        return Hit(hit.num_tokens, hit.blocks, hit.hashes, self.full.version), own
+
+    def _window_fits(self, request: RequestInfo, tokens: TokenArray, own: Hit) -> bool:
+        """Whether the window has room for the hit and a token more."""
+        return self.window.fits(request, tokens[: own.num_tokens + 1], replace(own, hashes=()))
+
+    def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
+        whole, own = self._hits(hit)
+        return self.full.fits(request, tokens, whole) and self._window_fits(request, tokens, own)
+
+    def ever_fits(self, request: RequestInfo) -> bool:
+        return self.full.ever_fits(request)
+
+    def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
+        whole, own = self._hits(hit)
+        known = request.id in self.full.tables() or not len(tokens)  # which the full group refuses by name
+        if not known and not self._window_fits(request, tokens, own):
+            raise OutOfBlocks(
+                f"the window's group has no room beside {self.window.pool.used} used of {self.window.num_blocks} "
+                "blocks; preempt a request"
+            )
+        self.full.allocate(request, tokens, whole, num_tokens)
+        try:
+            self.window.allocate(request, tokens, own, own.num_tokens + 1)
+        except BaseException:
+            self.full.free(request.id)
+            raise
+        if isinstance(hit, WindowedHit) and hit.found is not None:
+            self._lost_tokens += sum(hit.found.lost)
+        self._found_tokens += own.num_tokens
+        self._note_peak()
+
+    def _note_peak(self) -> None:
+        self.peak_used_blocks = [
+            max(most, part.pool.used) for most, part in zip(self.peak_used_blocks, self.parts, strict=True)
+        ]
+
+    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
+        for part in self.parts:
+            part.plan_extend(request, num_tokens)
+        change, own = (part.extend(request, num_tokens) for part in self.parts)
+        self._note_peak()
+        return _both(change, own)
+
+    def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        own = self.window.commit(request, tokens)  # first: it has less room
+        return _both(self.full.commit(request, tokens), own)
+
+    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
+        for part in self.parts:
+            part.plan_fork(parent, child, num_tokens)
+        change = self.full.fork(parent, child, num_tokens)
+        try:
+            own = self.window.fork(parent, child, num_tokens)
+        except BaseException:
+            self.full.free(child.id)
+            raise
+        self._note_peak()
+        return _both(change, own)
+
+    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
+        """The window has passed these; `table`, the full group's, keeps all its entries."""
+        self.window.unref_leading(request, num_tokens)
+        return 0
+
+    def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
+        try:
+            self.full.free(request)
+        finally:
+            if request in self.window.tables():
+                self.window.free(request)
+
+    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+        return self.full.table(request)
+
+    def further_tables(self, request: RequestId) -> Sequence[npt.NDArray[np.int32]]:
+        return (self.window.table(request),)
+
+    def reset(self, request: RequestId | None = None) -> None:
+        try:
+            self.full.reset(request)
+        finally:
+            self.window.reset()  # of one request too: what the window has passed may be cached, and no table names it
+
+    def stats(self) -> AllocatorStats:
+        own = self.window.stats()
+        whole = self.full.stats()
+        return replace(whole, copied_blocks=whole.copied_blocks + own.copied_blocks)
+
+    def results(self) -> dict[str, int]:
+        """Of each group its capacity, the most in use and what is cached, in bytes, and evictions; tokens found and
+        lost, summed over admissions."""
+        found: dict[str, int] = {}
+        for group, part, peak in zip(self.groups, self.parts, self.peak_used_blocks, strict=True):
+            found[f"{group.kind}_bytes"] = part.num_blocks * group.block_bytes
+            found[f"{group.kind}_peak_used_bytes"] = peak * group.block_bytes
+            found[f"{group.kind}_cached_bytes"] = part.pool.cached * group.block_bytes
+            found[f"{group.kind}_evictions"] = part.cache.evictions
+        found["full_hit_tokens"] = self._found_tokens + self._lost_tokens
+        found["window_lost_tokens"] = self._lost_tokens
+        return found
+
+    def check(self) -> None:
+        faults = []
+        for part in self.parts:
+            part.check()
+        tables = [part.tables() for part in self.parts]
+        if tables[0].keys() != tables[1].keys():
+            faults.append(f"groups hold tables of {[sorted(held) for held in tables]}")
+        for request, own in tables[1].items():
+            whole = tables[0].get(request)
+            if whole is not None and (whole.num_null or whole.committed != own.committed):
+                faults.append(
+                    f"request {request}: {whole.committed} and {own.committed} committed, null {whole.num_null}"
+                )
+            if own.num_null > self.groups[1].first(own.committed):
+                faults.append(f"request {request}: {own.num_null} blocks gone of a window at {own.committed} tokens")
+        held = self.window.pool.block_hash
+        if self._named != {held[block]: block for block in range(1, len(held)) if held[block] is not None}:
+            faults.append("the window's names are not those of its published blocks")
+        if faults:
+            raise InvariantViolation("GroupedAllocator: " + "; ".join(faults))
+
+    def advance(self, now: float) -> None:
+        for part in self.parts:
+            part.advance(now)
+
+    def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
+        """Events of the full group."""
+        self.full.listen(listener)
+
+
+def groups_of_model(config: ModelConfig, spec: AttentionSpec, kv_dtype: str) -> tuple[KVGroup, ...]:
+    """Full attention and the sliding window of a model that has layers of both; empty of any other."""
+    slides, window = sum(map(config.slides, range(config.num_layers))), config.sliding_window
+    if window is None or window < 2 or slides in (0, config.num_layers):
+        return ()
+
+    def group(kind: Kind, num_layers: int, length: int) -> KVGroup:
+        size = block_bytes(spec.block_size, num_layers, spec.num_kv_heads, spec.head_dim, kv_dtype)
+        return KVGroup(name=kind, kind=kind, block_tokens=spec.block_size, block_bytes=size, length=length)
+
+    return group("full", config.num_layers - slides, 0), group("window", slides, window)
+
+
+def why_no_group(allocator: Allocator) -> str:
+    """Why this allocator can be no group's, in a sentence; empty if it can."""
+    if not isinstance(allocator, PagedAllocator) or type(allocator).lookup is not PagedAllocator.lookup:
+        return f"{type(allocator).__name__} finds no blocks by chained hash alone; prefix and prefix_cow do"
+    index = allocator.cache.index
+    if index.compares_tokens or index.keeps_duplicates:
+        return "a window's blocks are found by name alone; take a collision-resistant hash, and duplicates=merge"
+    if allocator.cache.leaf_only:
+        return "a window's blocks outlive those below and above them; set leaf_only=false"
+    return ""
+
+
+def window_blocks(window: KVGroup, num_blocks: int, options: EngineOptions) -> int:
+    """Blocks that running requests can need in the window's group, and no more than the `num_blocks` of the other.
+
+    A row reads `window - 1` tokens back from the one that it computes, which touch one block more than they fill, and
+    is admitted with one; a step writes `max_batch_tokens`.
+    """
+    size, tokens = window.block_tokens, options.max_batch_tokens
+    rows = options.max_batch_requests * (-(-(window.length - 1) // size) + 2)
+    return min(num_blocks, rows + -(-tokens // size))
+
+
+def _both(change: TableChange, own: TableChange) -> TableChange:
+    """The full group's change, with the window's copies."""
+    if not own.copies:
+        return change
+    copies = tuple(BlockCopy(copy.source, copy.destination, 1) for copy in own.copies)
+    return TableChange(change.start, change.copies + copies)

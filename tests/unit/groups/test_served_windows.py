@@ -1,0 +1,168 @@
+"""Models of full attention and sliding windows, served over a group of KV each: tokens, bytes and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.engine.engine import Engine
+from framework.engine.request import Request
+from framework.groups.serving import GroupedAllocator
+from framework.kv_events.stream import EventStream
+from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.model.dense import greedy
+from framework.model.loading import LoadedModel, load_model
+from framework.sampling import Sampling
+from framework.testing.checkpoints import make_checkpoint
+
+WINDOW, SIZE = 20, 4
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("gemma3_text", {"sliding_window": WINDOW, "num_hidden_layers": 7, "query_pre_attn_scalar": 24}),
+    "gpt_oss": ("gpt_oss", {"sliding_window": WINDOW, "num_local_experts": 6, "num_experts_per_tok": 2}),
+}
+SHARED = [(7 * i) % 250 + 4 for i in range(48)]
+PROMPTS = [[*SHARED, 100 + i, 9, 4 + i] for i in range(4)] + [SHARED[:30], [5, 6, 7]]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def model(request: Any, tmp_path_factory: Any) -> LoadedModel:
+    family, overrides = CASES[request.param]
+    return load_model(make_checkpoint(tmp_path_factory.mktemp(family), family, **overrides))
+
+
+def serve(model: LoadedModel, sampling: Sampling, *, passes: int = 1, **options: Any) -> tuple[LLM, list[Request]]:
+    options = {"num_blocks": 160, "backend": "torch", "faults": FaultOptions(poison=True)} | options
+    engine = options.pop("engine", EngineOptions(chunk_size=16, max_batch_requests=8, max_batch_tokens=64))
+    llm = LLM(model, block_size=SIZE, engine=engine, **options)
+    for _ in range(passes):
+        requests = llm.generate(PROMPTS, sampling)
+    llm.engine.check()
+    return llm, requests
+
+
+def tokens_of(requests: list[Request]) -> list[list[list[int]]]:
+    assert not [request.reason for request in requests if request.reason], [request.reason for request in requests]
+    return [[completion.tokens for completion in request.completions] for request in requests]
+
+
+GREEDY = Sampling(max_tokens=24, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"allocator": "prefix", "backend": "gather"},
+        {"allocator": "naive"},
+        {"num_blocks": 34, "faults": FaultOptions(poison=True, preempt_every=7)},
+        {"engine": EngineOptions(chunk_size=5, max_batch_tokens=11, max_batch_requests=3)},
+        {"engine": EngineOptions(scheduling="running_first", chunk_size=16, max_batch_requests=8)},
+        {"engine": EngineOptions(warm_up=False, compile=False, share_within_step=False)},
+    ],
+    ids=["hits", "prefix", "naive", "preemption", "small chunks", "running first", "no sharing within a step"],
+)
+def test_tokens_are_greedy_with_hits_chunks_and_preemption(model: LoadedModel, options: dict[str, Any]) -> None:
+    llm, requests = serve(model, GREEDY, passes=2, **options)
+    assert isinstance(llm.allocator, GroupedAllocator)
+    assert tokens_of(requests) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS]
+    if options.get("allocator") != "naive":
+        assert sum(request.num_cached_tokens for request in requests) > 100
+    if "num_blocks" in options:
+        assert llm.stats()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=16, n=3, temperature=1.0, seed=3, ignore_eos=True),
+        Sampling(max_tokens=16, beam_width=3, ignore_eos=True),
+    ],
+    ids=["forks", "beams"],
+)
+@pytest.mark.parametrize("allocator", ["prefix", "prefix_cow"])
+@pytest.mark.parametrize("preempt_every", [0, 9])
+def test_forks_and_beams_give_what_one_table_gives(
+    model: LoadedModel, sampling: Sampling, allocator: str, preempt_every: int
+) -> None:
+    faults = FaultOptions(poison=True, preempt_every=preempt_every)
+    llm, requests = serve(model, sampling, allocator=allocator, faults=faults, passes=2)
+    one, wanted = serve(model, sampling, allocator=allocator, faults=faults, passes=2, record=True)
+    assert (len(llm.groups), len(one.groups)) == (2, 0), one.kv_groups_off
+    assert tokens_of(requests) == tokens_of(wanted)
+    assert llm.stats()["num_forks"] > 0
+
+
+def test_bytes_are_those_of_the_window(model: LoadedModel) -> None:
+    """A prompt of 160 tokens in chunks of 8, then 40 more: the window's layers never hold more than the window."""
+    config, chunk = model.config, 8
+    slides = sum(map(config.slides, range(config.num_layers)))
+    token_bytes = 2 * config.num_kv_heads * config.head_dim * 4  # K and V of a layer, float32
+    most: list[int] = []
+
+    def note(engine: Engine) -> None:
+        assert isinstance(engine.allocator, GroupedAllocator)
+        most.append(engine.allocator.window.stats().used_blocks)
+
+    engine = EngineOptions(chunk_size=chunk, max_batch_requests=2, max_batch_tokens=16)
+    llm = LLM(model, block_size=SIZE, num_blocks=60, engine=engine)
+    llm.submit([(5 * i) % 200 + 4 for i in range(160)], Sampling(max_tokens=40, ignore_eos=True))
+    llm.drain(on_step=note)
+    stats, needed = llm.stats(), -(-(WINDOW - 1 + chunk) // SIZE) + 1
+    assert stats["window_peak_used_bytes"] <= needed * SIZE * slides * token_bytes, stats
+    assert max(most[30:]) == -(-(WINDOW - 1) // SIZE) + 1, "19 tokens touch at most 6 blocks of 4"
+    assert stats["full_peak_used_bytes"] == 50 * SIZE * (config.num_layers - slides) * token_bytes, stats
+    window = 2 * (5 + 2) + 4
+    assert llm.window_blocks == window, "2 rows of 5 blocks of window and 2 more, and 16 tokens a step"
+    pool = (61 * (config.num_layers - slides) + (window + 1) * slides) * SIZE * token_bytes
+    assert (stats["kv_bytes"], stats["window_bytes"]) == (pool, window * SIZE * slides * token_bytes), stats
+    whole = LLM(model, block_size=SIZE, num_blocks=60, engine=engine, record=True)
+    assert whole.stats()["kv_bytes"] == 61 * config.num_layers * SIZE * token_bytes > pool
+
+
+def test_a_share_of_memory_holds_more_where_the_window_spares_some(model: LoadedModel, monkeypatch: Any) -> None:
+    monkeypatch.setattr("framework.engine.pool.free_bytes", lambda device: 4 * 2**20)
+    engine = EngineOptions(max_batch_requests=2, max_batch_tokens=16)
+    groups, one = (
+        LLM(model, block_size=SIZE, memory_fraction=0.5, engine=engine, record=record) for record in (False, True)
+    )
+    assert groups.num_blocks > one.num_blocks
+    assert 0 <= one.kv_bytes - groups.kv_bytes < 2 * groups.groups[0].block_bytes + groups.groups[1].block_bytes
+
+
+def test_after_a_reset_the_groups_are_empty_and_serve_again(model: LoadedModel) -> None:
+    llm, requests = serve(model, GREEDY)
+    wanted = tokens_of(requests)
+    llm.reset()
+    assert isinstance(llm.allocator, GroupedAllocator)
+    assert llm.allocator.window.stats().cached_blocks == 0
+    assert tokens_of(llm.generate(PROMPTS, GREEDY)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"allocator": "radix"}, "prefix and prefix_cow do"),
+        ({"allocator": "contiguous"}, "prefix and prefix_cow do"),
+        ({"hash": "xxh64"}, "collision-resistant hash"),
+        ({"tiering": "write_through", "tiers": [{"store": "host", "num_blocks": 10, "eviction": "lru"}]}, "tiers"),
+        ({"kv_events": EventStream(())}, "cache events"),
+        ({"record": True}, "a recording"),
+    ],
+    ids=str,
+)
+def test_what_groups_cannot_serve_has_one_table_and_says_why(
+    model: LoadedModel, options: dict[str, Any], says: str
+) -> None:
+    with LLM(model, block_size=SIZE, num_blocks=60, **options) as llm:
+        assert says in llm.stats()["kv_groups_off"]
+        found = llm.generate(PROMPTS[:2], GREEDY)
+        assert tokens_of(found) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS[:2]]
+
+
+def test_a_model_of_one_kind_has_no_groups(tmp_path: Path) -> None:
+    llm = LLM(load_model(make_checkpoint(tmp_path, "llama")), block_size=SIZE, num_blocks=40)
+    assert (llm.groups, llm.kv_groups_off, llm.window_blocks) == ((), "", None)
+    assert not {"window_bytes", "kv_groups_off"} & llm.stats().keys()
+    assert llm.engine.state.guarded.num_groups == 1
