@@ -70,6 +70,8 @@ def test_a_generated_token_can_be_promised() -> None:
     question = np.append(longer, np.int32(7)).astype(np.int32)
     assert allocator.lookup(question, NS).num_tokens == 12
     allocator.check()
+    with pytest.raises(InvalidArgument, match="token 11 is 98"):
+        allocator.commit(RequestId(1), np.append(PROMPT, np.int32(98)).astype(np.int32))
     allocator.commit(RequestId(1), longer)
     allocator.check()
     allocator.free(RequestId(1))
