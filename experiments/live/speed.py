@@ -32,7 +32,7 @@ CASES = {"32 ragged prompts": ("float32", 128), "a shared prefix of 1,024": ("fl
          "32 ragged prompts, bf16": ("bfloat16", 128), "one prompt of 8,192": ("float32", 64)}  # fmt: skip
 """dtype, and tokens answered to each prompt."""
 ENGINES = ("vllm", "native", "torch")
-ROWS, LONGEST, BLOCK, BLOCKS = 32, 8320, 32, 2048
+ROUNDS, ROWS, LONGEST, BLOCK, BLOCKS = 3, 32, 8320, 32, 2048
 
 Prompts = list[list[int]]
 Run = Callable[[Prompts, int], list[list[int]]]
@@ -41,14 +41,14 @@ Run = Callable[[Prompts, int], list[list[int]]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rounds of all engines in turn, each a process of its own; or one of them (`--engine`), its rows as JSON."""
     parser = argparse.ArgumentParser(prog="python -m experiments.live.speed", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round of the first case; needs --out")
+    parser.add_argument("--quick", action="store_true", help="one round of float32; needs --out")
     parser.add_argument("--out", type=Path, help="where results go; default: results/speed")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.engine:
-        print(json.dumps([measured(options.engine, options.model, case) for case in options.cases]))
+        print(json.dumps(measured(options.engine, options.model, options.dtype)))
         return 0
     if options.quick and options.out is None:
         parser.error("--quick would overwrite the whole results; give --out FOLDER")
@@ -57,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make(Path(folder) / "checkpoint", **SHAPE)
-        for turn in range(1 if options.quick else 3):
-            for case in list(CASES)[: 1 if options.quick else None]:
+        for turn in range(1 if options.quick else ROUNDS):
+            for dtype in ("float32",) if options.quick else ("float32", "bfloat16"):
                 for engine in ENGINES:
-                    rows += [{"round": turn, **row} for row in _child(engine, model, case)]
-                    print(rows[-1]["engine"], case, rows[-1]["tokens_per_s"], file=sys.stderr, flush=True)
+                    rows += [{"round": turn, **row} for row in _child(engine, model, dtype)]
+                    print(f"round {turn}: {engine}, {dtype}", file=sys.stderr, flush=True)
     found = _compared(rows)
     write_rows(options.out / "rounds.csv", [{key: row[key] for key in row if key != "answers"} for row in rows])
     write_provenance(options, [], vllm=version("vllm"), torch=version("torch"))
@@ -69,31 +69,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _child(engine: str, model: Path, case: str) -> list[dict[str, Any]]:
+def _child(engine: str, model: Path, dtype: str) -> list[dict[str, Any]]:
     python = sys.executable if engine == "vllm" else os.environ.get("KVLAB_PYTHON", sys.executable)
-    command = [python, "-m", "experiments.live.speed", "--engine", engine, "--model", str(model), "--cases", case]
+    command = [python, "-m", "experiments.live.speed", "--engine", engine, "--model", str(model), "--dtype", dtype]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return rows
 
 
-def measured(engine: str, model: str, case: str) -> dict[str, Any]:
-    """One engine from its start on: other prompts of the same lengths first, then those that are timed."""
-    dtype, new = CASES[case]
+def measured(engine: str, model: str, dtype: str) -> list[dict[str, Any]]:
+    """One engine from its start on; each case of a dtype is timed after other prompts of the same lengths."""
     begin = time.perf_counter()
     run = (_vllm if engine == "vllm" else _ours(engine))(model, dtype)
     run([[5, 6, 7]], 2)
     start_s = time.perf_counter() - begin
-    run(drawn(case, seed=1), new)
-    prompts = drawn(case, seed=2)
-    begin = time.perf_counter()
-    answers = run(prompts, new)
-    seconds = time.perf_counter() - begin
-    if any(len(answer) != new for answer in answers):
-        raise RuntimeError(f"{engine} did not answer every prompt with {new} tokens")
-    return {"case": case, "engine": engine, "seconds": seconds, "tokens_per_s": len(prompts) * new / seconds,
-            "start_s": start_s, "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-            "answers": answers}  # fmt: skip
+    rows = []
+    for case in (case for case, (used, _) in CASES.items() if used == dtype):
+        new, prompts = CASES[case][1], drawn(case, seed=2)
+        run(drawn(case, seed=1), 8)
+        begin = time.perf_counter()
+        answers = run(prompts, new)
+        seconds = time.perf_counter() - begin
+        if any(len(answer) != new for answer in answers):
+            raise RuntimeError(f"{engine} did not answer every prompt with {new} tokens")
+        rows.append({"case": case, "engine": engine, "seconds": seconds, "start_s": start_s,
+                     "tokens_per_s": len(prompts) * new / seconds, "answers": answers,
+                     "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20})  # fmt: skip
+    return rows
 
 
 def drawn(case: str, seed: int) -> Prompts:
