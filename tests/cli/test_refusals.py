@@ -164,10 +164,14 @@ def test_a_damaged_file_of_a_config_dir_is_one_sentence(command: Any, elsewhere:
     assert "x.yaml" in err, err
 
 
+_ALIASES = "x0: &x0 [0, 0]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 40))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("defaults:\n  - bad\n", "defaults list names itself"), (f"x: {'[' * 20_000}{']' * 20_000}\n", "nested too deep")],
-    ids=["names itself", "brackets"],
+    [("defaults:\n  - bad\n", "defaults list names itself"), (f"x: {'[' * 20_000}{']' * 20_000}\n", "nested too deep"),
+     (_ALIASES, "its aliases stand for"), ("x: &x [*x]\n", "names itself")],
+    ids=["names itself", "brackets", "aliases", "alias of itself"],
 )  # fmt: skip
 def test_a_file_without_end_is_one_sentence(text: str, says: str, command: Any, elsewhere: Path) -> None:
     (elsewhere / "mine" / "model").mkdir(parents=True)

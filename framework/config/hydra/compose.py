@@ -90,7 +90,7 @@ def search_path(
         ConfigError: `config_dir` is no folder.
     """
     source.register()
-    path = create_config_search_path(f"file://{folder}")
+    path = create_config_search_path(f"{source.FILES}://{folder}")
     assert isinstance(path, ConfigSearchPathImpl)
     for element in path.get_path():
         if element.path == source.EVERY and importable_only:
@@ -99,7 +99,7 @@ def search_path(
         extra = Path(config_dir).absolute()
         if not extra.is_dir():
             raise ConfigError(f"--config-dir: no folder {str(config_dir)!r}; give an existing folder of YAML groups")
-        path.prepend("command line", f"file://{extra}", SearchPathQuery(provider="schema"))
+        path.prepend("command line", f"{source.FILES}://{extra}", SearchPathQuery(provider="schema"))
     return path
 
 

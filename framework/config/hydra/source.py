@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Optional, TypeAlias
 
+import yaml
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -21,11 +23,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from framework import registry
 from framework.config.defaults import default_settings
-from framework.errors import FrameworkError, InvalidPlugin
+from framework.errors import ConfigError, FrameworkError, InvalidPlugin
 from framework.model.options import MODELS
 from framework.registry.signatures import Parameter, signature
 
 SCHEME = "plugins"
+FILES = "yaml"
+"""The scheme of folders of YAML files, as Hydra's `file`, whose aliases are bounded."""
+MOST_NODES = 100_000
+"""Of a YAML file with its aliases written out: ten lines can stand for 10**10."""
 EVERY = f"{SCHEME}://every"
 IMPORTABLE = f"{SCHEME}://importable"
 """Lists only plugins that can be imported, so that a sweep's `glob(*)` passes over broken ones."""
@@ -112,6 +118,31 @@ class PluginConfigSource(ConfigSource):
         return True
 
 
+class BoundedFiles(FileConfigSource):
+    """A folder of YAML files. One whose aliases stand for more than MOST_NODES entries is a ConfigError."""
+
+    @staticmethod
+    def scheme() -> str:
+        return FILES
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path) / self._normalize_file_name(config_path)
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        found = _num_nodes(yaml.compose(text, Loader=yaml.SafeLoader), {}) if "&" in text and "*" in text else 0
+        if found > MOST_NODES:
+            raise ConfigError(f"{path}: its aliases stand for {found:.3g} entries; at most {MOST_NODES:,}")
+        return super().load_config(config_path)
+
+
+def _num_nodes(node: Any, known: dict[int, int]) -> int:
+    """Of a YAML tree with its aliases written out. Raises RecursionError where one lies within itself."""
+    if id(node) not in known:
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = [part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))]
+        known[id(node)] = 1 + sum(_num_nodes(part, known) for part in pairs)
+    return known[id(node)]
+
+
 def _groups() -> tuple[str, ...]:
     return (*registry.groups(), MODEL)
 
@@ -121,7 +152,7 @@ class EveryPlugin(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for provider, folder in preset_folders():
-            search_path.append(provider, f"file://{folder}")
+            search_path.append(provider, f"{FILES}://{folder}")
         search_path.append("entry points", EVERY)
 
 
@@ -140,7 +171,7 @@ def preset_folders() -> list[tuple[str, Path]]:
 
 def register() -> None:
     """Make Hydra know these classes. Idempotent."""
-    for plugin in (PluginConfigSource, EveryPlugin):
+    for plugin in (PluginConfigSource, BoundedFiles, EveryPlugin):
         Plugins.instance().register(plugin)
 
 
