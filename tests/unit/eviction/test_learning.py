@@ -24,10 +24,10 @@ def test_who_learns_which_conversations_go_on_beats_lru(kind: type[EvictionPolic
 
 def test_true_hints_help_and_lies_do_not_harm() -> None:
     paths = conversations()
-    plain, lru = hits(Hazard(), paths), hits(Lru(), paths)
-    assert hits(Hinted(), paths) > plain
+    plain, lru = hits(Hazard(), paths, 800), hits(Lru(), paths, 800)
+    assert hits(Hinted(), paths, 800) > plain
     for lie in (0.5, 1.0):
-        assert hits(Hinted(), conversations(lie=lie)) > lru, lie
+        assert hits(Hinted(), conversations(lie=lie), 800) > lru, lie
 
 
 class Deaf(Hazard):

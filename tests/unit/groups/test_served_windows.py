@@ -150,7 +150,7 @@ def test_after_a_reset_the_groups_are_empty_and_serve_again(model: LoadedModel) 
         ({"kv_events": EventStream(())}, "cache events"),
         ({"record": True}, "a recording"),
     ],
-    ids=str,
+    ids=["radix", "contiguous", "weak_hash", "tiers", "kv_events", "record"],
 )
 def test_what_groups_cannot_serve_has_one_table_and_says_why(
     model: LoadedModel, options: dict[str, Any], says: str
