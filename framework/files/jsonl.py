@@ -12,8 +12,6 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any, cast
 
-import numpy as np
-
 from framework.errors import FrameworkError, InvalidArgument, RunDirectoryError
 
 JsonObject = dict[str, Any]
@@ -40,8 +38,6 @@ def to_plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    if isinstance(value, (np.generic, np.ndarray)):
-        return to_plain(value.tolist())
     if isinstance(value, Mapping):
         return {str(to_plain(key)): to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -54,6 +50,10 @@ def to_plain(value: Any) -> Any:
         return value.hex()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    import numpy as np  # here, because --help loads this module and not NumPy
+
+    if isinstance(value, (np.generic, np.ndarray)):
+        return to_plain(value.tolist())
     raise InvalidArgument(f"cannot be written as JSON: {type(value).__name__} {value!r:.80}")
 
 

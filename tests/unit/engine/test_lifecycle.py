@@ -287,10 +287,10 @@ def test_an_allocator_whose_fits_lies_fails_the_request_and_not_the_engine() -> 
     engine.allocator.fits = lambda *args: True  # type: ignore[method-assign]
     real = engine.allocator.allocate
 
-    def full(request: Any, tokens: Any, hit: Any) -> None:
+    def full(request: Any, tokens: Any, *rest: Any) -> None:
         if len(tokens) > 8:
             raise OutOfBlocks("need 9 blocks, have none")
-        real(request, tokens, hit)
+        real(request, tokens, *rest)
 
     engine.allocator.allocate = full  # type: ignore[method-assign]
     requests = [engine.submit([1] * length, KINDS["plain"]) for length in (9, 2)]
