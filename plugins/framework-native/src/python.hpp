@@ -52,8 +52,9 @@ private:
 struct Keys {
     Keys(nb::handle request, nb::handle hit)
         : id(request, "id"), space(request, "namespace"), priority(request, "priority"), tenant(request, "tenant"),
-          version(hit, "version"), num_tokens(hit, "num_tokens"), blocks(hit, "blocks"), hashes(hit, "hashes") {}
-    Key id, space, priority, tenant, version, num_tokens, blocks, hashes;
+          version(hit, "version"), num_tokens(hit, "num_tokens"), blocks(hit, "blocks"), hashes(hit, "hashes"),
+          num_null(hit, "num_null") {}
+    Key id, space, priority, tenant, version, num_tokens, blocks, hashes, num_null;
 };
 
 inline nb::object get(nb::handle from, const Key &key) { return key.get(from); }
@@ -99,7 +100,7 @@ struct Framework {
         return fits ? head : nullptr;
     }
 
-    /// `Hit(num_tokens, blocks, hashes, version)`. Its slots are filled at once: a frozen dataclass's `__init__` goes
+    /// `Hit(num_tokens, blocks, hashes, version, 0)`. Its slots are filled at once: a frozen dataclass's `__init__` goes
     /// through `object.__setattr__` for each, in Python.
     nb::object make_hit(int64_t num_tokens, nb::handle blocks, nb::handle hashes, int64_t version) const {
         auto *type = reinterpret_cast<PyTypeObject *>(hit.ptr());
@@ -109,6 +110,7 @@ struct Framework {
         keys.blocks.set(made, nb::borrow(blocks));
         keys.hashes.set(made, nb::borrow(hashes));
         keys.version.set(made, nb::int_(version));
+        keys.num_null.set(made, nb::int_(0)); // no windows here
         return made;
     }
 
