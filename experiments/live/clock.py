@@ -1,4 +1,5 @@
-"""A clock fitted to an engine: vLLM on this CPU and our own, and how well it tells held-out workloads at three loads.
+"""A clock fitted to an engine: vLLM on this CPU and our own, and how well it tells held-out workloads at three
+loads, and which of several policies is the faster.
 
 Needs vLLM's environment: `make live-clock` sets it up and runs this. KVLAB_PYTHON is the Python of our engine.
 """
@@ -11,10 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,7 +26,7 @@ import numpy.typing as npt
 
 from experiments.live.checkpoint import VOCABULARY, make
 from experiments.live.clients import Ask, Client, drawn
-from experiments.live.server import serving, trace_config
+from experiments.live.server import Server, policy_config, serving, trace_config
 from experiments.shared import ROOT, begun, publish, table, write_provenance, write_rows
 from framework.interfaces.workload import WorkloadRequest
 from framework.workload.traces.own_format import write_trace
@@ -35,12 +39,18 @@ HELD_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "conversations": ("conversations", {"num_sessions": 40, "rate_per_s": 1.0, "think_s": 5.0, "turns": 4.0}),
     "system prompts": ("system_prompts", {"num_prompts": 8, "num_requests": 200, "rate_per_s": 1.0}),
 }
+POLICIES = ("lru", "fifo", "lfu", "sieve")
+COMPARED = "policies"
+"""The workload under which policies are compared: long prompts of applications, in a pool that holds half of them."""
+COMPARED_OPTIONS = {"num_prompts": 16, "num_requests": 200, "rate_per_s": 1.0, "system_tokens": 600, "zipf_alpha": 0.7}
+COMPARED_BLOCKS, COMPARED_LOAD = 160, 0.6
 MEASURES = ("time to first token", "time per token", "duration")
 PERCENTILES = (50, 90)
 
 Times = npt.NDArray[np.float64]
 Measure = Callable[[str, float], Times]
 """Of a workload at a speed: (requests, 3) seconds, as MEASURES."""
+Rows = list[dict[str, Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,18 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.jobs = 1
     begun(options, "live.clock", ROOT / "experiments" / "live", "results/clock")
     plan = Plan(12, 1, tuple(HELD_OUT)[:1], LOADS[1:2]) if options.quick else Plan(40, 3, tuple(HELD_OUT), LOADS)
-    rows: list[dict[str, Any]] = []
-    fits: list[dict[str, Any]] = []
+    rows: Rows = []
+    fits: Rows = []
+    order: Rows = []
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), plan)
         for name, measured in (("vLLM", bench.vllm), ("ours", bench.ours)):
-            found, fit = measured()
+            found, fit, policies = measured()
             rows += [{"engine": name, **row} for row in found]
             fits.append({"engine": name, **fit})
+            order += [{"engine": name, **row} for row in policies]
     write_rows(options.out / "clock.csv", rows)
     write_rows(options.out / "costs.csv", fits)
+    write_rows(options.out / "order.csv", order)
     write_provenance(options, [], vllm=version("vllm"), torch=version("torch"))
-    publish(options, {"costs": _costs(fits), "clock": _clock(rows)})
+    publish(options, {"costs": _costs(fits), "clock": _clock(rows), "order": _order(order)})
     return 0
 
 
@@ -91,6 +104,8 @@ class Bench:
         for name in plan.workloads:
             kind, options = HELD_OUT[name]
             self.asks[name] = drawn(kind, LONGEST, seed=7, output_tokens=16, **options)[: plan.requests]
+        compared = drawn("system_prompts", LONGEST, seed=7, output_tokens=16, **COMPARED_OPTIONS)
+        self.asks[COMPARED] = compared[: 2 * plan.requests]
         for name, asks in self.asks.items():
             write_trace(self._trace(name), [
                 WorkloadRequest(arrival_s=ask.arrival_s, prompt=np.array(ask.prompt, dtype=np.int32),
@@ -98,27 +113,11 @@ class Bench:
                 for ask in asks
             ])  # fmt: skip
 
-    def vllm(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def vllm(self) -> tuple[Rows, dict[str, Any], Rows]:
         """vLLM behind HTTP, with nothing but the recorder of its steps; times are the client's."""
         recorded = self.folder / "vllm.jsonl"
-        arguments = (
-            "--enforce-eager", "--block-size", str(BLOCK), "--max-model-len", str(LONGEST), "--max-num-seqs", str(ROWS),
-            "--num-gpu-blocks-override", str(BLOCKS + 1), "--max-num-batched-tokens", str(STEP_TOKENS),
-        )  # fmt: skip
-        with serving(self.model, self.folder / "vllm.log", arguments, trace_config(recorded)) as server:
-            client = Client(server)
-
-            def measured(workload: str, speed: float) -> Times:
-                asks = self.asks[workload]
-                arrivals = [ask.arrival_s / speed for ask in asks]
-                start, answers = client.on_time(asks, arrivals)
-                server.forget()
-                return _times(
-                    np.array(arrivals),
-                    np.array([answer.first_s - start for answer in answers]),
-                    np.array([answer.end_s - start for answer in answers]),
-                    np.array([len(answer.tokens) for answer in answers]),
-                )
+        with self._vllm("vllm", BLOCKS, trace_config(recorded)) as server:
+            measured = self._asking(server)
 
             def steps() -> Path:
                 measured("calibration", 1.0)  # what is slow once
@@ -133,27 +132,60 @@ class Bench:
                 "engine.scheduling=running_first",
                 "allocator={name: prefix, duplicates: keep, watermark: 0.0}",
             )
-            return self._engine(steps, measured, vllm_order)
+            rows, fit = self._engine(steps, measured, vllm_order)
+        with ExitStack() as servers:  # all at once: repeats of the policies take turns
+            led = {
+                policy: self._asking(servers.enter_context(self._vllm(policy, COMPARED_BLOCKS, policy_config(policy))))
+                for policy in POLICIES
+            }
+            return rows, fit, self._policies(led, fit, vllm_order)
 
-    def ours(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def ours(self) -> tuple[Rows, dict[str, Any], Rows]:
         """`mode=serve`, each run a process of its own; times are the engine's."""
 
-        def measured(workload: str, speed: float) -> Times:
+        def measured(workload: str, speed: float, policy: str = "lru") -> Times:
             serve = (f"model={self.model}", "+model.dtype=float32", "device=cpu", "engine.warm_up=true",
                      "run.check_requests=0")  # fmt: skip
-            return self._run(workload, speed, "mode=serve", *serve)[0]
+            return self._run(workload, speed, "mode=serve", f"eviction={policy}", *serve)[0]
 
         def steps() -> Path:
             measured("calibration", 1.0)
             return self.folder / "run" / "metrics.jsonl"
 
-        return self._engine(steps, measured, ())
+        rows, fit = self._engine(steps, measured, ())
+        led = {policy: partial(measured, policy=policy) for policy in POLICIES}
+        return rows, fit, self._policies(led, fit, ())
+
+    def _vllm(self, name: str, blocks: int, transfer: Mapping[str, Any]) -> AbstractContextManager[Server]:
+        arguments = (
+            "--enforce-eager", "--block-size", str(BLOCK), "--max-model-len", str(LONGEST), "--max-num-seqs", str(ROWS),
+            "--num-gpu-blocks-override", str(blocks + 1), "--max-num-batched-tokens", str(STEP_TOKENS),
+        )  # fmt: skip
+        return serving(self.model, self.folder / f"{name}.log", arguments, transfer)
+
+    def _asking(self, server: Server) -> Measure:
+        """Measures with a client of `server`, which starts each time with an empty cache."""
+        client = Client(server)
+
+        def measured(workload: str, speed: float) -> Times:
+            asks = self.asks[workload]
+            arrivals = [ask.arrival_s / speed for ask in asks]
+            server.forget()
+            start, answers = client.on_time(asks, arrivals)
+            return _times(
+                np.array(arrivals),
+                np.array([answer.first_s - start for answer in answers]),
+                np.array([answer.end_s - start for answer in answers]),
+                np.array([len(answer.tokens) for answer in answers]),
+            )
+
+        return measured
 
     def _engine(
         self, steps: Callable[[], Path], measured: Measure, settings: Sequence[str]
-    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    ) -> tuple[Rows, dict[str, Any]]:
         """Fit the clock to the timed steps, then each workload at each load, measured and replayed."""
-        costs = self.folder / "costs.json"
+        costs = self.costs
         # SciPy is in this environment; that of our engine need not have it.
         said = self._python("framework.calibrate", str(steps()), "--out", str(costs), "--json", python=sys.executable)
         fit = json.loads(said)
@@ -163,21 +195,49 @@ class Bench:
         fit["request_s"] = float(np.median((measured("idle", 1.0) - self._run("idle", 1.0, *replay)[0])[:, 0]))
         rows = []
         for workload in self.plan.workloads:
-            asks = self.asks[workload]
-            all_at_once = self._run(workload, 1e6, *replay)[1]["requests_per_s"]
-            drawn_per_s = (len(asks) - 1) / (asks[-1].arrival_s - asks[0].arrival_s)
             for load in self.plan.loads:
-                speed = float(load * all_at_once / drawn_per_s)
+                speed = load * self._saturation(workload, *replay)
                 predicted = self._run(workload, speed, *replay)[0] + np.array([fit["request_s"], 0, fit["request_s"]])
                 runs = [measured(workload, speed) for _ in range(self.plan.repeats)]
                 found = _compared(runs, predicted)
-                rows += [{"workload": workload, "load": load, "requests": len(asks), **row} for row in found]
-                print(f"{workload} at {load:.0%} of {all_at_once:.2f} requests/s", file=sys.stderr, flush=True)
+                rows += [{"workload": workload, "load": load, "requests": len(runs[0]), **row} for row in found]
+                print(f"{workload} at {load:.0%}", file=sys.stderr, flush=True)
         flat = {
             **fit["costs"],
             **{key: fit[key] for key in ("request_s", "num_steps", "total_error", "step_error_p50", "step_error_p95")},
         }
         return rows, flat
+
+    def _policies(self, led: Mapping[str, Measure], fit: Mapping[str, Any], settings: Sequence[str]) -> Rows:
+        """Each policy's mean times in every repeat, and in the replay with the costs just fitted."""
+        replay = ("mode=replay", f"replay.costs={self.costs}", *settings)
+        speed = COMPARED_LOAD * self._saturation(COMPARED, *replay)
+        runs: dict[str, list[Times]] = {policy: [] for policy in led}
+        for _ in range(self.plan.repeats):
+            for policy, measured in led.items():
+                runs[policy].append(measured(COMPARED, speed))
+        rows = []
+        for policy in led:
+            times, result = self._run(COMPARED, speed, *replay, f"eviction={policy}")
+            replayed = times.mean(axis=0) + np.array([fit["request_s"], 0, fit["request_s"]])
+            rows += [
+                {"policy": policy, "hit_rate": result["hit_rate"], "measure": measure, "repeat": repeat,
+                 "measured_s": float(run[:, column].mean()), "replayed_s": float(replayed[column])}
+                for column, measure in enumerate(MEASURES)
+                for repeat, run in enumerate(runs[policy])
+            ]  # fmt: skip
+            print(f"{policy}: {rows[-1]}", file=sys.stderr, flush=True)
+        return rows
+
+    def _saturation(self, workload: str, *replay: str) -> float:
+        """The speed at which requests arrive as fast as the engine does them when all are there at once."""
+        asks = self.asks[workload]
+        drawn_per_s = (len(asks) - 1) / (asks[-1].arrival_s - asks[0].arrival_s)
+        return float(self._run(workload, 1e6, *replay)[1]["requests_per_s"]) / drawn_per_s
+
+    @property
+    def costs(self) -> Path:
+        return self.folder / "costs.json"
 
     def _run(self, workload: str, speed: float, *overrides: str) -> tuple[Times, dict[str, Any]]:
         """One run of ours, serve or replay: its times, its result."""
@@ -185,7 +245,8 @@ class Bench:
         self._python(
             "framework.run", "workload=trace", f"workload.path={self._trace(workload)}", f"workload.speed={speed}",
             f"run.dir={out}", "run.progress=false", "run.overwrite=true", f"cache.block_size={BLOCK}",
-            f"cache.num_blocks={BLOCKS}", f"engine.max_batch_tokens={STEP_TOKENS}", f"engine.max_batch_requests={ROWS}",
+            f"cache.num_blocks={COMPARED_BLOCKS if workload == COMPARED else BLOCKS}",
+            f"engine.max_batch_tokens={STEP_TOKENS}", f"engine.max_batch_requests={ROWS}",
             f"engine.max_model_len={LONGEST}", *overrides,
         )  # fmt: skip
         rows = [json.loads(line) for line in (out / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -274,6 +335,29 @@ def _clock(rows: Sequence[dict[str, Any]]) -> str:
         cells = lines.setdefault((row["engine"], row["workload"], f"{row['load']:.0%}"), [])
         cells.append(f"{1000 * row['measured_s']:.0f} ms: {row['error']:+.0%} (±{row['spread'] / 2:.0%})")
     return table(header, [[*key, *cells] for key, cells in lines.items()])
+
+
+def _order(rows: Rows) -> str:
+    """A line for each engine, mean and policy. A pair of policies counts where their repeats do not overlap."""
+    header = ["engine", "mean", "policy", "hit rate", "measured", "replay", "place", "in the replay",
+              "pairs that part, and in the same order"]  # fmt: skip
+    lines: list[list[str]] = []
+    for engine, measure in dict.fromkeys((row["engine"], row["measure"]) for row in rows):
+        own = [row for row in rows if (row["engine"], row["measure"]) == (engine, measure)]
+        said = {row["policy"]: row for row in own}
+        runs = {policy: [row["measured_s"] for row in own if row["policy"] == policy] for policy in said}
+        means = {policy: fmean(values) for policy, values in runs.items()}
+        live = sorted(means, key=lambda policy: means[policy])
+        replayed = sorted(said, key=lambda policy: said[policy]["replayed_s"])
+        apart = [(a, b) for a in live for b in live if max(runs[a]) < min(runs[b])]
+        alike = sum(replayed.index(a) < replayed.index(b) for a, b in apart)
+        for policy in live:
+            low, mean, high = (f"{1000 * value:.1f}" for value in (min(runs[policy]), means[policy], max(runs[policy])))
+            lines.append([engine, measure, policy, f"{said[policy]['hit_rate']:.1%}", f"{mean} ms [{low}, {high}]",
+                          f"{1000 * said[policy]['replayed_s']:.1f} ms", str(live.index(policy) + 1),
+                          str(replayed.index(policy) + 1), ""])  # fmt: skip
+        lines[-1][-1] = f"{len(apart)}, {alike}"
+    return table(header, lines)
 
 
 if __name__ == "__main__":
