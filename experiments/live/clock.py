@@ -203,7 +203,7 @@ class Bench:
                 rows += [{"workload": workload, "load": load, "requests": len(runs[0]), **row} for row in found]
                 print(f"{workload} at {load:.0%}", file=sys.stderr, flush=True)
         flat = {
-            **fit["costs"],
+            **{f"{name[:-1]}us": 1e6 * cost for name, cost in fit["costs"].items()},
             **{key: fit[key] for key in ("request_s", "num_steps", "total_error", "step_error_p50", "step_error_p95")},
         }
         return rows, flat
@@ -314,10 +314,10 @@ def _compared(runs: Sequence[Times], predicted: Times) -> list[dict[str, Any]]:
 def _costs(fits: Sequence[dict[str, Any]]) -> str:
     header = ["engine", "steps", "a request", "a step", "a row", "a token", "a token of context", "a pair",
               "held-out steps, all", "each, median"]  # fmt: skip
-    keys = ("request_s", "step_s", "row_s", "token_s", "context_s", "pair_s")
+    keys = ("step_us", "row_us", "token_us", "context_us", "pair_us")
     return table(header, [
-        [fit["engine"], fit["num_steps"], *(f"{1e6 * fit[key]:,.2f} µs" for key in keys), f"{fit['total_error']:+.1%}",
-         f"{fit['step_error_p50']:.1%}"]
+        [fit["engine"], fit["num_steps"], f"{1e3 * fit['request_s']:.1f} ms", *(f"{fit[key]:,.3g} µs" for key in keys),
+         f"{fit['total_error']:+.1%}", f"{fit['step_error_p50']:.1%}"]
         for fit in fits
     ])  # fmt: skip
 
