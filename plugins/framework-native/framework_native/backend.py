@@ -1,4 +1,4 @@
-"""Paged attention on the CPU: C++ straight from the block tables, and torch's kernel for long chunks of prompts."""
+"""Paged attention on the CPU, in C++, straight from the block tables."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ if TYPE_CHECKING:
 _FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _POOL_FORMATS = {**_FORMATS, "float8_e4m3fn": 3, "int8": 4}
 """attention.hpp's Format."""
-_NEVER = 2**31 - 1
 
 
 class NativeBackend(AttentionBackend):
     """Reads each block where it lies, once for all query heads of its kv head; sums in fp32.
 
     Decode rows are split every 512 tokens of context and merged in order; rows whose tables name the same blocks in
-    such a piece, as behind a shared prefix, read it together. Short prefill rows, and all with a soft cap or ALiBi,
-    are cut into tiles of 32 query rows. Rows of `prefill.MIN_QUERIES` queries and more have their keys and values
-    copied together (2 x context x kv heads x head dim elements while the call lasts) and go to torch's flash
-    attention. All cuts follow the row's own lengths alone, and reading together changes no operation on a row's
+    such a piece, as behind a shared prefix, read it together. Rows of a prompt's chunk are cut into tiles of 96 query
+    rows. All cuts follow the row's own lengths alone, and reading together changes no operation on a row's
     numbers: its output does not depend on its batch or on the number of threads. Pools of other dtypes than the
     queries' are widened as they are read: fp8 with a scale a head, int8 with one a token and head, which multiply
     scores and weights. The inner loops exist for AVX-512, AVX2 and plain vectors; the best that the processor has is
@@ -33,7 +30,7 @@ class NativeBackend(AttentionBackend):
     Several threads may call `attend` of one backend at a time.
 
     Args:
-        threads: of the C++ loops, the caller's included; None for torch's number. Torch's kernel uses torch's number.
+        threads: the caller's included; None for torch's number.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -51,8 +48,6 @@ class NativeBackend(AttentionBackend):
         self.threads = threads
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
-        from framework_native import prefill
-
         super().setup(spec, device)
         self._core = Attention(
             num_heads=spec.num_heads,
@@ -65,7 +60,6 @@ class NativeBackend(AttentionBackend):
             format=_FORMATS[spec.dtype],
             kv_format=_POOL_FORMATS[spec.kv_dtype or spec.dtype],
         )
-        self._min_queries = prefill.MIN_QUERIES if prefill.suits(spec) else _NEVER
 
     @property
     def instructions(self) -> str:
@@ -100,29 +94,14 @@ class NativeBackend(AttentionBackend):
                 _address(k_scales), _address(v_scales), scale_strides,
                 pool.num_blocks, _address(sinks), _address(slopes), _address(sums),
                 tables.data_ptr(), tables.shape[1], contexts.data_ptr(), starts.data_ptr(), len(contexts),
-                self._min_queries, self.threads or torch.get_num_threads(),
+                self.threads or torch.get_num_threads(),
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgument(str(error)) from None
-        if batch.max_query_len >= self._min_queries:
-            self._attend_long_rows(q, pool, tables, contexts.tolist(), starts.tolist(), target, sums)
         if target is not out:
             out.copy_(target)
         if lse is not None and sums is not None and sums is not lse:
             lse.copy_(sums)
-
-    def _attend_long_rows(
-        self, q: Tensor, pool: LayerKV, tables: Tensor, contexts: list[int], starts: list[int], out: Tensor,
-        lse: Tensor | None,
-    ) -> None:  # fmt: skip
-        """The rows that the C++ call has checked and left: those of many queries."""
-        from framework_native import prefill
-
-        for row, context in enumerate(contexts):
-            tokens = slice(starts[row], starts[row + 1])
-            if context and tokens.stop - tokens.start >= self._min_queries:
-                own = None if lse is None else lse[tokens]
-                prefill.attend_row(q[tokens], pool, self.spec, tables[row].long(), context, out[tokens], own)
 
     def _require_pool(self, pool: LayerKV, q: Tensor) -> None:
         spec, heads = self.spec, 2 if pool.layout == "NHD" else 1

@@ -156,20 +156,21 @@ public:
 
     const char *instructions() const { return kernels_.name; }
 
-    /// Refuses before anything is written. Rows of `longest` queries and more are checked and left to the caller.
-    void attend(const Call &call, int64_t rows, int64_t num_blocks, int32_t longest, int threads) {
+    /// Refuses before anything is written.
+    void attend(const Call &call, int64_t rows, int64_t num_blocks, int threads) {
         for (int32_t row = 0; row < rows; ++row)
             check(call, row, call.contexts[row], call.starts[row + 1] - call.starts[row], num_blocks);
         std::unique_ptr<Workspace> taken = workspaces_.take();
         Workspace &space = *taken;
-        cut(space, call, rows, longest, threads);
+        cut(space, call, rows, threads);
         std::atomic<size_t> next{0};
         threads = static_cast<int>(std::min<size_t>(threads, space.work < kAlone ? 1 : space.items.size()));
         const size_t width = scratch_floats(shape_);
-        space.scratch.resize(std::max(space.scratch.size(), width * std::max(threads, 1)));
+        space.scratch.resize(std::max(space.scratch.size(), width * std::max(threads, 1) + 16));
+        auto *lines = reinterpret_cast<float *>((reinterpret_cast<uintptr_t>(space.scratch.data()) + 63) / 64 * 64);
         const Partials partials{space.sums.data(), space.maxima.data(), space.denominators.data()};
         space.workers.run(threads, [&](int thread) {
-            float *memory = space.scratch.data() + width * thread;
+            float *memory = lines + width * thread;
             for (size_t at; (at = next.fetch_add(1)) < space.items.size();)
                 kernels_.attend(shape_, call, space.items[at], space.queries.data(), partials, memory);
         });
@@ -181,7 +182,7 @@ public:
 private:
     static constexpr int64_t kAlone = 1 << 18; // keys x kv heads x queries x dim below which a second thread costs more
 
-    void cut(Workspace &space, const Call &call, int64_t rows, int32_t longest, int threads) const {
+    void cut(Workspace &space, const Call &call, int64_t rows, int threads) const {
         space.items.clear();
         space.queries.clear();
         space.pieces.clear();
@@ -194,7 +195,6 @@ private:
                 blank(call, row);
                 continue;
             }
-            if (queries >= longest) continue;
             space.work += static_cast<int64_t>(context) * queries * shape_.num_kv_heads * shape_.head_dim;
             if (queries == 1) {
                 partial = cut_decode(space, call, row, partial);
@@ -225,7 +225,7 @@ private:
                 continue;
             }
             space.queries.push_back({call.starts[row], context - 1, place});
-            add_heads(space, {row, from, to, 0, 0, space.queries.size() - 1, space.queries.size()}, kMaxHeads);
+            add_heads(space, {row, from, to, 0, 0, space.queries.size() - 1, space.queries.size(), false}, kMaxHeads);
         }
         return partial;
     }
@@ -248,7 +248,7 @@ private:
             for (end = begin; end < pieces.size() && end - begin < width && order(pieces[begin], pieces[end]) == 0; ++end)
                 space.queries.push_back(
                     {call.starts[pieces[end].row], call.contexts[pieces[end].row] - 1, pieces[end].partial});
-            add_heads(space, {pieces[begin].row, pieces[begin].from, pieces[begin].to, 0, 0, first, space.queries.size()},
+            add_heads(space, {pieces[begin].row, pieces[begin].from, pieces[begin].to, 0, 0, first, space.queries.size(), false},
                       end - begin == 1 ? kMaxHeads : 1);
         }
     }
@@ -268,7 +268,7 @@ private:
             const size_t begin = space.queries.size();
             for (int32_t query = first; query < last; ++query)
                 space.queries.push_back({call.starts[row] + query, base + query, -1});
-            add_heads(space, {row, from, base + last, 0, 0, begin, space.queries.size()}, 1);
+            add_heads(space, {row, from, base + last, 0, 0, begin, space.queries.size(), true}, 1);
         }
     }
 
@@ -344,7 +344,7 @@ void bind_attention(nb::module_ &module) {
         .def("attend",
              [](Attention &self, int64_t q, nb::tuple q_strides, int64_t out, nb::tuple out_strides, int64_t k,
                 int64_t v, nb::tuple kv_strides, int64_t k_scales, int64_t v_scales, nb::tuple scale_strides, int64_t num_blocks, int64_t sinks, int64_t slopes, int64_t lse,
-                int64_t tables, int64_t table_width, int64_t contexts, int64_t starts, int64_t rows, int32_t longest, int threads) {
+                int64_t tables, int64_t table_width, int64_t contexts, int64_t starts, int64_t rows, int threads) {
                  const Call call{pointer<const void>(q),         pointer<void>(out),
                                  pointer<const void>(k),         pointer<const void>(v),
                                  pointer<const float>(sinks),    pointer<const float>(slopes),
@@ -355,7 +355,7 @@ void bind_attention(nb::module_ &module) {
                                  pointer<const float>(v_scales), strides(scale_strides),
                                  table_width};
                  const nb::gil_scoped_release released;
-                 self.attend(call, rows, num_blocks, longest, threads);
+                 self.attend(call, rows, num_blocks, threads);
              });
 }
 

@@ -48,6 +48,7 @@ struct Query {
 struct Item {
     int32_t row, from, to, head, head_end;
     size_t first, last;
+    bool prompt; // queries of one row, not of decode rows
 };
 
 /// Partial results of split rows: (items, H, D) sums, and the maximum and denominator of each head.
@@ -64,9 +65,10 @@ struct Kernels {
     Combine combine;
 };
 
-constexpr int32_t kTileRows = 32;   // query rows (queries x heads of a group) that share one pass over K and V
+constexpr int32_t kTileRows = 96;   // query rows (queries x heads of a group) that share one pass over K and V
 constexpr int32_t kChunk = 32;      // keys whose scores are computed before a softmax update
-constexpr int32_t kWidenRows = 8;   // query rows from which widening a tile once is cheaper than once a row
+constexpr int32_t kPitch = kChunk + 16; // floats between the numbers of transposed keys: a chunk, and a vector more
+constexpr int32_t kWidenRows = 8;   // query rows from which widening values once is cheaper than once a row
 constexpr int32_t kMaxHeads = 64;   // kv heads of one item
 constexpr int32_t kSplitTokens = 512; // context of one item of a decode row
 
@@ -75,13 +77,9 @@ inline int32_t tile_queries(const Shape &shape) {
     return group >= kTileRows ? 1 : kTileRows / group;
 }
 
-/// Whether a tile of keys or values is widened to floats once for all query rows that share it.
-inline bool widens(const Shape &shape, int64_t rows) { return shape.kv_format != Format::f32 && rows >= kWidenRows; }
-
 /// Scratch floats for one kv head of an item with this many query rows.
 inline size_t scratch_of(const Shape &shape, int64_t rows) {
-    const int64_t wide = widens(shape, rows) ? static_cast<int64_t>(kChunk) * shape.head_dim : 0;
-    return static_cast<size_t>(rows * (2 * shape.head_dim + kChunk + 3) + wide + 15) / 16 * 16;
+    return static_cast<size_t>(rows * (2 * shape.head_dim + kChunk + 3) + 15) / 16 * 16;
 }
 
 /// Scratch floats that an item may need: a prefill item has one kv head, a decode item up to kMaxHeads.
@@ -89,7 +87,8 @@ inline size_t scratch_floats(const Shape &shape) {
     const int32_t group = shape.num_heads / shape.num_kv_heads;
     const int32_t heads = shape.num_kv_heads < kMaxHeads ? shape.num_kv_heads : kMaxHeads;
     const size_t decode = heads * scratch_of(shape, group), prefill = scratch_of(shape, tile_queries(shape) * group);
-    return (decode > prefill ? decode : prefill) + 64; // threads keep off each other's cache lines
+    const size_t most = decode > prefill ? decode : prefill; // whole cache lines, so that threads keep off each other's
+    return (most + static_cast<size_t>(shape.head_dim) * kPitch + 15) / 16 * 16;
 }
 
 } // namespace native

@@ -205,7 +205,47 @@ inline Vec hyperbolic_tangent(Vec x) {
     return size < 0.125f ? near : x < 0.0f ? -far : far;
 }
 
-/// Floats of `count` keys or values, one after another.
+/// The transpose of LANES vectors: log2(LANES) times, the two halves are zipped.
+inline void transpose(Vec *tile) {
+#if LANES == 16
+#define LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#elif LANES == 8
+#define LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#else
+#define LOW(a, b) __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#endif
+    Vec zipped[LANES];
+    for (int width = LANES; width > 1; width /= 2) {
+        for (int i = 0; i < LANES / 2; ++i) {
+            zipped[2 * i] = LOW(tile[i], tile[i + LANES / 2]);
+            zipped[2 * i + 1] = HIGH(tile[i], tile[i + LANES / 2]);
+        }
+        for (int i = 0; i < LANES; ++i) tile[i] = zipped[i];
+    }
+#undef LOW
+#undef HIGH
+}
+
+/// `count` keys side by side: to[d * kPitch + t] is number d of key t. Up to LANES - 1 places after them become 0.
+template <int D, class T> void transpose_keys(const T *from, int64_t stride, int count, int dim_, float *to) {
+    const int dim = D ? D : dim_;
+    for (int t = 0; t < count; t += LANES) {
+        int d = 0;
+        for (; d + LANES <= dim; d += LANES) {
+            Vec tile[LANES];
+            for (int i = 0; i < LANES; ++i) tile[i] = t + i < count ? load(from + (t + i) * stride + d) : Vec{};
+            transpose(tile);
+            for (int i = 0; i < LANES; ++i) store(to + (d + i) * kPitch + t, tile[i]);
+        }
+        for (; d < dim; ++d)
+            for (int i = 0; i < LANES; ++i) to[d * kPitch + t + i] = t + i < count ? one(from + (t + i) * stride + d) : 0.0f;
+    }
+}
+
+/// Floats of `count` values, one after another.
 template <class T> void widen(const T *from, int64_t stride, int count, int dim, float *to) {
     for (int t = 0; t < count; ++t, from += stride, to += dim) {
         int d = 0;
@@ -214,14 +254,14 @@ template <class T> void widen(const T *from, int64_t stride, int count, int dim,
     }
 }
 
+constexpr int kRows = LANES == 16 ? 8 : 2; // query rows whose scores are held in registers
+constexpr int kWide = 4;                   // vectors of a value that are held in registers, for half as many rows
+
 /// Scores of `count` keys for every query row: out[r * kChunk + t] = q_r . k_t. The query rows are scaled already.
-template <int D, class T>
-void scores(const float *q, int rows, int dim_, const T *k, int64_t stride, int count, int64_t ahead, float *out) {
+template <int D, class T> void scores(const float *q, int rows, int dim_, const T *k, int64_t stride, int count, float *out) {
     const int dim = D ? D : dim_;
     for (int t = 0; t < count; ++t) {
         const T *key = k + t * stride;
-        if (ahead)
-            for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(key + ahead + d, 0, 2);
         for (int r = 0; r < rows; ++r) {
             const float *row = q + r * dim;
             Vec a{}, b{};
@@ -238,53 +278,93 @@ void scores(const float *q, int rows, int dim_, const T *k, int64_t stride, int 
     }
 }
 
-/// sums_r = sums_r * shrink_r + weights_r . v, each row's accumulators in registers, 8 vectors at a time.
-template <int D, class T>
-void gather(const float *weights, const float *shrink, int rows, int dim_, const T *v, int64_t stride, int count,
-            int64_t ahead, float *sums) {
+/// The same of a chunk's keys, transposed, for query rows from `r` on, R at a time.
+template <int D, int R> void scores_of_transposed(const float *q, int r, int rows, int dim_, const float *keys, float *out) {
+    constexpr int kVecs = kChunk / LANES;
     const int dim = D ? D : dim_;
-    constexpr int kWide = 8;
-    if (ahead)
-        for (int t = 0; t < count; ++t)
-            for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T)))
-                __builtin_prefetch(v + t * stride + ahead + d, 0, 2);
-    for (int r = 0; r < rows; ++r) {
-        float *row = sums + r * dim;
-        const float *weight = weights + r * kChunk;
-        const float shrunk = shrink != nullptr ? shrink[r] : 1.0f;
-        int d = 0;
-        for (; d + kWide * LANES <= dim; d += kWide * LANES) {
-            Vec acc[kWide];
-            for (int i = 0; i < kWide; ++i) acc[i] = load(row + d + i * LANES) * shrunk;
-            for (int t = 0; t < count; ++t) {
-                const T *value = v + t * stride + d;
-                for (int i = 0; i < kWide; ++i) acc[i] += weight[t] * load(value + i * LANES);
-            }
-            for (int i = 0; i < kWide; ++i) store(row + d + i * LANES, acc[i]);
+    for (; r + R <= rows; r += R) {
+        Vec acc[R][kVecs] = {};
+        for (int d = 0; d < dim; ++d) {
+            Vec key[kVecs];
+            for (int v = 0; v < kVecs; ++v) key[v] = load(keys + d * kPitch + v * LANES);
+            for (int i = 0; i < R; ++i)
+                for (int v = 0; v < kVecs; ++v) acc[i][v] += q[(r + i) * dim + d] * key[v];
         }
-        for (; d + LANES <= dim; d += LANES) {
-            Vec acc = load(row + d) * shrunk;
-            for (int t = 0; t < count; ++t) acc += weight[t] * load(v + t * stride + d);
-            store(row + d, acc);
-        }
-        for (; d < dim; ++d) {
-            float acc = row[d] * shrunk;
-            for (int t = 0; t < count; ++t) acc += weight[t] * one(v + t * stride + d);
-            row[d] = acc;
-        }
+        for (int i = 0; i < R; ++i)
+            for (int v = 0; v < kVecs; ++v) store(out + (r + i) * kChunk + v * LANES, acc[i][v]);
     }
+    if constexpr (R > 1) scores_of_transposed<D, R / 2>(q, r, rows, dim, keys, out);
+}
+
+/// sums_r = sums_r * shrink_r + weights_r . v for query rows from `r` on, R at a time, and W vectors from number `d` on.
+template <int R, int W, class T>
+void gather_rows(const float *weights, const float *shrink, int r, int rows, int dim, const T *v, int64_t stride, int count,
+                 int d, float *sums) {
+    for (; r + R <= rows; r += R) {
+        Vec acc[R][W];
+        for (int i = 0; i < R; ++i)
+            for (int w = 0; w < W; ++w)
+                acc[i][w] = load(sums + (r + i) * dim + d + w * LANES) * (shrink != nullptr ? shrink[r + i] : 1.0f);
+        for (int t = 0; t < count; ++t) {
+            Vec value[W];
+            for (int w = 0; w < W; ++w) value[w] = load(v + t * stride + d + w * LANES);
+            for (int i = 0; i < R; ++i)
+                for (int w = 0; w < W; ++w) acc[i][w] += weights[(r + i) * kChunk + t] * value[w];
+        }
+        for (int i = 0; i < R; ++i)
+            for (int w = 0; w < W; ++w) store(sums + (r + i) * dim + d + w * LANES, acc[i][w]);
+    }
+    if constexpr (R > 1) gather_rows<R / 2, W>(weights, shrink, r, rows, dim, v, stride, count, d, sums);
+}
+
+/// The same for all numbers of the head.
+template <int D, class T>
+void gather(const float *weights, const float *shrink, int rows, int dim_, const T *v, int64_t stride, int count, float *sums) {
+    const int dim = D ? D : dim_;
+    int d = 0;
+    for (; d + kWide * LANES <= dim; d += kWide * LANES)
+        gather_rows<kRows / 2, kWide>(weights, shrink, 0, rows, dim, v, stride, count, d, sums);
+    for (; d + LANES <= dim; d += LANES) gather_rows<kRows, 1>(weights, shrink, 0, rows, dim, v, stride, count, d, sums);
+    for (; d < dim; ++d)
+        for (int r = 0; r < rows; ++r) {
+            float acc = sums[r * dim + d] * (shrink != nullptr ? shrink[r] : 1.0f);
+            for (int t = 0; t < count; ++t) acc += weights[r * kChunk + t] * one(v + t * stride + d);
+            sums[r * dim + d] = acc;
+        }
 }
 
 struct Scratch {
     float *q, *sums, *scores, *maxima, *denominators, *shrink;
-    float *wide; // (kChunk, head_dim), or null where nothing is widened
 };
 
 Scratch lay_out(const Shape &shape, int64_t rows, float *at) {
     const int64_t width = rows * shape.head_dim;
     return {at, at + width, at + 2 * width, at + 2 * width + rows * kChunk, at + 2 * width + rows * (kChunk + 1),
-            at + 2 * width + rows * (kChunk + 2),
-            widens(shape, rows) ? at + 2 * width + rows * (kChunk + 3) : nullptr};
+            at + 2 * width + rows * (kChunk + 2)};
+}
+
+/// Up to kChunk keys of a row, and where they lie: each segment in one block, `at` its first key's number in the chunk.
+struct Segment {
+    int64_t block, offset; // of its first key in the pool, elements
+    int slot, at, count;
+};
+struct Chunk {
+    int key, count, num_segments;
+    Segment segments[kChunk];
+    int64_t offsets[kChunk]; // of each key
+};
+
+Chunk chunk_at(const Shape &shape, const Strides &kv, const int32_t *table, int key, int end) {
+    Chunk chunk{key, end - key < kChunk ? end - key : kChunk, 0, {}, {}};
+    for (int at = 0, count; at < chunk.count; at += count) {
+        const int slot = (key + at) % shape.block_size, left = chunk.count - at;
+        const int64_t block = table[(key + at) / shape.block_size];
+        count = shape.block_size - slot < left ? shape.block_size - slot : left;
+        const int64_t offset = block * kv.outer + slot * kv.token;
+        chunk.segments[chunk.num_segments++] = {block, offset, slot, at, count};
+        for (int t = 0; t < count; ++t) chunk.offsets[at + t] = offset + t * kv.token;
+    }
+    return chunk;
 }
 
 /// The rows of one tile: row r is head `head + r % group` of query `r / group`.
@@ -316,8 +396,13 @@ void shape_scores(const Shape &shape, const Call &call, const Tile &tile, int ke
 void soften(const Tile &tile, int count, const Scratch &scratch) {
     for (int r = 0; r < tile.rows; ++r) {
         float *row = scratch.scores + r * kChunk;
-        float most = scratch.maxima[r];
-        for (int t = 0; t < count; ++t) most = row[t] > most ? row[t] : most;
+        Vec tops = Vec{} + scratch.maxima[r];
+        for (int t = 0; t < count; t += LANES) {
+            const Vec next = load(row + t);
+            tops = next > tops ? next : tops;
+        }
+        float most = tops[0];
+        for (int i = 1; i < LANES; ++i) most = tops[i] > most ? tops[i] : most;
         if (most == kNone) { // nothing seen yet: no key of this chunk either
             scratch.shrink[r] = 0.0f;
             for (int t = 0; t < count; ++t) row[t] = 0.0f;
@@ -379,68 +464,72 @@ void finish_row(const Shape &shape, const Call &call, int64_t token, int head, f
     finish_row_as<float>(shape, call, token, head, most, total, sums);
 }
 
-/// Multiply what stands for `count` keys from token `key` of a block on by the scales of the keys or of the values.
-void rescale(const Call &call, const float *scales, const Head &head, int kv_head, int64_t block, int slot, int count) {
+/// Multiply what stands for the chunk's keys by the scales of the keys or of the values.
+void rescale(const Call &call, const float *scales, const Head &head, int kv_head, const Chunk &chunk) {
     if (scales == nullptr) return;
-    const float *from = scales + block * call.scale_strides.outer + slot * call.scale_strides.token +
-                        kv_head * call.scale_strides.head;
-    for (int r = 0; r < head.tile.rows; ++r)
-        for (int t = 0; t < count; ++t) head.scratch.scores[r * kChunk + t] *= from[t * call.scale_strides.token];
+    for (int s = 0; s < chunk.num_segments; ++s) {
+        const Segment &segment = chunk.segments[s];
+        const float *from = scales + segment.block * call.scale_strides.outer + segment.slot * call.scale_strides.token +
+                            kv_head * call.scale_strides.head;
+        for (int r = 0; r < head.tile.rows; ++r)
+            for (int t = 0; t < segment.count; ++t)
+                head.scratch.scores[r * kChunk + segment.at + t] *= from[t * call.scale_strides.token];
+    }
 }
 
-/// Up to kChunk keys of one block for all heads of the item. Memory is read in the order in which it lies: with the
-/// heads of a token side by side (NHD) a few tokens at a time, else head by head; `ahead` leads from one such step to
-/// the next, in the next block at the end.
+/// A chunk of keys and values for all heads of the item; `next` is the chunk after it. Memory is read in the order in
+/// which it lies: with the heads of a token side by side (NHD) a few tokens at a time, else head by head. `wide` holds
+/// head_dim x kPitch floats: keys transposed or widened, later values widened.
 template <int D, class T>
-void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int num_heads, int64_t block, int64_t next,
-                  int key, int count) {
+void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int num_heads, const Chunk &chunk, const Chunk &next,
+                  bool prompt, float *wide) {
     constexpr int kStep = 4;
     const Strides &kv = call.kv_strides;
-    const int64_t first = block * kv.outer + key % shape.block_size * kv.token;
-    const int64_t jump = next >= 0 ? (next - block) * kv.outer - key % shape.block_size * kv.token : 0;
-    const bool interleaved = kv.head < kv.token;
-    const int step = interleaved ? kStep : count;
-    const auto each = [&](auto visit) {
-        for (int t = 0; t < count; t += step) {
-            const int size = step < count - t ? step : count - t;
-            const int64_t at = first + t * kv.token, onward = t + step < count ? step * kv.token : jump ? jump - t * kv.token : 0;
-            for (int h = 0; h < num_heads; ++h) {
-                const bool last = h + 1 == num_heads;
-                const int64_t ahead = interleaved ? onward : !last ? kv.head : onward ? onward - h * kv.head : 0;
-                visit(heads[h], t, size, at + heads[h].offset, ahead);
+    const int rows = heads[0].tile.rows, dim = shape.head_dim, group = heads[0].tile.group;
+    const int step = num_heads > 1 && kv.head < kv.token ? kStep : kChunk;
+    const bool widens = shape.kv_format != Format::f32 && rows >= kWidenRows;
+    const auto each = [&](const void *pool, auto visit) {
+        for (int s = 0; s < chunk.num_segments; ++s)
+            for (int t = 0; t < chunk.segments[s].count; t += step) {
+                const Segment &segment = chunk.segments[s];
+                const int at = segment.at + t, count = step < segment.count - t ? step : segment.count - t;
+                for (int h = 0; h < num_heads; ++h) {
+                    const T *from = static_cast<const T *>(pool) + heads[h].offset;
+                    for (int i = at + step; i < at + step + count; ++i) {
+                        const int beyond = i - chunk.count;
+                        if (beyond >= next.count) break;
+                        const T *ahead = from + (beyond < 0 ? chunk.offsets[i] : next.offsets[beyond]);
+                        for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(ahead + d, 0, 2);
+                    }
+                    visit(heads[h].scratch, from + segment.offset + t * kv.token, at, count);
+                }
             }
-        }
     };
-    each([&](const Head &head, int t, int size, int64_t at, int64_t ahead) {
-        const T *keys = static_cast<const T *>(call.k) + at;
-        float *wide = head.scratch.wide, *out = head.scratch.scores + t;
-        if (wide == nullptr)
-            return scores<D>(head.scratch.q, head.tile.rows, shape.head_dim, keys, kv.token, size, ahead, out);
-        widen(keys, kv.token, size, shape.head_dim, wide);
-        scores<D>(head.scratch.q, head.tile.rows, shape.head_dim, wide, shape.head_dim, size, 0, out);
+    each(call.k, [&](const Scratch &scratch, const T *keys, int at, int count) {
+        if (prompt) return transpose_keys<D>(keys, kv.token, count, dim, wide + at);
+        if (!widens) return scores<D>(scratch.q, rows, dim, keys, kv.token, count, scratch.scores + at);
+        widen(keys, kv.token, count, dim, wide);
+        scores<D>(scratch.q, rows, dim, wide, dim, count, scratch.scores + at);
     });
-    const int group = shape.num_heads / shape.num_kv_heads, slot = key % shape.block_size;
+    if (prompt) scores_of_transposed<D, kRows>(heads[0].scratch.q, 0, rows, dim, wide, heads[0].scratch.scores);
     for (int h = 0; h < num_heads; ++h) {
         const int kv_head = heads[h].tile.head / group;
-        rescale(call, call.k_scales, heads[h], kv_head, block, slot, count);
-        shape_scores(shape, call, heads[h].tile, key, count, heads[h].scratch.scores);
-        soften(heads[h].tile, count, heads[h].scratch);
-        rescale(call, call.v_scales, heads[h], kv_head, block, slot, count);
+        rescale(call, call.k_scales, heads[h], kv_head, chunk);
+        shape_scores(shape, call, heads[h].tile, chunk.key, chunk.count, heads[h].scratch.scores);
+        soften(heads[h].tile, chunk.count, heads[h].scratch);
+        rescale(call, call.v_scales, heads[h], kv_head, chunk);
     }
-    each([&](const Head &head, int t, int size, int64_t at, int64_t ahead) {
-        const T *values = static_cast<const T *>(call.v) + at;
-        const float *weights = head.scratch.scores + t, *shrink = t == 0 ? head.scratch.shrink : nullptr;
-        float *wide = head.scratch.wide, *sums = head.scratch.sums;
-        if (wide == nullptr)
-            return gather<D>(weights, shrink, head.tile.rows, shape.head_dim, values, kv.token, size, ahead, sums);
-        widen(values, kv.token, size, shape.head_dim, wide);
-        gather<D>(weights, shrink, head.tile.rows, shape.head_dim, wide, shape.head_dim, size, 0, sums);
+    each(call.v, [&](const Scratch &scratch, const T *values, int at, int count) {
+        const float *weights = scratch.scores + at, *shrink = at == 0 ? scratch.shrink : nullptr;
+        if (!widens) return gather<D>(weights, shrink, rows, dim, values, kv.token, count, scratch.sums);
+        widen(values, kv.token, count, dim, wide);
+        gather<D>(weights, shrink, rows, dim, wide, dim, count, scratch.sums);
     });
 }
 
 template <int D, class T>
 void attend(const Shape &shape, const Call &call, const Item &item, const Query *queries, const Partials &partials,
-            float *memory) {
+            float *wide) {
     const int group = shape.num_heads / shape.num_kv_heads, rows = static_cast<int>(item.last - item.first) * group;
     const int32_t *table = call.tables + item.row * call.table_width;
     const int num_heads = item.head_end - item.head;
@@ -448,21 +537,18 @@ void attend(const Shape &shape, const Call &call, const Item &item, const Query 
     for (int h = 0; h < num_heads; ++h) {
         const int kv_head = item.head + h;
         heads[h] = {{rows, group, kv_head * group, queries + item.first},
-                    lay_out(shape, rows, memory + h * scratch_of(shape, rows)),
+                    lay_out(shape, rows, wide + shape.head_dim * kPitch + h * scratch_of(shape, rows)),
                     kv_head * call.kv_strides.head};
         const Scratch &scratch = heads[h].scratch;
         load_queries(shape, call, heads[h].tile, scratch.q);
         std::memset(scratch.sums, 0, sizeof(float) * rows * shape.head_dim);
         for (int r = 0; r < rows; ++r) scratch.maxima[r] = kNone, scratch.denominators[r] = 0.0f;
     }
-    for (int key = item.from; key < item.to;) {
-        const int logical = key / shape.block_size;
-        int count = (logical + 1) * shape.block_size - key;
-        count = count < item.to - key ? count : item.to - key;
-        count = count < kChunk ? count : kChunk;
-        const bool more = (logical + 1) * shape.block_size < item.to;
-        attend_chunk<D, T>(shape, call, heads, num_heads, table[logical], more ? table[logical + 1] : -1, key, count);
-        key += count;
+    Chunk chunks[2] = {chunk_at(shape, call.kv_strides, table, item.from, item.to)};
+    for (int at = 0; chunks[at].count != 0; at ^= 1) {
+        const Chunk &chunk = chunks[at], &next = chunks[at ^ 1];
+        chunks[at ^ 1] = chunk_at(shape, call.kv_strides, table, chunk.key + chunk.count, item.to);
+        attend_chunk<D, T>(shape, call, heads, num_heads, chunk, next, item.prompt, wide);
     }
     for (int h = 0; h < num_heads; ++h)
         for (int r = 0; r < rows; ++r) {
