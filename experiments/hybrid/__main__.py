@@ -37,7 +37,7 @@ from framework.replay.paths import RequestPaths
 from framework.workload.traces import open_trace
 
 UNIT = 512
-TRACES = {CONVERSATION: 400, AGENTIC: 250}
+TRACES = {CONVERSATION: 1_000, AGENTIC: 400}
 """The first requests of each."""
 MODELS = ("gemma-3-27b", "gpt-oss-120b", "qwen3-next-80b")
 BUDGETS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)

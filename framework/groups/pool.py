@@ -151,7 +151,7 @@ class Pool:
         self.host.admit((block,))
 
     def pin(self, blocks: Sequence[int], *, hit: bool = True) -> None:
-        """One more use of each of these; `hit`: found by a request, rather than published by another one again."""
+        """One more use of each of these, deepest first; `hit`: found by a request, not published once more."""
         self.clock.access += 1
         idle = [block for block in blocks if self.candidate[block]]
         for block in blocks:

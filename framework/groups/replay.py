@@ -191,9 +191,9 @@ class _Run:
             if refresh == "path":
                 others = [pool.find(g, self.path[(number + 1) * wide - 1]) for number in range(first)]
                 others = [block for block in others if block]
-                pool.pin(others)
+                pool.pin(others[::-1])
                 pool.release(others[::-1])
-            pool.pin(found)
+            pool.pin(found[::-1])
             self.tables[g] = [0] * first + found
             self.published[g], self.gone[g] = last, first
 

@@ -178,6 +178,27 @@ def test_what_a_policy_evicts_has_the_name_under_which_it_was_admitted(way: str)
     assert all(before == now is not None for before, now in gone), gone[:3]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_policy_gets_every_list_deepest_block_first(way: str) -> None:
+    class Looks(Lru):
+        def hit(self, blocks: Sequence[BlockId], now: float) -> None:
+            found.append([self.blocks.depth[block] for block in blocks])
+
+        def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+            super().pin(blocks, now)
+            self.hit(blocks, now)
+
+        def release(self, blocks: Sequence[BlockId], now: float) -> None:
+            super().release(blocks, now)
+            self.hit(blocks, now)
+
+    found: list[list[int]] = []
+    paths = paths_of(branching(60, 2))
+    replay_groups(paths, memories(LAYOUTS["full"], 140, paths, Looks)[way], Dense(), refresh="path")
+    assert max(map(len, found)) > 3, "no list to order"
+    assert all(depths == sorted(depths, reverse=True) for depths in found), found
+
+
 @pytest.mark.parametrize("name", sorted(names("eviction")))
 def test_policies_written_before_lead_every_way(name: str) -> None:
     paths = paths_of(branching(80, 2))
