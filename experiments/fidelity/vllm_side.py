@@ -36,6 +36,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from experiments.fidelity.our_side import VllmHash
 from experiments.fidelity.streams import Outcome, Talk
+from framework.errors import OutOfBlocks
 from framework.groups.kinds import KVGroup, alignment
 
 HASH = get_hash_fn_by_name("sha256_cbor")
@@ -54,12 +55,6 @@ def hash_scheme() -> VllmHash:
     """vLLM's names of blocks, for the replay."""
     init_none_hash(HASH)
     return VllmHash(HASH, hash_block_tokens)
-
-
-def groups_of(count: int, block_size: int) -> list[KVCacheGroupSpec]:
-    """`count` groups of one full-attention layer each."""
-    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float16)
-    return [KVCacheGroupSpec([f"layer.{i}"], spec) for i in range(count)]
 
 
 def specs_of(groups: Sequence[KVGroup]) -> list[KVCacheGroupSpec]:
@@ -87,7 +82,6 @@ def scheduler_of(
     watermark: float = 0.0,
     transfer: dict[str, Any] | None = None,
     events: bool = False,
-    num_groups: int = 1,
     groups: Sequence[KVGroup] = (),
     retention: int | None = None,
 ) -> Scheduler:
@@ -95,7 +89,7 @@ def scheduler_of(
 
     Args:
         transfer: of the connector, as --kv-transfer-config; None for none.
-        groups: instead of `num_groups` of full attention in blocks of `block_size`.
+        groups: instead of one of full attention in blocks of `block_size`.
         retention: prefix_cache_retention_interval, of groups that are not all full attention.
     """
     init_none_hash(HASH)
@@ -117,8 +111,8 @@ def scheduler_of(
     config.cache_config.num_gpu_blocks = num_blocks + 1
     if any(group.kind == "state" for group in groups):
         config.cache_config.mamba_cache_mode = "align"
-    specs = specs_of(groups) if groups else groups_of(num_groups, block_size)
-    step, unit = (alignment(groups), min(g.block_tokens for g in groups)) if groups else (block_size, block_size)
+    groups = groups or (KVGroup(name="full", kind="full", block_tokens=block_size, block_bytes=1),)
+    specs, step, unit = specs_of(groups), alignment(groups), min(group.block_tokens for group in groups)
     config.model_config = _Model(max_model_len=max_model_len, runner_type="generate", skip_tokenizer_init=True)
     manager: Any = scheduling.KVCacheManager
     drops = any(group.lookahead_drop for group in groups)  # which a draft model's configuration would bring
@@ -168,14 +162,20 @@ def run(
 
     Args:
         seen: called after every step.
+
+    Raises:
+        OutOfBlocks: a request that never fits.
     """
-    outcome, pending, requests = Outcome(), 0, scheduler.requests
+    outcome, pending, requests, idle = Outcome(), 0, scheduler.requests, 0
     _note_evictions(scheduler.kv_cache_manager.block_pool, outcome.evicted)
     while pending < len(talks) or scheduler.has_unfinished_requests():
         while pending < len(talks) and len(scheduler.waiting) < waiting:
             scheduler.add_request(request_of(str(pending), talks[pending], scheduler.hash_block_size))
             pending += 1
         scheduled = scheduler.schedule()
+        idle = 0 if scheduled.num_scheduled_tokens else idle + 1
+        if idle > 1_000:
+            raise OutOfBlocks(f"vLLM scheduled nothing in {idle} steps: a request does not fit; give it more blocks")
         for new in scheduled.scheduled_new_reqs:
             outcome.hits.setdefault(int(new.req_id), new.num_computed_tokens)  # preempted ones come again
         outcome.num_preemptions += len(scheduled.preempted_req_ids or ())

@@ -11,12 +11,15 @@ import numpy as np
 
 from experiments.fidelity.compare import unequal
 from experiments.fidelity.streams import FIRST_OUTPUT, Talk
+from framework.export.host_blocks import build_policy
+from framework.export.vllm_connector import lead
 from framework.groups.checkpoints import CheckpointRule, Dense, Retention
 from framework.groups.kinds import KVGroup
 from framework.groups.memory import OnePool
 from framework.groups.replay import replay_groups
 from framework.interfaces.workload import WorkloadRequest
-from framework.registry.components import build_component
+from framework.paged.last_requests import PromptEnds
+from framework.registry.components import Component
 from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.to_trace import as_trace
 
@@ -38,22 +41,28 @@ class Seen:
 
 
 def paths_of(talks: Sequence[Talk], unit: int) -> RequestPaths:
-    """What each request computes, its last token left out, which nothing computes."""
+    """What each request computes, its last token left out, which nothing computes. Turns are those of the prompts."""
+    ends = PromptEnds()
+
+    def turn(talk: Talk) -> int:
+        return ends.turn_of([talk.prompt[:end].tobytes() for end in range(unit, len(talk.prompt) + 1, unit)])
+
     requests = (
-        WorkloadRequest(prompt=np.concatenate([talk.prompt, talk.output[:-1]]), arrival_s=float(i))
+        WorkloadRequest(prompt=np.concatenate([talk.prompt, talk.output[:-1]]), arrival_s=float(i), turn=turn(talk))
         for i, talk in enumerate(talks)
     )
     return build_paths(as_trace(requests, unit), full_blocks_only=True)
 
 
 def here(
-    talks: Sequence[Talk], groups: Sequence[KVGroup], *, num_blocks: int, retention: int | None, chunk_tokens: int
-) -> Seen:
-    """The replay with one pool and LRU."""
+    talks: Sequence[Talk], groups: Sequence[KVGroup], *, num_blocks: int, retention: int | None, chunk_tokens: int,
+    eviction: Component = "lru",
+) -> Seen:  # fmt: skip
+    """The replay with one pool."""
     unit, seen = min(group.block_tokens for group in groups), Seen()
     paths = paths_of(talks, unit)
     memory = OnePool(
-        groups, lambda: build_component("eviction", "lru", {}), parents=paths.parents.tolist(), unit=unit,
+        groups, lambda: build_policy(eviction, num_blocks, block_size=unit), parents=paths.parents.tolist(), unit=unit,
         num_bytes=num_blocks * max(group.block_bytes for group in groups),
     )  # fmt: skip
     memory.on_evict = lambda group, node: seen.evicted.append((group, node))
@@ -70,9 +79,14 @@ def here(
 
 
 def in_vllm(
-    talks: Sequence[Talk], groups: Sequence[KVGroup], *, num_blocks: int, retention: int | None, chunk_tokens: int
-) -> Seen:
-    """vLLM's scheduler, one request at a time; contents by the numbers that the replay has for them."""
+    talks: Sequence[Talk], groups: Sequence[KVGroup], *, num_blocks: int, retention: int | None, chunk_tokens: int,
+    eviction: Component | None = None,
+) -> Seen:  # fmt: skip
+    """vLLM's scheduler, one request at a time; contents by the numbers that the replay has for them.
+
+    Args:
+        eviction: the policy that leads it; None: its own order.
+    """
     from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
 
     from experiments.fidelity import vllm_side
@@ -87,7 +101,8 @@ def in_vllm(
         request = vllm_side.request_of(str(i), talks[i], unit)
         request.append_output_token_ids(talks[i].output.tolist())
         nodes.update(zip(map(bytes, request.block_hashes), path, strict=False))
-    manager = scheduler.kv_cache_manager
+    manager, latest = scheduler.kv_cache_manager, [0]
+    watch = None if eviction is None else lead(manager, eviction, clock=lambda: float(latest[0]))
     pool, schedule = manager.block_pool, scheduler.schedule
     evict = pool._maybe_evict_cached_block
 
@@ -99,6 +114,7 @@ def in_vllm(
         return gone
 
     def looked(*args: Any, **kwargs: Any) -> Any:
+        latest[0] = int(next(iter(scheduler.requests)))
         output = schedule(*args, **kwargs)
         for name in output.num_scheduled_tokens:
             request = scheduler.requests[name]
@@ -113,6 +129,8 @@ def in_vllm(
     pool._maybe_evict_cached_block, scheduler.schedule = noted, looked
     outcome = vllm_side.run(talks, scheduler)
     seen.hits = [outcome.hits[i] for i in range(len(talks))]
+    if watch is not None and watch.queue.failure is not None:
+        raise watch.queue.failure
     return seen
 
 
@@ -156,11 +174,13 @@ def branching_talks(count: int, seed: int) -> list[Talk]:
     return talks
 
 
-def differences(layout: str, *, num_requests: int = 250, num_blocks: int = 150, **settings: Any) -> dict[str, Any]:
-    """What vLLM did on a made-up stream, and how much of it the replay did otherwise."""
+def differences(
+    layout: str, *, num_requests: int = 250, num_blocks: int = 150, eviction: Component | None = None, **settings: Any
+) -> dict[str, Any]:
+    """What vLLM did on a made-up stream, in its own order or led by a policy, and what the replay did otherwise."""
     talks, groups = branching_talks(num_requests, 3), LAYOUTS[layout]
-    theirs = in_vllm(talks, groups, num_blocks=num_blocks, **settings)
-    ours = here(talks, groups, num_blocks=num_blocks, **settings)
+    theirs = in_vllm(talks, groups, num_blocks=num_blocks, eviction=eviction, **settings)
+    ours = here(talks, groups, num_blocks=num_blocks, eviction=eviction or "lru", **settings)
     return {
         "groups": layout,
         **settings,

@@ -13,10 +13,11 @@ from typing import Any
 
 from framework.errors import ConfigError, Unsupported
 from framework.export.host_blocks import build_policy
-from framework.export.pool_facts import PoolFacts
+from framework.export.pool_facts import GroupFacts, PoolFacts
 from framework.export.vllm_idle import MovesNothing
 from framework.export.vllm_misses import MissWatch
 from framework.export.vllm_watch import PoolWatch
+from framework.groups.kinds import Kind, KVGroup
 
 TESTED = ("0.32.0", "0.33.0")
 """Versions of vLLM with which every hook below was tested; others are led where they have the same hooks."""
@@ -35,6 +36,12 @@ HOOKS: dict[str, dict[str, list[str]]] = {
     "KVConnectorBase_V1": {"bind_kv_cache_manager": ["kv_cache_manager"], "on_new_request": ["request"]},
 }  # fmt: skip
 """Methods of vLLM's classes that are wrapped, replaced or waited for, and their leading parameters."""
+
+KINDS: Mapping[str, Kind | None] = {
+    "FullAttentionSpec": "full", "SlidingWindowSpec": "window", "ChunkedLocalAttentionSpec": "chunk",
+    "MambaSpec": "state", "RSWASpec": None,
+}  # fmt: skip
+"""What vLLM's specifications of a group, and those derived of them, are here; None: nothing."""
 
 _LOGGER = logging.getLogger("vllm.framework.export")  # below vLLM's own logger, whose handlers print it
 _OPTIONS = ("eviction", "seed", "clock", "explain")
@@ -60,33 +67,63 @@ def lead(
         clock: the policy's `now`, non-decreasing.
 
     Raises:
-        Unsupported: vLLM lacks a hook; prefix caching is off; several KV cache groups; a policy of the future.
+        Unsupported: vLLM lacks a hook; prefix caching is off; as `kv_groups`; a policy of the future.
         InvalidArgument, UnknownPlugin and others: as `build_policy`.
     """
     pool = manager.block_pool
     require_hooks(KVCacheManager=manager, BlockPool=pool, FreeKVCacheBlockQueue=pool.free_block_queue)
     if not manager.enable_caching:
         raise Unsupported("prefix caching is off, so there is nothing to evict; --enable-prefix-caching")
-    if manager.num_kv_cache_groups != 1:
-        raise Unsupported(
-            f"the model has {manager.num_kv_cache_groups} KV cache groups; a hit needs a block of every group, and "
-            "a policy orders single blocks; serve it with --disable-hybrid-kv-cache-manager or without PolicyConnector"
-        )
-    num_blocks = pool.num_gpu_blocks - 1
-    block_size = manager.coordinator.single_type_managers[0].block_size
-    policy = build_policy(eviction, num_blocks, block_size=block_size, seed=seed)
-    hash_of = importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
-    watch = PoolWatch(manager, PoolFacts(policy, num_blocks, block_size, clock), hash_of)
+    num_blocks, managers = pool.num_gpu_blocks - 1, manager.coordinator.single_type_managers
+    block_size, hash_of = managers[0].block_size, importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
+    if manager.num_kv_cache_groups == 1:
+        policy = build_policy(eviction, num_blocks, block_size=block_size, seed=seed)
+        facts, tokens = PoolFacts(policy, num_blocks, block_size, clock), f"{block_size} tokens"
+    else:
+        groups, hash_of = kv_groups(manager), bytes
+        policy = build_policy(eviction, num_blocks, block_size=pool.hash_block_size, seed=seed)
+        facts = GroupFacts(policy, groups, num_blocks, pool.hash_block_size, clock)
+        tokens = ", ".join(f"{group.block_tokens} tokens ({group.kind})" for group in groups)
+    watch = PoolWatch(manager, facts, hash_of)
     version = importlib.import_module("vllm.version").__version__
     tested = "" if version.partition("+")[0] in TESTED else f"; tested with {' and '.join(TESTED)}, this is {version}"
     _LOGGER.info(
-        "%s names what vLLM evicts, over %d blocks of %d tokens%s",
+        "%s names what vLLM evicts, over %d blocks of %s%s",
         type(policy).__name__,
         num_blocks,
-        block_size,
+        tokens,
         tested,
     )
     return watch
+
+
+def kv_groups(manager: Any) -> list[KVGroup]:
+    """The KV cache groups of a KVCacheManager, in its order.
+
+    Raises:
+        Unsupported: a group of a kind that no replay here knows, or one whose blocks are in a pool of its own.
+    """
+    coordinator, groups = manager.coordinator, list[KVGroup]()
+    drops = getattr(coordinator, "drop_eagle_group_ids", getattr(coordinator, "eagle_group_ids", ()))
+    described = zip(coordinator.single_type_managers, coordinator.kv_cache_config.kv_cache_groups, strict=True)
+    for number, (one, group) in enumerate(described):
+        whole, layers = group.kv_cache_spec, len(group.layer_names)
+        spec = next(iter(whole.kv_cache_specs.values())) if hasattr(whole, "kv_cache_specs") else whole
+        kind = next((KINDS[base.__name__] for base in type(spec).__mro__ if base.__name__ in KINDS), None)
+        if kind is None or one.block_pool is not manager.block_pool:
+            raise Unsupported(
+                f"KV cache group {number} is of {type(spec).__name__}"
+                + ("" if kind is None else " with blocks in a pool of its own")
+                + "; PolicyConnector leads full, sliding-window and chunked attention and recurrent states in one "
+                "pool; serve this model without it"
+            )
+        groups.append(KVGroup(
+            name=f"{kind}_{number}", kind=kind, block_tokens=one.block_size,
+            block_bytes=whole.page_size_bytes * (layers if spec is whole else 1),
+            length=getattr(spec, {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(kind, ""), 0),
+            lookahead_drop=number in drops and kind in ("full", "window"),
+        ))  # fmt: skip
+    return groups
 
 
 def require_hooks(**objects: Any) -> None:
@@ -190,6 +227,11 @@ class _Methods(MovesNothing):
                 kv_cache_manager, eviction, seed=seed, clock=self._seconds if clock == "seconds" else self._step
             )
         if self.explain is not None:
+            if kv_cache_manager.num_kv_cache_groups != 1:
+                raise Unsupported(
+                    f"explain has a cause for each block of one group, and the model has "
+                    f"{kv_cache_manager.num_kv_cache_groups} KV cache groups; leave it out"
+                )
             hash_of = importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
             policy = (
                 "vllm" if eviction is None else str(eviction.get("name") if isinstance(eviction, Mapping) else eviction)

@@ -24,7 +24,8 @@ class PolicyQueue:
     Args:
         order: vLLM's FreeKVCacheBlockQueue.
         blocks: the pool's blocks, by id.
-        hash_of: the hash of a content, of a block's `block_hash`, which names the cache group too.
+        hash_of: what names a content to `facts`, of a block's `block_hash`: its hash, and its group where there are
+            several.
         on_declined: takes free blocks whose content the policy would not keep, to give it up.
 
     Attributes:
@@ -43,7 +44,7 @@ class PolicyQueue:
         self.order, self.blocks, self._on_declined, self.hash_of = order, blocks, on_declined, hash_of
         self.facts: PoolFacts | None = facts
         self.failure: Exception | None = None
-        self._pool = facts.pool
+        self._candidate = facts.candidate
         self._counted = False
 
     @property
@@ -76,7 +77,7 @@ class PolicyQueue:
 
     def remove(self, block: Any) -> None:
         """A free block is used again."""
-        if self._pool.candidate[block.block_id]:
+        if self._candidate[block.block_id]:
             self.attempt(lambda facts: facts.pin(block.block_id))
         self.order.remove(block)
 
@@ -120,7 +121,7 @@ class PolicyQueue:
 
     def _give_up(self, error: Exception) -> None:
         self.facts, self.failure = None, error
-        self._pool.candidate[:] = bytes(len(self._pool.candidate))
+        self._candidate[:] = bytes(len(self._candidate))
         logger.error(
             "The eviction policy failed and is not asked again; blocks go in vLLM's own order from here on, as without "
             "a PolicyConnector. %s: %s",
@@ -137,12 +138,13 @@ class PolicyQueue:
 
     def _release(self, facts: PoolFacts, blocks: list[Any]) -> None:
         self._tick(facts)
-        key = facts.pool.block_hash
+        names = facts.names
         cached = [block for block in blocks if block.block_hash is not None]
         for block in cached:
-            if key[block.block_id] is None:  # published by a way that nobody watches, such as a load by a connector
-                depth = max(0, (block.block_hash_num_tokens or 0) // facts.pool.block_size - 1)
-                facts.admit([block.block_id], [depth], [0], [self.hash_of(block.block_hash)])
+            if names[block.block_id] is None:  # published by a way that nobody watches, such as a load by a connector
+                name = self.hash_of(block.block_hash)
+                depth = max(0, (block.block_hash_num_tokens or 0) // facts.tokens_of(name) - 1)
+                facts.admit([block.block_id], [depth], [0], [name])
         declined = facts.release([block.block_id for block in cached])
         if declined:
             self._on_declined([self.blocks[block] for block in declined])

@@ -29,7 +29,7 @@ class PoolWatch:
     Args:
         manager: vLLM's KVCacheManager, with nothing cached yet.
         facts: for the pool's blocks.
-        hash_of: vLLM's get_block_hash.
+        hash_of: as `PolicyQueue` takes it.
 
     Attributes:
         num_steps: that the scheduler has begun.
@@ -91,14 +91,13 @@ class PoolWatch:
 
     def _touching(self, blocks: Sequence[Any]) -> None:
         facts, request = self.queue.facts, self._request
-        key = facts.pool.block_hash if facts is not None else []
-        found = [block.block_id for block in blocks if not block.is_null and key[block.block_id] is not None]
+        names = facts.names if facts is not None else []
+        found = [block.block_id for block in blocks if not block.is_null and names[block.block_id] is not None]
         if facts is None or not found:
             return
-        self._hit_blocks = len(found)
         facts.tick()
         self.queue.counted(under_way=True)
-        facts.hit(found, 0 if request is None else -request.priority)
+        self._hit_blocks = max(self._hit_blocks, facts.hit(found, 0 if request is None else -request.priority))
 
     def _cached(
         self, facts: PoolFacts, result: None, request: Any, blocks: Sequence[Any], num_cached_blocks: int,
@@ -121,10 +120,11 @@ class PoolWatch:
             priority=known.priority,
             tenant=known.tenant,
             request=known.facts,
+            chain=request.block_hashes,
         )
 
     def _unhashed(self, facts: PoolFacts, result: None, block_ids: set[int]) -> None:
-        gone = [self.pool.blocks[block] for block in sorted(block_ids) if facts.pool.block_hash[block] is not None]
+        gone = [self.pool.blocks[block] for block in sorted(block_ids) if facts.names[block] is not None]
         gone = [block for block in gone if block.block_hash is None]
         for block in gone:
             facts.drop(block.block_id)

@@ -15,6 +15,7 @@ from framework.interfaces.eviction import EvictionPolicy
 
 Policies = Callable[[], EvictionPolicy]
 """Makes a fresh policy: one for each order that a way of sharing keeps."""
+Parents = Sequence[int] | dict[int, int]
 
 
 class Memory:
@@ -32,7 +33,7 @@ class Memory:
 
     merge = True
 
-    def __init__(self, groups: Sequence[KVGroup], *, parents: Sequence[int], unit: int) -> None:
+    def __init__(self, groups: Sequence[KVGroup], *, parents: Parents, unit: int) -> None:
         self.groups, self.step, self.unit, self.parents = tuple(groups), alignment(groups), unit, parents
         if any(group.block_tokens % unit for group in groups):
             raise InvalidArgument(f"blocks must be multiples of {unit} tokens, as the trace's are, found "
@@ -68,8 +69,11 @@ class Memory:
 
         return find_hit(self.groups, present, limit)
 
-    def publish(self, group: int, block: int, path: Sequence[int], number: int) -> int:
-        """The group's block `number` of this path is complete. Returns the block that holds it from now on."""
+    def publish(self, group: int, block: int, path: Parents, number: int) -> int:
+        """The group's block `number` of this path is complete. Returns the block that holds it from now on.
+
+        Of `path` the prefixes that end with this block and with the one before it are read.
+        """
         shape, pool = self.groups[group], self.pools[group]
         wide = shape.block_tokens // self.unit
         node, above = path[(number + 1) * wide - 1], path[number * wide - 1] if number else -1

@@ -77,6 +77,7 @@ class Pool:
         self.node, self.node_above, self.candidate = [-1] * rows, [-1] * rows, bytearray(rows)
         self.group, self.num_bytes, self.end, self.ref, self.parent, self.depth, self.last_access, self.admitted, \
             self.hits, self.children, self.partners = ([0] * rows for _ in range(11))  # fmt: skip
+        self.priority, self.tenant = [0] * rows, [0] * rows
         self.last_request = [UNKNOWN_REQUEST] * rows if policy.needs_requests else ConstantColumn(UNKNOWN_REQUEST)
         self.index: dict[tuple[int, int], list[int]] = {}
         self.free = list(range(num_blocks, 0, -1))
@@ -89,7 +90,7 @@ class Pool:
         rows = self.num_blocks + 1
         self._host.policy.attach(GroupView(
             depth=self.depth, num_tokens=self.end, admitted=self.admitted, last_access=self.last_access, hits=self.hits,
-            priority=ConstantColumn(0, rows), tenant=ConstantColumn(0, rows), children=self.children,
+            priority=self.priority, tenant=self.tenant, children=self.children,
             next_use=ConstantColumn(float("inf"), rows), key=ComputedColumn(self._key, rows),
             parent=ComputedColumn(self._above, rows),
             partial=ConstantColumn(False, rows), last_request=self.last_request, group=self.group,
@@ -152,6 +153,8 @@ class Pool:
 
     def pin(self, blocks: Sequence[int], *, hit: bool = True) -> None:
         """One more use of each of these, deepest first; `hit`: found by a request, not published once more."""
+        if not blocks:
+            return
         self.clock.access += 1
         idle = [block for block in blocks if self.candidate[block]]
         for block in blocks:
@@ -167,8 +170,8 @@ class Pool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """One use less of each, deepest first. Without content and user a block is free, the first to be taken."""
-        self.clock.access += 1
         host, kept = self.host, list[int]()
+        self.clock.access += any(self.ref[block] == 1 and self.node[block] >= 0 for block in blocks)
         for block in blocks:
             self.ref[block] -= 1
             if self.ref[block]:
@@ -178,7 +181,7 @@ class Pool:
                 continue
             self.unreferenced += 1
             self.last_access[block] = self.clock.access
-            if isinstance(self.last_request, list):
+            if isinstance(self.last_request, list) and self.clock.facts is not UNKNOWN_REQUEST:
                 self.last_request[block] = self.clock.facts
             if not self.leaf_only or not self.children[block]:
                 kept += host.kept([block], self._gone)

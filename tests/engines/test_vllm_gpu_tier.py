@@ -215,11 +215,6 @@ def test_it_combines_with_another_connector() -> None:
     assert type(pool.free_block_queue).__name__ == "PolicyQueue"
 
 
-def test_several_cache_groups_are_refused_with_the_reason() -> None:
-    with pytest.raises(Unsupported, match=r"2 KV cache groups.*--disable-hybrid-kv-cache-manager"):
-        vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru"), num_groups=2)
-
-
 def test_another_version_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.version.__version__", "0.34.1")
     with pytest.raises(Unsupported, match=r"vLLM 0\.34\.1 is not a version .* pip install vllm==0\.33\.0"):

@@ -1,4 +1,4 @@
-"""vLLM's own coordinator over several groups of KV does what the replay over groups does."""
+"""vLLM's own coordinator over several groups of KV does what the replay over groups does, led by a policy or not."""
 
 from __future__ import annotations
 
@@ -6,14 +6,129 @@ from typing import Any
 
 import pytest
 
-from experiments.hybrid.equal import SETTINGS, differences
+from experiments.fidelity import vllm_side
+from experiments.hybrid.equal import LAYOUTS, SETTINGS, branching_talks, differences, here, in_vllm
+from framework import registry
+from framework.errors import Unsupported
+from framework.export.vllm_connector import kv_groups, lead
+from framework.groups.orders import Coupled
+from framework.groups.pool import GroupView
+from framework.interfaces.eviction import BlockView
+from framework_builtin.eviction.lru import Lru
 
 pytestmark = pytest.mark.timeout(600)
+
+NOT_EQUAL = {
+    "lease": "ends ties by the numbers of blocks, which the replay gives out in an order of its own",
+    "w_tinylfu": "counts names in a sketch, where those of the replay collide with others",
+}
+LED = [name for name in registry.names("eviction") if not registry.load("eviction", name).needs_future]
+MIXED = {"num_blocks": 100, "retention": 64, "chunk_tokens": 96}
+
+
+def transfer(eviction: str | None, **options: Any) -> dict[str, Any]:
+    return {
+        "kv_connector": "PolicyConnector",
+        "kv_connector_module_path": "framework.export.vllm_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"eviction": eviction, "clock": "steps", **options},
+    }
+
+
+def same(found: dict[str, Any]) -> None:
+    assert found["hit_tokens"] > 2_000, found
+    assert found["evictions"] > 100, found
+    assert not any(count for key, count in found.items() if "differ" in key), found
 
 
 @pytest.mark.parametrize(("layout", "settings"), SETTINGS, ids=lambda value: str(value).replace(" ", ""))
 def test_hits_evictions_blocks_and_junctions_are_vllm_s(layout: str, settings: dict[str, Any]) -> None:
-    found = differences(layout, num_requests=120, num_blocks=100, **settings)
-    assert found["hit_tokens"] > 2_000, found
+    same(differences(layout, num_requests=120, **settings))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("connected", [False, True], ids=["without_connector", "with_connector"])
+def test_lru_is_vllm_s_own_order_with_requests_in_flight_together(layout: str, connected: bool) -> None:
+    """Against vLLM alone; with a connector, which makes vLLM free in another order, against one that leads nothing."""
+    talks, groups = branching_talks(200, 5), LAYOUTS[layout]
+
+    def scheduler_of(eviction: str | None) -> Any:
+        return vllm_side.scheduler_of(
+            num_blocks=160, block_size=16, groups=groups, max_batch_requests=6, max_batch_tokens=256,
+            retention=None if "chunk" in layout else 0, transfer=transfer(eviction) if connected else None,
+        )  # fmt: skip
+
+    stock, scheduler = vllm_side.run(talks, scheduler_of(None)), scheduler_of("lru")
+    watch = scheduler.connector.watch if connected else lead(scheduler.kv_cache_manager, "lru")
+    ours = vllm_side.run(talks, scheduler)
+    facts = watch.queue.facts
+    assert watch.queue.failure is None
+    assert len(stock.evicted) > 500, "a stream that evicts little shows little"
+    assert any(len(step) > 3 for step in stock.steps), "no batch: the test shows nothing"
+    assert (ours.evicted, ours.hits, ours.steps) == (stock.evicted, stock.hits, stock.steps)
+    assert facts.num_candidates == sum(facts.candidate) > 0
+    blocks = scheduler.kv_cache_manager.block_pool.blocks
+    assert [name is not None for name in facts.names] == [block.block_hash is not None for block in blocks]
+
+
+@pytest.mark.parametrize("eviction", [*LED, Coupled], ids=lambda each: each if isinstance(each, str) else each.__name__)
+def test_the_replay_over_groups_says_what_a_policy_hits_and_evicts_in_vllm(eviction: Any) -> None:
+    found = differences("full, window, state", num_requests=120, eviction=eviction, **MIXED)
     assert found["evictions"] > 100, found
-    assert not any(count for key, count in found.items() if "differ" in key), found
+    if eviction not in NOT_EQUAL:
+        assert not any(count for key, count in found.items() if "differ" in key), found
+
+
+class Reads(Lru):
+    """Notes all that the view of groups says of a block that goes."""
+
+    seen: list[tuple[Any, ...]] = []  # noqa: RUF012 -- of the run under way
+
+    def attach(self, blocks: BlockView) -> None:
+        super().attach(blocks)
+        assert isinstance(blocks, GroupView)
+        self.view = blocks
+
+    def evicted(self, block: Any, now: float) -> None:
+        view = self.view
+        self.seen.append((
+            view.group[block], view.end[block], view.depth[block], view.resume[block], view.replay_cost[block],
+            view.end[view.above[block]] if view.above[block] else 0, view.branches[block], view.children[block],
+            view.hits[block], view.last_access[block], view.admitted[block], view.end[view.parent[block]],
+        ))  # fmt: skip
+        super().evicted(block, now)
+
+
+@pytest.mark.parametrize("layout", ["full, window of smaller blocks", "full, window, state", "full, chunk"])
+def test_a_policy_reads_in_vllm_what_it_reads_in_the_replay(layout: str) -> None:
+    talks, sides = branching_talks(80, 3), []
+    for side in (in_vllm, here):
+        Reads.seen = []
+        side(talks, LAYOUTS[layout], num_blocks=60, retention=None, chunk_tokens=96, eviction=Reads)
+        sides.append(Reads.seen)
+    assert len(sides[0]) > 100
+    assert sides[0] == sides[1]
+    assert {True, False} == {facts[3] for facts in sides[0]}, "some can be resumed from, some not"
+
+
+def test_the_groups_are_those_of_vllm_s_configuration() -> None:
+    for groups in LAYOUTS.values():
+        manager = vllm_side.scheduler_of(num_blocks=50, block_size=16, groups=groups).kv_cache_manager
+        found = kv_groups(manager)
+        asked = [(group.kind, group.block_tokens, group.length, group.lookahead_drop) for group in groups]
+        assert [(group.kind, group.block_tokens, group.length, group.lookahead_drop) for group in found] == asked
+        assert all(group.block_bytes == 4 * group.block_tokens for group in found if group.kind != "state"), found
+
+
+def test_what_is_not_led_is_refused() -> None:
+    groups = LAYOUTS["full, window"]
+    with pytest.raises(Unsupported, match="2 KV cache groups; leave it out"):
+        vllm_side.scheduler_of(num_blocks=50, groups=groups, transfer=transfer("lru", explain="somewhere"))
+    manager = vllm_side.scheduler_of(num_blocks=50, groups=groups).kv_cache_manager
+    manager.coordinator.single_type_managers[1].block_pool = None
+    with pytest.raises(Unsupported, match="group 1 is of SlidingWindowSpec with blocks in a pool of its own"):
+        lead(manager)
+    manager = vllm_side.scheduler_of(num_blocks=50, groups=groups).kv_cache_manager
+    manager.coordinator.kv_cache_config.kv_cache_groups[0].kv_cache_spec = object()
+    with pytest.raises(Unsupported, match="group 0 is of object; PolicyConnector leads full"):
+        lead(manager)
