@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from eviction_histories import Pool, evicted, victims
 from replay_helpers import workload
 
@@ -67,3 +69,13 @@ def test_explorers_outlive_denser_blocks_within_their_budget() -> None:
     policy._samples = 32
     assert set(pool.drain(9.0)[:2]) == {5, 6}
     assert policy._budget == 4, "evicted explorers give their place back"
+
+
+def test_a_copy_of_the_model_learns_for_itself() -> None:
+    model = _Model()
+    before = bytes(model.densities)
+    copied = copy.deepcopy(model)
+    copied.hit_at, copied.evicted_at = [5] * 100, [9] * 300
+    copied.learn()
+    assert bytes(model.densities) == before
+    assert bytes(copied.densities) != before

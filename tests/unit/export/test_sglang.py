@@ -8,6 +8,7 @@ import heapq
 import pytest
 from engine_stand_ins import Node
 
+from framework import registry
 from framework.errors import InvalidArgument, OutOfBlocks, UnknownPlugin, Unsupported
 from framework.export import as_sglang, one_page_nodes
 from framework.export.sglang import OrderStrategy, ScoreStrategy
@@ -95,7 +96,9 @@ def test_lru_evicts_as_sglangs_own(policy):
     assert found == expected, (found, expected)
 
 
-@pytest.mark.parametrize("policy", ["lru", "leaf_lru", "fifo", "s3fifo", "arc", "lfu", "mru", "gdsf", "clock", "sieve"])
+@pytest.mark.parametrize(
+    "policy", [name for name in registry.names("eviction") if not registry.load("eviction", name).needs_future]
+)
 def test_every_policy_evicts_the_whole_tree_once_and_children_first(policy):
     tree = Tree(as_sglang(policy, num_blocks=50))
     gone = story(tree)
