@@ -243,7 +243,8 @@ class GroupFacts(PoolFacts):
     def hit(self, blocks: Sequence[int], priority: int = 0) -> int:
         pool = self._pool
         for block in blocks:
-            pool.priority[block] = max(pool.priority[block], priority)
+            if priority > pool.priority[block]:
+                pool.priority[block] = priority
         self._timed()
         pool.pin(blocks[::-1])
         if self.requests is not None:
