@@ -3,6 +3,10 @@
 pytest tests/bench/test_bench_hot_paths.py --benchmark-only --benchmark-group-by=group
 """
 
+import sys
+from collections import Counter
+from types import FrameType
+
 import numpy as np
 import pytest
 
@@ -10,6 +14,7 @@ from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.interfaces.eviction import BlockView
+from framework.llm import LLM
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.testing.engines import prompts
@@ -92,3 +97,27 @@ def test_engine_without_a_model(benchmark, name):
     engine, requests = benchmark(serve)
     assert engine.metrics.num_output_tokens == 32 * len(requests)
     benchmark.extra_info["steps"] = engine.metrics.num_steps
+
+
+def test_one_group_of_kv_pays_nothing_for_several() -> None:
+    """Calls that serving windows added, of all calls of a run of one group: hits, prefill and decode; at most 2 %."""
+    llm = LLM("tiny", block_size=16, num_blocks=128, backend="torch")
+    prompts = [list(range(4 + row, 64 + row)) for row in range(4)]
+    sampling, calls = Sampling(max_tokens=40, ignore_eos=True), Counter[bool]()
+    llm.generate(prompts, sampling)
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            code = frame.f_code
+            calls["framework/groups/" in code.co_filename or code.co_name in ("further_tables", "set_further")] += 1
+
+    before = llm.stats()["hit_tokens"]
+    sys.setprofile(count)
+    try:
+        llm.generate(prompts, sampling)
+    finally:
+        sys.setprofile(None)
+    assert llm.groups == ()
+    assert llm.stats()["hit_tokens"] > before, "the prompts were not found again: lookups are not counted"
+    assert calls[False] > 5_000, calls
+    assert calls[True] <= 0.02 * calls[False], calls
