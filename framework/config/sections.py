@@ -137,7 +137,6 @@ class ReplayOptions(Section):
     efficiency: float = setting(
         0.8, "executor=roofline: share of the device's ceilings that is reached", above=0, at_most=1
     )
-    overhead_s: float = setting(0.0005, "executor=roofline: fixed seconds a step", at_least=0, at_most=10**9)
     num_devices: int = setting(1, "executor=roofline: devices that share the model", at_least=1, at_most=4096)
     window: int | None = setting(
         None,

@@ -357,7 +357,6 @@ def _executor(
                 dtype=options.dtype,
                 kv_dtype=config.cache.kv_dtype,
                 efficiency=options.efficiency,
-                overhead_s=options.overhead_s,
                 num_devices=options.num_devices,
                 window=options.window,
             ),

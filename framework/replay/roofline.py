@@ -77,7 +77,7 @@ class Roofline:
         if not 0 < efficiency <= 1:
             raise ConfigError(f"replay.efficiency must be above 0 and at most 1, found {efficiency}")
         if overhead_s < 0:
-            raise ConfigError(f"replay.overhead_s must be at least 0, found {overhead_s}")
+            raise ConfigError(f"overhead_s must be at least 0, found {overhead_s}")
         if num_devices < 1:
             raise ConfigError(f"replay.num_devices must be at least 1, found {num_devices}")
         self._window = window

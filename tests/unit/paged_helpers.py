@@ -36,7 +36,7 @@ def make(
     hash: Any = None,
     eviction: EvictionPolicy | None = None,
     watermark: float = 0.0,
-    leaf_only: bool = False,
+    **options: Any,
 ) -> PagedAllocator:
     return kind(
         num_blocks=num_blocks,
@@ -44,7 +44,7 @@ def make(
         hash=hash or Sha256(),
         eviction=eviction or Lru(),
         watermark=watermark,
-        leaf_only=leaf_only,
+        **options,
     )
 
 

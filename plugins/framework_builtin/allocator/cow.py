@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from framework.paged.allocator import PagedAllocator
+from framework_builtin.allocator.naive import NaiveAllocator
 
 
-class CowAllocator(PagedAllocator):
+class CowAllocator(NaiveAllocator):
     """Forks share all blocks and copy one on first write; nothing across requests. vLLM V0's NaiveBlockAllocator."""
 
-    share_prefix = False
     share_forks = "all"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.hash import HashScheme
 from framework.paged.allocator import PagedAllocator
 
 
@@ -10,3 +12,10 @@ class NaiveAllocator(PagedAllocator):
 
     share_prefix = False
     share_forks = "none"
+
+    def __init__(
+        self, *, num_blocks: int, block_size: int, hash: HashScheme, eviction: EvictionPolicy, watermark: float = 0.01
+    ) -> None:
+        super().__init__(
+            num_blocks=num_blocks, block_size=block_size, hash=hash, eviction=eviction, watermark=watermark
+        )

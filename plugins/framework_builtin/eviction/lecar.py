@@ -7,10 +7,13 @@ import math
 import random
 from collections.abc import Sequence
 
-from framework.errors import InvalidArgument, NoCandidate
+from framework.errors import NoCandidate
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.types import BlockId
 from framework_builtin.eviction._queue import Ghosts, Recency
+
+_LEARNING_RATE, _DISCOUNT = 0.45, 0.005
+"""The paper's lambda, and the base of its d = _DISCOUNT ** (1 / num_blocks)."""
 
 
 class LeCaR(EvictionPolicy):
@@ -22,18 +25,12 @@ class LeCaR(EvictionPolicy):
     from `seed`. O(log n) amortised a call.
 
     Args:
-        learning_rate, discount: lambda and the base of d = discount ** (1 / num_blocks).
         seed: of the draws.
 
     Source: Vietri et al., HotStorage 2018, "Driving cache replacement with ML-based LeCaR".
     """
 
-    def __init__(self, learning_rate: float = 0.45, discount: float = 0.005, seed: int = 0) -> None:
-        if not (learning_rate > 0 and 0 < discount < 1):
-            raise InvalidArgument(
-                f"lecar needs learning_rate > 0 and 0 < discount < 1, found {learning_rate} and {discount}"
-            )
-        self._rate, self._discount_base = learning_rate, discount
+    def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
         self._recency = Recency()
         self._uses: dict[BlockId, int] = {}
@@ -45,7 +42,7 @@ class LeCaR(EvictionPolicy):
 
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
-        self._discount = self._discount_base ** (1 / blocks.num_blocks)
+        self._discount = _DISCOUNT ** (1 / blocks.num_blocks)
         self._by_lru, self._by_lfu = Ghosts(blocks.num_blocks), Ghosts(blocks.num_blocks)
 
     def admit(self, blocks: Sequence[BlockId], now: float) -> None:
@@ -119,7 +116,7 @@ class LeCaR(EvictionPolicy):
     def _regret(self, evicted_at: float | None, blame_lru: bool) -> None:
         if evicted_at is None:
             return
-        gain = math.exp(self._rate * self._discount ** (self._clock - evicted_at))
+        gain = math.exp(_LEARNING_RATE * self._discount ** (self._clock - evicted_at))
         lru, lfu = self._lru_weight, 1 - self._lru_weight
         lru, lfu = (lru, lfu * gain) if blame_lru else (lru * gain, lfu)
         self._lru_weight = min(max(lru / (lru + lfu), 0.01), 0.99)

@@ -52,30 +52,32 @@ class Lhd(DrawnPolicy):
 
     Args:
         samples: candidates drawn for each eviction.
-        interval: accesses between two models; null is the number of blocks, at least 16,384. The authors' simulator
+        seed: of the draws.
+
+    Attributes:
+        interval: accesses between two models; None is the number of blocks, at least 16,384. The authors' simulator
             takes 2 ** 20, which is longer than some traces of blocks.
         explorers: most blocks that explore, as a share of all; one access in 32 makes one.
-        seed: of the draws.
 
     Source: Beckmann, Chen and Cidon, NSDI 2018, "LHD: Improving cache hit rate by maximizing hit density"; constants
     and the list of recent admissions as in the authors' simulator, CMU-CORGI/LHD.
     """
 
-    def __init__(self, samples: int = 32, interval: int | None = None, explorers: float = 0.01, seed: int = 0) -> None:
-        if samples < 1 or (interval is not None and interval < 1) or not 0 <= explorers < 1:
-            raise InvalidArgument(
-                "lhd needs samples >= 1, interval >= 1 or null and 0 <= explorers < 1, found "
-                f"{samples}, {interval} and {explorers}"
-            )
-        self._samples, self._interval, self._explorer_share = samples, interval, explorers
+    interval: int | None = None
+    explorers = 0.01
+
+    def __init__(self, samples: int = 32, seed: int = 0) -> None:
+        if samples < 1:
+            raise InvalidArgument(f"lhd.samples must be at least 1, found {samples}")
+        self._samples = samples
         self._draw = random.Random(seed).random
 
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
         rows, num_blocks = len(blocks.depth), blocks.num_blocks
-        self._every = self._interval or max(16_384, num_blocks)
+        self._every = self.interval or max(16_384, num_blocks)
         self._shift = max(0, -(-_TRACKED_TURNOVERS * num_blocks // _AGES) - 1).bit_length()
-        self._budget = int(num_blocks * self._explorer_share)
+        self._budget = int(num_blocks * self.explorers)
         self._clock = 0
         self._last = array("q", bytes(8 * rows))
         self._hit_age, self._earlier_age = array("H", bytes(2 * rows)), array("H", bytes(2 * rows))

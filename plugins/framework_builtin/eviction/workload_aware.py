@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from framework.errors import InvalidArgument
 from framework.interfaces.eviction import BlockView
 from framework.types import BlockId, RequestFacts
 from framework_builtin.eviction._groups import Floats, Group, GroupedPolicy, Ints
 
 _MOST_TURNS = 16
+_PRIOR = 20.0
+"""Groups' worth of evidence by which a kind is shrunk to all kinds together."""
 
 
 class WorkloadAware(GroupedPolicy):
@@ -23,20 +24,9 @@ class WorkloadAware(GroupedPolicy):
     the mean time until they were, and `life` the mean age of evicted groups; p and m are shrunk to those of all kinds.
     Within a group the deepest block goes first, so that heads stay. Groups of equal chance: released first goes first.
 
-    Args:
-        prior: groups' worth of evidence by which a kind is shrunk to all kinds together.
-
-    Raises:
-        InvalidArgument: a prior of 0 or below.
-
     O(log n) a group. Source: Wang et al., USENIX ATC 2025, arXiv:2506.02634 (workload-aware eviction). Theirs fits
     kinds offline, from the day before; here they are learnt as the run goes.
     """
-
-    def __init__(self, prior: float = 20.0) -> None:
-        if not prior > 0:
-            raise InvalidArgument(f"prior must be above 0, found {prior}")
-        self._prior = prior
 
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
@@ -74,8 +64,8 @@ class WorkloadAware(GroupedPolicy):
         groups, reused, waited = (np.array(column) for column in (self._groups, self._reused, self._waited))
         share = (reused[0] + 1) / (groups[0] + 2)
         mean = max(waited[0] / max(reused[0], 1.0), 1e-9)
-        shares = (reused + self._prior * share) / (groups + self._prior)
-        self._table = shares, (waited + self._prior * share * mean) / (reused + self._prior * share)
+        shares = (reused + _PRIOR * share) / (groups + _PRIOR)
+        self._table = shares, (waited + _PRIOR * share * mean) / (reused + _PRIOR * share)
 
     def score(self, kinds: Ints, ages: Floats, orders: Ints) -> Floats:
         shares, means = self._table

@@ -64,7 +64,7 @@ def test_mutants_lose_what_the_policies_gain() -> None:
 
 @pytest.mark.parametrize("make", [
     lambda: Hazard(tolerance=-1), lambda: Hazard(tolerance=float("nan")), lambda: Hazard(window=3),
-    lambda: TailLru(budget_tokens=-1), lambda: TailLru(next_tokens=-1), lambda: WorkloadAware(prior=0),
+    lambda: TailLru(budget_tokens=-1), lambda: TailLru(next_tokens=-1),
     lambda: ToolTtl(quantile=2),
 ])  # fmt: skip
 def test_parameters_out_of_bounds_are_refused(make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from eviction_histories import Pool, evicted, victims
 from replay_helpers import workload
@@ -11,6 +12,12 @@ from framework.replay.reference import replay
 from framework.types import BlockId
 from framework_builtin.eviction.lhd import _AGES, _CLASS_OF, Lhd, _Model
 from framework_builtin.eviction.lru import Lru
+
+
+def lhd(samples: int = 32, **attributes: Any) -> Lhd:
+    policy = Lhd(samples)
+    vars(policy).update(attributes)
+    return policy
 
 
 def test_the_hit_density_is_expected_hits_over_expected_time() -> None:
@@ -29,7 +36,7 @@ def test_the_hit_density_is_expected_hits_over_expected_time() -> None:
 
 def test_lhd_puts_blocks_hit_soon_in_a_class_of_their_own() -> None:
     assert [_CLASS_OF[age] for age in (0, 1, _AGES // 4, _AGES // 2, _AGES - 1, _AGES)] == [15, 15, 2, 1, 1, 0]
-    policy = Lhd(explorers=0)
+    policy = lhd(explorers=0)
     pool = Pool(policy)
     for time, block in enumerate((1, 2, 3)):
         pool.offer(block, float(time))
@@ -41,7 +48,7 @@ def test_lhd_puts_blocks_hit_soon_in_a_class_of_their_own() -> None:
 
 def test_lhd_learns_that_a_loop_comes_back_late() -> None:
     paths = workload([[i % 100] for i in range(8_000)])
-    rates = {interval: replay(paths, Lhd(interval=interval), 80).block_hit_rate for interval in (500, 10**9)}
+    rates = {interval: replay(paths, lhd(interval=interval), 80).block_hit_rate for interval in (500, 10**9)}
     assert replay(paths, Lru(), 80).hit_blocks == 0
     assert rates[500] > 0.7, "the optimum hits 0.8; what is kept longest is hit next"
     assert rates[10**9] < 0.1, "without a model, nothing of this"
@@ -49,7 +56,7 @@ def test_lhd_learns_that_a_loop_comes_back_late() -> None:
 
 def test_lhd_lets_the_deepest_of_equal_ages_go_first() -> None:
     requests = [list(range(8)), *([100 + i] for i in range(1_003))]
-    assert evicted(Lhd(samples=9_000, explorers=0), requests, 1_003) == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert evicted(lhd(9_000, explorers=0), requests, 1_003) == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
 def test_lhd_draws_from_its_seed() -> None:
@@ -59,7 +66,7 @@ def test_lhd_draws_from_its_seed() -> None:
 
 
 def test_explorers_outlive_denser_blocks_within_their_budget() -> None:
-    policy = Lhd(explorers=0.5)
+    policy = lhd(explorers=0.5)
     pool = Pool(policy)
     policy._draw = lambda: 0.0  # every access explores while the budget of 4 lasts
     for time, block in enumerate((1, 2, 3, 4, 5, 6)):
