@@ -16,7 +16,7 @@ KINDS = ("allocator", "eviction", "hash", "backend", "model", "workload", "tieri
 _NOT_SETTINGS = re.compile(r"^(run|tracker|sweep|experiment|hydra)(\.|$)")
 _MOST, _DEEPEST, _LONGEST = 2000, 12, 500
 _REPLAY_CLOCK = ("step_s", "costs", "slo_ttft_s", "slo_tpot_s")
-_ROOFLINE = ("device", "efficiency", "overhead_s")
+_ROOFLINE = ("device", "efficiency")
 _POOL_BYTES = ("shape", "dtype")
 _TIERS = ("tiering", "tiers")
 
