@@ -11,7 +11,6 @@ class NaiveAllocator(PagedAllocator):
     """Paged blocks, nothing shared: a fork copies every block at once. The block manager before prefix caching."""
 
     share_prefix = False
-    share_forks = "none"
 
     def __init__(
         self, *, num_blocks: int, block_size: int, hash: HashScheme, eviction: EvictionPolicy, watermark: float = 0.01
