@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Outcome, Talk, grown, of_trace, sampled
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework import registry
-from framework.errors import ConfigError, Unsupported
+from framework.errors import ConfigError
 from framework.export import vllm_connector
 from framework.interfaces.eviction import ScoredPolicy
 
@@ -215,10 +216,14 @@ def test_it_combines_with_another_connector() -> None:
     assert type(pool.free_block_queue).__name__ == "PolicyQueue"
 
 
-def test_another_version_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_with_the_same_hooks_is_led_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("vllm.version.__version__", "0.34.1")
-    with pytest.raises(Unsupported, match=r"vLLM 0\.34\.1 is not a version .* pip install vllm==0\.33\.0"):
-        vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru"))
+    caplog.set_level("INFO", logger="vllm.framework.export")
+    logging.getLogger("vllm.framework.export").addHandler(caplog.handler)
+    vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru"))
+    assert "over 100 blocks of 16 tokens; tested with 0.32.0 and 0.33.0, this is 0.34.1" in caplog.text
 
 
 def test_an_unknown_option_is_refused() -> None:
