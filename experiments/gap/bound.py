@@ -39,14 +39,14 @@ _WIDTH = np.append(np.diff(_EDGES), _EDGES[-1])
 
 
 class Scored(Hazard):
-    """Hazard that notes 20 features of each group; given an index of (group, age bin) it orders by that, unguarded."""
+    """Hazard that notes 21 features of each group; given an index of (group, age bin) it orders by that, unguarded."""
 
     def __init__(self, index: Floats | None = None) -> None:
         super().__init__(tolerance=1.0, window=1 << 20, warm_up=0 if index is not None else 100)
         self.given, self.features_of = index, list[list[float]]()
         self.requests, self.records = list[int](), list[int]()
         self._pasts: dict[int, tuple[Any, ...]] = {}
-        self._request, self._began, self._of_late = -1, math.nan, list[float]()
+        self._request, self._began, self._of_late, self._answer = -1, math.nan, list[float](), math.nan
 
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
@@ -61,6 +61,7 @@ class Scored(Hazard):
     def group(self, blocks: Sequence[Any], facts: RequestFacts, gap: float | None) -> None:
         """Notes the conversation's past: when it began, its turns, last gaps, their mean, extremes, sizes."""
         time, tokens = self._clock, facts.prompt_tokens or 0
+        self._answer = math.nan if facts.output_tokens is None else facts.output_tokens
         self._began = time if math.isnan(self._began) else self._began
         self._of_late = [at for at in self._of_late if at >= time - 60] + [time]
         last = math.nan if gap is None else math.log(gap + 0.1)
@@ -84,7 +85,7 @@ class Scored(Hazard):
             self.features_of.append(
                 [sort, self._part if sort == BODY else -1, past[1], *past[2:7], self._clock - past[0], *past[7:],
                  self.num_fresh, len(blocks), view.depth[blocks[0]] + 1, view.depth[blocks[-1]], view.hits[blocks[0]],
-                 view.hits[blocks[-1]], len(self._of_late), self._clock - self._began, turn]
+                 view.hits[blocks[-1]], len(self._of_late), self._clock - self._began, turn, self._answer]
             )  # fmt: skip
         return group
 
