@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,21 +39,27 @@ _WIDTH = np.append(np.diff(_EDGES), _EDGES[-1])
 
 
 class Scored(Hazard):
-    """Hazard that notes 21 features of each group; given an index of (group, age bin) it orders by that, unguarded."""
+    """Hazard that notes 21 features of each group; given an index of (group, age bin) it orders by that, unguarded.
 
-    def __init__(self, index: Floats | None = None) -> None:
+    Args:
+        index: row 0 for what conversations left behind.
+        rows: of a request's number and the number of its group there. A replay with other evictions recognises other
+            continuations: a group that it alone has gets row 0.
+    """
+
+    def __init__(self, index: Floats | None = None, rows: Mapping[tuple[int, int], int] | None = None) -> None:
         super().__init__(tolerance=1.0, window=1 << 20, warm_up=0 if index is not None else 100)
-        self.given, self.features_of = index, list[list[float]]()
-        self.requests, self.records = list[int](), list[int]()
+        self.given, self.rows, self.features_of = index, rows or {}, list[list[float]]()
+        self.groups, self.records = list[tuple[int, int]](), list[int]()
         self._pasts: dict[int, tuple[Any, ...]] = {}
-        self._request, self._began, self._of_late, self._answer = -1, math.nan, list[float](), math.nan
+        self._request, self._nth, self._began, self._of_late, self._answer = -1, 0, math.nan, list[float](), math.nan
 
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
         self._as_lru = self.given is None
 
     def release(self, blocks: Sequence[Any], now: float) -> None:
-        self._request += 1
+        self._request, self._nth = self._request + 1, 0
         super().release(blocks, now)
         if self.given is not None:
             self._as_lru = False
@@ -78,8 +84,9 @@ class Scored(Hazard):
     def _begin(self, blocks: Sequence[Any], kind: int, turn: int = -1) -> Group:
         sort, view, past = int(self._returns._sorts()[kind]), self.blocks, self._past
         group = super()._begin(blocks, kind, turn)
+        self.groups.append((self._request, self._nth))
+        self._nth += 1
         self._pasts[group.order] = past
-        self.requests.append(self._request)
         self.records.append(group.record)
         if self.given is None:
             self.features_of.append(
@@ -90,7 +97,7 @@ class Scored(Hazard):
         return group
 
     def add(self, blocks: Sequence[Any], kind: int) -> Group:
-        return super().add(blocks, kind if self.given is None else len(self.requests) + 1)
+        return super().add(blocks, kind if self.given is None else self.rows.get((self._request, self._nth), 0))
 
     def _leave(self, group: Group, *, dropped: bool) -> None:
         if self.given is None:
@@ -138,7 +145,8 @@ class Watched:
             np.bincount(self.bins[left & back], minlength=_AGES) + 0.3 / (_EDGES + 30) * 30 * _WIDTH
         ) / exposure
         self.features, self.back, self.bins = np.array(policy.features_of, float), back[records], self.bins[records]
-        units = source.units[np.array(policy.requests)]
+        units = source.units[[request for request, _ in policy.groups]]
+        self.rows = {group: row for row, group in enumerate(policy.groups, 1)}
         self.fold = np.random.default_rng(0).permutation(units.max() + 1)[units] % FOLDS
 
     def fit(self, chosen: Any) -> Any:
@@ -180,7 +188,9 @@ def closed(trace: str, by: str) -> dict[str, Any]:
     hazard = np.vstack([mine.left, -np.log1p(-np.clip(chances, 1e-6, 1 - 1e-6)) / _WIDTH])
     index = np.concatenate([_best_ratio(hazard[at : at + 2000], _WIDTH) for at in range(0, len(hazard), 2000)])
     field = bounds(trace, FRACTIONS)
-    hits = [field.by_unit(replay(field.paths, Scored(index), size).request_hits) for size in field.capacities]
+    hits = [
+        field.by_unit(replay(field.paths, Scored(index, mine.rows), size).request_hits) for size in field.capacities
+    ]
     return {"closed": closed_at(field, np.stack(hits)).tolist(), "groups": len(mine.back)}
 
 
