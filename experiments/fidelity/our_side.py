@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experiments.fidelity.streams import Outcome, Talk, sampling_of
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.interfaces.allocator import CacheEvent
+from framework.groups.allocator import SharedGroups
+from framework.groups.checkpoints import CheckpointRule, Dense
+from framework.groups.kinds import KVGroup
+from framework.groups.memory import OnePool
+from framework.interfaces.allocator import Allocator, CacheEvent
 from framework.interfaces.hash import HashScheme
 from framework.misses.ledger import Ledger
-from framework.registry.components import build_allocator
+from framework.registry.components import build_allocator, build_component
 from framework.types import BlockHash, Namespace, TokenArray
 
 _ROOT = BlockHash(b"root")
@@ -54,6 +58,9 @@ class Settings:
     hash: Any = "sha256"
     max_model_len: int = 2**18
     scheduling: Literal["admit_first", "running_first"] = "running_first"
+    groups: Sequence[KVGroup] = ()
+    """In one pool, in place of the allocator."""
+    rule: CheckpointRule = field(default_factory=Dense)
 
 
 def engine_of(
@@ -66,10 +73,21 @@ def engine_of(
     """
     blocks, size = settings.num_blocks, settings.block_size
     longest = min(settings.max_model_len, blocks * size)
-    allocator = build_allocator(
-        settings.allocator, settings.eviction, settings.hash,
-        num_blocks=blocks, block_size=size, max_model_len=longest, seed=0,
-    )  # fmt: skip
+    if settings.groups:
+        page = max(group.block_bytes for group in settings.groups)
+        memory = OnePool(
+            settings.groups, lambda: build_component("eviction", settings.eviction, {}), num_bytes=blocks * page,
+            parents=[], unit=min(group.block_tokens for group in settings.groups),
+        )  # fmt: skip
+        allocator: Allocator = SharedGroups(
+            memory, settings.rule, settings.hash, num_blocks=blocks, num_bytes=blocks * page,
+            step_tokens=settings.max_batch_tokens,
+        )  # fmt: skip
+    else:
+        allocator = build_allocator(
+            settings.allocator, settings.eviction, settings.hash,
+            num_blocks=blocks, block_size=size, max_model_len=longest, seed=0,
+        )  # fmt: skip
     return Engine(
         allocator,
         ReplayExecutor(constant_step(1.0), outputs=outputs),
@@ -107,6 +125,15 @@ def run(
             heard.heard(event)
 
     engine.allocator.listen(note)
+    if isinstance(engine.allocator, SharedGroups):
+        memory, names = engine.allocator.memory, engine.allocator.names
+        counted = memory.on_evict
+
+        def gone(group: int, node: int) -> None:
+            outcome.evicted.append(bytes(names[node]))
+            counted(group, node)
+
+        memory.on_evict = gone
 
     def ended(request: Any) -> None:
         if request.reason:

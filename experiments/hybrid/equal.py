@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.fidelity import our_side
+from experiments.fidelity.compare import differences as steps_that_differ
 from experiments.fidelity.compare import unequal
 from experiments.fidelity.streams import FIRST_OUTPUT, Talk
 from framework.export.host_blocks import build_policy
@@ -192,3 +194,22 @@ def differences(
         "tables_that_differ": sum(theirs.blocks.get(step) != count for step, count in ours.blocks.items()),
         "junctions_that_differ": unequal(theirs.junctions, ours.junctions),
     }
+
+
+IN_FLIGHT: tuple[dict[str, int], ...] = (
+    {"num_blocks": 160, "max_batch_requests": 6, "max_batch_tokens": 256},
+    {"num_blocks": 110, "max_batch_requests": 8, "max_batch_tokens": 96},
+)
+"""Requests that overlap; in the smaller pool some are preempted."""
+
+
+def in_flight(layout: str, *, retention: int | None, num_requests: int = 200, **limits: Any) -> dict[str, Any]:
+    """The same of requests that overlap: vLLM's scheduler and the full replay, step by step."""
+    from experiments.fidelity import vllm_side
+
+    talks, groups = branching_talks(num_requests, 5), LAYOUTS[layout]
+    theirs = vllm_side.run(talks, vllm_side.scheduler_of(groups=groups, retention=retention, **limits))
+    rule: CheckpointRule = Dense() if retention is None else Retention(retention)
+    settings = our_side.Settings(**limits, hash=vllm_side.hash_scheme(), groups=groups, rule=rule)
+    found = steps_that_differ(theirs, our_side.run(talks, settings))
+    return {"groups": layout, "retention": retention, **limits, **found}

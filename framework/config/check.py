@@ -152,7 +152,7 @@ def check_kv_events(config: Config) -> None:
 
 
 def check_groups(config: Config) -> None:
-    """Refuse groups of KV outside a cache-only replay, and beside what one group alone has.
+    """Refuse groups of KV outside a replay, and beside what one group alone has.
 
     Raises:
         ConfigError: what to leave out, or a wrong key or value of `replay.groups`.
@@ -160,15 +160,17 @@ def check_groups(config: Config) -> None:
     if config.replay.groups is None:
         return
     GroupOptions.parse(config.replay.groups)
-    if config.executor != "cache_only":
-        raise ConfigError("replay.groups is of mode=replay executor=cache_only: an engine's pool and its allocators "
-                          f"have one group; found mode={config.mode} executor={config.executor}")  # fmt: skip
+    if config.mode != "replay":
+        raise ConfigError(f"replay.groups is of mode=replay, found mode={config.mode}; a served model has the groups "
+                          "of its own layers")  # fmt: skip
     allocator = config.allocator.name
     of_one_group = {
         "tiers": list(config.tiers), "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
         "allocator": allocator if allocator != default_choices(conf_folder())["allocator"] else None,
         "replay.core": config.replay.core if config.replay.core != "python" else None,
-        "cache.kv_dtype": config.cache.kv_dtype,
+        "cache.kv_dtype": config.cache.kv_dtype, "replay.window": config.replay.window,
+        "replay.offline_reference": config.replay.offline_reference,
+        "kv_events": config.kv_events.file or config.kv_events.publish,
     }  # fmt: skip
     for key, value in of_one_group.items():
         if value:

@@ -145,13 +145,13 @@ class ReplayOptions(Section):
         at_least=1,
     )
     groups: Mapping[str, Any] | None = setting(
-        None, "executor=cache_only: several kinds of KV, as {model: gemma-3-27b, rule: dense}; see docs/hybrid.md"
+        None, "several kinds of KV in place of one, as {model: gemma-3-27b, rule: dense}; see docs/hybrid.md"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions(Section):
-    """The groups of KV of a hybrid model, and how a cache-only replay keeps them."""
+    """The groups of KV of a hybrid model, and how a replay keeps them."""
 
     section: ClassVar[str] = "replay.groups"
 

@@ -52,6 +52,7 @@ class Scheduler:
         self.state, self.life, self.promises = state, life, promises
         self.max_batch_tokens, self.chunk_size = max_batch_tokens, chunk_size
         self.running_first = order == "running_first"
+        self._ends_steps = state.guarded.ends_steps
 
     def schedule(self) -> Step | None:
         """Admit, choose each row's new tokens and make room for them. None if there is nothing to compute."""
@@ -112,6 +113,11 @@ class Scheduler:
                     num_new is not None
                 ):  # a beam among others waits with its last token: the next step computes those together
                     count = min(count - self._is_among_beams(seq), budget, self.chunk_size)
+                    if self._ends_steps and count:
+                        end = hit.num_tokens + count
+                        count = state.guarded.step_end(seq.info, hit.num_tokens, end, hit) - hit.num_tokens
+                        if not count:
+                            return
                     room = hit.num_tokens + max(1, count)
                 state.guarded.allocate(seq.info, seq.tokens, hit, room)
                 if tiers.begin(seq, hit, plan):
@@ -175,8 +181,12 @@ class Scheduler:
             self.admit(budget, num_new)
             if not num_new.any():  # beams that came back and found all but their last tokens cached
                 self._continue(num_new)
-        num_new[[row for row, seq in enumerate(rows.sequences) if seq is None]] = 0
+        self._drop_empty(num_new)
         return num_new
+
+    def _drop_empty(self, num_new: IntArray) -> None:
+        """Rows that somebody has left compute nothing."""
+        num_new[[row for row, seq in enumerate(self.state.rows.sequences) if seq is None]] = 0
 
     def _continue(self, num_new: IntArray) -> int:
         """New tokens and blocks for the running rows; returns what is left of the budget."""
@@ -187,6 +197,8 @@ class Scheduler:
                 continue
             need = int(rows.length[row] - rows.computed[row]) - (row in held or self._too_wide(seq, num_new, budget))
             count = min(need, budget, max(1, self.chunk_size))
+            if self._ends_steps and need > 1:
+                count = self._whole_states(row, count)
             if count <= 0:
                 continue
             self._make_room_for(seq, count)
@@ -255,9 +267,24 @@ class Scheduler:
             if budget <= 0:
                 break
             count = min(int(need[i]), self.chunk_size, budget)
+            if self._ends_steps:
+                count = self._whole_states(int(active[i]), count)
             num_new[active[i]] = count
             budget -= count
+        if self._ends_steps:
+            self._drop_empty(num_new)
         return num_new, False
+
+    def _whole_states(self, row: int, count: int) -> int:
+        """Of the next `count` tokens of this row, those that this step computes, as the allocator has it."""
+        seq, start = self.state.rows.sequences[row], int(self.state.rows.computed[row])
+        if seq is None:  # another row failed, and it with that
+            return 0
+        try:
+            return self.state.guarded.step_end(seq.info, start, start + count) - start
+        except FrameworkError as error:
+            self.life.fail(seq, error)
+            return 0
 
     def _held_rows(self) -> list[int]:
         """Rows of beam groups that must not compute their last token yet: the others of the group are not there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import inf, lcm
 from typing import Literal, get_args
 
 from framework.errors import InvalidArgument
@@ -61,6 +61,14 @@ class KVGroup:
         if self.kind == "chunk":
             return num_tokens // self.length * self.length // self.block_tokens
         return max(0, num_tokens - 1) // self.block_tokens
+
+    def passed_at(self, block: int) -> float:
+        """Tokens computed from which on this block is not read: `first(n) > block` where `n >= passed_at(block)`."""
+        if self.kind == "full":
+            return inf
+        if self.kind == "chunk":
+            return (block * self.block_tokens // self.length + 1) * self.length
+        return (block + 1) * self.block_tokens + (self.length - 1 if self.kind == "window" else 1)
 
     def needs(self, num_tokens: int) -> range:
         """The blocks that must be resident to go on after `num_tokens`, a multiple of `block_tokens`."""

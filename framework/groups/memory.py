@@ -69,6 +69,27 @@ class Memory:
 
         return find_hit(self.groups, present, limit)
 
+    def holders(self, path: Sequence[int], tokens: int) -> list[list[int]]:
+        """By group, the blocks that a hit of `tokens` on this path needs."""
+        wide = [group.block_tokens // self.unit for group in self.groups]
+        return [[self.find(g, path[(number + 1) * wide[g] - 1])
+                 for number in range(group.first(tokens), tokens // group.block_tokens)]
+                for g, group in enumerate(self.groups)]  # fmt: skip
+
+    def holds(self, counts: Sequence[int]) -> bool:
+        """Whether so many blocks of each group could be in use at once."""
+        return all(sum(counts[g] for g, other in enumerate(self.pools) if other is pool) <= pool.num_blocks
+                   for pool in dict.fromkeys(self.pools))  # fmt: skip
+
+    def fits(self, counts: Sequence[int], held: Sequence[Sequence[int]] = ()) -> bool:
+        """Whether so many blocks of each group can be taken once these, by group, are in use. Pure."""
+        for pool in dict.fromkeys(self.pools):
+            own = [g for g, other in enumerate(self.pools) if other is pool]
+            idle = sum(not pool.ref[block] for g in own for block in held[g]) if held else 0
+            if sum(counts[g] for g in own) + idle > len(pool.free) + pool.unreferenced:
+                return False
+        return True
+
     def publish(self, group: int, block: int, path: Parents, number: int) -> int:
         """The group's block `number` of this path is complete. Returns the block that holds it from now on.
 
@@ -245,6 +266,24 @@ class TwoLevel(Memory):
                               "evictable; give the cache more bytes")  # fmt: skip
         return [small.take_one() for _ in range(count)]
 
+    def holds(self, counts: Sequence[int]) -> bool:
+        return sum(-(-count // width) for count, width in zip(counts, self.per_page, strict=True)) <= (
+            self.pages.num_blocks
+        )
+
+    def fits(self, counts: Sequence[int], held: Sequence[Sequence[int]] = ()) -> bool:
+        """Of pages that `take` would give up one is as good as the other here, so it may say no where it could."""
+        smalls: list[Any] = [*self.pools]
+        held = held or [()] * len(smalls)
+        busy = [small.busy(blocks) for small, blocks in zip(smalls, held, strict=True)]
+        idle = len(self.pages.free) + self.pages.unreferenced
+        idle -= sum(len(pages) - len(small.busy()) for small, pages in zip(smalls, busy, strict=True))
+        for small, count, pages, blocks in zip(smalls, counts, busy, held, strict=True):
+            lacking, idle = small.lacks(count, pages, blocks, idle)
+            if lacking > 0 or idle < 0:
+                return False
+        return True
+
     def _page_evicted(self, page: int) -> None:
         small = self.pools[self.pages.group[page]]
         assert isinstance(small, _SmallBlocks)
@@ -272,8 +311,33 @@ class _SmallBlocks(Pool):
 
     def available(self) -> int:
         """These, and in pages in use what is free or may be evicted."""
-        busy = [page for page, used in self._used.items() if used]
-        return self.whole() + sum(len(self._holes[p]) + sum(self.candidate[b] for b in self._of(p)) for p in busy)
+        return self.whole() + sum(
+            len(self._holes[p]) + sum(self.candidate[b] for b in self._of(p)) for p in self.busy()
+        )
+
+    @property
+    def used(self) -> int:
+        return sum(self._used.values())
+
+    def busy(self, blocks: Sequence[int] = ()) -> set[int]:
+        """Pages of this group with a block in use, these blocks among them."""
+        return {page for page, used in self._used.items() if used} | {(b - 1) // self._width + 1 for b in blocks}
+
+    def lacks(self, count: int, busy: set[int], held: Sequence[int], idle: int) -> tuple[int, int]:
+        """How many of `count` blocks could not be had, with `held` in use in the pages `busy`; and what is left of
+        `idle` pages that nobody uses."""
+        for page in self._open if count else ():
+            if count > 0 and (page in busy or idle > 0):
+                idle -= page not in busy
+                busy.add(page)
+                count -= len(self._holes[page])
+        if count > 0:
+            pages = min(idle, -(-count // self._width))
+            idle, count = idle - pages, count - pages * self._width
+        if count > 0:
+            kept = set(held)
+            count -= sum(self.candidate[b] for page in busy for b in self._of(page) if b not in kept)
+        return count, idle
 
     def take_one(self) -> int:
         if not self._open:

@@ -113,6 +113,11 @@ class Pool:
         above = self.parent[block]
         return above if self.node[above] == self.node_above[block] and self.group[above] == self.group[block] else 0
 
+    @property
+    def used(self) -> int:
+        """Blocks in use by requests."""
+        return self.num_blocks - len(self.free) - self.unreferenced
+
     def find(self, group: int, node: int) -> int:
         """The oldest block that holds this content; 0 for none."""
         blocks = self.index.get((group, node))

@@ -120,7 +120,7 @@ def replay_groups(
         junction = hit.tokens + hit.junction if hit.junction else 0
         asked = Asked(prompt=int(prompt[number]), total=int(paths.input_tokens[number]), hit=hit.tokens,
                       junction=junction, step=memory.step, drop=drop)  # fmt: skip
-        run = _Run(memory, path, asked, rule.places(asked))
+        run = Run(memory, path, asked, rule.places(asked))
         try:
             run.begin(refresh)
             for start, end in steps(asked, memory, rule.pauses(asked), chunk_tokens):
@@ -129,12 +129,12 @@ def replay_groups(
                     seen(number, end, run.tables)
         except OutOfBlocks:
             counts.refused += 1
-            run.end()
+            run.leave()
             counts.lost[number], counts.could[number] = 0, hit.could
             continue
-        run.end()
+        run.leave()
         counts.checkpoints += run.num_states
-        _give_up(memory, path, rule, asked)
+        give_up(memory, path, rule, asked)
         counts.hits[number], counts.junctions[number] = hit.tokens, hit.junction
         counts.could[number], counts.lost[number] = hit.could, hit.lost
         if number in sampled:
@@ -149,17 +149,9 @@ def steps(asked: Asked, memory: Memory, pauses: Sequence[int], chunk_tokens: int
     Where groups have states, a prefill chunk ends with a block, at the replay boundary and at each of `pauses`, since a
     state is there only where a step ends. Of decoding, one token a step, only steps that take or give a block.
     """
-    states = [group.block_tokens for group in memory.groups if group.kind == "state"]
-    at, block = asked.hit, max(states, default=1)
+    at, block = asked.hit, state_tokens(memory)
     while at < asked.prompt:
-        end = min(at + chunk_tokens, asked.prompt)
-        if states:
-            if end < asked.prompt and (end // block * block > at or block <= chunk_tokens):
-                end = end // block * block
-            stops = [*asked.replays, *(at + (stop - at) // block * block for stop in pauses)]
-            if at % block:
-                stops.append((at // block + 1) * block)
-            end = min((stop for stop in stops if at < stop < end), default=end)
+        end = step_end(asked, block, pauses, at, min(at + chunk_tokens, asked.prompt), chunk_tokens)
         yield at, end
         at = end
     places = {asked.total, at + 1} if asked.total > at else set()
@@ -171,8 +163,33 @@ def steps(asked: Asked, memory: Memory, pauses: Sequence[int], chunk_tokens: int
         yield end - 1, end
 
 
-class _Run:
-    """One request while it is computed: its blocks by group, 0 for those gone."""
+def state_tokens(memory: Memory) -> int:
+    """Tokens of a block of states, of which ends of prefill chunks are multiples; 0 where there are none."""
+    return max((group.block_tokens for group in memory.groups if group.kind == "state"), default=0)
+
+
+def step_end(asked: Asked, block: int, pauses: Sequence[int], at: int, end: int, chunk_tokens: int) -> int:
+    """Where a step that goes on from `at` and could compute up to `end` ends; at `at`: it waits for more room.
+
+    Args:
+        block: see `state_tokens`. chunk_tokens: most that a step computes of one request.
+    """
+    if not block or at >= asked.prompt:
+        return end
+    if end < asked.prompt and (end // block * block > at or block <= chunk_tokens):
+        end = max(at, end // block * block)
+    stops = [*asked.replays, *(at + (stop - at) // block * block for stop in pauses)]
+    if at % block:
+        stops.append((at // block + 1) * block)
+    return min((stop for stop in stops if at < stop < end), default=end)
+
+
+class Run:
+    """One request while it is computed: its blocks by group, 0 for those gone.
+
+    Attributes:
+        path: nodes of its units. num_states: states published.
+    """
 
     def __init__(self, memory: Memory, path: Sequence[int], asked: Asked, places: Sequence[int] | None) -> None:
         self.memory, self.path, self.asked = memory, path, asked
@@ -181,13 +198,11 @@ class _Run:
         self.kept = [self._kept(g, places) for g in range(len(memory.groups))]
         self.num_states = 0
 
-    def begin(self, refresh: str) -> None:
+    def begin(self, refresh: str = "consumed") -> None:
         """Take part in the blocks that the hit needs; they are recent now."""
         memory, tokens = self.memory, self.asked.hit
-        for g, group in enumerate(memory.groups):
-            first, last = group.first(tokens), tokens // group.block_tokens
-            pool, wide = memory.pools[g], group.block_tokens // memory.unit
-            found = [pool.find(g, self.path[(number + 1) * wide - 1]) for number in range(first, last)]
+        for g, (group, found) in enumerate(zip(memory.groups, memory.holders(self.path, tokens), strict=True)):
+            pool, first, wide = memory.pools[g], group.first(tokens), group.block_tokens // memory.unit
             if refresh == "path":
                 others = [pool.find(g, self.path[(number + 1) * wide - 1]) for number in range(first)]
                 others = [block for block in others if block]
@@ -195,25 +210,42 @@ class _Run:
                 pool.release(others[::-1])
             pool.pin(found[::-1])
             self.tables[g] = [0] * first + found
-            self.published[g], self.gone[g] = last, first
+            self.published[g], self.gone[g] = tokens // group.block_tokens, first
 
     def step(self, start: int, end: int) -> None:
         """From `start` tokens computed to `end`."""
-        memory = self.memory
-        for g, group in enumerate(memory.groups):
+        self.slide(start)
+        self.take(end)
+        self.publish(end)
+
+    def slide(self, start: int) -> None:
+        """Let go of what the tokens from `start` on do not read."""
+        for g, group in enumerate(self.memory.groups):
             table, first = self.tables[g], min(group.first(start), len(self.tables[g]))
             leaving = [block for block in table[self.gone[g] : first][::-1] if block]
             if leaving:
-                memory.pools[g].release(leaving)
+                self.memory.pools[g].release(leaving)
             table[self.gone[g] : first] = [0] * max(0, first - self.gone[g])
             self.gone[g] = max(self.gone[g], first)
-        for g, group in enumerate(memory.groups):
-            table, needed = self.tables[g], -(-end // group.block_tokens)
-            if group.kind == "state":
-                table += [0] * (needed - 1 - len(table))
-            if needed > len(table):
-                table += memory.take(g, needed - len(table))
-        for g in range(len(memory.groups)):
+
+    def lacks(self, end: int) -> list[int]:
+        """By group, how many blocks `take` would take."""
+        counts = [-(-end // group.block_tokens) - len(table)
+                  for group, table in zip(self.memory.groups, self.tables, strict=True)]  # fmt: skip
+        return [max(0, min(count, 1) if group.kind == "state" else count)
+                for group, count in zip(self.memory.groups, counts, strict=True)]  # fmt: skip
+
+    def take(self, end: int) -> None:
+        """Blocks for `end` tokens. Raises OutOfBlocks, after which the run can only end."""
+        for g, (group, count) in enumerate(zip(self.memory.groups, self.lacks(end), strict=True)):
+            if count:
+                table = self.tables[g]
+                table += [0] * (-(-end // group.block_tokens) - count - len(table))
+                table += self.memory.take(g, count)
+
+    def publish(self, end: int) -> None:
+        """What the first `end` tokens complete can be found, as far as the rule keeps it."""
+        for g in range(len(self.memory.groups)):
             self._publish(g, end)
 
     def _publish(self, g: int, end: int) -> None:
@@ -222,9 +254,9 @@ class _Run:
         upto = end // step * step
         if group.lookahead_drop and upto:
             upto = min(end, upto + group.block_tokens)
-        table, kept = self.tables[g], self.kept[g]
+        table, kept, nodes = self.tables[g], self.kept[g], self.memory.pools[g].node
         for number in range(self.published[g], upto // group.block_tokens):
-            if table[number] and (kept is None or number in kept):
+            if table[number] and (kept is None or number in kept) and nodes[table[number]] < 0:
                 table[number] = self.memory.publish(g, table[number], self.path, number)
                 self.num_states += group.kind == "state"
         self.published[g] = max(self.published[g], upto // group.block_tokens)
@@ -242,7 +274,7 @@ class _Run:
         block, more = group.block_tokens, group.lookahead_drop
         return {number for place in places for number in range(group.first(place), place // block + more)}
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """Let go of all blocks, group by group, deepest first."""
         for g, table in enumerate(self.tables):
             held = [block for block in reversed(table) if block]
@@ -250,7 +282,7 @@ class _Run:
                 self.memory.pools[g].release(held)
 
 
-def _give_up(memory: Memory, path: Sequence[int], rule: CheckpointRule, asked: Asked) -> None:
+def give_up(memory: Memory, path: Sequence[int], rule: CheckpointRule, asked: Asked) -> None:
     """Discard what the rule has too much of, of states that nobody uses."""
     if type(rule).surplus is CheckpointRule.surplus:
         return

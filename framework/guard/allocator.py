@@ -39,7 +39,7 @@ class GuardedAllocator(Allocator):
         self.plugin = allocator
         self._boundary = Boundary("allocator", type(allocator), _CONTRACT)
         self.num_blocks, self.block_size = self._size("num_blocks"), self._size("block_size")
-        self.num_groups = allocator.num_groups
+        self.num_groups, self.ends_steps = allocator.num_groups, allocator.ends_steps
         self._max_blocks = self.num_blocks if max_table_blocks is None else max_table_blocks
         self._contain = self._boundary.contain
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
@@ -105,6 +105,12 @@ class GuardedAllocator(Allocator):
         if type(change) is TableChange and not change.copies and type(change.start) is int and change.start >= 0:
             return change
         return self._checked("commit", change)
+
+    def step_end(self, request: RequestInfo, start: int, end: int, hit: Hit | None = None) -> int:
+        found: Any = self._boundary.call("step_end", self.plugin.step_end, request, start, end, hit)
+        if not is_count(found) or not start <= found <= end:
+            self._boundary.wrong("step_end", f"must return a count from {start} to {end}", found)
+        return int(found)
 
     def promise(self, request: RequestId, tokens: TokenArray) -> None:
         try:

@@ -26,11 +26,12 @@ class GuardedPolicy:
     Attributes:
         wants_admit, wants_hit, wants_keep: whether the policy overrides it; one that it inherits does nothing.
         needs_requests: whether the policy reads the last request of blocks.
+        plugin: the policy itself.
         in_bulk: whether the policy names many victims by a method of its own, and `victims` may be called.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
-        self._policy = policy
+        self.plugin = policy
         self._boundary = Boundary("eviction policy", type(policy))
         self.name = type(policy).__name__
         self._victim = policy.victim
@@ -44,7 +45,7 @@ class GuardedPolicy:
 
     def attach(self, blocks: BlockView) -> None:
         try:
-            self._policy.attach(blocks)
+            self.plugin.attach(blocks)
         except BaseException as error:
             self._boundary.contain("attach", error)
 
@@ -55,21 +56,21 @@ class GuardedPolicy:
             self._boundary.contain(hook, error, f" for {len(blocks)} blocks")
 
     def admit(self, blocks: Sequence[int], now: float) -> None:
-        self._call(self._policy.admit, "admit", blocks, now)
+        self._call(self.plugin.admit, "admit", blocks, now)
 
     def hit(self, blocks: Sequence[int], now: float) -> None:
-        self._call(self._policy.hit, "hit", blocks, now)
+        self._call(self.plugin.hit, "hit", blocks, now)
 
     def pin(self, blocks: Sequence[int], now: float) -> None:
-        self._call(self._policy.pin, "pin", blocks, now)
+        self._call(self.plugin.pin, "pin", blocks, now)
 
     def release(self, blocks: Sequence[int], now: float) -> None:
-        self._call(self._policy.release, "release", blocks, now)
+        self._call(self.plugin.release, "release", blocks, now)
 
     def keep(self, block: int, now: float) -> bool:
         """The policy's answer, checked: a bool."""
         try:
-            answer: Any = self._policy.keep(BlockId(block), now)
+            answer: Any = self.plugin.keep(BlockId(block), now)
         except BaseException as error:
             self._boundary.contain("keep", error, f" for block {block}")
         if type(answer) is not bool:
@@ -97,7 +98,7 @@ class GuardedPolicy:
     def victims(self, count: int, now: float) -> list[Any]:
         """What the policy's own `victims` answers. Not checked: the caller does, as it takes them."""
         try:
-            return list(self._policy.victims(count, now))
+            return list(self.plugin.victims(count, now))
         except BaseException as error:
             self._boundary.contain("victims", error, f" when asked for {count}")
 
@@ -108,14 +109,14 @@ class GuardedPolicy:
             self._boundary.contain("evicted", error, f" for block {block}")
 
     def parameters(self) -> dict[str, float]:
-        found: dict[str, float] = self._boundary.call("parameters", self._policy.parameters)
+        found: dict[str, float] = self._boundary.call("parameters", self.plugin.parameters)
         return found
 
     def facts(self) -> Facts:
         """What the policy reports of itself; nothing of one that was never attached."""
-        if not hasattr(self._policy, "blocks"):
+        if not hasattr(self.plugin, "blocks"):
             return {}
-        return checked_facts(self._boundary, self._boundary.call("facts", self._policy.facts))
+        return checked_facts(self._boundary, self._boundary.call("facts", self.plugin.facts))
 
 
 class Tree(Protocol):

@@ -85,6 +85,9 @@ class Allocator(ABC):
     num_groups: int = 1
     """Groups of KV whose layers have block tables of their own; `num_blocks` and `table` are the first one's."""
 
+    ends_steps: bool = False
+    """Whether `step_end` has a say."""
+
     @abstractmethod
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         """How much of this prompt is cached. Pure: changes no order, no statistic.
@@ -148,6 +151,17 @@ class Allocator(ABC):
         Raises:
             OutOfBlocks, UnknownRequest, DuplicateRequest, InvalidArgument: nothing changed.
         """
+
+    def step_end(self, request: RequestInfo, start: int, end: int, hit: Hit | None = None) -> int:
+        """Where the request's next step ends, which goes on from `start` tokens and could compute up to `end`.
+
+        From `start` to `end`; at `start` the request computes nothing in this step. A recurrent state can be kept only
+        where a step ends. Asked only of an allocator that `ends_steps`. Pure.
+
+        Args:
+            hit: of a request that is about to be admitted; None: it runs.
+        """
+        return end
 
     def promise(self, request: RequestId, tokens: TokenArray) -> None:  # noqa: B027
         """The step being scheduled computes `tokens`, the request's first n: let lookups find what they fill.

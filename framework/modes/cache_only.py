@@ -10,20 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.config.config import Config
-from framework.config.sections import GroupOptions
 from framework.errors import ConfigError
 from framework.files.memo import remembered
-from framework.groups.named import memory_of, rule_of
 from framework.groups.optimum import bound_tokens
 from framework.groups.replay import replay_groups
-from framework.groups.shapes import groups_of
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.replay_core import ReplayCore
 from framework.misses.account import Account
-from framework.modes.replay_input import block_bytes, paths_of, pool_blocks, what_fewer_bits_buy, workload_of
+from framework.modes.replay_input import (
+    block_bytes,
+    groups_input,
+    paths_of,
+    pool_blocks,
+    what_fewer_bits_buy,
+    workload_of,
+)
 from framework.modes.session import KINDS, Session, names_of
 from framework.registry.components import build_component
 from framework.replay.cores import PYTHON, core_of, count
@@ -51,7 +55,7 @@ def cache_only(session: Session) -> dict[str, Any]:
     config, start = session.config, time.perf_counter()
     options, block_size = config.replay, config.cache.block_size
     if options.groups is not None:
-        return over_groups(session, GroupOptions.parse(options.groups))
+        return over_groups(session)
     name, workload = workload_of(config)
     core = core_of(options.core)
     paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only)
@@ -117,32 +121,25 @@ def cache_only(session: Session) -> dict[str, Any]:
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
 
 
-def over_groups(session: Session, asked: GroupOptions) -> dict[str, Any]:
+def over_groups(session: Session) -> dict[str, Any]:
     """The same over several kinds of KV: full blocks of prompts, in bytes of all groups. See groups.replay."""
     config, start = session.config, time.perf_counter()
     unit, (name, workload) = config.cache.block_size, workload_of(config)
     paths = paths_of(workload, name, unit, full_blocks_only=True)
-    groups = groups_of(asked.model, block_tokens=unit)
-    size = sum(group.block_bytes for group in groups if group.kind != "state")
-    num_bytes = size * pool_blocks(config.cache, config.replay, paths.num_nodes, size)
-    shared = {"num_blocks": num_bytes // size, "block_size": unit, "seed": config.seed}
-    rule = rule_of(asked.rule, asked.interval, asked.count)
-    memory = memory_of(
-        asked.model, asked.sharing, asked.order, lambda: build_component("eviction", config.eviction.plain(), shared),
-        num_bytes=num_bytes, unit=unit, parents=paths.parents.tolist(),
-    )  # fmt: skip
+    asked = groups_input(config, paths.parents.tolist(), paths.num_nodes)
     session.facts |= {
         "num_skipped_lines": 0, **GuardedWorkload(workload).result(), **names_of(config, ("eviction", "workload")),
-        "num_blocks": num_bytes // size, "block_size": unit, "unique_blocks": paths.num_nodes,
+        "num_blocks": asked.num_blocks, "block_size": unit, "unique_blocks": paths.num_nodes,
     }  # fmt: skip
     session.begin("none")
 
     def work() -> None:
-        counts = replay_groups(paths, memory, rule)
+        counts = replay_groups(paths, asked.memory, asked.rule)
         if session.settings.requests:
             _log_requests(session, paths, counts.hits // unit)
-        best = {"bound_hit_tokens": bound_tokens(paths, groups, num_bytes)} if config.replay.optimum else {}
-        measured.update(counts.results(), num_requests=paths.num_requests, **best)
+        measured.update(counts.results(), num_requests=paths.num_requests)
+        if config.replay.optimum:
+            measured["bound_hit_tokens"] = bound_tokens(paths, asked.groups, asked.num_bytes)
 
     measured: dict[str, Any] = {}
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})

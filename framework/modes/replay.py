@@ -16,18 +16,20 @@ from framework.engine.text import RecordedEnd
 from framework.engine.tiers.records import MakeTiers
 from framework.engine.tiers.setup import replayed_tiers, require_tiers
 from framework.errors import ConfigError
+from framework.groups.allocator import SharedGroups
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
+from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.kv_events.stream import EventStream
 from framework.misses.ledger import Ledger
 from framework.modes.cache_only import cache_only
-from framework.modes.replay_input import block_bytes, pool_blocks, what_fewer_bits_buy, workload_of
+from framework.modes.replay_input import block_bytes, groups_input, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.rows import request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
-from framework.registry.components import build_with_policy
+from framework.registry.components import build_component, build_with_policy
 from framework.replay.foresight import Foresight
 from framework.replay.items import feed, trace_items
 from framework.replay.roofline import Roofline
@@ -49,6 +51,9 @@ _NOT_IN_STEPS = frozenset(
         "forward_s", "sample_s", "step_s", "engine_overhead", "load_wait_s",
     }
 )  # fmt: skip
+_OF_ONE_TABLE = [f"{name}{by}" for name in ("utilisation", "waste_internal", "waste_reserved", "waste_external")
+                 for by in ("", "_by_step")]  # fmt: skip
+"""How a request's blocks are filled, of which a request over groups has several kinds."""
 
 
 def replay(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
@@ -66,7 +71,8 @@ def full_replay(session: Session) -> dict[str, Any]:
     ledger = session.ledger()
     source = open_source(session.config, session.event_log(), session.kv_events(), ledger)
     engine, unit = source.engine, source.unit
-    kinds = (*KINDS[:3], "workload", *(("tiering",) if session.config.tiers else ()))
+    of_one_group = KINDS[:1] if options.groups is None else ()
+    kinds = (*of_one_group, *KINDS[1:3], "workload", *(("tiering",) if session.config.tiers else ()))
     session.facts |= names_of(session.config, kinds)
     session.begin("none")
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.length_advice)
@@ -99,6 +105,11 @@ def full_replay(session: Session) -> dict[str, Any]:
         summary = in_steps(summary) if unit == "steps" else summary
         for measured_by_the_wall in ("schedule_s", "sample_s", "engine_overhead"):
             summary.pop(measured_by_the_wall, None)
+        over_groups: dict[str, Any] = {}
+        if isinstance(engine.allocator, SharedGroups):
+            over_groups = engine.allocator.results()
+            for name in _OF_ONE_TABLE:
+                summary.pop(name)
         if reference:
             summary |= reference
             summary["gap_to_offline_next_use"] = _gap(summary["hit_rate"], reference["offline_next_use_hit_rate"])
@@ -108,6 +119,7 @@ def full_replay(session: Session) -> dict[str, Any]:
             **reported({"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}),
             **summary,
             **bought,
+            **over_groups,
             **(session.explained_by(ledger, engine.allocator.num_blocks) if ledger is not None else {}),
             "clock": source.clock,
             "num_blocks": engine.allocator.num_blocks,
@@ -240,22 +252,27 @@ def build_engine(
         step_clock: the trace's arrivals count steps.
     """
     engine_options, block_size, seed = config.engine, config.cache.block_size, config.seed
-    num_blocks = pool_blocks(config.cache, config.replay)
     longest = recording.max_model_len if recording is not None else _DEFAULT_LEN
-    max_len = min(engine_options.max_model_len or longest, num_blocks * block_size)
-    allocator, policy = build_with_policy(
-        config.allocator.plain(),
-        config.eviction.plain(),
-        config.hash.plain(),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_model_len=max_len,
-        seed=seed,
-    )
+    max_len, pool = engine_options.max_model_len or longest, 0
+    allocator: Allocator
+    if config.replay.groups is None:
+        num_blocks = pool_blocks(config.cache, config.replay)
+        pool = num_blocks * block_size
+        max_len = min(max_len, pool)
+        allocator, policy = build_with_policy(
+            config.allocator.plain(),
+            config.eviction.plain(),
+            config.hash.plain(),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_len,
+            seed=seed,
+        )
+    else:  # no length is too long for windows and states alone: the allocator says what never fits
+        allocator, policy = _over_groups(config)
     window = _window(config, recording)
     executor = _executor(config, recording, outputs, step_clock=step_clock)
-    pool = num_blocks * block_size
-    to_raise = f"cache.num_blocks: the pool's {num_blocks} blocks hold {pool} tokens"
+    to_raise = f"cache.num_blocks: the pool's {allocator.num_blocks} blocks hold {pool} tokens"
     advice = f"raise {to_raise if max_len == pool else 'engine.max_model_len'}"
     tiers = None
     if config.tiers:
@@ -282,6 +299,18 @@ def build_engine(
         ledger=ledger,
     )
     return engine, policy
+
+
+def _over_groups(config: Config) -> tuple[Allocator, EvictionPolicy]:
+    """The allocator over the groups of `replay.groups`, and a policy of it."""
+    asked, options = groups_input(config, []), config.engine
+    shared = {"block_size": config.cache.block_size, "num_blocks": asked.num_blocks, "seed": config.seed}
+    allocator = SharedGroups(
+        asked.memory, asked.rule, build_component("hash", config.hash.plain(), shared),
+        num_blocks=asked.num_blocks, num_bytes=asked.num_bytes,
+        step_tokens=min(options.chunk_size or options.max_batch_tokens, options.max_batch_tokens),
+    )  # fmt: skip
+    return allocator, asked.memory.pools[0].host.policy.plugin
 
 
 def _tier_maker(config: Config, executor: Executor, shared: Mapping[str, Any], *, timed: bool) -> MakeTiers:

@@ -26,7 +26,7 @@ def test_the_configuration_on_the_page_is_taken_as_it_stands() -> None:
     assert found is not None, "the page shows no configuration"
     outcome, scheduler = through(json.loads(found.group(1)))
     queue = scheduler.connector.watch.queue
-    assert type(queue.facts.policy._policy).__name__ == "S3Fifo"
+    assert type(queue.facts.policy.plugin).__name__ == "S3Fifo"
     assert queue.failure is None
     assert len(outcome.evicted) > 100
 

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from experiments.fidelity import vllm_side
-from experiments.hybrid.equal import LAYOUTS, SETTINGS, branching_talks, differences, here, in_vllm
+from experiments.hybrid.equal import (
+    IN_FLIGHT,
+    LAYOUTS,
+    SETTINGS,
+    branching_talks,
+    differences,
+    here,
+    in_flight,
+    in_vllm,
+)
 from framework import registry
 from framework.errors import Unsupported
 from framework.export.vllm_connector import kv_groups, lead
@@ -44,6 +53,19 @@ def same(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("layout", "settings"), SETTINGS, ids=lambda value: str(value).replace(" ", ""))
 def test_hits_evictions_blocks_and_junctions_are_vllm_s(layout: str, settings: dict[str, Any]) -> None:
     same(differences(layout, num_requests=120, **settings))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("retention", [None, 0], ids=["dense", "retention_0"])
+@pytest.mark.parametrize("limits", IN_FLIGHT, ids=lambda limits: str(limits["num_blocks"]))
+def test_the_full_replay_takes_the_same_steps_with_requests_in_flight_together(
+    layout: str, retention: int | None, limits: dict[str, int]
+) -> None:
+    if layout == "full, chunk" and retention is not None:
+        pytest.skip("vLLM refuses a retention without windows or states")
+    found = in_flight(layout, retention=retention, **limits)
+    same(found)
+    assert found["num_steps"] > 500, found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -158,10 +158,12 @@ def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> No
 GROUPS_OF_KV = {**HERE, "mode": "replay", "executor": "cache_only", "replay": {"groups": {"model": "gemma-3-27b"}}}
 
 
-def test_groups_of_kv_are_of_a_cache_only_replay_without_what_one_group_has() -> None:
-    assert parse(GROUPS_OF_KV).replay.groups == {"model": "gemma-3-27b"}
+def test_groups_of_kv_are_of_a_replay_without_what_one_group_has() -> None:
+    for executor in ("cache_only", "none", "roofline"):
+        assert parse({**GROUPS_OF_KV, "executor": executor}).replay.groups == {"model": "gemma-3-27b"}
     refused: dict[str, dict[str, Any]] = {
-        "executor=none": {"executor": "none"}, "mode=serve": {"mode": "serve", "executor": None},
+        "mode=serve": {"mode": "serve", "executor": None},
+        "kv_events": {"executor": "none", "kv_events": {"file": True}},
         "allocator=radix": {"allocator": "radix"},
         "tiers=": {"tiers": [{"store": "host", "num_blocks": 4}]}, "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
         "run.explain": {"run": {"dir": "somewhere", "explain": True}},
@@ -169,6 +171,9 @@ def test_groups_of_kv_are_of_a_cache_only_replay_without_what_one_group_has() ->
     for found, changed in refused.items():
         with pytest.raises(ConfigError, match=found):
             parse({**GROUPS_OF_KV, **changed})
+    for key, value in (("window", 64), ("offline_reference", True)):
+        with pytest.raises(ConfigError, match=f"replay.{key}={value}"):
+            parse({**GROUPS_OF_KV, "executor": "none", "replay": {"groups": {"model": "gemma-3-27b"}, key: value}})
     for wrong, said in (({}, "model has no value"), ({"model": "x", "order": "mru"}, "coupled"), ([], "Mapping")):
         with pytest.raises(ConfigError, match=said):
             parse({**GROUPS_OF_KV, "replay": {"groups": wrong}})

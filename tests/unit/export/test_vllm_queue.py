@@ -100,7 +100,7 @@ def test_parents_and_children_follow_publication_and_loss() -> None:
     facts = PoolFacts(build_policy("lru", 5), 5, 16, lambda: 0.0)
     facts.admit([1, 2, 3], [0, 1, 2], [0, 1, 2], [b"a", b"b", b"c"])
     facts.admit([4], [1], [1], [b"d"])
-    view = facts.policy._policy.blocks
+    view = facts.policy.plugin.blocks
     assert [view.children[block] for block in (1, 2, 3, 4)] == [2, 1, 0, 0]
     assert [view.parent[block] for block in (1, 2, 3, 4)] == [0, 1, 2, 1]
     facts.release([3, 2])

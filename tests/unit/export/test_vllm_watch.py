@@ -80,7 +80,7 @@ class Engine:
         self.watch: PoolWatch = lead(self.manager, policy, clock=lambda: self.time)
         assert self.watch.queue.facts is not None
         self.facts, self.pool = self.watch.queue.facts, self.manager.block_pool
-        self.policy: Any = self.facts.policy._policy
+        self.policy: Any = self.facts.policy.plugin
 
     def admit(self, request: Any) -> int | None:
         request.is_finished = lambda: request.done

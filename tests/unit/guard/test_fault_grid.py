@@ -71,7 +71,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 }
 HOOKS = {
     "allocator": ("lookup", "fits", "ever_fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
-                  "advance", "promise", "unref_leading"),
+                  "advance", "promise", "unref_leading", "step_end"),
     "eviction": ("admit", "hit", "pin", "release", "victim", "evicted", "keep"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
@@ -109,6 +109,8 @@ def faulty(kind: str, hook: str, fault: Callable[..., Any], when: Callable[[int]
         return fault(real, *args, **options) if when(calls[0]) else real(*args, **options)
 
     cls = type("Faulty", (base,), {hook: method})
+    if hook == "step_end":
+        cls.ends_steps = True  # type: ignore[attr-defined]
     if hook == "block":  # what the scheme would not call
         cls.blocks = HashScheme.blocks  # type: ignore[attr-defined]
     return cls, calls

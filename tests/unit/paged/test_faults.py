@@ -137,7 +137,7 @@ def test_f7_names_are_separated_by_parent_length_and_domain(scheme: HashScheme) 
 
 @pytest.mark.parametrize("hash", [Sha256(), Xxh64()])
 def test_f8_a_hit_stops_at_the_first_hole_and_goes_on_when_it_is_filled(hash: HashScheme) -> None:
-    class Chosen(type(make().cache.host.policy._policy)):  # type: ignore[misc]
+    class Chosen(type(make().cache.host.policy.plugin)):  # type: ignore[misc]
         target = 0
 
         def victim(self, now: float) -> int:

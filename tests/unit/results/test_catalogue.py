@@ -51,6 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         "roofline": replay(trace, "roofline"),
         "cache_only": replay(trace, "cache_only"),
         "groups": {**replay(trace, "cache_only"), "replay": {"groups": {"model": "qwen3-next-80b"}}},
+        "full_groups": {**replay(trace, "none"), "replay": {"groups": {"model": "gemma-3-27b"}}},
         "tiers": {
             **replay(trace, "cache_only"),
             "tiering": {"name": "on_eviction"},
