@@ -104,7 +104,9 @@ def drawn() -> RequestPaths:
     return paths_of(made, UNIT)
 
 
-def cells(paths: RequestPaths, model: str, share: float) -> Rows:
+def cells(
+    paths: RequestPaths, model: str, share: float, choices: Mapping[str, tuple[str, int, str | None]] = CHOICES
+) -> Rows:
     """One row for each rule and order that can lead under each sharing of one budget."""
     groups = groups_of(model, block_tokens=UNIT)
     num_bytes = int(share * paths.num_nodes * sum(group.block_bytes for group in groups if group.kind != "state"))
@@ -122,7 +124,7 @@ def cells(paths: RequestPaths, model: str, share: float) -> Rows:
     same = {} if any(group.kind == "state" for group in groups) else WITHOUT_STATES
     for sharing in SHARINGS:
         done = dict[str, dict[str, Any]]()
-        for choice in CHOICES:
+        for choice in choices:
             if choice in same:
                 rows.append(done[same[choice]] | {"rule": choice})
                 continue

@@ -1,0 +1,70 @@
+"""Hybrid caches on whole traces: dense against retention 0, alone, coupled and with quotas, under each sharing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.hybrid.__main__ import CHOICES, MODELS, TRACES, UNIT, VERSION, cells
+from experiments.shared import (
+    ROOT,
+    begun,
+    digest,
+    kept,
+    publish,
+    table,
+    trace_path,
+    write_provenance,
+    write_rows,
+)
+from framework.groups.named import SHARINGS
+from framework.replay.column_paths import trace_paths
+from framework.workload.traces import open_trace
+
+BUDGETS = (1 / 16, 1 / 4, 1 / 2)
+WHOLE = ("dense", "retention 0", "retention 0, coupled", "retention 0, quota")
+"""Of the choices, those that the finding compares."""
+Rows = list[dict[str, Any]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Budget by budget, each cell kept as soon as it is there."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.hybrid.whole", description=__doc__)
+    options = parser.parse_args(arguments, argparse.Namespace(quick=False, out=None, jobs=1))
+    options = begun(options, "hybrid.whole", ROOT / "experiments" / "hybrid", "results/whole")
+    used, rows = [*map(trace_path, TRACES)], Rows()
+    traces = {path.name: trace_paths(open_trace(path, block_tokens=UNIT), full_blocks_only=True) for path in used}
+    choices = {name: CHOICES[name] for name in WHOLE}
+    for share in BUDGETS:
+        for name, paths in traces.items():
+            for model in MODELS:
+                key = digest(name, model, share, paths.num_requests, choices, VERSION)
+                file = options.out / "cells" / f"{name.split('_')[0]}-{model}-{round(1 / share)}.json"
+                found = kept(file, key, lambda: {"rows": cells(paths, model, share, choices)})["rows"]  # noqa: B023
+                rows += [{"trace": name.split(".")[0], **row} for row in found]
+    write_rows(options.out / "cells.csv", rows)
+    requests = {name: paths.num_requests for name, paths in traces.items()}
+    write_provenance(options, used, requests=requests, unit_tokens=UNIT, cells=len(rows))
+    publish(options, {"whole": _hits(rows)})
+    return 0
+
+
+def _hits(rows: Rows) -> str:
+    """Percent of prompt tokens hit, a line for each trace, model and budget; in brackets requests refused."""
+    lines, ways = [], [(sharing, choice) for sharing in SHARINGS for choice in WHOLE]
+    ways = [way for way in ways if any((row["sharing"], row["rule"]) == way for row in rows)]
+    for trace, model, share in dict.fromkeys((row["trace"], row["model"], row["budget"]) for row in rows):
+        own = {(row["sharing"], row["rule"]): row for row in rows
+               if (row["trace"], row["model"], row["budget"]) == (trace, model, share)}  # fmt: skip
+        hits = [f"{100 * row['hit_rate']:.1f}" + f" ({row['refused']})" * (row["refused"] > 0)
+                for row in map(own.__getitem__, ways)]  # fmt: skip
+        bound = f"{100 * next(iter(own.values()))['bound']:.1f}"
+        lines.append([trace.split("_")[1 if "mooncake" in trace else 0], model, f"1/{round(1 / share)}", *hits, bound])
+    header = [f"{sharing.replace('_', ' ')}: {choice}" for sharing, choice in ways]
+    return table(["trace", "model", "budget", *header, "bound"], lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
