@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import random
 import sys
 import time
@@ -11,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.hybrid.equal import SETTINGS, differences
 from experiments.hybrid.published import lru, paths_of
 from experiments.hybrid.published import rows as published_rows
 from experiments.shared import (
@@ -65,7 +62,7 @@ Rows = list[dict[str, Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """All cells, kept one by one; the table of vLLM where it is installed."""
+    """All cells, kept one by one."""
     options = parse(__doc__, "hybrid", arguments)
     rows, used = Rows(), [] if options.quick else [*map(trace_path, TRACES)]
     traces = {"drawn": drawn()} if options.quick else {}
@@ -83,14 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threads = published_rows()
     write_rows(options.out / "published.csv", threads)
     tables = {"rules": _rules(rows), "published": table(list(threads[0]), [list(row.values()) for row in threads])}
-    engine = {}
-    if importlib.util.find_spec("vllm") is not None:
-        engine = {"vllm": importlib.metadata.version("vllm")}
-        equal = [differences(layout, **settings) for layout, settings in SETTINGS]
-        write_rows(options.out / "vllm.csv", equal)
-        tables["vllm"] = table(list(equal[0]), [list(row.values()) for row in equal])
     _draw(options, rows)
-    write_provenance(options, used, requests=TRACES, unit_tokens=UNIT, cells=len(rows), **engine)
+    write_provenance(options, used, requests=TRACES, unit_tokens=UNIT, cells=len(rows))
     publish(options, tables)
     return 0
 

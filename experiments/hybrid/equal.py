@@ -1,8 +1,10 @@
-"""The same requests, one at a time, through vLLM's scheduler over several groups and through the replay over groups."""
+"""The same requests through vLLM's scheduler over several groups of KV and through the replay: what differs."""
 
 from __future__ import annotations
 
+import argparse
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,7 @@ from experiments.fidelity import our_side
 from experiments.fidelity.compare import differences as steps_that_differ
 from experiments.fidelity.compare import unequal
 from experiments.fidelity.streams import FIRST_OUTPUT, Talk
+from experiments.shared import ROOT, begun, publish, table, write_provenance, write_rows
 from framework.export.host_blocks import build_policy
 from framework.export.vllm_connector import lead
 from framework.groups.checkpoints import CheckpointRule, Dense, Retention
@@ -213,3 +216,26 @@ def in_flight(layout: str, *, retention: int | None, num_requests: int = 200, **
     settings = our_side.Settings(**limits, hash=vllm_side.hash_scheme(), groups=groups, rule=rule)
     found = steps_that_differ(theirs, our_side.run(talks, settings))
     return {"groups": layout, "retention": retention, **limits, **found}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Both tables; vLLM must be installed."""
+    import vllm
+
+    parser = argparse.ArgumentParser(prog="python -m experiments.hybrid.equal", description=__doc__)
+    options = parser.parse_args(arguments, argparse.Namespace(quick=False, out=None, jobs=1))
+    options = begun(options, "hybrid.equal", ROOT / "experiments" / "hybrid", "results/vllm")
+    found = {
+        "vllm": [differences(layout, **settings) for layout, settings in SETTINGS],
+        "in_flight": [in_flight(layout, retention=retention, **limits) for layout in LAYOUTS for limits in IN_FLIGHT
+                      for retention in ((None,) if "chunk" in layout else (None, 0))],
+    }  # fmt: skip
+    for name, rows in found.items():
+        write_rows(options.out / f"{name}.csv", rows)
+    write_provenance(options, [], vllm=vllm.__version__)
+    publish(options, {name: table(list(rows[0]), [list(row.values()) for row in rows]) for name, rows in found.items()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
