@@ -31,7 +31,7 @@ from framework.engine.tiers.records import MakeTiers
 from framework.engine.tiers.setup import require_one_rank, tier_maker
 from framework.engine.warm_up import Limits, warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
-from framework.groups.serving import GroupedAllocator, groups_of_model, why_no_group, window_blocks
+from framework.groups.serving import GroupedAllocator, groups_of_model, reach, running_blocks, why_no_group
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.kv_events.stream import EventStream
@@ -84,10 +84,10 @@ class LLM:
             A LengthWarning says where it is less than what was asked for.
         kv_dtype: of K and V in the pool.
         backends: one a layer: `backend`, or a copy of it where layers differ in their sliding window.
-        groups: of KV: full attention, and the layers with a sliding window, which keep no more than that; see
-            docs/hybrid.md. Empty where all layers share one table; `kv_groups_off` says why a model that mixes both has
-            none, else "".
-        window_blocks: of the second group; None without.
+        groups: of KV: full attention, and the layers with a sliding window, which keep no more than that, or with a
+            recurrent state; see docs/hybrid.md. Empty where all layers share one table; `kv_groups_off` says why a
+            model that mixes attention with and without a window has none, else "".
+        further_blocks: of the second group; None without.
         warm_up_s: seconds that the warm-up steps before the first request took; None: there were none.
 
     Raises:
@@ -165,9 +165,10 @@ class LLM:
             executor, own = serving_executor(
                 self.model, self.backend, self.spec, chosen=chosen, seed=seed, device=self.device, options=options,
                 num_blocks=self.num_blocks, max_len=self.max_model_len, poison=self._faults.poison, kv_scales=kv_scales,
-                **({"window_blocks": self.window_blocks} if self.groups else {}),
+                **({"further_blocks": self.further_blocks} if self.groups else {}),
             )  # fmt: skip
             self.pool, self.backends = own.pool, own.by_layer
+            self._state_bytes = 0 if own.states is None else own.states.bytes
             self.recorder = RecordingExecutor(executor) if record else None
             self.executor: Executor = self.recorder or executor
             self.engine = self._make_engine(built, options, advice, log)
@@ -188,18 +189,28 @@ class LLM:
         self.namespace = Namespace(model=f"{self.model.name}/{stored}")
 
     def _settle_groups(self, options: EngineOptions, record: bool) -> None:
-        """Whether layers with a sliding window are a group of their own."""
+        """Whether layers with a sliding window are a group of their own; those with a recurrent state must be.
+
+        Raises:
+            ConfigError: what a model with recurrent layers is not served with.
+        """
         self.groups, self.kv_groups_off = groups_of_model(self.model.config, self.spec, self.kv_dtype), ""
         if not self.groups:
             return
-        sizes, _ = graphs.choose(
-            options.cuda_graphs, options.graph_batch_sizes, options.max_batch_requests, self.backend, self.device
+        states = self.model.config.recurrent is not None
+        sizes, _ = (
+            ((), "")
+            if states and options.cuda_graphs == "auto"
+            else graphs.choose(
+                options.cuda_graphs, options.graph_batch_sizes, options.max_batch_requests, self.backend, self.device
+            )
         )
         objects = not all(isinstance(part, (str, Mapping, type)) for part in self._components)
         reasons = {
             "several ranks": self.model.ranks is not None,
             "CUDA graphs (engine.cuda_graphs)": bool(sizes),
-            "a warm-up (engine.warm_up)": self._warms_up(options),
+            "a warm-up (engine.warm_up)": self._warms_up(options) and not states,
+            "compilation (engine.compile)": options.compile and states,
             "tiers": bool(self._tiers),
             "cache events": self._kv_events is not None,
             "an explanation of misses": self._ledger is not None,
@@ -211,6 +222,11 @@ class LLM:
             probe, _ = build_with_policy(*self._components, num_blocks=1, block_size=self.spec.block_size,
                                          max_model_len=1, seed=self.seed)  # fmt: skip
             why = [reason for reason in (why_no_group(probe),) if reason]
+        if states and why:
+            raise ConfigError(
+                f"model '{self.model.name}' has recurrent layers, whose states are served as a group of KV of their "
+                f"own: {'; '.join(why)}"
+            )
         self.kv_groups_off = "; ".join(why)
         self.groups = () if why else self.groups
 
@@ -219,16 +235,17 @@ class LLM:
         config, block_size = self.model.config, self.spec.block_size
         self.num_blocks = pool_blocks(
             num_blocks, memory_fraction, device=self.device, ranks=self.model.ranks, block_size=block_size,
-            num_layers=config.num_layers, num_kv_heads=self.spec.num_kv_heads,
+            num_layers=len(config.attention_layers), num_kv_heads=self.spec.num_kv_heads,
             head_dim=self.spec.head_dim, dtype=self.kv_dtype, needed=lambda: self._largest_step_bytes(options),
         )  # fmt: skip
-        self.window_blocks = None
+        self.further_blocks = None
         if self.groups:
-            full, window = self.groups
-            self.window_blocks = window_blocks(window, self.num_blocks, options)
+            full, other = self.groups
+            self.further_blocks = running_blocks(other, self.num_blocks, options)
             if memory_fraction is not None or (self.device.startswith("cuda") and num_blocks is None):
-                spared = (self.num_blocks - self.window_blocks) * window.block_bytes
-                self.num_blocks += spared // full.block_bytes  # memory decides: it holds more of the others
+                # Memory decides: it holds more of the others, of whose bytes windows were part and states were not.
+                spared = (self.num_blocks * (other.kind == "window") - self.further_blocks) * other.block_bytes
+                self.num_blocks = max(1, self.num_blocks + spared // full.block_bytes)
         self.max_model_len, advice = longest_sequence(
             options.max_model_len, positions=config.max_position_embeddings,
             num_blocks=self.num_blocks, block_size=block_size, model=self.model.name,
@@ -264,9 +281,9 @@ class LLM:
     def _build_allocator(self) -> Allocator:
         sizes = {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
         allocator, self.policy = build_with_policy(*self._components, num_blocks=self.num_blocks, **sizes)
-        if self.window_blocks is None:
+        if self.further_blocks is None:
             return allocator
-        own, _ = build_with_policy(*self._components, num_blocks=self.window_blocks, **sizes)
+        own, _ = build_with_policy(*self._components, num_blocks=self.further_blocks, **sizes)
         return GroupedAllocator(self.groups, (allocator, own))
 
     def _make_engine(
@@ -286,7 +303,7 @@ class LLM:
             preempt_every=self._faults.preempt_every,
             eos_token_ids=tokenizer.eos_token_ids,
             vocab_size=self.model.config.vocab_size,
-            window=self.groups[1].length if self.groups else self.model.config.window_of_all_layers,
+            window=reach(self.groups[1]) if self.groups else self.model.config.window_of_all_layers,
             seed=self.seed,
             log=log,
             kv_events=self._kv_events,
@@ -309,8 +326,8 @@ class LLM:
 
     @property
     def kv_bytes(self) -> int:
-        """Of the KV pools of all ranks together, null blocks included; `pool.bytes` are one rank's."""
-        return self.pool.bytes * self.tensor_parallel_size
+        """Of the KV pools of all ranks together, null blocks and states included; `pool.bytes` are one rank's."""
+        return (self.pool.bytes + self._state_bytes) * self.tensor_parallel_size
 
     def close(self) -> None:
         """Wait for stores to tiers and close them, and end the other ranks of a model that was given by name.
@@ -454,8 +471,8 @@ class LLM:
         return served | state.holdings() | self.group_facts() | {"kv_bytes": self.kv_bytes}
 
     def group_facts(self) -> dict[str, Any]:
-        """Of a model that mixes full attention and sliding windows: what each group of KV holds and found, or why all
-        layers share one table."""
+        """Of a model that mixes full attention with windows or states: what each group of KV holds and found, or why
+        all layers share one table."""
         if isinstance(self.allocator, GroupedAllocator):
             return self.allocator.results()
         return {"kv_groups_off": self.kv_groups_off} if self.kv_groups_off else {}

@@ -52,7 +52,7 @@ def read_scales(path: str, config: ModelConfig) -> tuple[Tensor, Tensor]:
         pair = [torch.tensor(found[name], dtype=torch.float32) for name in ("k", "v")]
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigError(f"cache.kv_scales: '{path}' cannot be read as {{'k': rows, 'v': rows}}: {error!r}") from error
-    asked = (config.num_layers, config.num_kv_heads)
+    asked = (len(config.attention_layers), config.num_kv_heads)
     for name, scales in zip("kv", pair, strict=True):
         if tuple(scales.shape) != asked:
             raise ConfigError(
@@ -96,8 +96,11 @@ def calibrate(pool: KVPool, decoder: Decoder) -> None:
     tokens = torch.randint(decoder.config.vocab_size, (count,), generator=torch.Generator().manual_seed(0))
     attention = whole_attention(decoder)
 
+    own = dict(zip(decoder.config.attention_layers, pool.layers, strict=True))
+
     def observed(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pool.layers[layer].k_scale, pool.layers[layer].v_scale = _scale(k), _scale(v)
+        if layer in own:
+            own[layer].k_scale, own[layer].v_scale = _scale(k), _scale(v)
         return attention(layer, q, k, v)
 
     decoder(tokens.to(decoder.device), torch.arange(count, device=decoder.device), observed)

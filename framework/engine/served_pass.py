@@ -16,7 +16,8 @@ from framework.engine.pool import KVPool
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
 from framework.model.decoder import Decoder
-from framework.model.dense import layer_attention
+from framework.model.delta import SequenceStates
+from framework.model.dense import delta_of, layer_attention
 
 Gaps: TypeAlias = list[tuple[float, float]]
 """Of each call and layer, in order: largest difference of an attention output from the exact one, and largest |V|."""
@@ -84,7 +85,7 @@ class _Pass:
         self._keys: list[list[Tensor]] = [[] for _ in pool.layers]
         self._values: list[list[Tensor]] = [[] for _ in pool.layers]
         self._table = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=pool.device)[None]
-        self._length = 0
+        self._length, self._states = 0, SequenceStates()
         self.gaps: Gaps = []
         self._batch: Batch | None = None
 
@@ -114,13 +115,16 @@ class _Pass:
         )
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if (delta := delta_of(self._decoder, layer)) is not None:
+            return self._states.recur(layer, delta, q, k, v)
         assert self._batch is not None
+        layer, model_layer = self._decoder.config.attention_layers.index(layer), layer
         kv, out = self._pool.layers[layer], torch.empty_like(q)
         self._backends[layer].write(kv, k, v, self._batch.slot_mapping)
         self._backends[layer].attend(q, kv, self._batch, out)
         self._keys[layer].append(k.double())
         self._values[layer].append(v.double())
         keys, values = torch.cat(self._keys[layer]), torch.cat(self._values[layer])
-        exact = layer_attention(self._decoder, layer, q.double(), keys, values)
+        exact = layer_attention(self._decoder, model_layer, q.double(), keys, values)
         self.gaps.append((float((out.double() - exact).abs().max()), float(values.abs().max())))
         return out

@@ -1,4 +1,4 @@
-"""An allocator for models whose layers partly attend to all tokens and partly to a sliding window."""
+"""An allocator for models whose layers partly attend to all tokens, partly to a sliding window or keep a state."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from framework.config.sections import EngineOptions
 from framework.engine.pool import block_bytes
 from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks, StaleHit
+from framework.groups.checkpoints import Asked, Retention
 from framework.groups.hits import GroupHit, find_hit
 from framework.groups.kinds import Kind, KVGroup
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
@@ -23,13 +25,18 @@ from framework.types import BlockCopy, BlockHash, BlockId, Namespace, RequestId,
 
 @dataclass(frozen=True, slots=True)
 class WindowedHit(Hit):
-    """A Hit, and what the window's blocks made of it."""
+    """A Hit, and what the blocks of the window or state made of it."""
 
     found: GroupHit | None = None
 
 
 class GroupedAllocator(Allocator):
-    """Full attention and a sliding window side by side: a table a request in each, from two pools of blocks.
+    """Full attention and a sliding window, or recurrent states, side by side: a table a request in each, of two pools.
+
+    A state lies in the block of the last token that went into it, so a request needs the blocks that a window of two
+    tokens needs, and everything below says window for both. The state at the end of a full block is kept where vLLM
+    keeps it by default (`Retention(0)`: at the prompt's last full block, and where prefixes part), and at the last full
+    block of all; a block at any other place is free again once its request has passed it.
 
     To the engine it is the full group's allocator, with the window's table as the further one. The window's table
     holds null blocks where the window has passed, and room for what a step writes, not for a whole prompt: `extend`
@@ -42,7 +49,7 @@ class GroupedAllocator(Allocator):
     Not promised within a step, and no events of the window: see docs/hybrid.md.
 
     Args:
-        groups: full attention and the window, of equal `block_tokens`.
+        groups: full attention and a window or state, of equal `block_tokens`.
         parts: their allocators, made alike, each with a policy of its own; theirs are the blocks.
 
     Raises:
@@ -61,8 +68,10 @@ class GroupedAllocator(Allocator):
             if reason := why_no_group(part):
                 raise InvalidArgument(reason)
         self.full, self.window = self.parts
-        if (full.kind, window.kind) != ("full", "window"):
-            raise InvalidArgument(f"groups of kinds full and window are served, found {full.kind} and {window.kind}")
+        if full.kind != "full" or window.kind not in ("window", "state"):
+            raise InvalidArgument(
+                f"groups of kinds full, and window or state, are served, found {full.kind} and {window.kind}"
+            )
         sizes = {full.block_tokens, window.block_tokens, *(part.block_size for part in self.parts)}
         if len(sizes) > 1:
             raise InvalidArgument(f"groups that are served have blocks of one size, found {sorted(sizes)} tokens")
@@ -70,6 +79,7 @@ class GroupedAllocator(Allocator):
         self.peak_used_blocks = [0, 0]
         self._named: dict[BlockHash, BlockId] = {}  # published blocks of the window
         self._found_tokens = self._lost_tokens = 0
+        self._places: dict[RequestId, frozenset[int]] = {}  # tokens after which a request's states are kept
         self.window.listen(self._note)
 
     def _note(self, event: CacheEvent) -> None:
@@ -123,8 +133,8 @@ class GroupedAllocator(Allocator):
         known = request.id in self.full.tables() or not len(tokens)  # which the full group refuses by name
         if not known and not self._window_fits(request, tokens, own):
             raise OutOfBlocks(
-                f"the window's group has no room beside {self.window.pool.used} used of {self.window.num_blocks} "
-                "blocks; preempt a request"
+                f"the {self.groups[1].kind}'s group has no room beside {self.window.pool.used} used of "
+                f"{self.window.num_blocks} blocks; preempt a request"
             )
         self.full.allocate(request, tokens, whole, num_tokens)
         try:
@@ -132,8 +142,14 @@ class GroupedAllocator(Allocator):
         except BaseException:
             self.full.free(request.id)
             raise
-        if isinstance(hit, WindowedHit) and hit.found is not None:
-            self._lost_tokens += sum(hit.found.lost)
+        found = hit.found if isinstance(hit, WindowedHit) else None
+        if found is not None:
+            self._lost_tokens += sum(found.lost)
+        if self.groups[1].kind == "state":
+            junction = 0 if found is None or not any(found.lost) else found.tokens + sum(found.lost)
+            asked = Asked(prompt=len(tokens), total=request.max_total_tokens, hit=hit.num_tokens, junction=junction,
+                          step=self.block_size)  # fmt: skip
+            self._places[request.id] = frozenset(Retention(0).places(asked))
         self._found_tokens += own.num_tokens
         self._note_peak()
 
@@ -156,26 +172,43 @@ class GroupedAllocator(Allocator):
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         for part in self.parts:
             part.plan_fork(parent, child, num_tokens)
+        if self.groups[1].kind == "state" and num_tokens < (done := self.window.tables()[parent].committed):
+            raise InvalidArgument(f"fork of {num_tokens} tokens from request {parent}, whose state is after {done}")
         change = self.full.fork(parent, child, num_tokens)
         try:
             own = self.window.fork(parent, child, num_tokens)
         except BaseException:
             self.full.free(child.id)
             raise
+        self._places[child.id] = self._places.get(parent, frozenset())
         self._note_peak()
         return _both(change, own)
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         """The window has passed these; `table`, the full group's, keeps all its entries."""
+        table = self.window.tables().get(request)
+        first = 0 if table is None else table.num_null
+        passed = [] if table is None else table.blocks[first : num_tokens // self.block_size].tolist()
         self.window.unref_leading(request, num_tokens)
+        self._thin(request, first, passed)
         return 0
+
+    def _thin(self, request: RequestId, first: int, blocks: Sequence[int]) -> None:
+        """Of `blocks`, from table index `first` on, those that nobody uses and whose states are not to be kept go."""
+        if self.groups[1].kind == "state":
+            kept, size = self._places.get(request, ()), self.block_size
+            self.window.forget([block for at, block in enumerate(blocks, first) if (at + 1) * size not in kept])
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         try:
             self.full.free(request)
         finally:
-            if request in self.window.tables():
+            table = self.window.tables().get(request)
+            if table is not None:
+                first, passed = table.num_null, table.blocks[table.num_null : table.published - 1].tolist()
                 self.window.free(request)
+                self._thin(request, first, passed)
+            self._places.pop(request, None)
 
     def table(self, request: RequestId) -> npt.NDArray[np.int32]:
         return self.full.table(request)
@@ -204,7 +237,7 @@ class GroupedAllocator(Allocator):
             found[f"{group.kind}_cached_bytes"] = part.pool.cached * group.block_bytes
             found[f"{group.kind}_evictions"] = part.cache.evictions
         found["full_hit_tokens"] = self._found_tokens + self._lost_tokens
-        found["window_lost_tokens"] = self._lost_tokens
+        found[f"{self.groups[1].kind}_lost_tokens"] = self._lost_tokens
         return found
 
     def check(self) -> None:
@@ -238,7 +271,18 @@ class GroupedAllocator(Allocator):
 
 
 def groups_of_model(config: ModelConfig, spec: AttentionSpec, kv_dtype: str) -> tuple[KVGroup, ...]:
-    """Full attention and the sliding window of a model that has layers of both; empty of any other."""
+    """Full attention, and the sliding window or recurrent state of a model that has layers of both; empty of any other.
+
+    States are counted in the model's dtype, that of `spec`.
+    """
+    count = len(config.attention_layers)
+    if (states := config.recurrent) is not None:
+        bytes_of_states = sum(states.layers) * states.state_bytes(getattr(torch, spec.dtype).itemsize)
+        return (
+            KVGroup(name="full", kind="full", block_tokens=spec.block_size,
+                    block_bytes=block_bytes(spec.block_size, count, spec.num_kv_heads, spec.head_dim, kv_dtype)),
+            KVGroup(name="state", kind="state", block_tokens=spec.block_size, block_bytes=bytes_of_states),
+        )  # fmt: skip
     slides, window = sum(map(config.slides, range(config.num_layers))), config.sliding_window
     if window is None or window < 2 or slides in (0, config.num_layers):
         return ()
@@ -262,15 +306,20 @@ def why_no_group(allocator: Allocator) -> str:
     return ""
 
 
-def window_blocks(window: KVGroup, num_blocks: int, options: EngineOptions) -> int:
-    """Blocks that running requests can need in the window's group, and no more than the `num_blocks` of the other.
+def running_blocks(group: KVGroup, num_blocks: int, options: EngineOptions) -> int:
+    """Blocks that running requests can need in a group of windows or states, no more than `num_blocks`, the other's.
 
     A row reads `window - 1` tokens back from the one that it computes, which touch one block more than they fill, and
     is admitted with one; a step writes `max_batch_tokens`.
     """
-    size, tokens = window.block_tokens, options.max_batch_tokens
-    rows = options.max_batch_requests * (-(-(window.length - 1) // size) + 2)
+    size, tokens = group.block_tokens, options.max_batch_tokens
+    rows = options.max_batch_requests * (-(-(reach(group) - 1) // size) + 2)
     return min(num_blocks, rows + -(-tokens // size))
+
+
+def reach(group: KVGroup) -> int:
+    """Tokens back, the one to be computed included, of which a row needs the blocks: a state is in that of the last."""
+    return group.length or 2
 
 
 def _both(change: TableChange, own: TableChange) -> TableChange:

@@ -69,7 +69,8 @@ def load_weights(decoder: Decoder, folder: Path) -> None:
     missing = set(targets)
     unexpected: list[str] = []
     for stored, found, read in _tensors(folder):
-        name = stored if stored.startswith(("model.", "lm_head.")) else f"model.{stored}"
+        name = stored.replace("model.language_model.", "model.", 1)  # of a model that also sees
+        name = name if name.startswith(("model.", "lm_head.", "mtp.")) else f"model.{name}"
         if name not in targets:
             if not _known_extra(name, decoder.config):
                 unexpected.append(name)
@@ -170,8 +171,23 @@ def _expert_views(experts: RoutedExperts, family: str) -> dict[str, Tensor]:
 
 
 def _layer_targets(layer: DecoderLayer, family: str) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-    heads, kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
     views = _norm_views(layer)
+    if layer.delta is not None:
+        own = layer.delta
+        parts = zip(("qkv", "z", "b", "a"), torch.split(own.inputs, own.widths), strict=True)
+        views |= {f"linear_attn.in_proj_{name}.weight": part for name, part in parts}
+        views |= {
+            "linear_attn.conv1d.weight": own.convolution,
+            "linear_attn.dt_bias": own.decay_bias,
+            "linear_attn.A_log": own.decay_log,
+            "linear_attn.norm.weight": own.scale,
+            "linear_attn.out_proj.weight": own.output,
+            "mlp.gate_proj.weight": layer.gate_up.chunk(2)[0],
+            "mlp.up_proj.weight": layer.gate_up.chunk(2)[1],
+            "mlp.down_proj.weight": layer.down,
+        }
+        return {name: (view, tuple(view.shape)) for name, view in views.items()}
+    heads, kv = layer.num_heads * layer.head_dim * (1 + layer.output_gate), layer.num_kv_heads * layer.head_dim
     if layer.sinks is not None:
         views["self_attn.sinks"] = layer.sinks
     mlp: tuple[Tensor | None, ...] = (None, None, None, None)
@@ -289,7 +305,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _known_extra(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor without a place is harmless: a tied head stored twice, or a table that old versions saved."""
+    """Whether a tensor without a place is harmless: a tied head stored twice, a table that old versions saved, or of
+    Qwen3.5 what reads images or drafts tokens."""
+    if config.family == "qwen3_5_text" and name.startswith(("model.visual.", "mtp.")):
+        return True
     return (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith("rotary_emb.inv_freq")
 
 

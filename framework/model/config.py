@@ -9,6 +9,7 @@ from framework.errors import ModelError
 
 FAMILIES = (
     "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss",
+    "qwen3_5_text",
 )  # fmt: skip
 ACTIVATIONS = ("silu", "gelu_tanh")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -71,6 +72,45 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentConfig:
+    """Layers with a recurrent state in place of attention: the gated delta rule of Qwen3.5.
+
+    Attributes:
+        layers: which layers, one flag each.
+        num_key_heads, num_value_heads: each key head serves equally many value heads.
+        key_dim, value_dim: elements of a head.
+        kernel: tokens that the convolution before it reads, the present one included.
+    """
+
+    layers: tuple[bool, ...]
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    def __post_init__(self) -> None:
+        sizes = (self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim)
+        if not all(1 <= size <= 2**12 for size in sizes) or not 2 <= self.kernel <= 64:
+            raise ModelError(f"a recurrent layer of heads and sizes {sizes} with a kernel of {self.kernel} tokens: "
+                             "sizes are 1 to 4,096, a kernel 2 to 64")  # fmt: skip
+        if self.num_value_heads % self.num_key_heads:
+            raise ModelError(f"{self.num_value_heads} value heads are not a multiple of {self.num_key_heads} key heads")
+        if not any(self.layers) or all(self.layers):
+            raise ModelError("a model with recurrent layers has layers of full attention beside them")
+
+    @property
+    def num_channels(self) -> int:
+        """Elements a token that the convolution reads: queries, keys, values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Of one layer's state: a float32 memory, and the convolution's last inputs of `itemsize` bytes each."""
+        memory = self.num_value_heads * self.key_dim * self.value_dim
+        return 4 * memory + itemsize * self.num_channels * (self.kernel - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A decoder-only transformer of one of `FAMILIES`. Sizes in elements, positions in tokens.
 
@@ -87,6 +127,9 @@ class ModelConfig:
         scaled_embeddings: multiplied by sqrt(hidden_size).
         sinks: one more logit a head in every softmax.
         experts: in place of each layer's MLP.
+        recurrent: layers without attention; None: there are none.
+        rotary_dim: leading elements of a head that are rotated; None: all.
+        output_gate: what attention gives is multiplied by the sigmoid of a gate, one for each element.
         eos_token_ids: as config.json has them; a checkpoint's generation_config.json overrides them on loading.
         dtype: torch's name of the dtype the weights were saved in.
     """
@@ -120,6 +163,9 @@ class ModelConfig:
     scaled_embeddings: bool = False
     sinks: bool = False
     experts: ExpertsConfig | None = None
+    recurrent: RecurrentConfig | None = None
+    rotary_dim: int | None = None
+    output_gate: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -141,6 +187,10 @@ class ModelConfig:
             raise ModelError(f"sliding_window must be at least 1 token, found {self.sliding_window}")
         if self.sliding_layers is not None and len(self.sliding_layers) != self.num_layers:
             raise ModelError(f"sliding_layers must name {self.num_layers} layers, found {len(self.sliding_layers)}")
+        if self.rotary_dim is not None and (self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_dim):
+            raise ModelError(f"rotary_dim must be even and 2 to head_dim {self.head_dim}, found {self.rotary_dim}")
+        if self.recurrent is not None and len(self.recurrent.layers) != self.num_layers:
+            raise ModelError(f"recurrent layers must name {self.num_layers} layers, found {self.recurrent.layers}")
         if self.activation not in ACTIVATIONS:
             raise ModelError(f"no activation '{self.activation}'; supported: {', '.join(ACTIVATIONS)}")
         for name in ("rope_theta", "rms_norm_eps", "local_rope_theta", "attention_scale", "soft_cap", "logit_cap"):
@@ -161,6 +211,12 @@ class ModelConfig:
         return self.sliding_window if self.slides(layer) else None
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have K and V: all but the recurrent ones."""
+        states = (False,) * self.num_layers if self.recurrent is None else self.recurrent.layers
+        return tuple(layer for layer, state in enumerate(states) if not state)
+
+    @property
     def window_of_all_layers(self) -> int | None:
         """Tokens that a token reads in any layer, itself included, where every layer has a window; else None."""
         return self.sliding_window if all(map(self.slides, range(self.num_layers))) else None
@@ -170,7 +226,10 @@ class ModelConfig:
         """All weights, embeddings included; a tied embedding counts once."""
         heads, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = self.hidden_size * (2 * heads + 2 * kv)
-        attention += (heads + 2 * kv) * self.attention_bias + self.hidden_size * self.output_bias
+        attention += heads * self.hidden_size * self.output_gate
+        attention += (
+            heads * (1 + self.output_gate) + 2 * kv
+        ) * self.attention_bias + self.hidden_size * self.output_bias
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         if self.experts is not None:
@@ -179,6 +238,13 @@ class ModelConfig:
             each += (2 * own.intermediate_size + self.hidden_size + 1) * own.bias
             mlp = own.count * (each + self.hidden_size)
         attention += self.num_heads * self.sinks
-        norms = (2 + 2 * self.sandwich_norms) * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        norms = (2 + 2 * self.sandwich_norms) * self.hidden_size
+        attention += 2 * self.head_dim * self.qk_norm
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_layers * (attention + mlp + norms) + embeddings + self.hidden_size
+        count = self.num_layers * (mlp + norms) + len(self.attention_layers) * attention
+        if (states := self.recurrent) is not None:
+            values = states.num_value_heads * states.value_dim
+            each = self.hidden_size * (states.num_channels + 2 * values + 2 * states.num_value_heads)
+            each += states.num_channels * states.kernel + 2 * states.num_value_heads + states.value_dim
+            count += sum(states.layers) * each
+        return count + embeddings + self.hidden_size

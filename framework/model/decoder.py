@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 
 from framework.errors import InvalidArgument
 from framework.model.config import ModelConfig, RopeScaling
+from framework.model.delta import GatedDelta
 from framework.model.experts import RoutedExperts
 from framework.model.shard import WHOLE, Group, Shard
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q (T, H, D), k (T, K, D), v (T, K, D)) -> (T, H, D).
 
+Of a recurrent layer what `GatedDelta.forward` hands to `recur` instead: (layer, (T, C), (T, N), (T, N)) -> (T, N, V).
 q and k are rotated, unless the pass was asked to leave that to attention. All are views whose last dimension alone
 is contiguous; they stay valid for this call only.
 """
@@ -72,7 +75,7 @@ class Decoder(nn.Module):
         self.lm_head = self.embedding
         if not config.tie_word_embeddings:
             self.lm_head = _parameter(len(self.vocabulary), config.hidden_size, factory)
-        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        frequencies = rotary_frequencies(config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling)
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
         local = None
         if config.local_rope_theta is not None:
@@ -183,7 +186,9 @@ class Decoder(nn.Module):
         return None if self.lm_head is self.embedding else self.embedding
 
     def angles(self, positions: Tensor, *, local: bool = False) -> tuple[Tensor, Tensor]:
-        """cos and sin, each (T, D / 2) in the model's dtype: computed in float32, as transformers does.
+        """cos and sin, each (T, D / 2), or half of what is rotated of a head, in the model's dtype.
+
+        Computed in float32, as transformers does.
 
         `local`: of the layers with a sliding window, where they have angles of their own.
         """
@@ -197,7 +202,7 @@ class Decoder(nn.Module):
         return cos.to(self.dtype), sin.to(self.dtype)
 
     def rope(self, positions: Tensor, *, local: bool = False) -> tuple[Tensor, Tensor]:
-        """cos and signed sin, each (T, 1, D), for both halves of a head; `local` as in `angles`."""
+        """cos and signed sin, each (T, 1, R), for both halves of what is rotated; `local` as in `angles`."""
         cos, sin = self.angles(positions, local=local)
         return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
 
@@ -211,16 +216,14 @@ class DecoderLayer(nn.Module):
         self.index, self.eps, self.plus_one = index, config.rms_norm_eps, config.norms_plus_one
         self.slides, self.activation = config.slides(index), config.activation
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        rotated, rows = config.num_heads + config.num_kv_heads, config.num_heads + 2 * config.num_kv_heads
-        hidden, width = config.hidden_size, config.head_dim
+        hidden = config.hidden_size
         self.input_norm = _parameter(hidden, None, factory)
-        self.qkv = _parameter(rows * width, hidden, factory)
-        self.qkv_bias = _parameter(rows * width, None, factory) if config.attention_bias else None
-        # One weight row a head, so that queries and keys are normalised by one call.
-        self.qk_norm = _parameter(rotated, width, factory) if config.qk_norm else None
-        self.output = _parameter(hidden, config.num_heads * width, factory)
-        self.output_bias = _parameter(hidden, None, factory) if config.output_bias else None
-        self.sinks = _parameter(config.num_heads, None, factory) if config.sinks else None
+        self.delta: GatedDelta | None = None
+        self.sinks: nn.Parameter | None = None
+        if config.recurrent is not None and config.recurrent.layers[index]:
+            self.delta = GatedDelta(config.recurrent, hidden, config.rms_norm_eps, factory)
+        else:
+            self._make_attention(config, factory)
         self.attention_end_norm = _parameter(hidden, None, factory) if config.sandwich_norms else None
         self.post_norm = _parameter(hidden, None, factory)
         self.mlp_end_norm = _parameter(hidden, None, factory) if config.sandwich_norms else None
@@ -232,28 +235,55 @@ class DecoderLayer(nn.Module):
         self.down = _parameter(hidden, config.intermediate_size, factory)
         self.down_bias = _parameter(hidden, None, factory) if config.mlp_bias else None
 
+    def _make_attention(self, config: ModelConfig, factory: dict[str, object]) -> None:
+        """With an output gate each query head has two in `qkv`: itself, and its gate."""
+        hidden, width, self.output_gate = config.hidden_size, config.head_dim, config.output_gate
+        rotated = config.num_heads + config.num_kv_heads
+        rows = rotated + config.num_kv_heads + config.num_heads * config.output_gate
+        self.qkv = _parameter(rows * width, hidden, factory)
+        self.qkv_bias = _parameter(rows * width, None, factory) if config.attention_bias else None
+        # One weight row a head, so that queries and keys are normalised by one call.
+        self.qk_norm = _parameter(rotated, width, factory) if config.qk_norm else None
+        self.output = _parameter(hidden, config.num_heads * width, factory)
+        self.output_bias = _parameter(hidden, None, factory) if config.output_bias else None
+        self.sinks = _parameter(config.num_heads, None, factory) if config.sinks else None
+
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attention: Attention, rows: Tensor | None = None
     ) -> Tensor:
         """(T, E) to (T, E), or (R, E) of `rows` alone; without `rope` attention gets q and k unrotated."""
+        if self.delta is not None:
+            mixed = self.delta(self._norm(x, self.input_norm), partial(attention, self.index))
+            x = x + mixed if rows is None else x[rows] + mixed[rows]
+        else:
+            x = self._attend(x, rope, attention, rows)
+        thought = self._mlp(self._norm(x, self.post_norm))
+        if self.mlp_end_norm is not None:
+            thought = self._norm(thought, self.mlp_end_norm)
+        return x.add_(thought)
+
+    def _attend(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attention: Attention, rows: Tensor | None
+    ) -> Tensor:
         qkv = _linear(self._norm(x, self.input_norm), self.qkv, self.qkv_bias)
         qkv = qkv.view(len(x), -1, self.head_dim)
         qk, v = qkv[:, : -self.num_kv_heads], qkv[:, -self.num_kv_heads :]
+        if self.output_gate:
+            queries = qk[:, : 2 * self.num_heads]
+            gate, qk = queries[:, 1::2], torch.cat((queries[:, ::2], qk[:, 2 * self.num_heads :]), 1)
         if self.qk_norm is not None:
             qk = self._norm_heads(qk, self.qk_norm)
         if rope is not None:
             qk = _rotate(qk, rope)
         mixed = attention(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
+        if self.output_gate:
+            mixed = mixed * gate.sigmoid()
         if rows is not None:
             x, mixed = x[rows], mixed[rows]
         mixed = self._from_parts(mixed.flatten(1), self.output, self.output_bias)
         if self.attention_end_norm is not None:
             mixed = self._norm(mixed, self.attention_end_norm)
-        x = x + mixed
-        thought = self._mlp(self._norm(x, self.post_norm))
-        if self.mlp_end_norm is not None:
-            thought = self._norm(thought, self.mlp_end_norm)
-        return x.add_(thought)
+        return x + mixed
 
     def _mlp(self, x: Tensor) -> Tensor:
         if self.experts is not None:
@@ -334,6 +364,8 @@ def _rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = Fal
 
 
 def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate pairs (i, i + D/2) of x (T, N, D): x * cos + swapped halves * signed sin."""
+    """Rotate pairs (i, i + R/2) of the first R elements of x (T, N, D): x * cos + swapped halves * signed sin."""
     cos, sin = rope
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    if (width := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat((_rotate(x[..., :width], rope), x[..., width:]), -1)
+    return torch.addcmul(x * cos, x.roll(width // 2, -1), sin)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from framework.errors import InvalidArgument
 from framework.model.decoder import Attention, Decoder, DecoderLayer
+from framework.model.delta import GatedDelta, SequenceStates
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32] | Tensor
 
@@ -43,7 +44,7 @@ class _DenseCache:
         self._decoder = decoder
         shape = (config.num_layers, 2, config.num_kv_heads, 256, config.head_dim)
         self._kv = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
-        self.length = 0
+        self.length, self._states = 0, SequenceStates()
 
     def reserve(self, num_tokens: int) -> None:
         capacity = self._kv.shape[3]
@@ -55,12 +56,21 @@ class _DenseCache:
             self._kv = grown
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if (delta := delta_of(self._decoder, layer)) is not None:
+            return self._states.recur(layer, delta, q, k, v)
         start, end = self.length, self.length + len(q)
         stored = self._kv[layer]
         stored[0, :, start:end] = k.transpose(0, 1)
         stored[1, :, start:end] = v.transpose(0, 1)
         keys, values = stored[:, :, :end]
         return layer_attention(self._decoder, layer, q, keys.transpose(0, 1), values.transpose(0, 1))
+
+
+def delta_of(decoder: Decoder, layer: int) -> GatedDelta | None:
+    """What that layer has in place of attention, if it has a recurrent state."""
+    own = decoder.layers[layer]
+    assert isinstance(own, DecoderLayer)
+    return own.delta
 
 
 def layer_attention(decoder: Decoder, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -121,7 +131,11 @@ def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:
 def whole_attention(decoder: Decoder) -> Attention:
     """The attention of a pass over one whole sequence, without a cache."""
 
+    states = SequenceStates()
+
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if (delta := delta_of(decoder, layer)) is not None:
+            return states.recur(layer, delta, q, k, v)
         return layer_attention(decoder, layer, q, k, v)
 
     return attend

@@ -7,13 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework.errors import ModelError
-from framework.model.config import FAMILIES, LARGEST, ROPE_TYPES, ExpertsConfig, ModelConfig, RopeScaling
+from framework.model.config import (
+    FAMILIES,
+    LARGEST,
+    ROPE_TYPES,
+    ExpertsConfig,
+    ModelConfig,
+    RecurrentConfig,
+    RopeScaling,
+)
 
 _LARGEST_INTEGER = 2**31 - 1
 _GEMMA = ("gemma2", "gemma3_text")
-_HEAD_DIMS = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256, "gpt_oss": 64}
+_HEAD_DIMS = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256, "gpt_oss": 64, "qwen3_5_text": 256}
 """By family, where config.json may leave it out; elsewhere hidden_size / heads."""
-_WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", *_GEMMA)
+_WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5_text", *_GEMMA)
 """`attention_bias` means the output projection too."""
 _THETAS = {"gemma3_text": 1e6, "gpt_oss": 150_000.0, "mixtral": 1e6}
 
@@ -25,6 +33,8 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         ModelError: a family or a feature outside what is supported, a key that is missing, or a value of another type;
             each by name.
     """
+    if config.get("model_type") == "qwen3_5":  # with a vision tower, whose text alone is read
+        config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **_object(config, "text_config")}
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ModelError(f"model family {_short(family)} is not supported; supported: {', '.join(FAMILIES)}")
@@ -50,7 +60,7 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         attention_bias=family == "qwen2" or (llama_bias and family in _WHOLE_BIAS),
         output_bias=llama_bias and family in _WHOLE_BIAS,
         mlp_bias=_flag(config, "mlp_bias") and family == "llama",
-        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
+        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text", "qwen3_5_text"),
         max_position_embeddings=_integer(config, "max_position_embeddings", 2048),
         sliding_window=window,
         sliding_layers=sliding,
@@ -59,11 +69,14 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         soft_cap=_cap(config, "attn_logit_softcapping", 50.0),
         logit_cap=_cap(config, "final_logit_softcapping", 30.0),
         activation="gelu_tanh" if gemma else "silu",
-        norms_plus_one=gemma,
+        norms_plus_one=gemma or family == "qwen3_5_text",
         sandwich_norms=gemma,
         scaled_embeddings=gemma,
         sinks=family == "gpt_oss",
         experts=experts,
+        recurrent=_recurrent(config),
+        rotary_dim=_rotary_dim(config),
+        output_gate=family == "qwen3_5_text",
         bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
         eos_token_ids=token_ids(config, "eos_token_id"),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")[:60],
@@ -152,11 +165,11 @@ def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
     if config.get("quantization_config"):
         method = _object(config, "quantization_config").get("quant_method", "unknown")
         raise ModelError(f"quantised weights ({_short(method)}) are not supported; use the unquantised checkpoint")
-    _refuse_partial_rotation(config)
+    _refuse_partial_rotation(config, config.get("model_type"))
 
 
-def _refuse_partial_rotation(config: Mapping[str, Any]) -> None:
-    if config.get("partial_rotary_factor", 1.0) not in (1, 1.0, None):
+def _refuse_partial_rotation(config: Mapping[str, Any], family: object) -> None:
+    if family != "qwen3_5_text" and config.get("partial_rotary_factor", 1.0) not in (1, 1.0, None):
         raise ModelError(
             f"partial_rotary_factor {_short(config['partial_rotary_factor'])} is not supported; supported: 1.0"
         )
@@ -171,7 +184,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise ModelError(f"rope scaling {_short(kind)} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    _refuse_partial_rotation(parameters)
+    _refuse_partial_rotation(parameters, config.get("model_type"))
     if kind == "default":
         return theta, None
     if kind == "yarn":
@@ -268,11 +281,43 @@ def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
     )
 
 
+def _rotary_dim(config: Mapping[str, Any]) -> int | None:
+    """Qwen3.5 rotates a quarter of each head, unless it says otherwise."""
+    if config.get("model_type") != "qwen3_5_text":
+        return None
+    share = _number(_object(config, "rope_parameters"), "partial_rotary_factor",
+                    _number(config, "partial_rotary_factor", 0.25))  # fmt: skip
+    return int(share * _integer(config, "head_dim", _HEAD_DIMS["qwen3_5_text"]))
+
+
+def _recurrent(config: Mapping[str, Any]) -> RecurrentConfig | None:
+    """Qwen3.5: the layers of linear attention; every fourth attends to all tokens where `layer_types` is left out."""
+    if config.get("model_type") != "qwen3_5_text":
+        return None
+    kinds, count = config.get("layer_types"), _num_layers(config)
+    if kinds is None:
+        every = _integer(config, "full_attention_interval", 4)
+        kinds = ["full_attention" if (layer + 1) % every == 0 else "linear_attention" for layer in range(count)]
+    known = isinstance(kinds, list) and all(kind in ("linear_attention", "full_attention") for kind in kinds)
+    if not known or len(kinds) != count:
+        raise _wrong("layer_types", f"a list of {count} of linear_attention and full_attention", kinds)
+    return RecurrentConfig(
+        layers=tuple(kind == "linear_attention" for kind in kinds),
+        num_key_heads=_integer(config, "linear_num_key_heads", 16),
+        num_value_heads=_integer(config, "linear_num_value_heads", 32),
+        key_dim=_integer(config, "linear_key_head_dim", 128),
+        value_dim=_integer(config, "linear_value_head_dim", 128),
+        kernel=_integer(config, "linear_conv_kernel_dim", 4),
+    )
+
+
 def _sliding_window(config: Mapping[str, Any]) -> tuple[int | None, tuple[bool, ...] | None]:
     """The window, and which layers have it (None: all); no window where no layer has it."""
     family = str(config.get("model_type"))
     default = {"gemma2": 4096, "gemma3_text": 4096, "gpt_oss": 128}.get(family)
-    if family == "llama" or (config.get("sliding_window") is None and ("sliding_window" in config or not default)):
+    if family in ("llama", "qwen3_5_text") or (
+        config.get("sliding_window") is None and ("sliding_window" in config or not default)
+    ):
         return None, None
     window = _integer(config, "sliding_window", default)
     if family in ("qwen2", "qwen3", "qwen3_moe") and not _flag(config, "use_sliding_window"):

@@ -105,7 +105,8 @@ class Shard:
         """Index of this rank's part within the whole tensor that a Hugging Face checkpoint calls `name`."""
         *_, module, kind = name.split(".")
         if module in _BY_ROWS:
-            return (self._own(_BY_ROWS[module], config, config.head_dim),)
+            unit = config.head_dim * (1 + (config.output_gate and module == "q_proj"))
+            return (self._own(_BY_ROWS[module], config, unit),)
         if module in _BY_COLUMNS and kind == "weight":
             return (slice(None), self._own(_BY_COLUMNS[module], config, config.head_dim))
         return ()
@@ -142,6 +143,8 @@ def _reasons(config: ModelConfig, size: int) -> list[str]:
     reasons = []
     if config.experts is not None and size > 1:
         reasons.append("routed experts are not divided over ranks")
+    if config.recurrent is not None and size > 1:
+        reasons.append("recurrent layers are not divided over ranks")
     heads, kv = config.num_heads, config.num_kv_heads
     if heads % size:
         reasons.append(f"num_heads {heads} is not a multiple of it")

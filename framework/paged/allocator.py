@@ -500,6 +500,22 @@ class PagedAllocator(Allocator):
         finally:
             pool.set_free(cached)
 
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Let those of `blocks` that are cached, and no request uses, be free: lookups find them no longer.
+
+        Raises:
+            PluginError: the policy failed. They are free nonetheless.
+        """
+        pool = self.pool
+        cached = [block for block in blocks if block and not pool.ref[block] and pool.block_hash[block] is not None]
+        if not cached:
+            return
+        self._version += 1
+        try:
+            self.cache.unpublish(cached[::-1])
+        finally:
+            pool.set_free(cached)
+
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         table = self._table(request)
         for block, when in zip(table.blocks[: table.published], next_use, strict=False):

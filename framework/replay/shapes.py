@@ -16,7 +16,7 @@ class RooflineShape:
         num_parameters: all weights.
         active_parameters: weights that one token is multiplied with; fewer than all where experts are routed.
         num_experts, experts_per_token: routed experts a layer, and how many of them a token takes; 1 and 1 without.
-        num_layers, num_heads: of the decoder; query heads.
+        num_layers, num_heads: of the decoder that have K and V; query heads.
         kv_numbers_per_token: numbers of K and V one token leaves in a layer's pool.
         kv_vectors_per_token: vectors that they are, each of which has a scale in an int8 pool.
         pair_flops_per_head: operations of one query head for one (query, key) pair: scores and weighted sum.
@@ -40,7 +40,7 @@ class RooflineShape:
         return cls(
             num_parameters=config.num_parameters,
             active_parameters=config.num_parameters,
-            num_layers=config.num_layers,
+            num_layers=len(config.attention_layers),
             num_heads=config.num_heads,
             kv_numbers_per_token=2 * config.num_kv_heads * config.head_dim,
             kv_vectors_per_token=2 * config.num_kv_heads,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.dense import dense_logits, greedy
@@ -90,6 +94,29 @@ CASES |= {
         },
     ),
     "gpt_oss": ("gpt_oss", EXPERTS | {"sliding_window": 20}),
+    "qwen3_5_text": (
+        "qwen3_5_text",
+        {
+            "num_hidden_layers": 4,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+        },
+    ),
+    "qwen3_5_text, half of a head rotated, tied": (
+        "qwen3_5_text",
+        {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "linear_conv_kernel_dim": 3,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 16,
+            "tie_word_embeddings": True,
+            "linear_value_head_dim": 8,
+            "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.5},
+        },
+    ),
     "gpt_oss default rope": ("gpt_oss", EXPERTS | {"sliding_window": 20, "rope_parameters": {"rope_theta": 1e4}}),
 }
 
@@ -111,10 +138,12 @@ def prompt_of(model, length, seed=0):
 @torch.no_grad()
 def test_logits_agree_to_1e_4(pair):
     ours, theirs = pair
+    # A recurrence in float32: each of the two is up to 1.4e-3 from float64.
+    allowed = 1e-4 if ours.config.recurrent is None else 3e-3
     for length in (1, 2, 33, 160):
         prompt = prompt_of(ours, length, seed=length)
         difference = (dense_logits(ours.decoder, prompt) - theirs(prompt[None]).logits[0]).abs().max()
-        assert difference <= 1e-4, f"length {length}: {difference}"
+        assert difference <= allowed, f"length {length}: {difference}"
 
 
 def test_greedy_tokens_agree_over_160_steps(pair):
@@ -148,6 +177,22 @@ def test_served_tokens_are_those_of_the_dense_model(pair, continued, backend):
     )
     sampling = Sampling(max_tokens=30, ignore_eos=True)
     assert [request.completions[0].tokens for request in llm.generate(prompts, sampling)] == wanted
+
+
+def test_the_text_of_a_model_that_also_sees_is_the_same_model(tmp_path):
+    """Qwen3.5 as it is published: a config within a config, longer names, and weights that text has no use for."""
+    whole = load_model(make_checkpoint(tmp_path / "text", "qwen3_5_text", **CASES["qwen3_5_text"][1]))
+    folder = tmp_path / "both"
+    shutil.copytree(tmp_path / "text", folder)
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))
+    found = load_file(folder / "model.safetensors")
+    renamed = {name.replace("model.", "model.language_model."): weight for name, weight in found.items()}
+    extra = {name: torch.zeros(2) for name in ("model.visual.patch_embed.proj.bias", "mtp.norm.weight")}
+    save_file(renamed | extra, folder / "model.safetensors")
+    seen = load_model(folder).decoder.state_dict()
+    for name, weight in whole.decoder.state_dict().items():
+        assert torch.equal(weight, seen[name]), name
 
 
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path):

@@ -32,7 +32,7 @@ OVER_MODULES = {
     "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
     "replay/test_offline_reference.py": "offline next use in an engine, against every order of evictions",
     "replay/test_policy_time.py": "the clock that policies see, in each kind of run",
-    "groups/test_served_windows.py": "models of full attention and windows, from LLM to executor",
+    "groups/test_served_groups.py": "models of full attention beside windows or states, from LLM to executor",
     "report/test_damaged_runs.py": "damaged runs, in every part of a report",
     "report/test_two_traces.py": "a report over two traces, in every part of it",
     "tiers/test_shipped_faults.py": "faults that engines shipped in their tiers, from rules to the thread that copies",

@@ -12,6 +12,7 @@ from framework.engine.kv_scales import set_scales
 from framework.engine.opaque_group import opaque_group
 from framework.engine.pool import KVPool
 from framework.engine.rows import Rows
+from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.engine.warm_up import Limits, warm_up
 from framework.errors import ConfigError, Unsupported
@@ -32,7 +33,7 @@ def make_executor(
     device: str,
     poison: bool = False,
     kv_scales: str | None = None,
-    window_blocks: int | None = None,
+    further_blocks: int | None = None,
 ) -> ModelExecutor:
     """Set the backend up, allocate the pool and the tables, and make the decoder fast.
 
@@ -40,8 +41,8 @@ def make_executor(
         spec: of the attention that `decoder` holds: one rank's heads where the model is spread over several.
         max_len: longest sequence, tokens.
         kv_scales: file with the scales of an fp8 pool; None calibrates them.
-        window_blocks: of the layers with a sliding window, which then are a group of KV with tables of its own; None:
-            all layers share one table.
+        further_blocks: of the layers with a sliding window or a recurrent state, which then are a group of KV with
+            tables of its own; None: all layers share one table.
 
     Raises:
         PluginError, Unsupported: the backend's setup failed.
@@ -49,12 +50,17 @@ def make_executor(
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
     by_layer = _backends(decoder, backend, spec, device)
-    sliding = [layer for layer in range(decoder.config.num_layers) if decoder.config.slides(layer)]
-    further = [] if window_blocks is None else [(window_blocks, sliding)]
+    config, states = decoder.config, None
+    attending = config.attention_layers
+    sliding = [layer for layer in range(config.num_layers) if config.slides(layer)]
+    further = [] if further_blocks is None or not sliding else [(further_blocks, sliding)]
+    if config.recurrent is not None:
+        further_blocks = further_blocks or 1  # a step that is only measured
+        states = StatePool(decoder, further_blocks, spec.block_size, device, poison)
     pool = KVPool(
         num_blocks=num_blocks,
         block_size=spec.block_size,
-        num_layers=decoder.config.num_layers,
+        num_layers=len(attending),
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         dtype=spec.kv_dtype or spec.dtype,
@@ -63,12 +69,14 @@ def make_executor(
         poison=poison,
         further=further,
     )
-    for layer, kv in zip(decoder.layers, pool.layers, strict=True):
+    for at, kv in zip(attending, pool.layers, strict=True):
+        layer = decoder.layers[at]
         assert isinstance(layer, DecoderLayer)
         kv.sinks = None if layer.sinks is None else layer.sinks.float()
     set_scales(pool, decoder, kv_scales)
     tables, *others = (
-        BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device) for _ in range(1 + len(further))
+        BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
+        for _ in range(1 + (further_blocks is not None))
     )
     sizes, off = graphs.choose(
         options.cuda_graphs,
@@ -78,7 +86,9 @@ def make_executor(
         device,
         num_ranks=decoder.shard.size,
     )
-    executor = ModelExecutor(decoder, backend, pool, tables, by_layer, others)
+    if states is not None:
+        sizes, off = (), "recurrent layers are not captured"
+    executor = ModelExecutor(decoder, backend, pool, tables, by_layer, others, states)
     if options.compile:
         if decoder.group is not None:
             decoder.join(opaque_group(decoder.group))
@@ -130,12 +140,12 @@ def _copy_of(backend: AttentionBackend) -> AttentionBackend:
 
 
 def _backends(decoder: Decoder, backend: AttentionBackend, spec: AttentionSpec, device: str) -> list[AttentionBackend]:
-    """The backend of each layer, set up: `backend`, and a copy of it where layers differ in their sliding window.
+    """The backend of each layer with attention, set up: `backend`, and a copy where layers differ in their window.
 
     Raises:
         PluginError, Unsupported: the setup failed, or the backend cannot be copied.
     """
-    windows = [decoder.config.window(layer) for layer in range(decoder.config.num_layers)]
+    windows = [decoder.config.window(layer) for layer in decoder.config.attention_layers]
     found = {spec.sliding_window: backend}
     for window in dict.fromkeys(windows):
         if window in found:

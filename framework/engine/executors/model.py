@@ -18,6 +18,7 @@ from framework.engine.graphs import DecodeGraphs, Recorder
 from framework.engine.pool import KVPool
 from framework.engine.rows import IntArray, Rows
 from framework.engine.staging import Staging
+from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.errors import ConfigError
 from framework.guard.backend import GuardedBackend
@@ -35,8 +36,9 @@ class ModelExecutor:
     Args:
         backend: already set up for this model's AttentionSpec.
         pool, tables: on the decoder's device.
-        further: tables of the pool's groups after the first.
-        by_layer: the backend of each layer, each set up, where they differ; None: `backend` everywhere.
+        further: tables of the pool's groups after the first; with `states` of theirs alone.
+        by_layer: the backend of each layer with attention, each set up, where they differ; None: `backend` everywhere.
+        states: of the recurrent layers, where the decoder has any.
 
     Attributes:
         graphs: the captured decode steps, None without `capture`.
@@ -52,7 +54,9 @@ class ModelExecutor:
         tables: BlockTables,
         by_layer: Sequence[AttentionBackend] | None = None,
         further: Sequence[BlockTables] = (),
+        states: StatePool | None = None,
     ) -> None:
+        self.states = states
         self.decoder, self.backend, self.pool, self.tables, self._further = decoder, backend, pool, tables, further
         self.device = torch.device(tables.device)
         self.graphs: DecodeGraphs | None = None
@@ -62,12 +66,13 @@ class ModelExecutor:
         self._attention: Attention = self._attend
         self._batches: Sequence[Batch] = ()  # a group each
         self._guarded = GuardedBackend(backend)
-        self.by_layer = list(by_layer or [backend] * decoder.config.num_layers)
+        self._kv_of = {layer: at for at, layer in enumerate(decoder.config.attention_layers)}
+        self.by_layer = list(by_layer or [backend] * len(self._kv_of))
         guarded = {id(own): GuardedBackend(own) for own in self.by_layer}
         groups = {id(own): group for own, group in zip(self.by_layer, pool.group_of, strict=True)}
         self._planners = [(one, groups[own]) for own, one in guarded.items()]
         self._layer_backends = [guarded[id(own)] for own in self.by_layer]
-        self._backend_rotates = "rope" in self._guarded.capabilities.features
+        self._backend_rotates = "rope" in self._guarded.capabilities.features and decoder.config.rotary_dim is None
         self._rope: tuple[Rope, Rope] | None = None  # of layers without and with a window
         self._inputs, self._drawing = Staging(self.device), Staging(self.device)
         self._logits: Tensor = torch.empty(0)
@@ -146,7 +151,11 @@ class ModelExecutor:
     def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
         """See Executor."""
         tables = self._further[group - 1]
-        self.pool.freed(ids[max(kept, tables.num_blocks(row)) :], group)
+        new = ids[max(kept, tables.num_blocks(row)) :]
+        if self.states is None:
+            self.pool.freed(new, group)
+        else:
+            self.states.freed(new)
         tables.set(row, 0, ids)
 
     def clear_table(self, row: int) -> None:
@@ -158,6 +167,8 @@ class ModelExecutor:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """See Executor."""
         self.pool.copy(self._guarded, copies)
+        if self.states is not None:
+            self.states.copy([(copy.source, copy.destination) for copy in copies if copy.group == 1])
 
     def fresh(self, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""
@@ -189,7 +200,9 @@ class ModelExecutor:
         longest = int(context.max())
         changes = self.tables.take_changes()
         more: list[IntArray | npt.NDArray[np.int32]] = []
-        for further in self._further:
+        if self.states is not None:
+            self.states.begin(step, self._further[0].host)
+        for further in self._further if self.states is None else ():
             row_of = np.repeat(step.rows, step.num_new)
             more += further.slots(row_of, positions, self.pool.block_size), *further.take_changes()
         sent = self._inputs.upload(
@@ -209,7 +222,7 @@ class ModelExecutor:
             host_query_starts=starts,
         )
         batches = [batch]
-        for further, own in zip(self._further, range(9, len(sent), 3), strict=True):
+        for further, own in zip(self._further, range(9, len(sent), 3), strict=self.states is None):
             further.apply(sent[own + 1], sent[own + 2])
             table = further.gather(sent[5], batch.block_tables.shape[1])
             batches.append(replace(batch, block_tables=table, slot_mapping=sent[own]))
@@ -241,8 +254,12 @@ class ModelExecutor:
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One layer's attention over the batch that was planned last."""
-        kv, backend = self.pool.layers[layer], self._layer_backends[layer]
-        batch = self._batches[self.pool.group_of[layer]]
+        at = self._kv_of.get(layer)
+        if at is None:
+            assert self.states is not None
+            return self.states.recur(layer, q, k, v)
+        kv, backend = self.pool.layers[at], self._layer_backends[at]
+        batch = self._batches[self.pool.group_of[at]]
         if self._rope is None:
             backend.write(kv, k, v, batch.slot_mapping)
         else:

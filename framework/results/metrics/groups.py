@@ -22,7 +22,7 @@ def by_kind() -> Iterator[Metric]:
 
 def served() -> Iterator[Metric]:
     """Of each group of KV that a served model has."""
-    for kind, name in (("full", "full attention"), ("window", "windows")):
+    for kind, name in (("full", "full attention"), ("window", "windows"), ("state", "states")):
         yield cache(f"{kind}_bytes", "bytes", "", f"{name}: capacity", f"Usable blocks of {name}.")
         yield cache(f"{kind}_peak_used_bytes", "bytes", "lower", f"{name}: peak in use",
                     f"Most of the blocks of {name} that requests held at once.", of=f"{kind}_bytes")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Full attention and a sliding window served side by side: the allocator against what memory would hold."""
+"""Full attention beside a sliding window or a state: the allocator against what memory would hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from framework.errors import FrameworkError, InvalidArgument, InvariantViolation, OutOfBlocks, PluginError, StaleHit
 from framework.groups.kinds import KVGroup
-from framework.groups.serving import GroupedAllocator
+from framework.groups.serving import GroupedAllocator, reach
 from framework.interfaces.allocator import Hit
 from framework.registry.components import build_allocator
 from framework.types import Namespace, RequestId, RequestInfo
@@ -21,7 +21,13 @@ SIZE, NAMESPACE = 4, Namespace()
 FULL = KVGroup(name="full", kind="full", block_tokens=SIZE, block_bytes=64)
 
 
-def group(window: int) -> KVGroup:
+STATE = 2
+"""As a window: a state is in the block of the last token."""
+
+
+def group(window: int, kind: str = "window") -> KVGroup:
+    if kind == "state":
+        return KVGroup(name="state", kind="state", block_tokens=SIZE, block_bytes=256)
     return KVGroup(name="window", kind="window", block_tokens=SIZE, block_bytes=256, length=window)
 
 
@@ -29,6 +35,7 @@ def grouped(
     allocator: Any = "prefix_cow",
     *,
     window: int = 10,
+    kind: str = "window",
     blocks: tuple[int, int] = (24, 12),
     eviction: Any = "lru",
     cls: type[GroupedAllocator] = GroupedAllocator,
@@ -37,7 +44,7 @@ def grouped(
         build_allocator(allocator, eviction, "sha256", num_blocks=count, block_size=SIZE, max_model_len=256)
         for count in blocks
     ]
-    return cls((FULL, group(window)), parts)
+    return cls((FULL, group(window, kind)), parts)
 
 
 def info(number: int, total: int = 60) -> RequestInfo:
@@ -47,11 +54,13 @@ def info(number: int, total: int = 60) -> RequestInfo:
 class Memory:
     """The allocator under random calls, over blocks that remember from which prefix each slot was computed.
 
-    Whatever a step would read must be there: all tokens before in full attention, the window's last in the other.
+    Whatever a step would read must be there: all tokens before in full attention, the window's last in the other. A
+    state is one slot a block, the last: what it was computed from is all tokens up to where it stands.
     """
 
     def __init__(self, allocator: GroupedAllocator, window: int, seed: int) -> None:
         self.allocator, self.window, self.random = allocator, window, random.Random(seed)
+        self.state = allocator.groups[1].kind == "state"
         self.slots: list[dict[int, list[Any]]] = [{}, {}]  # by group: block -> the prefix written at each place
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
@@ -67,7 +76,8 @@ class Memory:
         for at, (table, first) in enumerate(zip(self.tables(number), (0, max(0, upto - self.window + 1)), strict=True)):
             for place in range(first, upto):
                 block = table[place // SIZE]
-                found = self.slots[at].get(block, [None] * SIZE)[place % SIZE] if block else None
+                slot = SIZE - 1 if at and self.state else place % SIZE
+                found = self.slots[at].get(block, [None] * SIZE)[slot] if block else None
                 wanted = tuple(self.tokens[number][: place + 1])
                 assert found == wanted, f"request {number}, group {at}, place {place} of {upto}: {found} != {wanted}"
 
@@ -133,8 +143,8 @@ class Memory:
             for place in range(start, end):
                 assert table[place // SIZE], (number, at, place, table)
                 row = self.slots[at].setdefault(table[place // SIZE], [None] * SIZE)
-                row[place % SIZE] = tuple(tokens[: place + 1])
-        for place in range(start, end):
+                row[SIZE - 1 if at and self.state else place % SIZE] = tuple(tokens[: place + 1])
+        for place in (end,) if self.state else range(start, end):  # of the states, the step passed the others
             self.require(number, place)
         self.computed[number] = end
         self.apply(self.allocator.commit(RequestId(number), np.array(tokens[:end], dtype=np.int32)))
@@ -192,6 +202,24 @@ def test_what_a_step_reads_is_there_and_of_its_own_branch(allocator: Any, window
     shares = memories[0].allocator.full.share_prefix
     assert sum(memory.refused for memory in memories) > 0, "no call was refused"
     assert (sum(memory.cut for memory in memories) > 0) == shares, "no hit was longer than the window"
+
+
+@pytest.mark.parametrize("allocator", ["prefix_cow", "prefix", "cow", "naive"])
+def test_the_state_that_a_step_goes_on_from_is_of_its_own_tokens(allocator: Any) -> None:
+    memories = []
+    for seed in range(6):
+        memories.append(Memory(grouped(allocator, window=STATE, kind="state"), STATE, seed))
+        memories[-1].run(150)
+    assert sum(memory.refused for memory in memories) > 0, "no call was refused"
+    assert (sum(memory.hits for memory in memories) > 5) == memories[0].allocator.full.share_prefix
+
+
+def test_a_fork_behind_the_state_is_refused() -> None:
+    allocator = grouped(window=STATE, kind="state")
+    compute(allocator, 1, [*range(11)])
+    with pytest.raises(InvalidArgument, match="whose state is after 11"):
+        allocator.fork(RequestId(1), info(2), 9)
+    allocator.check()
 
 
 class WindowTooShort(GroupedAllocator):
@@ -262,7 +290,7 @@ def compute(allocator: GroupedAllocator, number: int, tokens: list[int], step: i
     for end in [*range(hit.num_tokens + step, len(tokens), step), len(tokens)]:
         allocator.extend(RequestId(number), end)
         allocator.commit(RequestId(number), array[:end])
-        allocator.unref_leading(RequestId(number), max(0, end + 1 - allocator.groups[1].length))
+        allocator.unref_leading(RequestId(number), max(0, end + 1 - reach(allocator.groups[1])))
     return hit.num_tokens
 
 

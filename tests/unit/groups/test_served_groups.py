@@ -1,4 +1,4 @@
-"""Models of full attention and sliding windows, served over a group of KV each: tokens, bytes and refusals."""
+"""Models of full attention beside windows or states, served over a group of KV each: tokens, bytes and refusals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from framework.engine.engine import Engine
 from framework.engine.request import Request
+from framework.errors import ConfigError, OutOfMemory
 from framework.groups.serving import GroupedAllocator
 from framework.kv_events.stream import EventStream
 from framework.llm import LLM, EngineOptions, FaultOptions
@@ -22,14 +23,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"sliding_window": WINDOW, "num_hidden_layers": 7, "query_pre_attn_scalar": 24}),
     "gpt_oss": ("gpt_oss", {"sliding_window": WINDOW, "num_local_experts": 6, "num_experts_per_tok": 2}),
 }
+STATES = {
+    "num_hidden_layers": 5, "full_attention_interval": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+}  # fmt: skip
 SHARED = [(7 * i) % 250 + 4 for i in range(48)]
 PROMPTS = [[*SHARED, 100 + i, 9, 4 + i] for i in range(4)] + [SHARED[:30], [5, 6, 7]]
 
 
-@pytest.fixture(scope="module", params=CASES)
-def model(request: Any, tmp_path_factory: Any) -> LoadedModel:
-    family, overrides = CASES[request.param]
-    return load_model(make_checkpoint(tmp_path_factory.mktemp(family), family, **overrides))
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: Any) -> dict[str, LoadedModel]:
+    return {
+        name: load_model(make_checkpoint(tmp_path_factory.mktemp(family), family, **overrides))
+        for name, (family, overrides) in CASES.items()
+    }
+
+
+@pytest.fixture(params=CASES)
+def model(request: Any, windows: dict[str, LoadedModel]) -> LoadedModel:
+    return windows[request.param]
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: Any) -> LoadedModel:
+    return load_model(make_checkpoint(tmp_path_factory.mktemp("qwen3_5"), "qwen3_5_text", **STATES))
+
+
+@pytest.fixture(params=[*CASES, "qwen3_5"])
+def mixed(request: Any) -> LoadedModel:
+    if request.param == "qwen3_5":
+        return request.getfixturevalue("states")  # type: ignore[no-any-return]
+    return request.getfixturevalue("windows")[request.param]  # type: ignore[no-any-return]
 
 
 def serve(model: LoadedModel, sampling: Sampling, *, passes: int = 1, **options: Any) -> tuple[LLM, list[Request]]:
@@ -63,12 +87,12 @@ GREEDY = Sampling(max_tokens=24, ignore_eos=True)
     ],
     ids=["hits", "prefix", "naive", "preemption", "small chunks", "running first", "no sharing within a step"],
 )
-def test_tokens_are_greedy_with_hits_chunks_and_preemption(model: LoadedModel, options: dict[str, Any]) -> None:
-    llm, requests = serve(model, GREEDY, passes=2, **options)
+def test_tokens_are_greedy_with_hits_chunks_and_preemption(mixed: LoadedModel, options: dict[str, Any]) -> None:
+    llm, requests = serve(mixed, GREEDY, passes=2, **options)
     assert isinstance(llm.allocator, GroupedAllocator)
-    assert tokens_of(requests) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS]
+    assert tokens_of(requests) == [[greedy(mixed.decoder, prompt, 24).tokens] for prompt in PROMPTS]
     if options.get("allocator") != "naive":
-        assert sum(request.num_cached_tokens for request in requests) > 100
+        assert sum(request.num_cached_tokens for request in requests) > 50
     if "num_blocks" in options:
         assert llm.stats()["num_preemptions"] > 0
 
@@ -114,7 +138,7 @@ def test_bytes_are_those_of_the_window(model: LoadedModel) -> None:
     assert max(most[30:]) == -(-(WINDOW - 1) // SIZE) + 1, "19 tokens touch at most 6 blocks of 4"
     assert stats["full_peak_used_bytes"] == 50 * SIZE * (config.num_layers - slides) * token_bytes, stats
     window = 2 * (5 + 2) + 4
-    assert llm.window_blocks == window, "2 rows of 5 blocks of window and 2 more, and 16 tokens a step"
+    assert llm.further_blocks == window, "2 rows of 5 blocks of window and 2 more, and 16 tokens a step"
     pool = (61 * (config.num_layers - slides) + (window + 1) * slides) * SIZE * token_bytes
     assert (stats["kv_bytes"], stats["window_bytes"]) == (pool, window * SIZE * slides * token_bytes), stats
     whole = LLM(model, block_size=SIZE, num_blocks=60, engine=engine, record=True)
@@ -131,8 +155,8 @@ def test_a_share_of_memory_holds_more_where_the_window_spares_some(model: Loaded
     assert 0 <= one.kv_bytes - groups.kv_bytes < 2 * groups.groups[0].block_bytes + groups.groups[1].block_bytes
 
 
-def test_after_a_reset_the_groups_are_empty_and_serve_again(model: LoadedModel) -> None:
-    llm, requests = serve(model, GREEDY)
+def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) -> None:
+    llm, requests = serve(mixed, GREEDY)
     wanted = tokens_of(requests)
     llm.reset()
     assert isinstance(llm.allocator, GroupedAllocator)
@@ -163,6 +187,82 @@ def test_what_groups_cannot_serve_has_one_table_and_says_why(
 
 def test_a_model_of_one_kind_has_no_groups(tmp_path: Path) -> None:
     llm = LLM(load_model(make_checkpoint(tmp_path, "llama")), block_size=SIZE, num_blocks=40)
-    assert (llm.groups, llm.kv_groups_off, llm.window_blocks) == ((), "", None)
+    assert (llm.groups, llm.kv_groups_off, llm.further_blocks) == ((), "", None)
     assert not {"window_bytes", "kv_groups_off"} & llm.stats().keys()
     assert llm.engine.state.guarded.num_groups == 1
+
+
+@pytest.mark.parametrize("allocator", ["prefix_cow", "prefix", "cow"])
+@pytest.mark.parametrize("preempt_every", [0, 5])
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_forks_and_beams_over_states_give_what_no_sharing_gives(
+    states: LoadedModel, allocator: str, preempt_every: int, size: int
+) -> None:
+    for sampling in (
+        Sampling(max_tokens=14, n=3, temperature=1.0, seed=3, ignore_eos=True),
+        Sampling(max_tokens=14, beam_width=3, ignore_eos=True),
+    ):
+        faults = FaultOptions(poison=True, preempt_every=preempt_every)
+        llm = LLM(states, block_size=size, num_blocks=640, allocator=allocator, faults=faults)
+        apart = LLM(states, block_size=size, num_blocks=640, allocator="naive")
+        for _ in range(2):
+            found, wanted = llm.generate(PROMPTS, sampling), apart.generate(PROMPTS, sampling)
+            assert tokens_of(found) == tokens_of(wanted)
+        llm.engine.check()
+        assert llm.stats()["num_forks"] > 0
+
+
+def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(states: LoadedModel) -> None:
+    prompt, s = [(7 * i) % 250 + 4 for i in range(50)], Sampling(max_tokens=9, ignore_eos=True)
+    llm = LLM(states, block_size=SIZE, num_blocks=160, engine=EngineOptions(max_batch_requests=2, max_batch_tokens=32))
+    assert isinstance(llm.allocator, GroupedAllocator)
+    answer = llm.generate(prompt, s)[0].completions[0].tokens
+    # 58 tokens are computed, the last chosen one is not: states after 48, before the prompt's last token, and 56.
+    assert llm.allocator.window.pool.cached == 2
+    assert llm.generate(prompt, s)[0].num_cached_tokens == 48
+    assert llm.generate([*prompt, *answer], s)[0].num_cached_tokens == 56
+    first, second = (llm.generate([*prompt[:30], *tail], s)[0] for tail in ([5] * 9, [6] * 9))
+    assert first.num_cached_tokens == 0, "no state lies where these prompts part from the first one"
+    assert second.num_cached_tokens == 28, "they part at 30 tokens, which the first of them made known"
+    assert llm.stats()["state_lost_tokens"] == 28
+
+
+def test_a_prompt_of_one_token_begins_with_no_state(states: LoadedModel) -> None:
+    llm = LLM(states, block_size=SIZE, num_blocks=60, engine=EngineOptions(warm_up=True))
+    for prompt in ([9], [10], [9]):
+        assert tokens_of(llm.generate([prompt], GREEDY)) == [[greedy(states.decoder, prompt, 24).tokens]]
+
+
+def test_bytes_of_states_are_counted(states: LoadedModel) -> None:
+    engine = EngineOptions(max_batch_requests=2, max_batch_tokens=32)
+    llm = LLM(states, block_size=SIZE, num_blocks=60, engine=engine)
+    channels, layers = 2 * 2 * 8 + 4 * 12, 4
+    state = layers * 4 * (4 * 8 * 12 + channels * 3)  # float32
+    rows = 2 * 3 + 32 // SIZE
+    kv = (5 - layers) * SIZE * 2 * states.config.num_kv_heads * states.config.head_dim * 4
+    stats = llm.stats()
+    assert (llm.further_blocks, stats["state_bytes"], stats["full_bytes"]) == (rows, rows * state, 60 * kv)
+    assert llm.kv_bytes == (rows + 1) * state + 61 * kv
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"allocator": "radix"}, "prefix and prefix_cow do"),
+        ({"hash": "xxh64"}, "collision-resistant hash"),
+        ({"tiering": "write_through", "tiers": [{"store": "host", "num_blocks": 10, "eviction": "lru"}]}, "tiers"),
+        ({"kv_events": EventStream(())}, "cache events"),
+        ({"record": True}, "a recording"),
+        ({"engine": EngineOptions(compile=True)}, "compilation"),
+    ],
+    ids=["radix", "weak_hash", "tiers", "kv_events", "record", "compile"],
+)
+def test_what_states_are_not_served_with_is_refused(states: LoadedModel, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"recurrent layers.*{says}"):
+        LLM(states, block_size=SIZE, num_blocks=60, **options)
+
+
+def test_states_that_do_not_fit_are_refused_with_their_bytes(states: LoadedModel, monkeypatch: Any) -> None:
+    monkeypatch.setattr("framework.engine.states.free_bytes", lambda device: 1000)
+    with pytest.raises(OutOfMemory, match="recurrent states of 14 blocks"):
+        LLM(states, block_size=SIZE, num_blocks=60, engine=EngineOptions(max_batch_requests=2, max_batch_tokens=32))

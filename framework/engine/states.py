@@ -1,0 +1,134 @@
+"""The recurrent states of running rows and of cached prefixes, and a step's way through them."""
+
+# Shapes: T packed tokens  B rows  S blocks  C convolved  W kernel  N value heads  K key dim  V value dim
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from framework.engine.executors.base import Step
+from framework.errors import OutOfMemory
+from framework.model.decoder import Decoder
+from framework.model.delta import GatedDelta, State
+from framework.model.dense import delta_of
+from framework.model.memory import free_bytes
+
+
+class StatePool:
+    """The state of each recurrent layer after the last token of a block, of `num_blocks` blocks.
+
+    The state of a sequence of n tokens lies in the block of its last one, (n - 1) // block_size of its table: while the
+    block fills, a step writes over it; once full it is what a later request with this prefix goes on from.
+
+    Args:
+        num_blocks: usable blocks, ids 1 to `num_blocks`; what block 0 holds is never read.
+        poison: fill blocks that were just handed out with NaN, see KVPool.
+
+    Raises:
+        OutOfMemory: the device has too little; with bytes asked and free.
+    """
+
+    def __init__(
+        self, decoder: Decoder, num_blocks: int, block_size: int, device: str | torch.device, poison: bool = False
+    ) -> None:
+        self.num_blocks, self.block_size, self.poison = num_blocks, block_size, poison
+        device = torch.device(device)
+        config = decoder.config.recurrent
+        assert config is not None
+        self._delta = {
+            layer: own for layer in range(decoder.config.num_layers) if (own := delta_of(decoder, layer)) is not None
+        }
+        self.bytes = (num_blocks + 1) * len(self._delta) * config.state_bytes(decoder.dtype.itemsize)
+        if self.bytes > (free := free_bytes(device)):
+            raise OutOfMemory(
+                f"recurrent states of {num_blocks} blocks take {self.bytes:,} bytes, and {free:,} are free on "
+                f"{device}; lower engine.max_batch_requests or engine.max_batch_tokens, or raise cache.block_size"
+            )
+        self._held: dict[int, State] = {}
+        for layer, delta in self._delta.items():
+            zero = delta.zero_state(device)
+            self._held[layer] = (
+                zero[0].new_zeros((num_blocks + 1, *zero[0].shape)),
+                zero[1].new_zeros((num_blocks + 1, *zero[1].shape)),
+            )
+        self._step: tuple[Tensor, Tensor, list[tuple[int, int, int, list[int]]]] | None = None
+
+    def begin(self, step: Step, tables: npt.NDArray[np.int32]) -> None:
+        """The step that `recur` will compute next. `tables` (rows, S): the block tables on the host."""
+        count, size = step.num_decodes, self.block_size
+        rows, computed = step.rows[:count], step.computed[:count]
+        moves = np.stack((tables[rows, np.maximum(computed - 1, 0) // size], tables[rows, computed // size]))
+        moves[0, computed == 0] = 0
+        read, written = torch.from_numpy(moves.astype(np.int64)).to(self._device)
+        starts = np.cumsum(step.num_new) - step.num_new
+        others = [
+            (int(starts[i]), int(step.num_new[i]), int(step.computed[i]), tables[step.rows[i]].tolist())
+            for i in range(count, len(step.rows))
+        ]
+        self._step = read, written, others
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._held.values()))[0].device
+
+    def recur(self, layer: int, x: Tensor, decay: Tensor, strength: Tensor) -> Tensor:
+        """See `GatedDelta.forward`: that layer's rows of the step, each from its own state; states are written."""
+        assert self._step is not None
+        delta, held, (read, written, others) = self._delta[layer], self._held[layer], self._step
+        count, parts = len(read), []
+        if count:
+            fresh = read == 0
+            before, memory = (part[read] for part in held)
+            before[fresh], memory[fresh] = 0, 0  # block 0 may hold anything
+            out, after = delta.step(x[:count], decay[:count], strength[:count], (before, memory))
+            for part, new in zip(held, after, strict=True):
+                part[written] = new
+            parts.append(out)
+        for start, new_tokens, computed, table in others:
+            parts.append(
+                self._sequence(
+                    delta, held, table, computed, *(a[start : start + new_tokens] for a in (x, decay, strength))
+                )
+            )
+        return torch.cat(parts)
+
+    def _sequence(
+        self,
+        delta: GatedDelta,
+        held: State,
+        table: Sequence[int],
+        computed: int,
+        x: Tensor,
+        decay: Tensor,
+        strength: Tensor,
+    ) -> Tensor:
+        """One row's new tokens."""
+        size = self.block_size
+        last = table[(computed - 1) // size]
+        state = (held[0][last], held[1][last]) if computed else delta.zero_state(x.device)
+
+        def save(count: int, after: State) -> None:
+            block = table[(count - 1) // size]
+            held[0][block], held[1][block] = after
+
+        return delta.sequence(x, decay, strength, state, computed, size, save)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (source, destination), in order, in every layer."""
+        for source, destination in pairs:
+            for held in self._held.values():
+                for part in held:
+                    part[destination] = part[source]
+
+    def freed(self, blocks: npt.NDArray[np.int32]) -> None:
+        """What these hold is nobody's: NaN with `poison`, else nothing happens."""
+        if self.poison and len(blocks):
+            index = torch.from_numpy(blocks.astype(np.int64)).to(self._device)
+            for held in self._held.values():
+                for part in held:
+                    part[index] = torch.nan
