@@ -21,13 +21,14 @@ _PRIOR_GROUPS = 30.0  # strength of that prior, in groups that lived through eac
 _SHAPE_GROUPS = 20.0  # of the parent's shape, for the shape of one first feature
 _FACTOR_EVENTS = 10.0  # of "no effect", for the factor of one value of a further feature
 _KIND_EVENTS = 20.0  # of the product of factors, for one combination
-_TRUSTED_RETURNS = 50.0  # at an age and after it, before what features say of the young is believed of the old
+_PARTS = 3  # of the returns by age, as many in each, in which the effects of features are corrected
 _WORD = 5.0  # to one: the odds that a hint is taken at before its clients have shown what it is worth
 _MOST_KINDS = 4096
 
 
 class Returns:
-    """Hazard of a return by features and age: a shape by the first feature, times a factor for each further one.
+    """Hazard of a return by features and age: a shape by the first feature, times a factor for each further one, times
+    a factor for each feature in each third of the returns by age.
 
     Shapes fall with age from their peak on (isotonic), and are shrunk to the shape of all groups of the same sort, that
     one to a prior of heavy tail; factors are shrunk to 1. Ages are binned at half octaves. Kept are the last `window`
@@ -38,6 +39,10 @@ class Returns:
     NOTE 2. A group that begins to wait is judged as if it had waited for one bin: what comes back at the same tick of a
     coarse clock would make all new groups look forty times as good until the next scoring (1 point of the gap on the
     conversation trace, whose clock ticks every 3 s).
+
+    NOTE 3. Who often comes back soon need not come back late. With one factor for all ages, shrunk where few returned,
+    25.0, 9.4, 24.1 and 24.9 % of the gap are closed on the four traces of experiments/gap without guard; with
+    corrections in each third of the returns 26.6, 9.9, 26.2 and 25.9 %.
 
     Args:
         num_sorts: sorts of groups that share nothing: kinds 0 to `num_sorts` - 1 stand for a sort as a whole.
@@ -227,16 +232,20 @@ def _fit(features: Ints, events: Floats, exposure: Floats, shape: Floats, width:
     seen, waited = np.zeros((len(values), len(width))), np.zeros((len(values), len(width)))
     np.add.at(seen, first, events)
     np.add.at(waited, first, exposure)
-    later = events.sum(0)[::-1].cumsum()[::-1]  # returns seen at each age and after it
-    trust = later / (later + _TRUSTED_RETURNS)
     level = (seen.sum(1) + _SHAPE_GROUPS) / ((waited * shape).sum(1) + _SHAPE_GROUPS)
     weight = waited + _SHAPE_GROUPS * width
-    rates = (seen + _SHAPE_GROUPS * shape * level[:, None] ** trust * width) / weight
+    rates = (seen + _SHAPE_GROUPS * shape * level[:, None] * width) / weight
     base = np.array([_from_peak(*row) for row in zip(rates, weight, strict=True)])[first]
     counts, expected = events.sum(1), (exposure * base).sum(1)
     total = _factors(features[:, 1:], counts, expected)
     total = total * (counts + _KIND_EVENTS) / (expected * total + _KIND_EVENTS)
-    fitted: Floats = base * total[:, None] ** trust
+    fitted: Floats = base * total[:, None]
+    returns = events.sum(0)
+    parts = np.minimum(_PARTS * (returns.cumsum() - returns / 2) // max(1.0, returns.sum()), _PARTS - 1)
+    for part in np.unique(parts):
+        ages = parts == part
+        counts, expected = events[:, ages].sum(1), (exposure * fitted)[:, ages].sum(1)
+        fitted[:, ages] *= _factors(features, counts, expected)[:, None]
     return fitted
 
 

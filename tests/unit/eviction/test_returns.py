@@ -89,3 +89,17 @@ def test_a_pause_of_days_does_not_make_all_ages_alike() -> None:
     returns.learn(500_000.0)
     young, old = returns.scores(np.array([kind, kind]), np.array([2.0, 60.0]))
     assert young > 20 * old > 0, (young, old)
+
+
+def test_who_often_comes_back_soon_need_not_come_back_late() -> None:
+    returns, draw = Returns(1, 4096), random.Random(0)
+    soon, late = returns.kind_of(0, (0, 1)), returns.kind_of(0, (0, 2))
+    for at in range(1500):
+        for kind, share in ((soon, 0.6), (late, 0.05)):  # of the others, 3 in 10 come back late, whatever their kind
+            record, fast = returns.begin(kind, float(at)), draw.random() < share
+            if fast or draw.random() < 0.3:
+                returns.end(record, at + (draw.uniform(1.0, 4.0) if fast else draw.uniform(100.0, 400.0)))
+    returns.learn(2000.0)
+    young, old = (returns.scores(np.array([soon, late]), np.full(2, age)) for age in (0.0, 150.0))
+    assert young[0] > 3 * young[1], young
+    assert 0.7 < old[0] / old[1] < 1.4, old
