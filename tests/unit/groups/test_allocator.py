@@ -112,6 +112,18 @@ def test_one_request_at_a_time_it_is_the_replay_without_an_engine(way: str, layo
         assert budget == 2000 or lost, "the smaller budgets must evict"
 
 
+def test_steps_smaller_than_a_state_s_block_end_within_it() -> None:
+    groups, talks = LAYOUTS["state"], talks_of(40, 3)
+    paths = paths_of([[*prompt, *output[:-1]] for prompt, output in talks])
+    there = replay_groups(paths, memories(groups, 300, paths)["one pool"], Dense(),
+                          prompt_tokens=[len(prompt) for prompt, _ in talks], chunk_tokens=3)  # fmt: skip
+    engine, allocator = over(empty_memory("one pool", groups, 300), Dense(), step_tokens=3)
+    run(engine, talks)
+    assert allocator.counts().hits.tolist() == there.hits.tolist()
+    assert (allocator.counts().checkpoints, allocator.counts().evictions) == (there.checkpoints, there.evictions)
+    assert there.hits.sum() > 100
+
+
 @pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
