@@ -9,6 +9,8 @@ from typing import Any
 
 from experiments.hybrid.__main__ import CHOICES, MODELS, TRACES, UNIT, VERSION, cells
 from experiments.shared import (
+    AGENTIC,
+    CONVERSATION,
     ROOT,
     begun,
     digest,
@@ -23,7 +25,8 @@ from framework.groups.named import SHARINGS
 from framework.replay.column_paths import trace_paths
 from framework.workload.traces import open_trace
 
-BUDGETS = (1 / 16, 1 / 4, 1 / 2)
+BUDGETS = {CONVERSATION: (1 / 16, 1 / 4), AGENTIC: (1 / 16,)}
+"""Of each trace, as of `experiments.hybrid`; a cell takes 1 to 6 minutes of one core."""
 WHOLE = ("dense", "retention 0", "retention 0, coupled", "retention 0, quota")
 """Of the choices, those that the finding compares."""
 Rows = list[dict[str, Any]]
@@ -37,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     used, rows = [*map(trace_path, TRACES)], Rows()
     traces = {path.name: trace_paths(open_trace(path, block_tokens=UNIT), full_blocks_only=True) for path in used}
     choices = {name: CHOICES[name] for name in WHOLE}
-    for share in BUDGETS:
-        for name, paths in traces.items():
+    for name, paths in traces.items():
+        for share in BUDGETS[name]:
             for model in MODELS:
                 key = digest(name, model, share, paths.num_requests, choices, VERSION)
                 file = options.out / "cells" / f"{name.split('_')[0]}-{model}-{round(1 / share)}.json"
