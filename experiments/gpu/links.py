@@ -25,7 +25,7 @@ from framework.engine.tiers.setup import open_store
 from framework.errors import StoreFailed
 from framework.interfaces.store import BlockFormat
 from framework.kernel.bench import last_level_cache_bytes
-from framework.replay.shapes import ROOFLINE_SHAPES
+from framework.replay.roofline import ROOFLINE_SHAPES
 from framework.tiers.transfers import Copy
 from framework.tiers.worker import WorkerTransfers
 from framework.types import BlockHash

@@ -132,7 +132,7 @@ class ReplayOptions(Section):
     slo_ttft_s: float = setting(2.0, "goodput: most seconds to the first token", above=0)
     slo_tpot_s: float = setting(0.1, "goodput: most seconds for each later token", above=0)
     device: str = setting("h200", "executor=roofline: h200 | h100 | a100 | l40s")
-    shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.replay.shapes")
+    shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.replay.roofline")
     dtype: str = setting("bfloat16", "executor=roofline and capacity: of weights, K and V")
     efficiency: float = setting(
         0.8, "executor=roofline: share of the device's ceilings that is reached", above=0, at_most=1

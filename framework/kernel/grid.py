@@ -15,10 +15,9 @@ from framework.guard.backend import GuardedBackend
 from framework.guard.boundary import OUTSIDE, shown
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, CompiledKernel
 from framework.kernel import bench as benches
-from framework.kernel.bench import Bench
+from framework.kernel.bench import Bench, Call, Times, time_on_cpu, time_on_cuda
 from framework.kernel.cells import Cell, cells
 from framework.kernel.floors import Work, arch_of, floor_s, work_of
-from framework.kernel.timing import Call, Times, time_on_cpu, time_on_cuda
 from framework.testing.attention_cases import Case, build_problem, torch_dtype
 from framework.testing.attention_runs import Make, Verdict, judge, prepared, run_attention
 

@@ -10,7 +10,127 @@ import numpy as np
 from framework.engine.executors.base import Step
 from framework.engine.rows import IntArray, Rows
 from framework.errors import ConfigError
-from framework.replay.shapes import ROOFLINE_SHAPES
+from framework.model.config import ModelConfig
+from framework.model.shapes import SHAPES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineShape:
+    """What a step of a model moves and computes, for a roofline.
+
+    Attributes:
+        num_parameters: all weights.
+        active_parameters: weights that one token is multiplied with; fewer than all where experts are routed.
+        num_experts, experts_per_token: routed experts a layer, and how many of them a token takes; 1 and 1 without.
+        num_layers, num_heads: of the decoder that have K and V; query heads.
+        kv_numbers_per_token: numbers of K and V one token leaves in a layer's pool.
+        kv_vectors_per_token: vectors that they are, each of which has a scale in an int8 pool.
+        pair_flops_per_head: operations of one query head for one (query, key) pair: scores and weighted sum.
+        source: where the numbers are from.
+    """
+
+    num_parameters: int
+    active_parameters: int
+    num_layers: int
+    num_heads: int
+    kv_numbers_per_token: int
+    kv_vectors_per_token: int
+    pair_flops_per_head: int
+    num_experts: int = 1
+    experts_per_token: int = 1
+    source: str = ""
+
+    @classmethod
+    def of(cls, config: ModelConfig, source: str = "framework.model.shapes") -> RooflineShape:
+        """The shape of a dense decoder that the framework runs."""
+        return cls(
+            num_parameters=config.num_parameters,
+            active_parameters=config.num_parameters,
+            num_layers=len(config.attention_layers),
+            num_heads=config.num_heads,
+            kv_numbers_per_token=2 * config.num_kv_heads * config.head_dim,
+            kv_vectors_per_token=2 * config.num_kv_heads,
+            pair_flops_per_head=4 * config.head_dim,
+            source=source,
+        )
+
+    def weights_read(self, num_tokens: int) -> float:
+        """Weights that a step of `num_tokens` reads, expected, with tokens routed independently and evenly.
+
+        An expert is read once if any token takes it: with E experts of which a token takes k, a share of
+        1 - (1 - k / E) ** num_tokens of them.
+        """
+        if self.num_experts == self.experts_per_token:
+            return float(self.num_parameters)
+        of_experts = self._expert_parameters
+        untouched = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return self.num_parameters - of_experts + of_experts * (1 - untouched)
+
+    @property
+    def _expert_parameters(self) -> float:
+        """Of all routed experts: all minus active are those a token does not take."""
+        idle_share = 1 - self.experts_per_token / self.num_experts
+        return (self.num_parameters - self.active_parameters) / idle_share
+
+
+def _attention(num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
+    return {
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "kv_numbers_per_token": 2 * num_kv_heads * head_dim,
+        "kv_vectors_per_token": 2 * num_kv_heads,
+        "pair_flops_per_head": 4 * head_dim,
+    }
+
+
+def _dense(
+    parameters: float, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int, source: str
+) -> RooflineShape:
+    count = round(parameters * 1e9)
+    attention = _attention(num_layers, num_heads, num_kv_heads, head_dim)
+    return RooflineShape(num_parameters=count, active_parameters=count, source=source, **attention)
+
+
+def _experts(
+    parameters: float, active: float, experts: tuple[int, int], attention: dict[str, int], source: str
+) -> RooflineShape:
+    return RooflineShape(
+        num_parameters=round(parameters * 1e9),
+        active_parameters=round(active * 1e9),
+        num_experts=experts[0],
+        experts_per_token=experts[1],
+        source=source,
+        **attention,
+    )
+
+
+# Multi-head latent attention keeps 512 + 64 numbers a token and layer; a head's score takes all, its sum 512
+# (arXiv 2412.19437, section 2.1.1).
+_LATENT = {
+    "num_layers": 61,
+    "num_heads": 128,
+    "kv_numbers_per_token": 576,
+    "kv_vectors_per_token": 1,
+    "pair_flops_per_head": 2 * 576 + 2 * 512,
+}
+
+ROOFLINE_SHAPES: dict[str, RooflineShape] = {name: RooflineShape.of(config) for name, config in SHAPES.items()} | {
+    "llama-2-70b": _dense(68.98, 80, 64, 8, 128, "arXiv 2307.09288; config.json"),
+    "llama-3.1-70b": _dense(70.55, 80, 64, 8, 128, "arXiv 2407.21783; config.json"),
+    "llama-3.1-405b": _dense(405.85, 126, 128, 8, 128, "arXiv 2407.21783; config.json"),
+    "qwen2.5-72b": _dense(72.71, 80, 64, 8, 128, "arXiv 2412.15115; config.json"),
+    "mixtral-8x7b": _experts(46.70, 12.88, (8, 2), _attention(32, 32, 8, 128), "arXiv 2401.04088; config.json"),
+    "qwen3-30b-a3b": _experts(30.53, 3.34, (128, 8), _attention(48, 32, 4, 128), "arXiv 2505.09388; config.json"),
+    "qwen3-235b-a22b": _experts(235.1, 22.2, (128, 8), _attention(94, 64, 4, 128), "arXiv 2505.09388; config.json"),
+    "gpt-oss-120b": _experts(116.8, 5.13, (128, 4), _attention(36, 64, 8, 64), "arXiv 2508.10925"),
+    "deepseek-v3": _experts(671.0, 37.0, (256, 8), _LATENT, "arXiv 2412.19437"),
+    # Of the PagedAttention paper's evaluation (arXiv 2309.06180, section 6.1): multi-head, no grouped queries.
+    "opt-13b": _dense(12.85, 40, 40, 40, 128, "arXiv 2205.01068"),
+    "opt-66b": _dense(65.72, 64, 72, 72, 128, "arXiv 2205.01068"),
+    "opt-175b": _dense(174.6, 96, 96, 96, 128, "arXiv 2205.01068"),
+    "llama-13b": _dense(13.02, 40, 40, 40, 128, "arXiv 2302.13971"),
+}
+"""Name -> shape. Mooncake's tables (arXiv 2407.00079) are for a dummy model of llama-2-70b's shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +164,7 @@ class Roofline:
 
     Args:
         device: a name in DEVICES.
-        shape: a name in framework.replay.shapes.ROOFLINE_SHAPES.
+        shape: a name in framework.replay.roofline.ROOFLINE_SHAPES.
         dtype: of weights, and of K and V without `kv_dtype`.
         kv_dtype: of K and V; int8 has a scale of 4 bytes for each token's vector. None: `dtype`.
         efficiency: reached share of the ceilings, 0 to 1. Calibrate it with a kernel run.

@@ -9,6 +9,7 @@ from types import FrameType
 
 import numpy as np
 import pytest
+from fake_engines import prompts
 
 from framework import registry
 from framework.engine.engine import Engine
@@ -17,7 +18,6 @@ from framework.interfaces.eviction import BlockView
 from framework.llm import LLM
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework.testing.engines import prompts
 from framework.types import UNKNOWN_REQUEST, BlockId, Namespace
 
 BLOCKS, GROUP, TOKENS = 4096, 16, 16

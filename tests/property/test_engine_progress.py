@@ -6,14 +6,13 @@ import random
 from typing import Any
 
 import pytest
+from fake_engines import ALLOCATORS, FakeModel, describe, expected, fake_engine, named, slow_beams, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
 from framework.sampling import Sampling
-from framework.testing.engines import ALLOCATORS, describe, expected, fake_engine, named, slow_beams, tokens_of
-from framework.testing.fake_executor import FakeModel
 
 MODEL = FakeModel(vocab_size=6)
 EOS = (5,)

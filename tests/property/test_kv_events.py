@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from fake_engines import ALLOCATORS, FakeModel, fake_engine, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,6 @@ from framework.kv_events.index import BlockIndex
 from framework.kv_events.schema import BlockStored, Event, EventBatch
 from framework.kv_events.stream import EventStream
 from framework.sampling import Sampling
-from framework.testing.engines import ALLOCATORS, fake_engine, named
-from framework.testing.fake_executor import FakeModel
 from framework.types import ROOT_NAMESPACE, Namespace, as_tokens
 from framework_builtin.hash.sha256 import Sha256
 

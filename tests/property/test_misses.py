@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import FakeExecutor, FakeModel
 from test_tiers_serve import RULES, tiered
 
 from framework import registry
@@ -20,7 +21,6 @@ from framework.misses.account import DECLINED, ELSEWHERE, END, EVICTED, HIT, IN_
 from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework.testing.engines import FakeExecutor, FakeModel
 from framework.types import Namespace
 
 BLOCK = 4

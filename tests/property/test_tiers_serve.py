@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import FakeExecutor, FakeModel, describe, expected, slow_beams, tokens_of
 
 from framework import registry
 from framework.engine.engine import Engine
@@ -21,8 +22,6 @@ from framework.interfaces.store import BlockFormat, Store
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework.testing.engines import describe, expected, slow_beams, tokens_of
-from framework.testing.fake_executor import FakeExecutor, FakeModel
 from framework.tiers.transfers import Copy
 from framework.tiers.worker import WorkerTransfers
 from framework_builtin.eviction.lru import Lru

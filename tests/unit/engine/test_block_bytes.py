@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_engines import tokens_of
 from pretended_cuda import Cuda, Event, Stream, pretended_cuda
 
 from framework.engine import block_bytes
@@ -17,7 +18,6 @@ from framework.engine.tiers import setup
 from framework.errors import InvalidArgument
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
-from framework.testing.engines import tokens_of
 from framework.tiers.transfers import Copy
 from framework.tiers.worker import WorkerTransfers
 

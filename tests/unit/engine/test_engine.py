@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from fake_engines import FakeModel, expected, fake_engine, prompts, tokens_of
 
 import framework
 import framework_builtin
@@ -20,8 +21,6 @@ from framework.errors import EngineInterrupted, RankError
 from framework.llm import LLM, EngineOptions
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework.testing.engines import expected, fake_engine, prompts, tokens_of
-from framework.testing.fake_executor import FakeModel
 from framework_builtin.eviction.lru import Lru
 
 OURS = tuple(str(Path(str(package.__file__)).parent) for package in (framework, framework_builtin))

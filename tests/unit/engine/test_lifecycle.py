@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_engines import ALLOCATORS, FakeModel, drive, expected, fake_engine, named, prompts, slow_beams, tokens_of
 
 from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
 from framework.errors import OutOfBlocks
 from framework.sampling import Sampling
 from framework.testing import adversarial
-from framework.testing.engines import ALLOCATORS, drive, expected, fake_engine, named, prompts, slow_beams, tokens_of
-from framework.testing.fake_executor import FakeModel
 
 MODEL = FakeModel()
 KINDS = {

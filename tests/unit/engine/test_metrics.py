@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import ALLOCATORS, drive, fake_engine, named, prompts
 
 from framework.engine.engine import Engine
 from framework.engine.request import Request
 from framework.sampling import Sampling
-from framework.testing.engines import ALLOCATORS, drive, fake_engine, named, prompts
 
 
 def slots(engine: Engine) -> dict[str, int]:
@@ -179,7 +180,7 @@ def test_no_copy_without_a_fork_and_no_fork_leaves_a_block(allocator: Any) -> No
 
 SCRIPT = """
 from framework.sampling import Sampling
-from framework.testing.engines import fake_engine, prompts
+from fake_engines import fake_engine, prompts
 lines = []
 engine = fake_engine("prefix_cow", num_blocks=16, preempt_every=5, hash="xxh64", eviction="random", seed=3,
                      log=lambda event, **facts: lines.append(repr((event, facts))))
@@ -193,7 +194,7 @@ print("\\n".join(lines))
 def test_the_same_seed_writes_the_same_log_in_any_process() -> None:
     logs = []
     for seed in ("0", "1"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])}
         command = [sys.executable, "-c", SCRIPT]
         logs.append(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)
     assert logs[0] == logs[1]

@@ -6,22 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from framework.engine.engine import Engine
-from framework.engine.request import Request, Status
-from framework.errors import InvalidTokens
-from framework.sampling import Sampling
-from framework.testing.engines import (
+from fake_engines import (
     ALLOCATORS,
+    FakeModel,
     drive,
     expected,
     fake_engine,
+    log_softmax,
     named,
     prompts,
     slow_beams,
     tokens_of,
 )
-from framework.testing.fake_executor import FakeModel, log_softmax
+
+from framework.engine.engine import Engine
+from framework.engine.request import Request, Status
+from framework.errors import InvalidTokens
+from framework.sampling import Sampling
 
 MODEL = FakeModel()
 GREEDY = Sampling(max_tokens=7)

@@ -6,14 +6,13 @@ import warnings
 from typing import Any
 
 import pytest
+from fake_engines import FakeModel, drive, expected, fake_engine, prompts, tokens_of
 
 from framework.engine.limits import LengthWarning
 from framework.engine.request import Status
 from framework.errors import InvalidArgument
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
-from framework.testing.engines import drive, expected, fake_engine, prompts, tokens_of
-from framework.testing.fake_executor import FakeModel
 from framework.types import Namespace
 
 

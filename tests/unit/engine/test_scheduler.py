@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fake_engines import FakeModel, drive, expected, fake_engine, slow_beams, tokens_of
 
 from framework.config.check import parse
 from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, PluginError, Unsupported
 from framework.sampling import Sampling
-from framework.testing.engines import drive, expected, fake_engine, slow_beams, tokens_of
-from framework.testing.fake_executor import FakeModel
 
 MODEL = FakeModel()
 

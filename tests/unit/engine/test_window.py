@@ -4,14 +4,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from fake_engines import ALLOCATORS, FakeModel, drive, expected, fake_engine, named, prompts, slow_beams, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.engine.request import Status
 from framework.errors import InvalidArgument
 from framework.sampling import Sampling
-from framework.testing.engines import ALLOCATORS, drive, expected, fake_engine, named, prompts, slow_beams, tokens_of
-from framework.testing.fake_executor import FakeModel
 
 WINDOW = 10
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import drive, fake_engine
 from paged_helpers import NS, admit, info, make, tokens
 
 from framework import registry
@@ -14,7 +15,6 @@ from framework.errors import PluginError
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Hit
 from framework.sampling import Sampling
-from framework.testing.engines import drive, fake_engine
 from framework.types import BlockCopy, BlockId, RequestId, TableChange
 
 ONE = RequestId(1)

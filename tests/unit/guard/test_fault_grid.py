@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_engines import FakeModel, describe, expected, fake_engine, prompts, tokens_of
 from planted_faults import raising
 
 from framework import registry
@@ -16,8 +17,6 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.sampling import Sampling
-from framework.testing.engines import describe, expected, fake_engine, prompts, tokens_of
-from framework.testing.fake_executor import FakeModel
 
 
 class Unreadable(Exception):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import fake_engine
 from paged_helpers import make
 
 from framework.errors import OutOfBlocks
@@ -16,7 +17,6 @@ from framework.kv_events.allocator import EventAllocator
 from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from framework.kv_events.stream import EventStream
 from framework.sampling import Sampling
-from framework.testing.engines import fake_engine
 from framework.types import Namespace, RequestId, RequestInfo, as_tokens
 from framework_builtin.allocator.cow import CowAllocator
 

@@ -18,11 +18,10 @@ from framework.interfaces.backend import AttentionSpec, Capabilities, CompiledKe
 from framework.kernel import bench as benches
 from framework.kernel import grid as gates
 from framework.kernel import grid as grids
-from framework.kernel.bench import build, judge_timed, num_pools
+from framework.kernel.bench import build, judge_timed, num_pools, time_on_cpu
 from framework.kernel.cells import Cell, cells, for_device
 from framework.kernel.floors import floor_s, work_of
 from framework.kernel.grid import Ceilings
-from framework.kernel.timing import time_on_cpu
 from framework.report.kernel import print_kernel
 from framework_builtin.backend.gather import GatherBackend
 from framework_builtin.backend.torch import TorchBackend

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fake_engines import FakeExecutor
 from paged_helpers import NS, info, tokens
 
 from framework.engine.engine import Engine
@@ -15,7 +16,6 @@ from framework.paged.last_requests import PromptEnds
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
 from framework.sampling import Sampling
-from framework.testing.fake_executor import FakeExecutor
 from framework.types import UNKNOWN_REQUEST, Hint, RequestFacts
 from framework.workload.traces import TraceRequest
 from framework_builtin.allocator.prefix import PrefixAllocator

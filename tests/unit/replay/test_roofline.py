@@ -1,4 +1,4 @@
-"""The roofline by hand, and how it grows."""
+"""The roofline by hand, how it grows, and what a step of a published model reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from framework.engine.executors.base import Step
 from framework.errors import FrameworkError
 from framework.model.shapes import SHAPES
-from framework.replay.roofline import DEVICES, Roofline
+from framework.replay.roofline import DEVICES, ROOFLINE_SHAPES, Roofline
 
 
 def step_of(new: list[int], before: list[int]) -> Step:
@@ -66,3 +66,33 @@ def test_a_roofline_with_a_window_reads_and_computes_what_the_window_shows() -> 
 def test_a_roofline_of_nothing_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(FrameworkError, match=said):
         Roofline(**options)
+
+
+def test_kv_bytes_a_token_are_the_published_ones() -> None:
+    """bfloat16: 320 KiB for Llama 70B, 800 KiB for OPT-13B (arXiv 2309.06180, section 3), 70 kB for DeepSeek-V3."""
+    found = {name: Roofline(shape=name).kv_bytes_per_token for name in ("llama-3.1-70b", "opt-13b", "deepseek-v3")}
+    assert found == {"llama-3.1-70b": 327_680, "opt-13b": 819_200, "deepseek-v3": 70_272}
+
+
+@pytest.mark.parametrize("name", sorted(ROOFLINE_SHAPES))
+def test_one_token_reads_its_active_weights_and_many_read_all(name: str) -> None:
+    shape = ROOFLINE_SHAPES[name]
+    read = [shape.weights_read(tokens) for tokens in (1, 2, 16, 256, 10**6)]
+    assert read[0] == pytest.approx(shape.active_parameters, rel=1e-9)
+    assert read[-1] == pytest.approx(shape.num_parameters, rel=1e-9)
+    assert read == sorted(read), read
+    assert shape.source
+
+
+def test_a_dense_shape_is_that_of_the_model_the_framework_runs() -> None:
+    for name, config in SHAPES.items():
+        shape = ROOFLINE_SHAPES[name]
+        assert (shape.num_parameters, shape.active_parameters) == (config.num_parameters,) * 2, name
+        assert shape.kv_numbers_per_token == 2 * config.num_kv_heads * config.head_dim, name
+
+
+def test_experts_that_no_token_takes_are_not_read() -> None:
+    """Two tokens that each take 2 of 8 experts touch 8 * (1 - (6 / 8) ** 2) = 3.5 of them."""
+    shape = ROOFLINE_SHAPES["mixtral-8x7b"]
+    expert = (shape.num_parameters - shape.active_parameters) / 6
+    assert shape.weights_read(2) == pytest.approx(shape.num_parameters - 4.5 * expert)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from framework.kernel.timing import time_on_cpu, time_on_cuda
+from framework.kernel.bench import time_on_cpu, time_on_cuda
 
 
 def test_a_call_that_takes_longer_than_the_budget_is_made_once() -> None:
