@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.gap import pictures, scoring
 from experiments.gap.cells import SYNTHETIC, TRACES, Cell, at_hand, bounds, run_all, stream
-from experiments.gap.scoring import FRACTIONS, Field, closed_at, closed_by, closed_by_at, percent, points_over_lru
+from experiments.gap.scoring import FRACTIONS, Field, closed_at, closed_by, closed_by_at, points_over_lru
 from experiments.shared import parse, publish, save, table, trace_path, write_provenance, write_rows
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _show(
     tables["information"] = table(
         ["trace", "blocks", "foretold", "error", "gap closed, %"],
         [[r["trace"], f"{r['capacity_blocks']:,}", r["foretold"], f"{r['error']:g}",
-          percent(r["closed"], r["low"], r["high"])] for r in information],
+          _percent(r["closed"], r["low"], r["high"])] for r in information],
     )  # fmt: skip
     publish(options, tables)
     save(pictures.anatomy(anatomy, list(traces)), options, "anatomy")
@@ -166,12 +166,16 @@ def _anatomy_table(anatomy: list[dict[str, Any]], fractions: Sequence[float]) ->
             cells = [row for row in mine if row["policy"] == policy]
             costs = [row["us_per_block"] for row in cells if row["us_per_block"] != ""]
             rows.append(
-                [trace, policy, percent(*(cells[0][f"area_{name}"] for name in ("closed", "low", "high"))),
+                [trace, policy, _percent(*(cells[0][f"area_{name}"] for name in ("closed", "low", "high"))),
                  *(f"{100 * row['closed']:.0f}" if row["closed"] == row["closed"] else "-" for row in cells),
                  f"{min(row['points_over_lru'] for row in cells):+.2f}", f"{np.median(costs):.1f}" if costs else "-"]
             )  # fmt: skip
     parts = [f"{100 * part:g} %" for part in fractions]
     return table(["trace", "policy", "area closed, %", *parts, "worst, points", "us a block"], rows)
+
+
+def _percent(value: float, low: float, high: float) -> str:
+    return f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 if __name__ == "__main__":

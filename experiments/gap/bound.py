@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.gap.cells import TRACES, bounds, file_of, sources, stream
-from experiments.gap.scoring import FRACTIONS, closed_at, closed_by, percent
+from experiments.gap.scoring import closed_at
 from experiments.shared import begun, digest, kept, publish, table, write_provenance, write_rows
 from framework.interfaces.eviction import BlockView
 from framework.replay.reference import replay
@@ -24,8 +24,7 @@ from framework_builtin.eviction._groups import Floats, Group, Ints
 from framework_builtin.eviction._returns import FIRST_AGE_S, _best_ratio, _from_peak
 from framework_builtin.eviction.hazard import BODY, LEFT, Hazard
 
-SHOWN = (0.02, 0.06)
-_WATCHED = FRACTIONS.index(0.06)
+FRACTIONS = (0.02, 0.06)
 FOLDS = 4
 FITS = (
     *((trace, fitted) for fitted in ("other runs", "itself") for trace in list(TRACES)[:4]),
@@ -130,7 +129,7 @@ class Watched:
     def __init__(self, trace: str) -> None:
         source = stream(trace)
         policy = Scored()
-        replay(source.paths, policy, bounds(trace, FRACTIONS).capacities[_WATCHED])
+        replay(source.paths, policy, bounds(trace, FRACTIONS).capacities[1])
         kept_of, records = policy._returns, np.array(policy.records)
         start, end = np.frombuffer(kept_of._start), np.frombuffer(kept_of._end)
         stopped, sorts = (
@@ -176,7 +175,7 @@ class Watched:
 
 
 def closed(trace: str, by: str) -> dict[str, Any]:
-    """Share of the gap that the order by these chances closes at each capacity, and of the area."""
+    """Share of the gap that the order by these chances closes at each capacity."""
     mine, every = Watched(trace), slice(None)
     chances = np.zeros((len(mine.back), _AGES))
     if by == "other runs":
@@ -192,12 +191,10 @@ def closed(trace: str, by: str) -> dict[str, Any]:
     hazard = np.vstack([mine.left, hazard])
     index = np.concatenate([_best_ratio(hazard[at : at + 2000], _WIDTH) for at in range(0, len(hazard), 2000)])
     field = bounds(trace, FRACTIONS)
-    hits = np.stack(
-        [field.by_unit(replay(field.paths, Scored(index, mine.rows), size).request_hits) for size in field.capacities]
-    )
-    area = closed_by(field, hits)
-    found = {"area_closed": area.value, "area_low": area.low, "area_high": area.high}
-    return found | dict(zip(map(str, FRACTIONS), closed_at(field, hits).tolist(), strict=True))
+    hits = [
+        field.by_unit(replay(field.paths, Scored(index, mine.rows), size).request_hits) for size in field.capacities
+    ]
+    return {"closed": closed_at(field, np.stack(hits)).tolist(), "groups": len(mine.back)}
 
 
 def main() -> int:
@@ -209,17 +206,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
     options = begun(parser.parse_args(), "gap.bound", Path(__file__).resolve().parent, "results/bound")
     options.quick, options.jobs = False, 1
-    header = ["trace", "fitted on", "area closed, %", *(f"gap closed at {100 * part:g} %, %" for part in SHOWN)]
+    header = ["trace", "fitted on", *(f"gap closed at {100 * part:g} %, %" for part in FRACTIONS)]
     files, rows = [Path(__file__), *sources(Hazard)], []
     for trace, by in FITS:
         key = digest(trace, by, files=[*files, *filter(None, (file_of(trace),))])
         found = kept(options.home / "results" / "cells" / f"bound-{trace}-{by}.json".replace(" ", "_"), key,
                      lambda trace=trace, by=by: closed(trace, by))  # fmt: skip
-        rows.append(
-            {"trace": trace, "fitted_on": by, **{name: value for name, value in found.items() if name != "key"}}
-        )
-        body = [[r["trace"], r["fitted_on"], percent(r["area_closed"], r["area_low"], r["area_high"]),
-                 *(f"{100 * r[str(part)]:.0f}" for part in SHOWN)] for r in rows]  # fmt: skip
+        rows.append({"trace": trace, "fitted_on": by, **dict(zip(map(str, FRACTIONS), found["closed"], strict=True))})
+        body = [[r["trace"], r["fitted_on"], *(f"{100 * r[str(part)]:.0f}" for part in FRACTIONS)] for r in rows]
         write_rows(options.out / "bound.csv", rows)
         write_provenance(options, {file_of(name) for row in rows for name in (row["trace"], row["fitted_on"])
                                    if name in TRACES} - {None})  # fmt: skip

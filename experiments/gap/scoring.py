@@ -99,11 +99,6 @@ def closed_at(field: Field, hits: Floats) -> Floats:
     return np.divide((hits - field.lru).sum(axis=1), gap, out=np.full(len(gap), np.nan), where=gap > 0)
 
 
-def percent(value: float, low: float, high: float) -> str:
-    """A share and its interval in percent, as tables show them."""
-    return f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
 def points_over_lru(field: Field, hits: Floats) -> Floats:
     """(K,) difference to LRU in points of the hit rate by block."""
     return 100 * (hits - field.lru).sum(axis=1) / field.num_references
