@@ -192,9 +192,8 @@ def test_a_model_of_one_kind_has_no_groups(tmp_path: Path) -> None:
     assert llm.engine.state.guarded.num_groups == 1
 
 
-@pytest.mark.parametrize("allocator", ["prefix_cow", "prefix", "cow"])
+@pytest.mark.parametrize(("allocator", "size"), [("prefix_cow", 4), ("prefix", 7), ("cow", 1)])
 @pytest.mark.parametrize("preempt_every", [0, 5])
-@pytest.mark.parametrize("size", [1, 4, 7])
 def test_forks_and_beams_over_states_give_what_no_sharing_gives(
     states: LoadedModel, allocator: str, preempt_every: int, size: int
 ) -> None:
