@@ -10,7 +10,6 @@ from paged_helpers import NS, info, tokens
 from replay_helpers import random_requests, workload
 
 from framework.errors import PluginError
-from framework.guard.policy import GuardedPolicy
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
 from framework.testing import eviction_checks
@@ -18,7 +17,6 @@ from framework.testing.driver import Violation
 from framework.workload.traces import TraceRequest
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
-from framework_builtin.allocator.radix import RadixAllocator
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
@@ -50,20 +48,6 @@ def admit(allocator, number, prompt):
     allocator.allocate(info(number), ids, hit)
     allocator.commit(info(number).id, ids)
     return hit.num_tokens
-
-
-@pytest.mark.parametrize("kind", [PrefixAllocator, PrefixCowAllocator, RadixAllocator])
-def test_declined_content_is_free_at_once_and_found_no_more(kind):
-    allocator = build(kind, OddKept())
-    log = []
-    allocator.listen(log.append)
-    admit(allocator, 1, [1, 1, 2, 2, 3])
-    allocator.free(1)
-    stats = allocator.stats()
-    assert (stats.cached_blocks, stats.free_blocks, stats.evictions) == (1, 7, 1)
-    assert [(event.kind, len(event.blocks)) for event in log] == [("admit", 2), ("evict", 1)]
-    assert admit(allocator, 2, [1, 1, 2, 2, 3]) == 0
-    allocator.check()
 
 
 def test_a_declined_block_that_is_hit_while_in_use_is_an_ordinary_hit():
@@ -160,8 +144,3 @@ def test_the_kit_drives_a_policy_that_declines_and_catches_one_that_answers_wron
     check = next(check for check in eviction_checks if check.__name__ == "check_a_pinned_block_is_no_victim")
     with pytest.raises(Violation, match="keep must return a bool"):
         check(Vague)
-
-
-def test_who_does_not_override_keep_is_never_asked():
-    assert not GuardedPolicy(Lru()).wants_keep
-    assert GuardedPolicy(OddKept()).wants_keep

@@ -58,32 +58,6 @@ def test_a_fork_refuses_another_namespace_a_taken_id_and_tokens_without_room() -
     allocator.check()
 
 
-@pytest.mark.parametrize("kind", [PrefixCowAllocator, PrefixAllocator, CowAllocator, NaiveAllocator])
-def test_commit_refuses_tokens_that_differ_from_those_it_holds(kind: type[PagedAllocator]) -> None:
-    allocator = make(8, 2, kind=kind)
-    admit(allocator, 1, tokens(1, 2, 3, 4, 5))
-    with pytest.raises(InvalidArgument, match="token 2 is 9, it was 3"):
-        allocator.commit(ONE, tokens(1, 2, 9, 4))
-    allocator.commit(ONE, tokens(1, 2, 3, 4))
-    for wrong in (tokens(1, 2, 3), tokens(1, 2, 3, 4, 5, 6, 7)):
-        with pytest.raises(InvalidArgument):
-            allocator.commit(ONE, wrong)
-    allocator.check()
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
-@pytest.mark.parametrize("hash", [None, Xxh64(), ConstantHash()])
-def test_any_chunking_of_commit_publishes_the_same(chunk: int, hash: object) -> None:
-    allocator = make(8, 2, hash=hash)
-    prompt = tokens(1, 2, 3, 4, 5, 6, 7)
-    admit(allocator, 1, prompt)
-    for end in [*range(chunk, 7, chunk), 7]:
-        allocator.commit(ONE, prompt[:end])
-        assert allocator.lookup(prompt, NS).num_tokens == end // 2 * 2
-        allocator.check()
-    assert [allocator.pool.depth[block] for block in table(allocator, 1)[:3]] == [0, 1, 2]
-
-
 def test_the_watermark_keeps_blocks_free_at_admission_only() -> None:
     allocator = make(10, 1, watermark=0.2)
     assert admit(allocator, 1, tokens(*range(10))) == 0, "alone, a request may take all"
@@ -135,39 +109,6 @@ def test_leaf_only_never_evicts_a_parent_before_its_children(policy: type, hash:
     assert sum(len(event.blocks) for event in heard if event.kind == "evict") > 20
 
 
-@pytest.mark.parametrize("hash", [None, Xxh64()])
-def test_without_leaf_only_children_become_orphans_and_are_counted_again(hash: object) -> None:
-    allocator = make(10, 1, hash=hash, eviction=Random(5))
-    draw = np.random.default_rng(3)
-    orphans = 0
-    for number in range(400):
-        serve(allocator, number, draw.integers(0, 2, int(draw.integers(1, 8)), dtype=np.int32))
-        allocator.check()
-        published = [b for b in range(1, 11) if allocator.pool.block_hash[b] is not None and allocator.pool.depth[b]]
-        orphans += sum(1 for block in published if not allocator.cache.index.parent(block))
-    assert orphans > 50
-
-
-def test_reset_forgets_content_and_leaves_live_requests_alone() -> None:
-    allocator = running(PrefixCowAllocator, 12)
-    serve(allocator, 2, tokens(8, 8, 8))
-    before = table(allocator, 1)
-    allocator.reset()
-    allocator.check()
-    assert table(allocator, 1) == before
-    assert allocator.stats().cached_blocks == 0
-    prompt = tokens(1, 2, 3, 4, 5, 6, 7)
-    assert allocator.lookup(prompt, NS).num_tokens == 0
-    allocator.extend(ONE, 7)
-    allocator.commit(ONE, prompt)
-    assert allocator.lookup(prompt, NS).num_tokens == 0, "old content was published after the reset"
-    serve(allocator, 3, prompt)
-    assert allocator.lookup(prompt, NS).num_tokens == 6
-    allocator.free(ONE)
-    allocator.check()
-    assert allocator.lookup(prompt, NS).num_tokens == 6
-
-
 def test_events_tell_all_that_was_published_and_lost_in_order() -> None:
     allocator = make(3, 2)
     heard: list[CacheEvent] = []
@@ -183,30 +124,6 @@ def test_events_tell_all_that_was_published_and_lost_in_order() -> None:
     allocator.listen(None)
     allocator.reset()
     assert len(heard) == 2
-
-
-def test_block_facts_are_kept() -> None:
-    allocator = make(8, 2)
-    view = allocator.pool.view()
-    admit(allocator, 1, tokens(1, 2, 3, 4, 5), priority=1, tenant="a")
-    allocator.commit(ONE, tokens(1, 2, 3, 4, 5))
-    first, second = table(allocator, 1)[:2]
-    facts = [
-        (view.depth[b], view.num_tokens[b], view.hits[b], view.priority[b], view.children[b]) for b in (first, second)
-    ]
-    assert facts == [(0, 2, 0, 1, 1), (1, 4, 0, 1, 0)]
-    since = view.admitted[first]
-    assert view.last_access[first] == since
-    admit(allocator, 2, tokens(1, 2, 9), priority=5, tenant="b")
-    assert (view.hits[first], view.priority[first], view.tenant[first]) == (1, 5, 0)
-    assert (view.hits[second], view.priority[second]) == (0, 1)
-    assert view.admitted[first] == since < view.last_access[first]
-    assert view.key[first] is not None
-    assert view.num_blocks == 8
-    with pytest.raises(TypeError):
-        view.depth[first] = 3  # type: ignore[index]
-    with pytest.raises(TypeError):
-        view.key[first] = None  # type: ignore[index]
 
 
 def test_a_table_is_a_copy() -> None:

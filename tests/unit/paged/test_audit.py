@@ -42,62 +42,13 @@ def set_column(name: str, which: Callable[[PagedAllocator], int], value: object)
     return corrupt
 
 
-def change_table(**fields: object) -> Callable[[PagedAllocator], None]:
-    def corrupt(allocator: PagedAllocator) -> None:
-        for name, value in fields.items():
-            setattr(allocator.tables()[RequestId(1)], name, value)
-
-    return corrupt
-
-
-def lose_a_free_block(allocator: PagedAllocator) -> None:
-    allocator.pool.free.pop()
-
-
-def repeat_a_free_block(allocator: PagedAllocator) -> None:
-    allocator.pool.free.append(allocator.pool.free[0])
-
-
-def free_a_used_block(allocator: PagedAllocator) -> None:
-    allocator.pool.set_free([held(allocator)])
-
-
-def free_a_cached_block(allocator: PagedAllocator) -> None:
-    allocator.pool.set_free([cached(allocator)])
-
-
-def free_the_null_block(allocator: PagedAllocator) -> None:
-    allocator.pool.set_free([0])
-
-
-def count_a_block_too_many(allocator: PagedAllocator) -> None:
-    allocator.pool.used += 1
-
-
-def name_a_block_outside(allocator: PagedAllocator) -> None:
-    allocator.tables()[RequestId(1)].blocks[2] = 9
-
-
-def name_the_null_block(allocator: PagedAllocator) -> None:
-    allocator.tables()[RequestId(1)].blocks[2] = 0
-
-
-def name_a_block_twice(allocator: PagedAllocator) -> None:
-    blocks = allocator.tables()[RequestId(1)].blocks
-    blocks[2] = blocks[1]
-
-
-def file_under_another_id(allocator: PagedAllocator) -> None:
-    allocator.tables()[RequestId(2)] = allocator.tables().pop(RequestId(1))
+def row(allocator: PagedAllocator) -> Any:
+    return allocator.tables()[RequestId(1)]
 
 
 def swap_the_published_blocks(allocator: PagedAllocator) -> None:
-    blocks = allocator.tables()[RequestId(1)].blocks
+    blocks = row(allocator).blocks
     blocks[0], blocks[1] = blocks[1], blocks[0]
-
-
-def unpublish_a_used_block(allocator: PagedAllocator) -> None:
-    allocator.pool.block_hash[held(allocator)] = None
 
 
 def leave_a_stale_entry(allocator: PagedAllocator) -> None:
@@ -108,39 +59,33 @@ def leave_a_stale_entry(allocator: PagedAllocator) -> None:
     allocator.pool.set_free([block])
 
 
-def cache_a_parent_in_use(allocator: PagedAllocator) -> None:
-    """The table lost its first block, whose child it still uses."""
-    request = allocator.tables()[RequestId(1)]
-    allocator.pool.ref[request.blocks[0]] = 0
-
-
-CORRUPTIONS = [
-    ("I1", lose_a_free_block),
-    ("I1", count_a_block_too_many),
+CORRUPTIONS: list[tuple[str, Callable[[PagedAllocator], object]]] = [
+    ("I1", lambda a: a.pool.free.pop()),
+    ("I1", lambda a: setattr(a.pool, "used", a.pool.used + 1)),
     ("I2", set_column("ref", held, 2)),
-    ("I3", repeat_a_free_block),
+    ("I3", lambda a: a.pool.free.append(a.pool.free[0])),
     ("I3", set_column("slot", lambda a: a.pool.free[0], 2)),
-    ("I5", free_a_used_block),
-    ("I5", free_a_cached_block),
+    ("I5", lambda a: a.pool.set_free([held(a)])),
+    ("I5", lambda a: a.pool.set_free([cached(a)])),
     ("I5", set_column("candidate", held, 1)),
     ("I5", set_column("candidate", cached, 0)),
     ("I6", set_column("ref", held, -1)),
     ("I6", set_column("ref", held, 5)),
-    ("I8", file_under_another_id),
-    ("I11", name_a_block_outside),
-    ("I11", name_the_null_block),
-    ("I12", name_a_block_twice),
-    ("I12", change_table(committed=7)),
-    ("I16", free_the_null_block),
+    ("I8", lambda a: a.tables().update({RequestId(2): a.tables().pop(RequestId(1))})),
+    ("I11", lambda a: row(a).blocks.__setitem__(2, 9)),
+    ("I11", lambda a: row(a).blocks.__setitem__(2, 0)),
+    ("I12", lambda a: row(a).blocks.__setitem__(2, row(a).blocks[1])),
+    ("I12", lambda a: setattr(row(a), "committed", 7)),
+    ("I16", lambda a: a.pool.set_free([0])),
     ("I16", set_column("block_hash", lambda _: 0, b"null")),
-    ("I20", unpublish_a_used_block),
+    ("I20", set_column("block_hash", held, None)),
     ("I20", leave_a_stale_entry),
     ("I20", set_column("block_hash", cached, b"another name")),
     ("I20", set_column("children", held, 7)),
-    ("I21", change_table(committed=3)),
+    ("I21", lambda a: setattr(row(a), "committed", 3)),
     ("I22", swap_the_published_blocks),
     ("I22", set_column("depth", held, 4)),
-    ("I28", cache_a_parent_in_use),
+    ("I28", lambda a: a.pool.ref.__setitem__(held(a), 0)),  # the table lost its first block, whose child it still uses
 ]
 
 
@@ -155,64 +100,65 @@ def test_check_names_the_broken_invariant(
         allocator.check()
 
 
-def test_check_finds_a_hash_that_leads_to_the_wrong_block() -> None:
-    allocator = populated()
+def lead_to_the_wrong_block(allocator: PagedAllocator) -> None:
     index = allocator.cache.index
     index._block[index._node[held(allocator)]] = cached(allocator)
-    with pytest.raises(InvariantViolation, match="I20: the index finds block"):
-        allocator.check()
 
 
-def test_check_finds_a_ghost_that_nothing_needs() -> None:
-    allocator = populated()
+def keep_a_ghost_that_nothing_needs(allocator: PagedAllocator) -> None:
     index = allocator.cache.index
     index._floating[b"gone"] = node = index._unused.pop()
     index._ghosts[node] = b"gone"
-    with pytest.raises(InvariantViolation, match=r"I20: .* ghost"):
-        allocator.check()
+
+
+def know_a_content_as_a_ghost(allocator: PagedAllocator) -> None:
+    index = allocator.cache.index
+    index._ghosts[index._node[held(allocator)]] = allocator.pool.block_hash[held(allocator)]
+
+
+def damage(column: str, value: int) -> Callable[[PagedAllocator], None]:
+    def corrupt(allocator: PagedAllocator) -> None:
+        index = allocator.cache.index
+        getattr(index, column)[index._node[held(allocator)]] = value
+
+    return corrupt
+
+
+def put_a_node_below_nothing(allocator: PagedAllocator) -> None:
+    index = allocator.cache.index
+    index._above[next(node for node, _ in index.nodes() if index._above[node] > 0)] = 999
+
+
+def offer_a_parent(allocator: PagedAllocator) -> None:
+    parent = next(b for b in range(1, 9) if allocator.pool.children[b] and not allocator.pool.ref[b])
+    allocator.pool.candidate[parent] = 1
+
+
+def break_two_rules(allocator: PagedAllocator) -> None:
+    allocator.pool.used += 1
+    allocator.pool.ref[held(allocator)] = 4
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "invariant"), [("_above", 77, "I20"), ("_kids", 5, "I20"), ("_resident", 5, "I20")]
+    ("options", "corrupt", "says"),
+    [
+        ({}, lead_to_the_wrong_block, "I20: the index finds block"),
+        ({}, keep_a_ghost_that_nothing_needs, "I20: .* ghost"),
+        ({"hash": Xxh64()}, know_a_content_as_a_ghost, "I20: .* ghost"),
+        ({"kind": RadixAllocator}, damage("_above", 77), "I20: "),
+        ({"kind": RadixAllocator}, damage("_kids", 5), "I20: "),
+        ({"kind": RadixAllocator}, damage("_resident", 5), "I20: "),
+        ({"kind": RadixAllocator}, put_a_node_below_nothing, "I22: node"),
+        ({"leaf_only": True}, offer_a_parent, "I5: block"),
+        ({}, break_two_rules, r"PrefixCowAllocator: .*I2: .*; .*I1: "),
+    ],
 )
-def test_check_finds_a_damaged_trie(column: str, value: int, invariant: str) -> None:
-    allocator = populated(kind=RadixAllocator)
-    index = allocator.cache.index
-    getattr(index, column)[index._node[held(allocator)]] = value
-    with pytest.raises(InvariantViolation, match=f"{invariant}: "):
-        allocator.check()
-
-
-def test_check_finds_a_content_known_as_a_ghost() -> None:
-    allocator = populated(Xxh64())
-    index = allocator.cache.index
-    index._ghosts[index._node[held(allocator)]] = allocator.pool.block_hash[held(allocator)]
-    with pytest.raises(InvariantViolation, match=r"I20: .* ghost"):
-        allocator.check()
-
-
-def test_check_finds_a_node_below_nothing() -> None:
-    allocator = populated(kind=RadixAllocator)
-    index = allocator.cache.index
-    node = next(node for node, _ in index.nodes() if index._above[node] > 0)
-    index._above[node] = 999
-    with pytest.raises(InvariantViolation, match="I22: node"):
-        allocator.check()
-
-
-def test_check_finds_a_parent_offered_before_its_children_under_leaf_only() -> None:
-    allocator = populated(leaf_only=True)
-    parent = next(b for b in range(1, 9) if allocator.pool.children[b] and not allocator.pool.ref[b])
-    allocator.pool.candidate[parent] = 1
-    with pytest.raises(InvariantViolation, match="I5: block"):
-        allocator.check()
-
-
-def test_check_lists_every_fault_at_once() -> None:
-    allocator = populated()
-    allocator.pool.used += 1
-    allocator.pool.ref[held(allocator)] = 4
-    with pytest.raises(InvariantViolation, match=r"PrefixCowAllocator: .*I2: .*; .*I1: "):
+def test_check_says_what_is_broken_in_an_index_or_in_two_places(
+    options: Any, corrupt: Callable[[PagedAllocator], None], says: str
+) -> None:
+    allocator = populated(**options)
+    corrupt(allocator)
+    with pytest.raises(InvariantViolation, match=says):
         allocator.check()
 
 

@@ -17,7 +17,6 @@ from framework.testing import allocator_checks
 from framework.types import BlockHash, RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
-from framework_builtin.eviction.s3fifo import S3Fifo
 
 
 class First(EvictionPolicy):
@@ -125,14 +124,6 @@ def held(allocator: Any) -> list[bytes]:
     return [name for name in allocator.pool.block_hash if name is not None]
 
 
-def test_merged_a_content_computed_again_uses_the_block_that_holds_it() -> None:
-    allocator, _ = lost_head("merge")
-    assert len(held(allocator)) == len({*held(allocator)}) == 3
-    assert allocator.stats().cached_blocks == 0
-    assert allocator.stats().used_blocks == 4
-    allocator.check()
-
-
 def test_kept_a_content_computed_again_has_two_blocks_until_one_is_evicted() -> None:
     allocator, blocks = lost_head("keep")
     assert len(held(allocator)) == 5
@@ -156,21 +147,3 @@ def test_duplicates_are_refused_where_names_may_collide_and_with_leaf_only() -> 
         make(kind=partial(PrefixAllocator, duplicates="keep"), leaf_only=True)
     with pytest.raises(InvalidArgument, match="merge or keep, found 'both'"):
         make(kind=partial(PrefixAllocator, duplicates="both"))
-
-
-def test_a_reset_forgets_the_later_ones_too() -> None:
-    allocator, _ = lost_head("keep")
-    allocator.reset()
-    allocator.check()
-    allocator.free(RequestId(3))
-    assert allocator.stats().free_blocks == 8
-
-
-def test_every_policy_works_over_duplicates() -> None:
-    allocator = make(12, 2, kind=partial(PrefixAllocator, duplicates="keep"), eviction=S3Fifo())
-    draw = Random(0)
-    for number in range(300):
-        talk = draw.randrange(5)
-        prompt = tokens(*[talk] * draw.randrange(3, 14))
-        serve(allocator, number, prompt)
-        allocator.check()

@@ -7,21 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from paged_helpers import NS, ConstantHash, admit, info, make, serve, table, tokens
+from paged_helpers import NS, admit, info, make, serve, table, tokens
 
 from framework.errors import InvalidArgument, InvalidTokens
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash, Namespace, RequestId, TableChange
-from framework_builtin.allocator.cow import CowAllocator
-from framework_builtin.allocator.naive import NaiveAllocator
-from framework_builtin.allocator.prefix import PrefixAllocator
-from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.hash.sha256 import Sha256
 from framework_builtin.hash.xxh3_128 import Xxh3_128
 from framework_builtin.hash.xxh64 import Xxh64
-
-PAGED = [NaiveAllocator, CowAllocator, PrefixAllocator, PrefixCowAllocator]
-SHARING = [PrefixAllocator, PrefixCowAllocator]
 
 
 class RawXxh64(HashScheme):
@@ -33,16 +26,6 @@ class RawXxh64(HashScheme):
     def block(self, parent: BlockHash, tokens: Any) -> BlockHash:
         prefix = b"" if parent == b"root" else parent
         return BlockHash(xxhash.xxh64_digest(prefix + tokens.astype("<i8").tobytes()))
-
-
-@pytest.mark.parametrize("hash", [Sha256(), Xxh64(), ConstantHash()])
-def test_f1_a_block_reused_for_other_content_is_not_found_by_its_old_name(hash: HashScheme) -> None:
-    allocator = make(3, 2, hash=hash)
-    serve(allocator, 1, tokens(1, 2, 3, 4, 5))
-    serve(allocator, 2, tokens(9, 8, 3, 4, 5, 6))  # takes all three blocks; the second holds (3, 4) after (9, 8)
-    assert allocator.lookup(tokens(1, 2, 3, 4, 5), NS).blocks == ()
-    assert sum(key is not None for key in allocator.pool.block_hash) <= 3
-    allocator.check()
 
 
 def test_f1_the_index_never_grows_beyond_the_pool() -> None:
@@ -72,16 +55,6 @@ def test_f2_two_blocks_of_equal_xxh64_digest_never_share(block_size: int) -> Non
     assert allocator.lookup(first, NS).num_tokens == 2 * block_size
     assert allocator.stats().collisions == 1
     allocator.check()
-
-
-@pytest.mark.parametrize("hash", [Sha256(), Xxh64(), RawXxh64(), ConstantHash()])
-def test_f2_namespaces_never_share(hash: HashScheme) -> None:
-    allocator = make(8, 2, hash=hash)
-    prompt = tokens(1, 2, 3, 4, 5)
-    serve(allocator, 1, prompt)
-    for other in (Namespace(salt="x"), Namespace(adapter="x"), Namespace(model="x")):
-        assert allocator.lookup(prompt, other).num_tokens == 0, other
-    assert allocator.lookup(prompt, NS).num_tokens == 4
 
 
 def test_f2_a_hit_of_one_namespace_is_refused_in_another() -> None:
@@ -125,16 +98,6 @@ def test_f7_names_do_not_depend_on_the_container(scheme: HashScheme) -> None:
             allocator.lookup(bad, NS)
 
 
-@pytest.mark.parametrize("scheme", [Sha256(), Xxh64(), Xxh3_128()])
-def test_f7_names_are_separated_by_parent_length_and_domain(scheme: HashScheme) -> None:
-    root = scheme.root(NS, 2)
-    one = scheme.block(root, tokens(1, 2))
-    names = {root, one, scheme.block(one, tokens(1, 2)), scheme.block(root, tokens(2, 1)), scheme.root(NS, 4)}
-    assert len(names) == 5, names
-    assert scheme.root(Namespace("a", "bc"), 2) != scheme.root(Namespace("ab", "c"), 2)
-    assert scheme.blocks(root, tokens(1, 2, 1, 2, 3), 2) == [one, scheme.block(one, tokens(1, 2))]
-
-
 @pytest.mark.parametrize("hash", [Sha256(), Xxh64()])
 def test_f8_a_hit_stops_at_the_first_hole_and_goes_on_when_it_is_filled(hash: HashScheme) -> None:
     class Chosen(type(make().cache.host.policy.plugin)):  # type: ignore[misc]
@@ -159,20 +122,6 @@ def test_f8_a_hit_stops_at_the_first_hole_and_goes_on_when_it_is_filled(hash: Ha
     serve(allocator, 3, prompt[:5])
     assert allocator.lookup(prompt, NS).num_tokens == 6, "the orphan is found again below its recomputed parent"
     allocator.check()
-
-
-def test_f14_two_block_sizes_live_side_by_side() -> None:
-    together, alone = [make(8, 2), make(8, 3)], [make(8, 2), make(8, 3)]
-    prompt = tokens(1, 2, 3, 4, 5, 6, 7)
-    for number in range(4):
-        for allocator in together:
-            serve(allocator, number, prompt[: 3 + number])
-    for allocator in alone:
-        for number in range(4):
-            serve(allocator, number, prompt[: 3 + number])
-    for a, b in zip(together, alone, strict=True):
-        assert a.stats() == b.stats()
-        assert a.lookup(prompt, NS).blocks == b.lookup(prompt, NS).blocks
 
 
 def operations(num_blocks: int) -> int:

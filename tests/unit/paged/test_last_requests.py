@@ -11,7 +11,7 @@ from paged_helpers import NS, info, tokens
 
 from framework.engine.engine import Engine
 from framework.errors import InvalidArgument
-from framework.interfaces.eviction import Block, BlockView, EvictionPolicy
+from framework.interfaces.eviction import Block, BlockView
 from framework.paged.last_requests import PromptEnds
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
@@ -107,17 +107,6 @@ def test_a_given_turn_is_believed_and_a_preempted_request_keeps_its_prompt(kind)
     assert released[0][2].output_tokens == 3
 
 
-@pytest.mark.parametrize("kind", allocators())
-def test_a_policy_that_does_not_ask_reads_that_nothing_is_known(kind):
-    class Deaf(Watching):
-        needs_requests = False
-
-    policy = Deaf()
-    allocator = kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy)
-    serve(allocator, 1, [1, 1, 2, 2], session="a")
-    assert all(facts is UNKNOWN_REQUEST for _, seen in policy.seen for _, _, facts in seen)
-
-
 def test_a_view_of_the_first_contract_knows_nothing_of_requests():
     names = "depth num_tokens admitted last_access hits priority tenant children next_use key"
     old = {name: [0, 0, 0] for name in names.split()}
@@ -192,12 +181,3 @@ def test_prompts_beyond_the_memory_are_forgotten_oldest_first():
 def test_a_hint_out_of_bounds_is_refused(value):
     with pytest.raises(InvalidArgument, match=r"hint"):
         Hint.of(value)
-
-
-def test_a_hint_is_read_from_a_number_or_a_mapping():
-    assert Hint.of(0.25) == Hint(continues=0.25) == Hint.of({"continues": 0.25})
-    assert Hint.of(None) is None
-
-
-def test_policies_ask_for_nothing_by_default():
-    assert EvictionPolicy.needs_requests is False

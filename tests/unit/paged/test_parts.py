@@ -10,7 +10,6 @@ from paged_helpers import NS, info, make, serve, table, tokens
 
 from framework.errors import InvalidArgument, UnknownRequest
 from framework.types import RequestId
-from framework_builtin.allocator.radix import RadixAllocator
 
 PROMPT = tokens(*range(11))
 
@@ -52,12 +51,6 @@ def test_a_part_is_more_than_the_hit_and_at_most_the_prompt(num_tokens: int) -> 
         part(allocator, 2, num_tokens)
     assert allocator.stats() == before
     allocator.check()
-
-
-def test_a_subclass_with_an_allocate_of_its_own_gets_the_whole_prompt() -> None:
-    allocator = make(8, 2, kind=RadixAllocator)
-    part(allocator, 1, 3)
-    assert len(table(allocator, 1)) == 6
 
 
 def test_a_generated_token_can_be_promised() -> None:

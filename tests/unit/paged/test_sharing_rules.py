@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paged_helpers import NS, ConstantHash, admit, info, serve, table, tokens
+from paged_helpers import NS, ConstantHash, admit, info, serve, tokens
 
-from framework.errors import InvalidArgument, PluginError, StaleHit
+from framework.errors import InvalidArgument, PluginError
 from framework.interfaces.allocator import Allocator
 from framework.types import RequestId
 from framework_builtin.eviction.lru import Lru
@@ -18,7 +18,6 @@ from framework_builtin.hash.xxh64 import Xxh64
 
 NAMES = ("prefix", "prefix_cow", "radix", "native", "native_cow")
 KINDS = {point.name: point for point in entry_points(group="framework.allocator") if point.name in NAMES}
-SHARES_TAILS = {"prefix_cow", "radix", "native_cow"}
 ONE, TWO, THREE = RequestId(1), RequestId(2), RequestId(3)
 
 
@@ -31,32 +30,6 @@ def build(kind: Any, num_blocks: int = 8, block_size: int = 2, **options: Any) -
     options = {"hash": Sha256(), "eviction": Lru(), "watermark": 0.0, **options}
     made: Allocator = kind(num_blocks=num_blocks, block_size=block_size, **options)
     return made
-
-
-def view_of(allocator: Any) -> Any:
-    return allocator.view() if hasattr(allocator, "view") else allocator.pool.view()
-
-
-def test_a_hit_from_before_a_reset_is_refused(kind: Any) -> None:
-    allocator = build(kind)
-    serve(allocator, 1, tokens(1, 2, 3))
-    hit = allocator.lookup(tokens(1, 2, 3), NS)
-    assert hit.num_tokens == 2
-    allocator.reset()
-    with pytest.raises(StaleHit):
-        allocator.allocate(info(2), tokens(1, 2, 3), hit)
-    allocator.check()
-
-
-def test_a_fork_at_a_block_boundary_keeps_the_parent_from_writing_what_it_shares(kind: Any) -> None:
-    allocator = build(kind)
-    admit(allocator, 1, tokens(1, 2, 3, 4))
-    allocator.fork(ONE, info(2), 4)
-    shared = table(allocator, 2)
-    change = allocator.extend(ONE, 4)
-    assert [copy.source for copy in change.copies] == shared, "written and not committed: both blocks are copied"
-    assert not set(table(allocator, 1)) & set(shared)
-    allocator.check()
 
 
 class FailsAtTheSecond(Lru):
@@ -96,31 +69,6 @@ def test_blocks_that_are_hit_are_not_free_for_the_watermark(kind: Any) -> None:
     assert not allocator.fits(info(3), prompt, hit), "4 blocks are left, 3 are needed and 2 are kept"
     short = tokens(1, 2, 3, 4, 5, 6)
     assert allocator.fits(info(3), short, allocator.lookup(short, NS))
-
-
-def test_a_fork_may_evict_for_its_copies(kind: Any) -> None:
-    allocator = build(kind, 3, 2)
-    serve(allocator, 1, tokens(1, 2))
-    admit(allocator, 2, tokens(7, 8, 9))
-    assert (allocator.stats().free_blocks, allocator.stats().cached_blocks) == (0, 1)
-    allocator.fork(TWO, info(3), 3)
-    if table(allocator, 3)[1] == table(allocator, 2)[1]:  # it shares tails, and copies when it writes
-        allocator.extend(THREE, 4)
-    assert allocator.stats().cached_blocks == 0
-    allocator.check()
-
-
-def test_a_fork_of_a_table_that_a_reset_closed_publishes_nothing(kind: Any) -> None:
-    allocator = build(kind)
-    admit(allocator, 1, tokens(1, 2, 3))
-    allocator.commit(ONE, tokens(1, 2, 3))
-    allocator.reset()
-    allocator.fork(ONE, info(2), 3)
-    allocator.free(ONE)
-    allocator.extend(TWO, 6)
-    allocator.commit(TWO, tokens(1, 2, 3, 4, 5, 6))
-    assert allocator.lookup(tokens(1, 2, 3, 4, 5, 6, 7), NS).num_tokens == 0, "it was computed with the old weights"
-    allocator.check()
 
 
 # A block in use below a cached parent
