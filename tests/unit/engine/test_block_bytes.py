@@ -137,33 +137,29 @@ def forgets_what_is_under_way(self: CudaPoolBytes, block: int, into: Any = None)
     return _read(self, block, into)
 
 
-FAULTS: dict[str, tuple[Any, str, Any, str]] = {
-    "a copy does not wait for the writer's event": (Stream, "wait_stream", waits_for_nobody, "engine"),
-    "the engine overwrites what is still to be read": (Stream, "add", engine_goes_on, "copies"),
-    "memory is used before the copy is done": (Event, "synchronize", lambda self: None, "bus"),
-    "a buffer is filled anew before it was emptied": (CudaPoolBytes, "read", forgets_what_is_under_way, "bus"),
-}
+FAULTS: dict[str, tuple[Any, str, Any, str, Callable[[Cuda], None]]] = {
+    "a copy does not wait for the writer's event":
+        (Stream, "wait_stream", waits_for_nobody, "engine", reads_what_was_written),
+    "the engine overwrites what is still to be read": (Stream, "add", engine_goes_on, "copies", reads_what_was_written),
+    "memory is used before the copy is done":
+        (Event, "synchronize", lambda self: None, "bus", reads_what_was_written),
+    "a buffer is filled anew before it was emptied":
+        (CudaPoolBytes, "read", forgets_what_is_under_way, "bus", reads_what_was_written),
+    "a write does not wait for the reader":
+        (Stream, "wait_stream", waits_for_nobody, "engine", writes_after_the_last_reader),
+    "a write does not wait for its end":
+        (Event, "synchronize", lambda self: None, "copies", writes_after_the_last_reader),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_missing_wait_shows_in_the_bytes(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, name, faulty, late = FAULTS[fault]
+    place, name, faulty, late, what = FAULTS[fault]
     monkeypatch.setattr(block_bytes, "_MOST_GATHERED", 2)
     monkeypatch.setattr(place, name, faulty)
-    with pretended_cuda(LATE[late]) as cuda, pytest.raises(AssertionError, match=r"block \d"):
-        reads_what_was_written(cuda)
-
-
-def test_a_write_that_does_not_wait_for_the_reader_shows_in_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stream, "wait_stream", waits_for_nobody)
-    with pretended_cuda(LATE["engine"]) as cuda, pytest.raises(AssertionError):
-        writes_after_the_last_reader(cuda)
-
-
-def test_a_write_that_does_not_wait_for_its_end_shows_in_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Event, "synchronize", lambda self: None)
-    with pretended_cuda(LATE["copies"]) as cuda, pytest.raises(AssertionError):
-        writes_after_the_last_reader(cuda)
+    says = r"block \d" if what is reads_what_was_written else None
+    with pretended_cuda(LATE[late]) as cuda, pytest.raises(AssertionError, match=says):
+        what(cuda)
 
 
 def test_pageable_memory_is_refused_even_if_it_is_said_to_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

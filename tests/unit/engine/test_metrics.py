@@ -79,20 +79,6 @@ def test_time_weighted_utilisation_is_the_one_worked_out_by_hand() -> None:
     assert result["num_steps"] == 3
 
 
-def test_the_kinds_of_slots_sum_to_the_pool_at_every_step() -> None:
-    for allocator in ALLOCATORS:
-        engine = fake_engine(allocator, num_blocks=30, max_model_len=32, preempt_every=3)
-        samplings = [Sampling(max_tokens=8), Sampling(max_tokens=8, n=2), Sampling(max_tokens=8, beam_width=2)]
-        for i, prompt in enumerate(prompts(9)):
-            engine.submit(prompt, samplings[i % 3])
-
-        def check(engine: Engine) -> None:
-            assert engine.metrics.slots.sum() == 120, f"{engine.allocator}: {slots(engine)}"
-            assert (engine.metrics.slots >= 0).all(), f"{engine.allocator}: {slots(engine)}"
-
-        drive(engine, check)
-
-
 def computed_by(engine: Engine) -> int:
     return int(engine.executor.num_tokens)  # type: ignore[attr-defined]
 

@@ -43,39 +43,6 @@ def assert_as_model(requests: list[Request], model: FakeModel = MODEL, stop: tup
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
-@pytest.mark.parametrize("chunk", [1, 3, 4, 9, None])
-def test_a_prompt_in_chunks_gives_what_the_whole_gives(allocator: Any, chunk: int | None) -> None:
-    engine, requests = serve(prompts(5), allocator=allocator, chunk_size=chunk, num_blocks=128)
-    assert_as_model(requests)
-    assert engine.metrics.num_steps >= (15 if chunk == 1 else 7), engine.metrics.num_steps
-
-
-@pytest.mark.parametrize("rows", [1, 5, 24])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_batch_of_many_gives_what_each_alone_gives(rows: int, sampling: Sampling) -> None:
-    assert_as_model(serve(prompts(24), sampling, max_batch_requests=rows, num_blocks=200)[1])
-
-
-def test_the_order_of_arrival_changes_no_output() -> None:
-    batch = prompts(8)
-    forward = {tuple(r.prompt): tokens_of(r) for r in serve(batch)[1]}
-    backward = {tuple(r.prompt): tokens_of(r) for r in serve(batch[::-1])[1]}
-    assert forward == backward
-
-
-@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
-def test_every_pool_from_the_smallest_that_holds_one_request_up_gives_the_same(allocator: Any) -> None:
-    batch = prompts(4)
-    needed = -(-max(len(prompt) + GREEDY.max_tokens for prompt in batch) // 4)
-    preempted = 0
-    for num_blocks in (*range(needed, needed + 6), 40):
-        engine, requests = serve(batch, allocator=allocator, num_blocks=num_blocks, max_model_len=4 * needed)
-        assert_as_model(requests)
-        preempted += engine.state.num_preemptions
-    assert preempted or named(allocator).startswith("contiguous"), "no pool was tight"
-
-
-@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
 def test_a_request_larger_than_the_pool_is_rejected_with_numbers_and_alone(allocator: Any) -> None:
     engine = fake_engine(allocator, num_blocks=6)
     small, large, other = (engine.submit(prompt, GREEDY) for prompt in ([1] * 9, [2] * 18, [3] * 9))
@@ -150,26 +117,6 @@ def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
     assert request.completions[0].finish_reason == "stop", request.completions
 
 
-@pytest.mark.parametrize("allocator", ALLOCATORS, ids=named)
-@pytest.mark.parametrize("num_blocks", [8, 12, 100])
-def test_n_samples_equal_n_requests_with_these_streams(allocator: Any, num_blocks: int) -> None:
-    engine = fake_engine(allocator, num_blocks=num_blocks, max_batch_requests=5, max_model_len=32)
-    sampling = Sampling(max_tokens=9, n=3, temperature=1.1, seed=7, logprobs=1)
-    requests = [engine.submit(prompt, sampling) for prompt in prompts(3)]
-    drive(engine)
-    assert_as_model(requests)
-    assert len({tuple(tokens) for tokens in tokens_of(requests[0])}) == 3, "the samples are equal"
-
-
-@pytest.mark.parametrize("preempt_every", [0, 1, 2, 3])
-@pytest.mark.parametrize("chunk", [2, None])
-def test_sampled_tokens_do_not_depend_on_the_schedule(preempt_every: int, chunk: int | None) -> None:
-    options = {"preempt_every": preempt_every, "chunk_size": chunk, "num_blocks": 30, "seed": 11}
-    engine, requests = serve(prompts(6), SAMPLED, **options)
-    assert_as_model(requests)
-    assert engine.state.num_preemptions > 0 or not preempt_every
-
-
 def test_two_requests_without_a_seed_draw_from_different_streams() -> None:
     requests = serve([[1, 2, 3]] * 2, SAMPLED)[1]
     assert tokens_of(requests[0]) != tokens_of(requests[1])
@@ -186,24 +133,6 @@ def test_beams_equal_a_search_on_plain_lists(allocator: Any, width: int, penalty
     for request in requests:
         assert tokens_of(request) == slow_beams(model, request.prompt.tolist(), sampling, (3,)), request.number
         assert len(request.completions) == width
-
-
-@pytest.mark.parametrize("num_blocks", range(9, 30, 2))
-def test_beams_in_tight_pools_finish_right_or_say_what_they_lack(num_blocks: int) -> None:
-    model = FakeModel(vocab_size=7)
-    engine = fake_engine("prefix_cow", num_blocks=num_blocks, model=model, preempt_every=4, max_batch_requests=7)
-    sampling = Sampling(max_tokens=10, beam_width=3)
-    batch = prompts(3, vocab_size=7)
-    requests = [engine.submit(prompt, sampling) for prompt in batch]
-    plain = engine.submit(batch[0], Sampling(max_tokens=10))
-    drive(engine)
-    assert_as_model([plain], model)
-    for request in requests:
-        if request.status is Status.FAILED:
-            assert num_blocks < 20, f"{num_blocks} blocks: {request.reason}"
-            assert f"of {num_blocks} blocks" in request.reason, request.reason
-        else:
-            assert tokens_of(request) == slow_beams(model, request.prompt.tolist(), sampling), request.number
 
 
 @pytest.mark.parametrize(("num_blocks", "beam_prompt"), [(2, 3), (5, 5)])

@@ -108,15 +108,6 @@ def test_a_request_that_fails_before_the_forward_pass_harms_nobody_else(allocato
     assert_right([request for request in requests if request.number != failed])
 
 
-@pytest.mark.parametrize("num_blocks", range(8, 20))
-@pytest.mark.parametrize("chunk", [None, 3, 8])
-def test_tight_pools_preempt_and_still_give_the_same(num_blocks: int, chunk: int | None) -> None:
-    engine = fake_engine(num_blocks=num_blocks, block_size=4, chunk_size=chunk, preempt_every=3)
-    requests = submit(engine, 6)
-    drive(engine)
-    assert_right(requests)
-
-
 def test_who_relies_on_a_row_that_is_preempted_in_the_same_step_is_preempted_too() -> None:
     engine = fake_engine(num_blocks=64, block_size=4)
     requests = submit(engine)
@@ -161,11 +152,3 @@ def test_a_request_of_higher_priority_cuts_no_promised_chunk() -> None:
     late = submit(engine, 1)
     drive(engine)
     assert_right([*low, high, *late])
-
-
-def test_samples_and_beams_share_within_a_step() -> None:
-    engine = fake_engine(num_blocks=128, block_size=4, preempt_every=4)
-    requests = submit(engine, 2, n=3) + submit(engine, 2, beam_width=2)
-    drive(engine)
-    assert_right(requests[:2])
-    assert all(request.status is Status.FINISHED for request in requests)

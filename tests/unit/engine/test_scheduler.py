@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_engines import FakeModel, drive, expected, fake_engine, slow_beams, tokens_of
+from fake_engines import FakeModel, drive, expected, fake_engine, tokens_of
 
 from framework.config.check import parse
 from framework.engine.engine import Engine
@@ -143,30 +143,3 @@ def test_tiers_are_refused() -> None:
     parse(config)
     with pytest.raises(ConfigError, match=r"set engine\.scheduling=admit_first"):
         parse({**config, "tiers": [{"store": "host", "num_blocks": 10}]})
-
-
-@pytest.mark.parametrize("allocator", ["radix", "contiguous", "naive"])
-def test_an_allocator_without_parts_makes_room_for_the_whole_prompt(allocator: str) -> None:
-    engine = fake_engine(allocator, block_size=4, scheduling="running_first", max_batch_tokens=8)
-    requests = submit(engine, 14, 9)
-    drive(engine)
-    assert_right(requests)
-
-
-@pytest.mark.parametrize("preempt_every", [0, 3])
-@pytest.mark.parametrize("max_batch_tokens", [6, 12, 2048])
-@pytest.mark.parametrize("num_blocks", [13, 16, 20])
-def test_beams_that_were_preempted_come_back_together(
-    num_blocks: int, max_batch_tokens: int, preempt_every: int
-) -> None:
-    engine, _ = engine_of(
-        allocator="prefix_cow", block_size=2, num_blocks=num_blocks, max_batch_tokens=max_batch_tokens,
-        max_batch_requests=6, preempt_every=preempt_every,
-    )  # fmt: skip
-    sampling = Sampling(max_tokens=8, beam_width=2)
-    requests = [engine.submit([number, *range(8, 16)], sampling) for number in range(3)]
-    drive(engine)
-    assert sum(request.num_preemptions for request in requests), "nothing was preempted"
-    for request in requests:
-        assert request.status is Status.FINISHED, request.reason
-        assert tokens_of(request) == slow_beams(MODEL, request.prompt.tolist(), sampling), f"request {request.number}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paged_helpers import NS, ConstantHash, admit, info, serve, tokens
+from paged_helpers import NS, ConstantHash, admit, info, serve, table, tokens
 
 from framework.errors import InvalidArgument, PluginError
 from framework.interfaces.allocator import Allocator
@@ -69,6 +69,18 @@ def test_blocks_that_are_hit_are_not_free_for_the_watermark(kind: Any) -> None:
     assert not allocator.fits(info(3), prompt, hit), "4 blocks are left, 3 are needed and 2 are kept"
     short = tokens(1, 2, 3, 4, 5, 6)
     assert allocator.fits(info(3), short, allocator.lookup(short, NS))
+
+
+def test_a_fork_may_evict_for_its_copies(kind: Any) -> None:
+    allocator = build(kind, 3, 2)
+    serve(allocator, 1, tokens(1, 2))
+    admit(allocator, 2, tokens(7, 8, 9))
+    assert (allocator.stats().free_blocks, allocator.stats().cached_blocks) == (0, 1)
+    allocator.fork(TWO, info(3), 3)
+    if table(allocator, 3)[1] == table(allocator, 2)[1]:  # it shares tails, and copies when it writes
+        allocator.extend(THREE, 4)
+    assert allocator.stats().cached_blocks == 0
+    allocator.check()
 
 
 # A block in use below a cached parent
