@@ -18,7 +18,6 @@ from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStor
 from framework.kv_events.stream import EventStream
 from framework.sampling import Sampling
 from framework.types import Namespace, RequestId, RequestInfo, as_tokens
-from framework_builtin.allocator.cow import CowAllocator
 
 
 class Kept:
@@ -106,16 +105,6 @@ def test_blocks_evicted_in_a_row_are_one_event() -> None:
     assert (removed.medium, removed.group_idx) == ("GPU", 0)
 
 
-def test_a_block_whose_content_another_holds_is_not_stored_again() -> None:
-    cache = Cache()
-    for number in (1, 2):
-        cache.admit(number, [1, 2, 3])
-    cache.commit(1, [1, 2, 3])
-    only(cache.events())
-    cache.commit(2, [1, 2, 3])
-    assert cache.events() == []
-
-
 def test_a_block_between_whose_content_is_held_parts_what_is_stored() -> None:
     class KeepsTheSecond(ScoredPolicy):
         def score(self, block: Any, now: float) -> bool:
@@ -135,17 +124,6 @@ def test_a_block_between_whose_content_is_held_parts_what_is_stored() -> None:
     stored = cache.events()
     sent = [(event.block_hashes, event.parent_block_hash, event.token_ids) for event in stored]  # type: ignore[union-attr]
     assert sent == [(names[:1], None, [1, 2]), (names[2:], names[1], [5, 6, 7, 8])]
-
-
-def test_a_reset_is_one_event_that_clears_everything() -> None:
-    cache = Cache()
-    cache.admit(1, [1, 2, 3])
-    cache.commit(1, [1, 2, 3])
-    cache.events()
-    cache.allocator.reset()
-    assert cache.events() == [AllBlocksCleared()]
-    cache.allocator.free(RequestId(1))
-    assert cache.events() == []
 
 
 def test_hits_are_reported_only_when_asked_for() -> None:
@@ -193,23 +171,6 @@ def test_a_call_that_fails_says_nothing() -> None:
     with pytest.raises(OutOfBlocks):
         cache.allocator.extend(RequestId(1), 20)
     assert cache.events() == []
-
-
-def test_an_allocator_that_shares_nothing_has_no_events() -> None:
-    cache = Cache(kind=CowAllocator)
-    cache.admit(1, [1, 2, 3])
-    cache.commit(1, [1, 2, 3])
-    cache.allocator.free(RequestId(1))
-    assert cache.events() == []
-
-
-def test_another_listener_gets_every_cache_event_as_well() -> None:
-    cache, seen = Cache(), []
-    cache.allocator.listen(seen.append)
-    cache.admit(1, [1, 2, 3])
-    cache.commit(1, [1, 2])
-    assert [(event.kind, len(event.blocks)) for event in seen] == [("admit", 1)]
-    assert len(cache.events()) == 1
 
 
 def test_events_of_promised_blocks_wait_until_they_are_computed() -> None:

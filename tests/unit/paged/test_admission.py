@@ -17,6 +17,7 @@ from framework.testing.driver import Violation
 from framework.workload.traces import TraceRequest
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework_builtin.allocator.radix import RadixAllocator
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
@@ -48,6 +49,20 @@ def admit(allocator, number, prompt):
     allocator.allocate(info(number), ids, hit)
     allocator.commit(info(number).id, ids)
     return hit.num_tokens
+
+
+@pytest.mark.parametrize("kind", [PrefixAllocator, PrefixCowAllocator, RadixAllocator])
+def test_declined_content_is_free_at_once_and_found_no_more(kind):
+    allocator = build(kind, OddKept())
+    log = []
+    allocator.listen(log.append)
+    admit(allocator, 1, [1, 1, 2, 2, 3])
+    allocator.free(1)
+    stats = allocator.stats()
+    assert (stats.cached_blocks, stats.free_blocks, stats.evictions) == (1, 7, 1)
+    assert [(event.kind, len(event.blocks)) for event in log] == [("admit", 2), ("evict", 1)]
+    assert admit(allocator, 2, [1, 1, 2, 2, 3]) == 0
+    allocator.check()
 
 
 def test_a_declined_block_that_is_hit_while_in_use_is_an_ordinary_hit():

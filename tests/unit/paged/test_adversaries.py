@@ -185,3 +185,22 @@ def test_a_policy_keeps_working_after_its_victims_were_handed_back(policy: type)
             failures += 1
         allocator.check()
     assert failures > 20
+
+
+@pytest.mark.parametrize("leaf_only", [False, True])
+def test_a_policy_that_raises_at_copy_on_write_loses_no_copy(leaf_only: bool) -> None:
+    policy = Bad()
+    allocator = make(6, 2, eviction=policy, leaf_only=leaf_only)
+    admit(allocator, 1, tokens(1, 2, 3, 4))
+    allocator.commit(RequestId(1), tokens(1, 2, 3, 4))
+    allocator.fork(RequestId(1), info(2), 3)
+    allocator.free(RequestId(1))
+    before = table(allocator, 2)
+    policy.spoil = "release"
+    with pytest.raises(PluginError, match=r"Bad\.release"):
+        allocator.extend(RequestId(2), 6)
+    assert table(allocator, 2) == before
+    allocator.check()
+    policy.spoil = ""
+    assert len(allocator.extend(RequestId(2), 6).copies) == 1
+    allocator.check()

@@ -14,7 +14,7 @@ from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError
 from framework.registry.components import build_allocator
-from framework.replay.foresight import Foresight, _following
+from framework.replay.foresight import Foresight
 from framework.replay.items import feed, trace_items
 from framework.replay.optimum import replay_optimum
 from framework.replay.reference import replay
@@ -100,14 +100,6 @@ def test_a_later_prompt_requests_the_blocks_of_a_recorded_output() -> None:
     assert unknown.next_uses(0).tolist() == [2]
 
 
-def test_named_requests_are_followed_as_the_paths_say() -> None:
-    for seed in range(5):
-        paths = workload(random_requests(seed, count=60, width=3, longest=5))
-        found = _following(paths, np.diff(paths.starts))
-        expected = paths.next_requests + 1.0
-        assert np.where(expected > paths.num_requests, np.inf, expected).tolist() == found.tolist()
-
-
 def test_belady_keeps_the_answer_that_the_next_turn_repeats() -> None:
     said, other, filler, hits = list(range(13)), list(range(100, 113)), list(range(200, 213)), {}
     turns = [(said[:4], said[4:]), (other, [1]), (filler, [1]), ([*said, 50, 51], [1]), (other, [1])]
@@ -119,12 +111,6 @@ def test_belady_keeps_the_answer_that_the_next_turn_repeats() -> None:
         Foresight(engine.allocator, known, max_len=200).attach(engine)
         hits[knows] = drain(engine, requests[:4]).metrics.hit_blocks
     assert hits == {True: 3, False: 1}, "who does not know frees the answer for what comes back later"
-
-
-def test_a_request_too_long_to_be_served_uses_nothing() -> None:
-    requests = requests_of([[1], [1, *list(range(100, 160))], [1]])
-    future = Foresight(engine_of(Belady(), 50, 4).allocator, requests, max_len=200)
-    assert future.next_uses(0).tolist() == [3]
 
 
 def test_belady_in_the_engine_keeps_what_comes_back() -> None:
@@ -172,13 +158,6 @@ def test_a_preempted_request_finds_its_blocks_near() -> None:
         assert set(uses) == {number + 1.0}, "its own, nearer than any to come"
         assert len(uses) in (3, 4), "its full blocks"
     assert {number: uses for number, uses, back in seen if not back}[0] == [4.0] * 3
-
-
-def test_who_releases_a_block_late_takes_back_no_later_use() -> None:
-    requests = requests_of([[1], [1], [2], [1]])
-    future = Foresight(engine_of(Belady(), 50, 4).allocator, requests, max_len=200)
-    assert future.next_uses(1).tolist() == [4]
-    assert future.next_uses(0).tolist() == [4], "request 2 has been and gone"
 
 
 def test_a_request_that_just_fits_is_foreseen_and_one_of_beams_by_its_prompt_alone() -> None:

@@ -240,13 +240,6 @@ def test_the_latest_eight_namespaces_are_asked_what_they_hold() -> None:
         assert account.blocks[-1, [ELSEWHERE, NEW]].tolist() == [held, 3 - held]
 
 
-def test_nothing_is_noted_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[LossLog] = []
-    monkeypatch.setattr(LossLog, "__init__", lambda self: made.append(self))
-    replay(workload(random_requests(1, 50)), Lru(), 3)
-    assert not made
-
-
 @pytest.mark.skipif(TRACES is None, reason="KVLAB_TRACES names no folder of traces")
 def test_the_conversation_trace_under_lru_has_the_published_anatomy() -> None:
     paths = trace_paths(open_trace(Path(str(TRACES)) / "mooncake_conversation_trace.jsonl.gz"))

@@ -9,7 +9,7 @@ from replay_helpers import KEYS, random_requests, slow_replay, workload
 
 from framework.errors import InvalidArgument, PluginError, WorkloadError
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.reference import replay, replay_infinite
+from framework.replay.reference import replay
 from framework.replay.stack import lru_curve, reuse_distances
 from framework.types import BlockId
 from framework.workload.traces import TraceRequest
@@ -33,26 +33,6 @@ def test_the_fast_model_equals_the_slow_one(name: str, leaf_first: bool) -> None
         assert (result.request_hits.tolist(), result.admitted, result.evictions) == slow, (seed, capacity, requests)
 
 
-@pytest.mark.parametrize(
-    ("name", "capacity", "expected"),
-    [("lru", 4, (8, 13, 9)), ("fifo", 4, (6, 15, 11)), ("lfu", 4, (8, 13, 9)), ("length_aware", 4, (8, 13, 9))],
-)
-def test_a_small_history_by_hand(name: str, capacity: int, expected: tuple[int, int, int]) -> None:
-    result = replay(workload(GOLDEN), POLICIES[name](), capacity)
-    assert (result.hit_blocks, result.admitted, result.evictions) == expected
-
-
-def test_the_infinite_cache_hits_whatever_was_seen() -> None:
-    result = replay_infinite(workload(GOLDEN))
-    assert result.request_hits.tolist() == [0, 2, 0, 3, 0, 3, 1, 3]
-    assert (result.hit_blocks, result.prompt_blocks, result.admitted, result.evictions) == (12, 21, 9, 0)
-
-
-def test_a_request_longer_than_the_cache_keeps_its_first_blocks() -> None:
-    result = replay(workload([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]), Lru(), 3)
-    assert (result.request_hits.tolist(), result.admitted, result.evictions) == ([0, 3], 3, 0)
-
-
 def test_tokens_of_a_partial_block_count_as_what_it_holds() -> None:
     paths = workload([[1, 2], [1, 2]])
     paths.input_tokens[:] = 6
@@ -67,14 +47,6 @@ def test_one_pass_of_reuse_distances_equals_a_replay_at_every_capacity() -> None
         curve = lru_curve(paths, sizes)
         assert curve == [replay(paths, Lru(), size).hit_blocks for size in sizes], seed
         assert (reuse_distances(paths) == 0).sum() == paths.num_nodes
-
-
-def test_equal_ids_under_other_parents_are_other_blocks() -> None:
-    paths = workload([[1, 2, 3], [2, 3], [1, 2, 3], [4, 2, 3], [2, 3]])
-    assert paths.num_nodes == 8
-    assert paths.infinite_hits.tolist() == [0, 0, 3, 0, 2]
-    assert paths.parents.tolist() == [-1, 0, 1, -1, 3, -1, 5, 6]
-    assert paths.depths.tolist() == [0, 1, 2, 0, 1, 0, 1, 2]
 
 
 def test_every_eviction_is_shown() -> None:
@@ -120,12 +92,3 @@ def test_bad_arguments_and_traces_without_blocks_are_refused() -> None:
         build_paths([lengths])
     with pytest.raises(WorkloadError, match="no request"):
         build_paths([])
-
-
-def test_two_replays_evict_alike() -> None:
-    paths = workload(random_requests(3, count=200, width=4, longest=5))
-    logs: list[list[tuple[int, int]]] = [[], []]
-    for log in logs:
-        replay(paths, Lfu(), 20, on_evict=lambda request, node, log=log: log.append((request, node)))
-    assert logs[0] == logs[1]
-    assert logs[0]

@@ -175,15 +175,6 @@ def test_every_tier_takes_any_policy(policy: type[EvictionPolicy], rule: Tiering
     assert found.hit_blocks >= below.pool_hits > 0
 
 
-def test_a_policy_of_a_lower_tier_sees_the_future() -> None:
-    def found(policy: type[EvictionPolicy], seed: int) -> int:
-        paths = workload(random_requests(seed, 300, width=4, longest=5))
-        below = ReplayTiers(paths, [TierSpec(10, policy())], OnEviction())
-        return replay(paths, Lru(), 6, below=below).hit_blocks
-
-    assert sum(found(Belady, seed) for seed in range(4)) > 1.1 * sum(found(Lru, seed) for seed in range(4))
-
-
 def test_first_in_first_out_holds_when_one_request_demotes_more_than_a_tier_has_room_for() -> None:
     """Contents of one last use then lie in one block of the tier one after the other."""
     paths = workload([[1, 2, 3, 4], [5, 6, 7, 8], [1, 2]])
@@ -211,16 +202,6 @@ def test_what_a_rule_does_not_load_is_recomputed() -> None:
     assert below.lower.tiers[0].counts.dropped == 4, "the pool has all four again"
 
 
-class Gate(Tiering):
-    """A frequency gate."""
-
-    def __init__(self, uses: int) -> None:
-        self.uses = uses
-
-    def store(self, block: TierBlock, event: Event, now: float) -> bool:
-        return event != "evicted" and block.uses >= self.uses
-
-
 def flushed(prompt: list[int], times: int, pool: int) -> list[list[int]]:
     """A prompt, again and again, each time after others filled the pool."""
     fill = random.Random(0)
@@ -234,29 +215,6 @@ def test_a_threshold_counts_what_was_recomputed_and_what_lies_behind_a_miss() ->
     assert good.lower.tiers[0].counts.hits == 3 * 4, "stored at the second use, hit from the third on"
     assert good.lower.tiers[0].num_unread == 0, "each was"
     assert faulty.lower.tiers[0].counts.stored == 0, "starved"
-
-
-def test_first_seen_prefixes_are_stored_when_a_rule_says_so() -> None:
-    paths = workload(flushed([1, 2, 3], 2, pool=4))
-    for rule in (WriteThrough(), OnEviction(), Gate(1)):
-        assert hits(replayed(paths, rule, 4, 40))[1] == 3, rule
-    assert hits(replayed(paths, Gate(8), 4, 40))[1] == 0, "a gate of 8 never fires below it"
-
-
-def test_write_through_floods_a_tier_with_content_that_is_never_read() -> None:
-    cold = workload([[number, number, number] for number in range(100)])
-    flooded, selective = replayed(cold, WriteThrough(), 10, 20), replayed(cold, OnSecondHit(), 10, 20)
-    assert flooded.lower.tiers[0].counts.stored == flooded.lower.tiers[0].num_unread == 300
-    assert selective.lower.tiers[0].counts.stored == 0
-
-
-def test_no_more_is_evicted_than_room_is_needed() -> None:
-    """An engine's tier over-evicted: TTFT rose twelvefold."""
-    paths = workload(random_requests(1, 400, width=4, longest=5))
-    for rule in RULES[1:]:
-        tier = replayed(paths, rule, 10, 15).lower.tiers[0]
-        assert tier.counts.evicted == tier.counts.stored - tier.counts.dropped - len(tier)
-        assert not tier.counts.evicted or tier.counts.peak == tier.num_blocks, "evicted before it was full"
 
 
 def test_a_store_for_which_everything_is_in_use_is_dropped_and_counted() -> None:
