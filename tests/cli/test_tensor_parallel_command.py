@@ -75,8 +75,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGKILL))],
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGKILL))]
 )
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks' processes in /proc")
 def test_however_rank_0_ends_no_rank_outlives_it(tmp_path: Path, number: signal.Signals) -> None:

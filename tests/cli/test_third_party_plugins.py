@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from framework import registry
-from framework.errors import (
-    DuplicatePlugin,
-    FrameworkError,
-    PluginError,
-    PluginImportError,
-    UnknownPlugin,
-)
+from framework.errors import DuplicatePlugin, FrameworkError, PluginError, PluginImportError, UnknownPlugin
 from framework.run import compose
 
 HASH = '''

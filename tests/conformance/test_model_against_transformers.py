@@ -286,9 +286,7 @@ def test_what_can_be_drawn_is_what_transformers_warpers_leave(top_k, top_p, temp
         left = warpers(torch.zeros(1, 1, dtype=torch.int64), row.clone())[0].softmax(-1)
         constant = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seeds": seed, "streams": 0}
         tokens, _ = sample(
-            row.expand(draws, -1),
-            positions=range(draws),
-            **{name: [value] * draws for name, value in constant.items()},
+            row.expand(draws, -1), positions=range(draws), **{name: [value] * draws for name, value in constant.items()}
         )
         frequency = torch.bincount(tokens, minlength=24) / draws
         assert set(frequency.nonzero()[:, 0].tolist()) == set(left.nonzero()[:, 0].tolist())

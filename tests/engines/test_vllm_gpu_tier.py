@@ -202,10 +202,7 @@ def test_evicted_blocks_are_reused_first() -> None:
 
 
 def test_it_combines_with_another_connector() -> None:
-    other = {
-        "kv_connector": "DecodeBenchConnector",
-        "kv_role": "kv_both",
-    }
+    other = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
     multi = {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",

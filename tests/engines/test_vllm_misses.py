@@ -83,10 +83,7 @@ def in_replay(talks: list[Talk], eviction: str = "lru", **limits: Any) -> tuple[
 )
 def test_made_up_conversations_miss_alike_cause_by_cause(tmp_path: Path, limits: dict[str, int]) -> None:
     talks = [*grown(120), *sampled(10, width=4)]
-    theirs, (ours, ledger) = (
-        in_vllm(talks, tmp_path, **limits),
-        in_replay(talks, **limits),
-    )
+    theirs, (ours, ledger) = (in_vllm(talks, tmp_path, **limits), in_replay(talks, **limits))
     assert theirs.totals("tokens") == ours.totals("tokens")
     assert theirs.totals("blocks") == ours.totals("blocks")
     assert theirs.preempted_tokens == ours.preempted_tokens

@@ -30,13 +30,7 @@ MAKES = {
 
 
 def make_spec(**changes: Any) -> AttentionSpec:
-    base: dict[str, Any] = {
-        "num_heads": 32,
-        "num_kv_heads": 8,
-        "head_dim": 128,
-        "dtype": "bfloat16",
-        "block_size": 16,
-    }
+    base: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16", "block_size": 16}
     return AttentionSpec(**(base | changes))
 
 

@@ -76,11 +76,7 @@ def test_they_agree_on_random_trees(seed: int) -> None:
     requests = [[rng.randrange(3) for _ in range(rng.randint(1, 7))] for _ in range(400)]
     paths = build_paths(
         TraceRequest(
-            arrival_s=0.0,
-            input_tokens=4 * len(ids) - 1,
-            output_tokens=1,
-            block_ids=np.array(ids),
-            block_tokens=4,
+            arrival_s=0.0, input_tokens=4 * len(ids) - 1, output_tokens=1, block_ids=np.array(ids), block_tokens=4
         )
         for ids in requests
     )

@@ -175,10 +175,7 @@ def test_what_a_failed_request_wrote_leaves_the_tiers_and_the_next_process_finds
     checkpoint: Path, tmp_path: Path
 ) -> None:
     options = EngineOptions(max_model_len=64, chunk_size=8)
-    tiers = [
-        {"store": "host", "num_blocks": 40},
-        {"store": {"name": "disk", "path": str(tmp_path)}, "num_blocks": 40},
-    ]
+    tiers = [{"store": "host", "num_blocks": 40}, {"store": {"name": "disk", "path": str(tmp_path)}, "num_blocks": 40}]
     parts: dict[str, Any] = {
         "dtype": "float32", "num_blocks": 80, "block_size": 4, "device": "cpu", "engine": options,
         "tiers": tiers, "tiering": {"name": "write_through"},

@@ -189,12 +189,7 @@ def test_a_backend_that_reads_lengths_on_the_host_is_caught() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "rows", "sizes"),
-    [
-        (None, 1, (1,)),
-        (None, 6, (1, 2, 4, 6)),
-        (None, 64, (1, 2, 4, 8, 16, 32, 64)),
-        ((8, 3, 8), 9, (3, 8)),
-    ],
+    [(None, 1, (1,)), (None, 6, (1, 2, 4, 6)), (None, 64, (1, 2, 4, 8, 16, 32, 64)), ((8, 3, 8), 9, (3, 8))],
 )
 def test_sizes_are_powers_of_two_and_the_most_rows_or_those_asked(
     asked: Any, rows: int, sizes: tuple[int, ...]

@@ -75,14 +75,7 @@ HOOKS = {
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
 NOT_CALLED = {
-    "allocator": {
-        "withdraw",
-        "reset",
-        "check",
-        "listen",
-        "facts",
-        "further_tables",
-    },
+    "allocator": {"withdraw", "reset", "check", "listen", "facts", "further_tables"},
     "eviction": {"attach", "victims", "facts", "parameters"},
     "hash": set(),
 }

@@ -83,8 +83,7 @@ def test_a_bad_json_line_names_file_line_and_field(tmp_path: Path, line: str, me
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "holds 0 requests"), (b"a\n\xff\n", r":2: not UTF-8"), (b"a\nb\0c\n", r":2: .*NUL")],
+    ("content", "message"), [(b"", "holds 0 requests"), (b"a\n\xff\n", r":2: not UTF-8"), (b"a\nb\0c\n", r":2: .*NUL")]
 )
 def test_a_bad_text_file_names_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "p.txt"

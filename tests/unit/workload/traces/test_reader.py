@@ -13,12 +13,7 @@ import pytest
 
 from framework.errors import InvalidArgument, WorkloadError
 from framework.types import Namespace
-from framework.workload.traces import (
-    TraceRequest,
-    detect_format,
-    open_trace,
-    write_trace,
-)
+from framework.workload.traces import TraceRequest, detect_format, open_trace, write_trace
 from framework.workload.traces.own_format import name_blocks
 
 MOONCAKE = {"timestamp": 27, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}
@@ -189,10 +184,7 @@ BAD_LINES = [
     (json.dumps({**MOONCAKE, "timestamp": None}), "timestamp: missing"),
     (json.dumps({**MOONCAKE, "timestamp": True}), "timestamp: expected a number"),
     (json.dumps({**MOONCAKE, "timestamp": 26}), "arrival time: 0.026 s after 0.027 s"),
-    (
-        '{"timestamp": NaN, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}',
-        "line: no JSON",
-    ),
+    ('{"timestamp": NaN, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}', "line: no JSON"),
     (json.dumps({**MOONCAKE, "input_length": 10**9}), "input_length: expected 1 to 100000000, found 1000000000"),
     (json.dumps({**MOONCAKE, "input_length": 0}), "input_length: expected 1 to"),
     (json.dumps({**MOONCAKE, "input_length": 1000.5}), "input_length: expected a whole number, found 1000.5"),
