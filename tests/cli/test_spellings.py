@@ -55,40 +55,18 @@ def conf(tmp_path: Path) -> str:
     return str(folder)
 
 
-def with_backend(words: tuple[str, ...]) -> list[str]:
-    return [*words, "backend=gather"]
-
-
-def assert_says(config: Any, expected: dict[str, Any]) -> None:
-    node = OmegaConf.create(config)
-    found = {key: OmegaConf.select(node, key) for key in expected}
-    assert found == expected, OmegaConf.to_yaml(node)
-
-
 @pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
-def test_a_choice_runs_alone(words: Any, expected: Any, command: Any, runs: list[Any], conf: str) -> None:
-    status, _, err = command("--config-dir", conf, *with_backend(words))
-    assert (status, err, len(runs)) == (0, "", 1), err
-    assert_says(runs[0], expected)
-
-
-@pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
-def test_a_choice_runs_under_multirun(words: Any, expected: Any, command: Any, runs: list[Any], conf: str) -> None:
-    status, _, err = command("--config-dir", conf, "-m", "run.progress=false", *with_backend(words))
-    assert (status, err, len(runs)) == (0, "", 1), err
-    assert_says(runs[0], expected)
-
-
-@pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
-def test_a_choice_composes(words: Any, expected: Any, elsewhere: Path, conf: str) -> None:
-    assert_says(compose(with_backend(words), config_dir=conf), expected)
-
-
-@pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
-def test_a_choice_shows_in_cfg_job(words: Any, expected: Any, command: Any, conf: str) -> None:
-    status, out, err = command("--config-dir", conf, "--cfg", "job", *with_backend(words))
-    assert (status, err) == (0, ""), err
-    assert_says(yaml.safe_load(out), expected)
+def test_a_choice_means_the_same_alone_under_multirun_composed_and_shown(
+    words: Any, expected: Any, command: Any, runs: list[Any], conf: str
+) -> None:
+    words = [*words, "backend=gather"]
+    for options in ((), ("-m", "run.progress=false"), ("--cfg", "job")):
+        status, out, err = command("--config-dir", conf, *options, *words)
+        assert (status, err) == (0, ""), err
+    assert len(runs) == 2
+    for config in (*runs, yaml.safe_load(out), compose(words, config_dir=conf)):
+        node = OmegaConf.create(config)
+        assert {key: OmegaConf.select(node, key) for key in expected} == expected, OmegaConf.to_yaml(node)
 
 
 def test_a_list_of_allocators_is_a_sweep(command: Any, runs: list[Any]) -> None:

@@ -37,7 +37,7 @@ class Pool:
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int = 8) -> None:
         rows = num_blocks + 1
-        self.priority, self.last_access, self.children = [0] * rows, [0] * rows, [0] * rows
+        self.priority, self.last_access, self.children = ([0] * rows for _ in range(3))
         zero, self.policy = [0] * rows, policy
         policy.attach(
             BlockView(
@@ -59,5 +59,6 @@ class Pool:
                 block = self.policy.victim(now)
             except NoCandidate:
                 return order
+            assert self.policy.victim(now) == block, "asking twice changed the answer"
             self.policy.evicted(block, now)
             order.append(int(block))

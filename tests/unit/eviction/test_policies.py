@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from eviction_histories import Pool, evicted, victims
-from replay_helpers import random_requests, workload
+from eviction_histories import evicted, victims
 
-from framework.errors import InvalidArgument, NoCandidate
+from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.paths import RequestPaths
-from framework.replay.reference import replay
-from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.clock import Clock
 from framework_builtin.eviction.cost_aware import CostAware
 from framework_builtin.eviction.depth_aware import DepthAware
 from framework_builtin.eviction.gdsf import Gdsf
 from framework_builtin.eviction.leaf_lru import LeafLru
-from framework_builtin.eviction.lecar import LeCaR
 from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lhd import Lhd
@@ -34,11 +29,6 @@ from framework_builtin.eviction.tenant_fair import TenantFair
 from framework_builtin.eviction.ttl import Ttl
 from framework_builtin.eviction.two_q import TwoQ
 from framework_builtin.eviction.w_tinylfu import WTinyLfu
-
-ZOO = (
-    Arc, Belady, Clock, CostAware, DepthAware, Gdsf, LeafLru, LeCaR, LengthAware, Lfu, Lhd, LruK, Mru, Priority, S3Fifo,
-    Sieve, Slru, TenantFair, Ttl, TwoQ, WTinyLfu,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -80,34 +70,6 @@ def test_flat_histories_by_hand(policy: EvictionPolicy, text: str, capacity: int
 )
 def test_trees_by_hand(policy: EvictionPolicy, requests: list[list[int]], capacity: int, expected: list[int]) -> None:
     assert evicted(policy, requests, capacity) == expected
-
-
-@pytest.mark.parametrize("policy", ZOO, ids=lambda policy: policy.__name__)
-def test_every_policy_replays_trees_and_never_beats_the_infinite_cache(policy: type[EvictionPolicy]) -> None:
-    for seed in range(6):
-        paths: RequestPaths = workload(random_requests(seed, count=150, width=3, longest=5))
-        for capacity in (1, 3, 10, 40):
-            for options in ({}, {"leaf_first": True}, {"bypass": True}):
-                first, second = (replay(paths, policy(), capacity, **options) for _ in range(2))
-                assert first.request_hits.tolist() == second.request_hits.tolist(), (
-                    "the same history, evicted otherwise"
-                )
-                assert (first.request_hits <= paths.infinite_hits).all()
-                assert first.admitted - first.evictions <= capacity
-
-
-@pytest.mark.parametrize("policy", ZOO, ids=lambda policy: policy.__name__)
-def test_asking_twice_gives_one_answer(policy: type[EvictionPolicy]) -> None:
-    pool = Pool(policy())
-    for time, block in enumerate((3, 1, 4, 2, 5)):
-        pool.offer(block, float(time))
-    while True:
-        try:
-            block = pool.policy.victim(9.0)
-        except NoCandidate:
-            break
-        assert pool.policy.victim(9.0) == block
-        pool.policy.evicted(block, 9.0)
 
 
 @pytest.mark.parametrize(

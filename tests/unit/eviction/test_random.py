@@ -6,21 +6,21 @@ import subprocess
 import sys
 from collections import Counter
 
-from eviction_facts import SIZE, Facts, drain
+from eviction_histories import Pool
 
 from framework_builtin.eviction.random import Random
 
 
 def draws(seed: int) -> list[int]:
-    facts = Facts(Random(seed))
-    facts.policy.release(list(range(1, SIZE)), 0.0)
-    facts.policy.pin([3, 7], 0.0)
-    return drain(facts.policy)
+    pool = Pool(Random(seed), 39)
+    pool.policy.release(list(range(1, 40)), 0.0)
+    pool.policy.pin([3, 7], 0.0)
+    return pool.drain(0.0)
 
 
 def test_random_is_seeded_in_every_process() -> None:
     assert draws(1) == draws(1) != draws(2)
-    assert sorted(draws(1)) == [b for b in range(1, SIZE) if b not in (3, 7)]
+    assert sorted(draws(1)) == [b for b in range(1, 40) if b not in (3, 7)]
     code = (
         "from framework_builtin.eviction.random import Random\n"
         "from types import SimpleNamespace\n"
@@ -37,11 +37,11 @@ def test_random_is_seeded_in_every_process() -> None:
 
 def test_random_is_uniform() -> None:
     counts: Counter[int] = Counter()
-    facts = Facts(Random(5))
-    facts.policy.release([1, 2, 3, 4], 0.0)
+    policy = Pool(Random(5)).policy
+    policy.release([1, 2, 3, 4], 0.0)
     for _ in range(4000):
-        block = facts.policy.victim(0.0)
+        block = policy.victim(0.0)
         counts[block] += 1
-        facts.policy.evicted(block, 0.0)
-        facts.policy.release([block], 0.0)
+        policy.evicted(block, 0.0)
+        policy.release([block], 0.0)
     assert all(850 < counts[block] < 1150 for block in (1, 2, 3, 4)), counts

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import raising
+from planted_faults import Unreadable, raising
 
 from framework import registry
 from framework.errors import BackendUnavailable, PluginError
@@ -17,16 +17,6 @@ from framework.interfaces.backend import AttentionBackend
 from framework.llm import LLM
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
-
-
-class Unreadable(Exception):
-    """Has no text."""
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
-
 
 FAULTS = {
     "RuntimeError": raising(lambda: RuntimeError("broken")),

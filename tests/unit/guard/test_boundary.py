@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+from planted_faults import Unreadable
 
 from framework.errors import FrameworkError, Interruption, OutOfBlocks, PluginError
 from framework.guard.allocator import GuardedAllocator
@@ -17,15 +18,6 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
-
-
-class Unreadable(Exception):
-    """Has no text."""
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
 
 
 class NoBlocks(OutOfBlocks):

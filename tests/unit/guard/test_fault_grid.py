@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_engines import FakeModel, describe, expected, fake_engine, prompts, tokens_of
-from planted_faults import raising
+from planted_faults import Unreadable, raising
 
 from framework import registry
 from framework.engine.engine import Engine
@@ -17,15 +17,6 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.sampling import Sampling
-
-
-class Unreadable(Exception):
-    """Has no text."""
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
 
 
 class Worst:

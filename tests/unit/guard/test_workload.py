@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from planted_faults import Unreadable
 
 from framework import api, errors
 from framework.errors import ConfigError, FrameworkError, OutOfBlocks, PluginError, StoreFailed, WorkloadError
@@ -19,14 +20,6 @@ from framework.results.reading import read_result
 from framework.workload import requests_of
 from framework.workload.traces import reader as readers
 from framework.workload.traces.reader import Trace, detect_format, open_trace
-
-
-class Unreadable(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
-
 
 OURS = sorted(
     (

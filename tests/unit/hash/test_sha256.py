@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -38,21 +36,3 @@ def test_names_are_the_digest_of_tag_parent_and_tokens(scheme: type[DigestScheme
 
 def test_only_sha256_is_taken_at_its_word() -> None:
     assert [scheme.collision_resistant for scheme in SCHEMES] == [True, False, False]
-
-
-def test_names_are_equal_in_every_process() -> None:
-    code = (
-        "import numpy as np\n"
-        "from framework.types import Namespace\n"
-        "from framework_builtin.hash.sha256 import Sha256\n"
-        "from framework_builtin.hash.xxh3_128 import Xxh3_128\n"
-        "from framework_builtin.hash.xxh64 import Xxh64\n"
-        "n, t = Namespace('m', '', 'salt'), np.arange(64, dtype=np.int32)\n"
-        "print([s().blocks(s().root(n, 16), t, 16)[-1].hex() for s in (Sha256, Xxh64, Xxh3_128)])"
-    )
-    tokens = np.arange(64, dtype=np.int32)
-    here = str([scheme().blocks(scheme().root(NS, 16), tokens, 16)[-1].hex() for scheme in SCHEMES])
-    for seed in ("0", "1", "random"):
-        env = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-        assert done.stdout.strip() == here

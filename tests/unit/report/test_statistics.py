@@ -146,14 +146,6 @@ def test_the_interval_of_sessions_of_log_normal_sizes_misses_as_rarely_as_it_say
     assert missed / 500 <= 0.085, missed / 500
 
 
-def test_without_scipy_there_is_a_mean_and_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "can_test", lambda: False)
-    assert mean_of([1.0, 3.0]).half_width is None
-    made = paired([0.1, 0.2] * 4, "seed")
-    assert (made.mean, made.low, made.p) == (pytest.approx(0.15), None, None)
-    assert sessions([(np.ones(60), np.full(60, 2.0))], "session").p is None
-
-
 def test_percentiles_of_resamples_leave_out_those_that_say_nothing() -> None:
     made = interval(np.array([0.5, *np.linspace(0, 1, 101), np.nan]))
     assert (made.value, made.low, made.high) == (0.5, pytest.approx(0.025), pytest.approx(0.975))

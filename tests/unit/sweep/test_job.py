@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import pytest
 
 from framework.errors import RunDirectoryError
-from framework.results.reading import read_json
 from framework.sweep.identity import config_hash
-from framework.sweep.job import JobDone, begin, fail, folder_name, is_disk_failure, is_done, what_changed
+from framework.sweep.job import JobDone, begin, folder_name, is_disk_failure, is_done, what_changed
 from framework.tracking import RunDirectory
 
 CONFIG: dict[str, Any] = {"mode": "replay", "cache": {"num_blocks": 64}, "run": {"dir": "a", "events": False}}
@@ -53,20 +51,6 @@ def test_what_changed_since_a_result_is_named(tmp_path: Path) -> None:
     assert what_changed(tmp_path, {**made_of, "framework": "g", "trace=csv": "r"}) == ("framework", "trace=csv")
     (tmp_path / "job.json").write_text('{"overrides": [], "config_hash": "c"}')
     assert what_changed(tmp_path, made_of) == ("what made the result is not recorded",)
-
-
-def test_a_good_result_ends_an_earlier_failure(tmp_path: Path) -> None:
-    fail(tmp_path, "failed", "boom", ["seed=0"])
-    assert read_json(tmp_path / "failure.json") == {"status": "failed", "reason": "boom", "overrides": ["seed=0"]}
-    begin(tmp_path, ["seed=0"], {"configuration": "d"})
-    assert not (tmp_path / "failure.json").exists()
-
-
-@pytest.mark.parametrize("result", [{"status": "failed"}, {"status": "ok", "num_failed": 1}, {"dense_mismatches": 2}])
-def test_a_result_that_tells_of_trouble_is_not_done(result: dict[str, Any], tmp_path: Path) -> None:
-    begin(tmp_path, [], {"configuration": "d"})
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    assert not is_done(tmp_path, {"configuration": "d"})
 
 
 def test_a_folder_s_name_is_short_safe_and_given_by_the_override_set_alone() -> None:

@@ -147,8 +147,3 @@ def test_what_is_known_of_a_request_is_kept_and_unknown_is_none(tmp_path: Path) 
     )
     assert (known.session, known.turn, known.category, known.hint) == ("s", 3, "code", Hint(continues=0.5))  # type: ignore[attr-defined]
     assert (unknown.session, unknown.turn, unknown.category, unknown.hint) == (None, None, None, None)  # type: ignore[attr-defined]
-
-
-def test_a_file_without_a_request_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"p\.jsonl holds 0 requests"):
-        read(tmp_path)

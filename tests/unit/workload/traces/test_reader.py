@@ -282,13 +282,6 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
         list(open_trace(path, format="azure"))
 
 
-def test_iterating_again_starts_again_with_fresh_counts(tmp_path: Path) -> None:
-    trace = open_trace(put(tmp_path / "m.jsonl", MOONCAKE, "broken", MOONCAKE), on_error="skip")
-    for _ in range(2):
-        assert len(list(trace)) == 2
-        assert (trace.num_requests, trace.num_skipped) == (2, 1)
-
-
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     def peak(count: int) -> int:
         path = tmp_path / f"{count}.jsonl"
