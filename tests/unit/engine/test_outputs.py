@@ -117,6 +117,15 @@ def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
     assert request.completions[0].finish_reason == "stop", request.completions
 
 
+@pytest.mark.parametrize("preempt_every", [0, 1, 2, 3])
+@pytest.mark.parametrize("chunk", [2, None])
+def test_sampled_tokens_do_not_depend_on_the_schedule(preempt_every: int, chunk: int | None) -> None:
+    options = {"preempt_every": preempt_every, "chunk_size": chunk, "num_blocks": 30, "seed": 11}
+    engine, requests = serve(prompts(6), SAMPLED, **options)
+    assert_as_model(requests)
+    assert engine.state.num_preemptions > 0 or not preempt_every
+
+
 def test_two_requests_without_a_seed_draw_from_different_streams() -> None:
     requests = serve([[1, 2, 3]] * 2, SAMPLED)[1]
     assert tokens_of(requests[0]) != tokens_of(requests[1])
