@@ -153,31 +153,16 @@ def test_each_kind_has_costs_above_zero(kind: str, name: str, columns: set[str])
         assert all(value > 0 for value in cost.numbers.values()), cost
 
 
+ONE_CHECK = {
+    "allocator": ("naive", "second_free"), "eviction": ("fifo", "empty"), "hash": ("blake2b", "chain"),
+    "backend": ("gather", "zero"), "workload": ("rag", "anew"), "trace": ("vidur", "damage"),
+    "tiering": ("on_second_hit", "conserved"), "store": ("host", "removed"), "tracker": ("none", "stay_apart"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", [kind for kind in registry.kinds() if kind != "replay_core"])  # none is built in
 def test_every_kind_is_checked_by_name(kind: str) -> None:
-    name = {
-        "allocator": "naive",
-        "eviction": "fifo",
-        "hash": "blake2b",
-        "backend": "gather",
-        "workload": "rag",
-        "trace": "vidur",
-        "tiering": "on_second_hit",
-        "store": "host",
-        "tracker": "none",
-    }[kind]
-    word = {
-        "allocator": "twice",
-        "eviction": "empty",
-        "hash": "chain",
-        "backend": "zero",
-        "workload": "anew",
-        "trace": "damage",
-        "tiering": "conserved",
-        "store": "removed",
-        "tracker": "stay_apart",
-    }[kind]
-    word = "second_free" if kind == "allocator" else word
+    name, word = ONE_CHECK[kind]
     found = list(verdicts(resolve(name), only=word))
     assert [one.status for one in found] == ["ok"], found
 

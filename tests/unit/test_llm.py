@@ -256,17 +256,6 @@ def test_wrong_values_of_options_are_refused_by_their_names(options: type) -> No
 
 
 @pytest.mark.parametrize(
-    "facts", [{"priority": "x"}, {"tenant": 5}, {"key": 5}, {"session": b"x"}, {"category": 5}, {"hint": 5},
-              {"turn": "x"}, {"arrival_s": float("nan")}, {"sampling": "x"}],
-)  # fmt: skip
-def test_wrong_facts_of_a_request_are_refused_by_their_names(facts: dict[str, Any]) -> None:
-    llm = LLM("tiny", num_blocks=16)
-    with pytest.raises(InvalidArgument, match=next(iter(facts))):
-        llm.engine.submit([1, 2], **{"sampling": Sampling(max_tokens=1), **facts})
-    assert llm.engine.num_unfinished == 0
-
-
-@pytest.mark.parametrize(
     ("arguments", "says"),
     [(((5,), {}), "prompts must be"), (((None,), {}), "prompts must be"), ((([1, 2], "x"), {}), "sampling must be"),
      ((([1, 2],), {"namespace": 5}), "namespace must be")],

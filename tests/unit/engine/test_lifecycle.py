@@ -130,20 +130,6 @@ def test_a_preempted_request_comes_back_before_an_earlier_one_that_has_not_start
     assert_right([early, late])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_that_are_not_finite_fail_their_request_alone(kind: str) -> None:
-    model = FakeModel(vocab_size=32, nan_after=(31,))
-    engine = fake_engine(model=model)
-    bad = engine.submit([1, 2, 31], KINDS[kind])
-    good = [engine.submit([i, 2, 3], KINDS[kind]) for i in range(2)]
-    drive(engine)
-    assert bad.status is Status.FAILED, bad
-    assert "not finite at step 1" in bad.reason, bad.reason
-    assert {request.status for request in good} <= {Status.FINISHED, Status.FAILED}
-    assert_right([request for request in good if all(31 not in tokens for tokens in tokens_of(request))])
-    ended_once(engine)
-
-
 def test_an_allocator_whose_fits_lies_fails_the_request_and_not_the_engine() -> None:
     engine = fake_engine(num_blocks=30, block_size=2)
     engine.allocator.fits = lambda *args: True  # type: ignore[method-assign]

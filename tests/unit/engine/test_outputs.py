@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from fake_engines import (
     ALLOCATORS,
@@ -12,7 +11,6 @@ from fake_engines import (
     drive,
     expected,
     fake_engine,
-    log_softmax,
     named,
     prompts,
     slow_beams,
@@ -161,46 +159,3 @@ def test_a_vocabulary_smaller_than_the_beam_still_searches() -> None:
     request = engine.submit([0, 1, 1], sampling)
     drive(engine)
     assert tokens_of(request) == slow_beams(model, [0, 1, 1], sampling), request.reason
-
-
-def test_log_probabilities_are_of_the_models_raw_distribution() -> None:
-    prompt = prompts(1)[0]
-    request = (engine := fake_engine()).submit(prompt, Sampling(max_tokens=6, temperature=2.0, logprobs=3, seed=4))
-    drive(engine)
-    (completion,) = request.completions
-    assert completion.logprobs is not None
-    for i, found in enumerate(completion.logprobs):
-        values = log_softmax(MODEL.logits_of([*prompt, *completion.tokens[:i]]))
-        best = np.argsort(-values, kind="stable")[:3]
-        assert found.chosen == pytest.approx(values[completion.tokens[i]], abs=1e-5)
-        assert [token for token, _ in found.top] == best.tolist()
-        assert [value for _, value in found.top] == pytest.approx(values[best], abs=1e-5)
-    total = sum(found.chosen for found in completion.logprobs)
-    assert completion.cumulative_logprob == pytest.approx(total, abs=1e-5)
-
-
-def test_two_engines_interleaved_behave_as_each_alone() -> None:
-    alone: list[list[tuple[Any, ...]]] = []
-    for allocator in ("prefix_cow", "naive"):
-        alone.append([])
-        engine = fake_engine(allocator, num_blocks=20, log=_into(alone[-1]), block_size=3)
-        for prompt in prompts(6):
-            engine.submit(prompt, SAMPLED)
-        drive(engine)
-    together: list[list[tuple[Any, ...]]] = [[], []]
-    engines = [
-        fake_engine(allocator, num_blocks=20, log=_into(log), block_size=3)
-        for allocator, log in zip(("prefix_cow", "naive"), together, strict=True)
-    ]
-    for prompt in prompts(6):
-        for engine in engines:
-            engine.submit(prompt, SAMPLED)
-    while any(engine.num_unfinished for engine in engines):
-        for engine in engines:
-            if engine.num_unfinished:
-                engine.step()
-    assert together == alone
-
-
-def _into(log: list[tuple[Any, ...]]) -> Any:
-    return lambda event, **facts: log.append((event, *facts.items()))

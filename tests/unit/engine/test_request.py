@@ -22,12 +22,13 @@ from framework.types import Namespace
         {"priority": 10**30}, {"priority": 2**31}, {"priority": True}, {"priority": "1"}, {"arrival_s": 10**400},
         {"arrival_s": float("nan")}, {"arrival_s": float("inf")}, {"arrival_s": "0"}, {"tenant": "\ud800"},
         {"tenant": 3}, {"session": 3}, {"namespace": "salt"}, {"namespace": Namespace(salt="\udfff")},
+        {"session": b"x"}, {"key": 5}, {"category": 5}, {"hint": 5}, {"turn": "x"}, {"sampling": "x"},
     ],
 )  # fmt: skip
 def test_a_fact_of_another_type_or_out_of_range_is_refused_and_nothing_is_queued(facts: dict[str, Any]) -> None:
     engine = fake_engine()
     with pytest.raises(InvalidArgument, match=next(iter(facts))):
-        engine.submit([1, 2], Sampling(), **facts)
+        engine.submit([1, 2], **{"sampling": Sampling(), **facts})
     assert engine.num_unfinished == 0
     assert not engine.interrupted
 
