@@ -60,6 +60,13 @@ def test_freed_blocks_are_poisoned_and_others_are_not():
             assert not tensor[[1, 3, 4]].isnan().any()
 
 
+def test_without_poison_freed_blocks_keep_their_content():
+    pool = make()
+    pool.layers[0].k[2] = 3.0
+    pool.freed(np.array([2]))
+    assert (pool.layers[0].k[2] == 3.0).all()
+
+
 @pytest.mark.parametrize("block", [0, 6, -1])
 def test_a_foreign_block_is_refused(block):
     pool = make(poison=True)

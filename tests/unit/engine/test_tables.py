@@ -14,31 +14,6 @@ def ids(*values):
     return np.array(values, dtype=np.int32)
 
 
-def test_entries_nobody_set_name_the_null_block():
-    tables = BlockTables(3, 4)
-    assert tables.flush() == 0
-    assert not tables.on_device.any(), tables.on_device
-    assert not tables.host.any(), tables.host
-
-
-def test_a_cleared_row_names_the_null_block_again():
-    tables = BlockTables(2, 4)
-    tables.set(1, 0, ids(7, 8, 9))
-    tables.flush()
-    tables.clear(1)
-    assert tables.flush() == 3
-    assert not tables.on_device.any(), tables.on_device
-
-
-def test_a_shorter_row_leaves_no_tail():
-    tables = BlockTables(1, 5)
-    tables.set(0, 0, ids(1, 2, 3, 4))
-    tables.flush()
-    tables.set(0, 1, ids(9))
-    tables.flush()
-    assert tables.on_device.tolist() == [[1, 9, 0, 0, 0]]
-
-
 def test_only_entries_that_differ_are_uploaded():
     tables = BlockTables(4, 100)
     tables.set(0, 0, np.arange(1, 91, dtype=np.int32))

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from fake_engines import fake_engine
 from paged_helpers import make
 
-from framework.errors import OutOfBlocks
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.eviction import ScoredPolicy
 from framework.kv_events.allocator import EventAllocator
-from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from framework.kv_events.schema import AllBlocksCleared, BlockStored, Event
 from framework.kv_events.stream import EventStream
 from framework.sampling import Sampling
 from framework.types import Namespace, RequestId, RequestInfo, as_tokens
@@ -91,20 +89,6 @@ def test_the_adapter_is_in_every_blocks_extra_keys_and_the_salt_in_the_first() -
     assert only(cache.events()).extra_keys == [["a"]]
 
 
-def test_blocks_evicted_in_a_row_are_one_event() -> None:
-    cache = Cache(num_blocks=3)
-    cache.admit(1, [1, 2, 3, 4, 5])
-    cache.commit(1, [1, 2, 3, 4])
-    stored = only(cache.events())
-    cache.allocator.free(RequestId(1))
-    assert cache.events() == [], "a cached block is still found"
-    cache.admit(2, [6, 7, 8, 9, 10])
-    removed = only(cache.events())
-    assert isinstance(removed, BlockRemoved)
-    assert removed.block_hashes == [*reversed(stored.block_hashes)]
-    assert (removed.medium, removed.group_idx) == ("GPU", 0)
-
-
 def test_a_block_between_whose_content_is_held_parts_what_is_stored() -> None:
     class KeepsTheSecond(ScoredPolicy):
         def score(self, block: Any, now: float) -> bool:
@@ -163,14 +147,6 @@ def test_tokens_are_those_of_the_call_also_when_the_caller_writes_on_in_its_arra
     cache.allocator.extend(RequestId(2), 4)
     cache.commit(2, [1, 2, 8, 7])
     assert only(cache.events()).token_ids == [8, 7], "what its parent wrote after the fork is not its own"
-
-
-def test_a_call_that_fails_says_nothing() -> None:
-    cache = Cache(num_blocks=2)
-    cache.admit(1, [1, 2, 3])
-    with pytest.raises(OutOfBlocks):
-        cache.allocator.extend(RequestId(1), 20)
-    assert cache.events() == []
 
 
 def test_events_of_promised_blocks_wait_until_they_are_computed() -> None:

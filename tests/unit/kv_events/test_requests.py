@@ -28,21 +28,6 @@ def shape(requests: list[SeenRequest]) -> list[tuple[str, str, int]]:
     return [("".join(map(str, one.prompt)), "".join(map(str, one.output)), one.hits) for one in requests]
 
 
-def test_a_store_below_a_block_hits_all_above_it() -> None:
-    requests, _ = found((0, [stored("abc")]), (10, [stored("de", "b")]))
-    assert shape(requests) == [("abc", "", 0), ("abde", "", 2)]
-
-
-def test_blocks_that_come_one_at_a_time_afterwards_were_generated() -> None:
-    requests, _ = found((0, [stored("ab")]), (0.5, [stored("c", "b")]), (1, [stored("d", "c")]))
-    assert shape(requests) == [("ab", "cd", 0)]
-
-
-def test_a_prompt_computed_in_chunks_is_one_prompt() -> None:
-    requests, _ = found((0, [stored("ab"), stored("c", "b")]), (0.1, [stored("de", "c")]), (0.2, [stored("f", "e")]))
-    assert shape(requests) == [("abcde", "f", 0)]
-
-
 def test_what_extends_an_idle_request_is_another_one() -> None:
     requests, _ = found((0, [stored("ab")]), (5, [stored("c", "b")]))
     assert shape(requests) == [("ab", "", 0), ("abc", "", 2)]

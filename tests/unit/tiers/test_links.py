@@ -48,23 +48,6 @@ def test_the_blocks_of_one_load_are_one_operation_one_after_the_other() -> None:
     assert ends(model) == {"a": 1.5, "b": 2.5, "c": 4.0}
 
 
-def test_the_two_directions_do_not_wait_for_each_other() -> None:
-    model, _ = transfers(SLOW)
-    model.submit([copy("a", 0, 1)])
-    model.submit([copy("b", 1, 0)])
-    assert ends(model) == {"b": 1.5, "a": 2.5}
-
-
-def test_a_block_that_is_still_being_stored_is_loaded_after_that() -> None:
-    model, _ = transfers(SLOW)
-    model.submit([copy("a", 0, 1)])
-    model.submit([copy("a", 1, 0)])
-    model.wait(None)
-    assert [done.ended_s for done in model.finished()] == [2.5]
-    model.wait(None)
-    assert [done.ended_s for done in model.finished()] == [4.0]
-
-
 def test_a_copy_between_lower_tiers_occupies_both_links_at_the_pace_of_the_slower() -> None:
     fast = Link(read_bytes_per_s=100.0, write_bytes_per_s=100.0)
     model, _ = transfers(fast, SLOW)
@@ -80,13 +63,6 @@ def test_time_passes_no_further_than_it_is_to() -> None:
     assert (clock.now, list(model.finished())) == (1.0, [])
     model.wait(9.0)
     assert clock.now == 1.5
-
-
-def test_infinitely_fast_links_take_no_time() -> None:
-    model, clock = transfers(Link())
-    model.submit([copy("a", 0, 1), copy("b", 1, 0)])
-    assert len(model.finished()) == 2
-    assert clock.now == 0.0
 
 
 def test_predictions_come_true_where_nothing_else_is_asked() -> None:
