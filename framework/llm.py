@@ -16,6 +16,7 @@ from framework.config.sections import MAX_BLOCK_SIZE, MAX_BLOCKS
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
 from framework.engine import graphs
+from framework.engine.block_bytes import as_bytes, parts_of
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes, require_graphs, require_writes_first
@@ -27,11 +28,13 @@ from framework.engine.prompts import is_one_prompt, one_each
 from framework.engine.request import Request, StopWatch
 from framework.engine.streaming import RequestStream, abandon
 from framework.engine.text import StopTexts, add_texts
+from framework.engine.tiers.engine_tiers import tier_maker
 from framework.engine.tiers.records import MakeTiers
-from framework.engine.tiers.setup import require_one_rank, tier_maker
+from framework.engine.tiers.setup import require_one_rank, tier_opener
 from framework.engine.warm_up import Limits, warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
 from framework.groups.serving import GroupedAllocator, groups_of_model, reach, running_blocks, why_no_group
+from framework.groups.tiers import grouped_tier_maker
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.kv_events.stream import EventStream
@@ -168,7 +171,7 @@ class LLM:
                 **({"further_blocks": self.further_blocks} if self.groups else {}),
             )  # fmt: skip
             self.pool, self.backends = own.pool, own.by_layer
-            self._state_bytes = 0 if own.states is None else own.states.bytes
+            self._states = own.states
             self.recorder = RecordingExecutor(executor) if record else None
             self.executor: Executor = self.recorder or executor
             self.engine = self._make_engine(built, options, advice, log)
@@ -211,7 +214,6 @@ class LLM:
             "CUDA graphs (engine.cuda_graphs)": bool(sizes),
             "a warm-up (engine.warm_up)": self._warms_up(options) and not states,
             "compilation (engine.compile)": options.compile and states,
-            "tiers": bool(self._tiers),
             "cache events": self._kv_events is not None,
             "an explanation of misses": self._ledger is not None,
             "a recording": record,
@@ -241,7 +243,8 @@ class LLM:
         self.further_blocks = None
         if self.groups:
             full, other = self.groups
-            self.further_blocks = running_blocks(other, self.num_blocks, options)
+            rows = options.max_batch_requests * (1 + bool(self._tiers))  # as many may wait for loads
+            self.further_blocks = running_blocks(other, self.num_blocks, rows, options.max_batch_tokens)
             if memory_fraction is not None or (self.device.startswith("cuda") and num_blocks is None):
                 # Memory decides: it holds more of the others, of whose bytes windows were part and states were not.
                 spared = (self.num_blocks * (other.kind == "window") - self.further_blocks) * other.block_bytes
@@ -314,10 +317,15 @@ class LLM:
 
     def _tier_maker(self, allocator: Allocator) -> MakeTiers:
         """What makes the tiers, now and after each reset."""
-        return tier_maker(
-            self._tiers, self._tiering, allocator, self._components[2], self.pool, self.model.decoder,
+        open_tiers, parts = tier_opener(
+            self._tiering, allocator, self._components[2], self.pool, self.model.decoder,
             self.executor.now, max_model_len=self.max_model_len, seed=self.seed,
-        )  # fmt: skip
+        ), parts_of(self.pool)  # fmt: skip
+        if self.further_blocks is None:
+            return tier_maker(lambda: open_tiers(parts, self._tiers, ""))
+        both = parts, as_bytes(self._states.parts) if self._states else parts_of(self.pool, 1)
+        share = self.further_blocks / self.num_blocks
+        return grouped_tier_maker(open_tiers, self._tiers, both, self.groups[1].kind, share)
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -327,7 +335,7 @@ class LLM:
     @property
     def kv_bytes(self) -> int:
         """Of the KV pools of all ranks together, null blocks and states included; `pool.bytes` are one rank's."""
-        return (self.pool.bytes + self._state_bytes) * self.tensor_parallel_size
+        return (self.pool.bytes + (self._states.bytes if self._states else 0)) * self.tensor_parallel_size
 
     def close(self) -> None:
         """Wait for stores to tiers and close them, and end the other ranks of a model that was given by name.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from framework.engine.block_bytes import pool_bytes
+from framework.engine.block_bytes import parts_of, pool_bytes
 from framework.engine.pool import KVPool
 from framework.engine.tiers.setup import open_store
 from framework.errors import StoreFailed
@@ -91,7 +91,7 @@ def of_the_host_store(
     """(direction, point) of the host store, at blocks of a quarter of the tokens, of so many, and of four times."""
     for tokens in dict.fromkeys((block_size, max(1, block_size // 4), block_size * 4)):
         pool = pool_of(tokens)
-        bytes_of = pool_bytes(pool)
+        bytes_of = pool_bytes(parts_of(pool))
         size = bytes_of.block_bytes
         format = BlockFormat("measurement of links", pool.dtype, pool.layout, tokens, "counted", size)
         store = open_store({"store": {"name": "host"}, "num_blocks": POOL_BLOCKS + 1}, format, bytes_of)
@@ -170,7 +170,7 @@ def main() -> int:
 
     report("host", of_the_host_store(pool_of, block_size, budget_s))
     if not dry:
-        size = pool_bytes(pool_of(block_size)).block_bytes
+        size = pool_bytes(parts_of(pool_of(block_size))).block_bytes
         for memory in ("pinned", "pageable"):
             report(memory, of_plain_copies(device, size, memory, budget_s))
     return 0

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from framework.engine.block_bytes import pool_bytes
+from framework.engine.block_bytes import parts_of, pool_bytes
 from framework.engine.pool import KVPool
 from framework.engine.tiers.setup import open_store
 from framework.errors import BackendUnavailable
@@ -54,7 +54,7 @@ class Copies:
     """Keeps copies in flight, in the directions that are asked for."""
 
     def __init__(self, pool: KVPool, in_flight: int) -> None:
-        bytes_of = pool_bytes(pool)
+        bytes_of = pool_bytes(parts_of(pool))
         self.block_bytes, self._in_flight = bytes_of.block_bytes, in_flight
         format = BlockFormat("overlap", pool.dtype, pool.layout, pool.block_size, "counted", self.block_bytes)
         store = open_store({"store": {"name": "host"}, "num_blocks": BLOCKS}, format, bytes_of)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,23 +22,30 @@ _GATHERED_BYTES, _MOST_GATHERED = 64 * 2**20, 64
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
-def _parts(pool: KVPool) -> list[Tensor]:
-    """(N + 1, bytes) uint8 views of all that a block has: K and V of each layer, and an int8 pool's scales."""
+def parts_of(pool: KVPool, group: int = 0) -> list[Tensor]:
+    """(N + 1, bytes) uint8 views of all that a block of a group has: K and V of each layer, an int8 pool's scales."""
     found: list[Tensor] = []
-    for layer in pool.layers:
+    for layer in pool.layers_of(group):
         found += [layer.k, layer.v]
         if pool.dtype == "int8":
             assert layer.k_scale is not None
             assert layer.v_scale is not None
             found += [layer.k_scale, layer.v_scale]
-    return [part.view(len(part), -1).view(torch.uint8) for part in found]
+    return as_bytes(found)
 
 
-def block_format(pool: KVPool, model: str, hash: str) -> BlockFormat:
+def as_bytes(blocks: Sequence[Tensor]) -> list[Tensor]:
+    """Each (N + 1, ...) tensor as (N + 1, bytes) uint8, of the same memory."""
+    return [part.view(len(part), -1).view(torch.uint8) for part in blocks]
+
+
+def block_format(pool: KVPool, parts: Sequence[Tensor], model: str, hash: str, kind: str = "") -> BlockFormat:
     """What a block's bytes mean: for a store that outlives the process.
 
     Args:
+        parts: what a block has, in (N + 1, bytes) each.
         model: fingerprint of the weights. The scales of an fp8 pool are added to it.
+        kind: of a further group of KV, part of the layout's name.
     """
     if pool.dtype == "float8_e4m3fn":
         scales = [scale for layer in pool.layers for scale in (layer.k_scale, layer.v_scale) if scale is not None]
@@ -48,23 +55,23 @@ def block_format(pool: KVPool, model: str, hash: str) -> BlockFormat:
     return BlockFormat(
         model=model,
         dtype=pool.dtype,
-        layout=pool.layout,
+        layout=f"{pool.layout}/{kind}" if kind else pool.layout,
         block_size=pool.block_size,
         hash=hash,
-        block_bytes=sum(part.shape[1] for part in _parts(pool)),
+        block_bytes=sum(part.shape[1] for part in parts),
     )
 
 
-def pool_bytes(pool: KVPool) -> HostPoolBytes | CudaPoolBytes:
-    """Those of a pool on the device it is on."""
-    return CudaPoolBytes(pool) if pool.device.type == "cuda" else HostPoolBytes(pool)
+def pool_bytes(parts: Sequence[Tensor]) -> HostPoolBytes | CudaPoolBytes:
+    """Those of blocks of these parts, on the device they are on."""
+    return CudaPoolBytes(parts) if parts[0].device.type == "cuda" else HostPoolBytes(parts)
 
 
 class HostPoolBytes:
     """Of a pool in the host's memory. See `framework.tiers.worker.PoolBytes`."""
 
-    def __init__(self, pool: KVPool) -> None:
-        self._parts = [part.numpy() for part in _parts(pool)]
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._parts = [part.numpy() for part in parts]
         self._ends = np.cumsum([part.shape[1] for part in self._parts]).tolist()
         self.block_bytes = int(self._ends[-1])
 
@@ -96,13 +103,13 @@ class CudaPoolBytes:
     their memory from `allocate`, or go through the transfers' buffer, which is from there as well.
     """
 
-    def __init__(self, pool: KVPool) -> None:
-        self._parts = _parts(pool)
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._parts = list(parts)
         self._sizes = [part.shape[1] for part in self._parts]
         self.block_bytes = sum(self._sizes)
-        self._device = pool.device
-        self._engine = torch.cuda.current_stream(pool.device)
-        self._out, self._in, self._gathering = (_stream(pool.device) for _ in range(3))
+        self._device = parts[0].device
+        self._engine = torch.cuda.current_stream(self._device)
+        self._out, self._in, self._gathering = (_stream(self._device) for _ in range(3))
         count = min(_MOST_GATHERED, max(2, _GATHERED_BYTES // self.block_bytes))
         self._gathered = [self._on_device() for _ in range(count)]
         self._turn, self._arrived = 0, self._on_device()

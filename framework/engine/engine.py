@@ -28,7 +28,6 @@ from framework.engine.request import (
 from framework.engine.rows import Rows
 from framework.engine.scheduler import Scheduler, Scheduling
 from framework.engine.state import EngineState, Log, listen, write_log_header
-from framework.engine.tiers.engine_tiers import EngineTiers
 from framework.engine.tiers.records import MakeTiers
 from framework.errors import (
     EngineInterrupted,
@@ -195,7 +194,7 @@ class Engine:
         state = EngineState(guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, log=self._log)
         life = Lifecycle(state, self._eos, self._stop_watch)
         if self._make_tiers is not None:
-            state.tiers = EngineTiers(state, life, self._make_tiers(), stream)
+            state.tiers = self._make_tiers(state, life, stream)
         if self._ledger is not None:
             state.ledger = self._ledger
             self._ledger.reset()

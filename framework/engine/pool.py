@@ -120,10 +120,11 @@ class KVPool:
             for distinct in _distinct_destinations(pairs) if len(pairs) else ():
                 index = torch.from_numpy(distinct)  # on the host, where a backend can check it without a wait
                 index = index.pin_memory() if self.device.type == "cuda" else index
-                for layer in self._layers_of(group):
+                for layer in self.layers_of(group):
                     backend.copy_blocks(layer, index)
 
-    def _layers_of(self, group: int) -> list[LayerKV]:
+    def layers_of(self, group: int) -> list[LayerKV]:
+        """K and V of the layers of this group."""
         return [layer for layer, own in zip(self.layers, self.group_of, strict=True) if own == group]
 
     def freed(self, blocks: npt.NDArray[np.integer], group: int = 0) -> None:
@@ -137,7 +138,7 @@ class KVPool:
         ids = np.asarray(blocks, dtype=np.int64)
         self._require_blocks(ids, group)
         index = torch.from_numpy(ids).to(self.device)
-        for layer in self._layers_of(group):
+        for layer in self.layers_of(group):
             self._poison(layer, index)
 
     def _require_blocks(self, ids: npt.NDArray[np.int64], group: int) -> None:

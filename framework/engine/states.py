@@ -118,17 +118,20 @@ class StatePool:
 
         return delta.sequence(x, decay, strength, state, computed, size, save)
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """What a block has, (N + 1, ...) each: two tensors a recurrent layer."""
+        return [part for held in self._held.values() for part in held]
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, destination), in order, in every layer."""
         for source, destination in pairs:
-            for held in self._held.values():
-                for part in held:
-                    part[destination] = part[source]
+            for part in self.parts:
+                part[destination] = part[source]
 
     def freed(self, blocks: npt.NDArray[np.int32]) -> None:
         """What these hold is nobody's: NaN with `poison`, else nothing happens."""
         if self.poison and len(blocks):
             index = torch.from_numpy(blocks.astype(np.int64)).to(self._device)
-            for held in self._held.values():
-                for part in held:
-                    part[index] = torch.nan
+            for part in self.parts:
+                part[index] = torch.nan

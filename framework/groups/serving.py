@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from framework.config.sections import EngineOptions
 from framework.engine.pool import block_bytes
 from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks, StaleHit
 from framework.groups.checkpoints import Asked, Retention
@@ -25,9 +24,16 @@ from framework.types import BlockCopy, BlockHash, BlockId, Namespace, RequestId,
 
 @dataclass(frozen=True, slots=True)
 class WindowedHit(Hit):
-    """A Hit, and what the blocks of the window or state made of it."""
+    """A Hit, and what the blocks of the window or state made of it.
+
+    Attributes:
+        held: all leading blocks that the full group holds.
+        reach: tokens up to which blocks will be loaded; 0 for none. The window's table begins where it is needed there.
+    """
 
     found: GroupHit | None = None
+    held: tuple[BlockId, ...] = ()
+    reach: int = 0
 
 
 class GroupedAllocator(Allocator):
@@ -80,9 +86,13 @@ class GroupedAllocator(Allocator):
         self._named: dict[BlockHash, BlockId] = {}  # published blocks of the window
         self._found_tokens = self._lost_tokens = 0
         self._places: dict[RequestId, frozenset[int]] = {}  # tokens after which a request's states are kept
+        self._thinning = False
+        self._hears_window: Callable[[CacheEvent], Any] | None = None
         self.window.listen(self._note)
 
     def _note(self, event: CacheEvent) -> None:
+        if self._hears_window is not None:
+            self._hears_window(event._replace(kind="forget") if self._thinning else event)
         if event.kind == "admit":
             self._named.update(zip(event.hashes, event.blocks, strict=True))
         else:
@@ -98,7 +108,12 @@ class GroupedAllocator(Allocator):
         names, named = hit.hashes, self._named
         found = find_hit(self.groups[1:], lambda _, block: names[block] in named, hit.num_tokens)
         blocks = hit.blocks[: found.tokens // self.block_size]
-        return WindowedHit(found.tokens, blocks, names, self._version, found=found)
+        return WindowedHit(found.tokens, blocks, names, self._version, found=found, held=tuple(hit.blocks))
+
+    def reaching(self, hit: WindowedHit, num_tokens: int) -> WindowedHit:
+        """`hit` for a request that then loads what it lacks up to `num_tokens`: of the window, it gets fresh blocks."""
+        blocks = hit.held[: num_tokens // self.block_size]
+        return replace(hit, num_tokens=len(blocks) * self.block_size, blocks=blocks, reach=num_tokens)
 
     def _hits(self, hit: Hit) -> tuple[Hit, Hit]:
         """The hit in each group.
@@ -108,22 +123,24 @@ class GroupedAllocator(Allocator):
         """
         if hit.version != self._version:
             raise StaleHit(f"the hit is of version {hit.version}, the groups are at {self._version}; look it up again")
+        whole = Hit(hit.num_tokens, hit.blocks, hit.hashes, self.full.version)
+        if isinstance(hit, WindowedHit) and hit.reach:
+            null = self.groups[1].needs(hit.reach).start
+            return whole, Hit(null * self.block_size, (BlockId(0),) * null, hit.hashes, self.window.version, null)
         needed = self.groups[1].needs(hit.num_tokens)
         names = hit.hashes[needed.start : needed.stop]
         known = len(names) == len(needed) and all(map(self._named.__contains__, names))
         if hit.num_tokens % self.block_size or not known:
             raise InvalidArgument(f"a hit of {hit.num_tokens} tokens is not one of the window's")
         blocks = (BlockId(0),) * needed.start + tuple(map(self._named.__getitem__, names))
-        own = Hit(hit.num_tokens, blocks, hit.hashes, self.window.version, needed.start)
-        return Hit(hit.num_tokens, hit.blocks, hit.hashes, self.full.version), own
+        return whole, Hit(hit.num_tokens, blocks, hit.hashes, self.window.version, needed.start)
 
-    def _window_fits(self, request: RequestInfo, tokens: TokenArray, own: Hit) -> bool:
-        """Whether the window has room for the hit and a token more."""
-        return self.window.fits(request, tokens[: own.num_tokens + 1], replace(own, hashes=()))
+    def _window_fits(self, request: RequestInfo, tokens: TokenArray, own: Hit, room: int) -> bool:
+        return self.window.fits(request, tokens[:room], replace(own, hashes=()))
 
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
         whole, own = self._hits(hit)
-        return self.full.fits(request, tokens, whole) and self._window_fits(request, tokens, own)
+        return self.full.fits(request, tokens, whole) and self._window_fits(request, tokens, own, _room(hit))
 
     def ever_fits(self, request: RequestInfo) -> bool:
         return self.full.ever_fits(request)
@@ -131,14 +148,14 @@ class GroupedAllocator(Allocator):
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         whole, own = self._hits(hit)
         known = request.id in self.full.tables() or not len(tokens)  # which the full group refuses by name
-        if not known and not self._window_fits(request, tokens, own):
+        if not known and not self._window_fits(request, tokens, own, _room(hit)):
             raise OutOfBlocks(
                 f"the {self.groups[1].kind}'s group has no room beside {self.window.pool.used} used of "
                 f"{self.window.num_blocks} blocks; preempt a request"
             )
         self.full.allocate(request, tokens, whole, num_tokens)
         try:
-            self.window.allocate(request, tokens, own, own.num_tokens + 1)
+            self.window.allocate(request, tokens, own, _room(hit))
         except BaseException:
             self.full.free(request.id)
             raise
@@ -150,7 +167,7 @@ class GroupedAllocator(Allocator):
             asked = Asked(prompt=len(tokens), total=request.max_total_tokens, hit=hit.num_tokens, junction=junction,
                           step=self.block_size)  # fmt: skip
             self._places[request.id] = frozenset(Retention(0).places(asked))
-        self._found_tokens += own.num_tokens
+        self._found_tokens += own.num_tokens if found is None else found.tokens
         self._note_peak()
 
     def _note_peak(self) -> None:
@@ -196,8 +213,15 @@ class GroupedAllocator(Allocator):
     def _thin(self, request: RequestId, first: int, blocks: Sequence[int]) -> None:
         """Of `blocks`, from table index `first` on, those that nobody uses and whose states are not to be kept go."""
         if self.groups[1].kind == "state":
-            kept, size = self._places.get(request, ()), self.block_size
-            self.window.forget([block for at, block in enumerate(blocks, first) if (at + 1) * size not in kept])
+            self._thinning = True
+            try:
+                self.window.forget([block for at, block in enumerate(blocks, first) if not self.keeps(request, at)])
+            finally:
+                self._thinning = False
+
+    def keeps(self, request: RequestId, index: int) -> bool:
+        """Whether the window's block at this index of a request's table is kept once the request has passed it."""
+        return self.groups[1].kind != "state" or (index + 1) * self.block_size in self._places.get(request, ())
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         try:
@@ -269,6 +293,15 @@ class GroupedAllocator(Allocator):
         """Events of the full group."""
         self.full.listen(listener)
 
+    def listen_to_window(self, listener: Callable[[CacheEvent], Any]) -> None:
+        """Events of the window or state; a state that is not worth keeping does not "evict", but "forget"."""
+        self._hears_window = listener
+
+
+def _room(hit: Hit) -> int:
+    """Tokens that the window's table has room for at first."""
+    return ((isinstance(hit, WindowedHit) and hit.reach) or hit.num_tokens) + 1
+
 
 def groups_of_model(config: ModelConfig, spec: AttentionSpec, kv_dtype: str) -> tuple[KVGroup, ...]:
     """Full attention, and the sliding window or recurrent state of a model that has layers of both; empty of any other.
@@ -306,15 +339,14 @@ def why_no_group(allocator: Allocator) -> str:
     return ""
 
 
-def running_blocks(group: KVGroup, num_blocks: int, options: EngineOptions) -> int:
+def running_blocks(group: KVGroup, num_blocks: int, rows: int, step_tokens: int) -> int:
     """Blocks that running requests can need in a group of windows or states, no more than `num_blocks`, the other's.
 
     A row reads `window - 1` tokens back from the one that it computes, which touch one block more than they fill, and
-    is admitted with one; a step writes `max_batch_tokens`.
+    is admitted with one; a step writes `step_tokens`.
     """
-    size, tokens = group.block_tokens, options.max_batch_tokens
-    rows = options.max_batch_requests * (-(-(reach(group) - 1) // size) + 2)
-    return min(num_blocks, rows + -(-tokens // size))
+    size = group.block_tokens
+    return min(num_blocks, rows * (-(-(reach(group) - 1) // size) + 2) + -(-step_tokens // size))
 
 
 def reach(group: KVGroup) -> int:

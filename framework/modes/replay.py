@@ -13,6 +13,7 @@ from framework.engine.executors.base import Executor
 from framework.engine.executors.costs import StepCosts
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.text import RecordedEnd
+from framework.engine.tiers.engine_tiers import tier_maker
 from framework.engine.tiers.records import MakeTiers
 from framework.engine.tiers.setup import replayed_tiers, require_tiers
 from framework.errors import ConfigError
@@ -336,15 +337,17 @@ def _tier_maker(config: Config, executor: Executor, shared: Mapping[str, Any], *
             return costs.prefill_s(cached, tokens)
         return options.step_s * -(-(tokens - cached) // most)
 
-    return lambda: replayed_tiers(
-        config.tiers,
-        config.tiering.plain(),
-        shared,
-        block_bytes=block_bytes(options, config.cache),
-        now=executor.now,
-        wait_until=executor.wait_until,
-        timed=timed,
-        recompute_s=recompute_s if timed else None,
+    return tier_maker(
+        lambda: replayed_tiers(
+            config.tiers,
+            config.tiering.plain(),
+            shared,
+            block_bytes=block_bytes(options, config.cache),
+            now=executor.now,
+            wait_until=executor.wait_until,
+            timed=timed,
+            recompute_s=recompute_s if timed else None,
+        )
     )
 
 

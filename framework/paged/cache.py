@@ -216,6 +216,7 @@ class BlockCache:
         if not unpublished and any(map(pool.block_hash.__getitem__, blocks)):
             self._check_hashes(blocks, hashes)
         parent = table[first - 1] if first else 0
+        anchor = anchor if parent or not first else 0  # below a block that was unreferenced
         holders, places = self.index.insert_chain(anchor, parent, hashes, data, blocks)
         new: Sequence[int] = blocks if len(places) == len(blocks) else [blocks[at] for at in places]
         pool.describe_all(new, places, first, priority, tenant)
@@ -247,7 +248,8 @@ class BlockCache:
         block, block_hash, pool = table[at], hashes[0], self.pool
         if pool.block_hash[block] is not None:
             return self.publish(anchor, table, at, hashes, data, priority, tenant)
-        holder = self.index.insert(anchor, table[at - 1] if at else 0, block_hash, data, block)
+        parent = table[at - 1] if at else 0
+        holder = self.index.insert(anchor if parent or not at else 0, parent, block_hash, data, block)
         if holder != block:
             if not holder:
                 return 0, len(table)

@@ -24,8 +24,9 @@ class PrefixIndex:
     no more ghosts than blocks. Otherwise it keeps its tokens and its place, which no other content takes; then ghosts
     go with their last descendant: none under LRU and any leaf-only policy, at most depth times residents.
 
-    `anchor` names a namespace: an integer below 0. `data` are tokens as int32 bytes. A parent of 0 is the root. All
-    calls are O(1) a block; removal is amortised. Some 30 bytes a block, and the tokens where they are compared.
+    `anchor` names a namespace: an integer below 0; or 0, where a name stands for the whole prefix, for content whose
+    parent is not resident. `data` are tokens as int32 bytes. A parent of 0 is the root. All calls are O(1) a block;
+    removal is amortised. Some 30 bytes a block, and the tokens where they are compared.
 
     Args:
         compares_tokens: whether it needs `data` to tell contents apart; else that may be empty.
@@ -46,7 +47,7 @@ class PrefixIndex:
         self._node = array("i", bytes(4 * (pool.num_blocks + 1)))  # of a published block
         self._others: dict[tuple[int, BlockHash], int] = {}  # contents below a root, and all but the first child
         self._ghosts: dict[int, BlockHash] = {}  # nodes without a block
-        self._floating: dict[BlockHash, int] = {}  # those of them that are found by name
+        self._floating: dict[BlockHash, int] = {}  # nodes below nothing, found by name
         self._later: dict[int, dict[int, None]] = {}  # of a node, the blocks published after the first
         self._above = array("i", [0])  # columns by node: the parent node, an anchor at the root, 0 if floating
         self._first = array("i", [0])  # a child node that is not in `_others`, 0 if there is none
@@ -103,7 +104,9 @@ class PrefixIndex:
         return np.frombuffer(self._data, dtype=np.int32).reshape(-1, self._pool.block_size)
 
     def _child(self, node: int, block_hash: BlockHash) -> int:
-        """The node of this hash below that one, 0 if there is none."""
+        """The node of this hash below that one, wherever it is if that is 0; 0 if there is none. O(blocks) with 0."""
+        if not node and block_hash in self._pool.block_hash:
+            return self._node[self._pool.block_hash.index(block_hash)]
         below = self._first[node] if node > 0 else 0
         if below and self._hash(below) == block_hash:
             return below
@@ -173,7 +176,10 @@ class PrefixIndex:
             if not self._first[above]:
                 self._first[above] = node
                 return
-        self._others[above, block_hash] = node
+        if above:
+            self._others[above, block_hash] = node
+        else:
+            self._floating[block_hash] = node
 
     def _detach(self, node: int, above: int, block_hash: BlockHash) -> None:
         if above > 0:
@@ -248,7 +254,8 @@ class PrefixIndex:
         Their children stay, and are found again when the content above them is published again.
         """
         hash_of: list[Any] = self._pool.block_hash
-        if len(blocks) >= MANY and not self._ghosts and not self._later and self._remove_leaves(blocks):
+        plain = not (self._ghosts or self._later or self._floating)
+        if len(blocks) >= MANY and plain and self._remove_leaves(blocks):
             for block in blocks:
                 hash_of[block] = None
             return

@@ -13,7 +13,7 @@ from fake_engines import FakeExecutor, FakeModel, describe, expected, slow_beams
 from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Step
-from framework.engine.tiers.engine_tiers import EngineTiers
+from framework.engine.tiers.engine_tiers import EngineTiers, tier_maker
 from framework.engine.tiers.placement import Placement
 from framework.engine.tiers.records import TierSetup
 from framework.errors import FrameworkError, PluginError, StoreFailed
@@ -201,7 +201,7 @@ def tiered_engine(
         executor,
         max_model_len=48,
         vocab_size=executor.model.vocab_size,
-        tiers=lambda: tiered(executor, draw, rule, share, threads, stores),
+        tiers=tier_maker(lambda: tiered(executor, draw, rule, share, threads, stores)),
         **options,
     )
 
@@ -236,7 +236,7 @@ def test_tokens_are_those_of_the_model_alone(rule: Callable[[], Tiering], alloca
         dropped += run(engine, tiers, draw, 40)
         loaded += int(tiers.num_loaded)
         if not share:
-            assert not sum(tiers.failed_loads + tiers.placement.failed_stores), tiers.placement.first_failure
+            assert not sum(tiers.placement.failed_loads + tiers.placement.failed_stores), tiers.placement.first_failure
         tiers.close(drain=True)
     assert loaded > 0, "nothing was ever loaded"
     assert dropped > 0, "no load was dropped under way"
@@ -344,9 +344,9 @@ def never_unpins(self: Placement, tier: Any, copy: Copy) -> None:
     pass
 
 
-def takes_failed_loads(self: EngineTiers, copy: Copy) -> None:
+def takes_failed_loads(self: EngineTiers, at: Placement, copy: Copy) -> None:
     copy.failed = ""
-    _loaded(self, copy)
+    _loaded(self, at, copy)
 
 
 def forgets_to_note_evictions(self: Placement, event: Any) -> None:
@@ -355,7 +355,7 @@ def forgets_to_note_evictions(self: Placement, event: Any) -> None:
 
 
 def commits_a_block_more(self: EngineTiers, load: Any) -> None:
-    for copy in load.copies:
+    for copy in load.copies[0]:
         if copy is not None and copy.failed:
             copy.failed = ""
             break
@@ -390,7 +390,7 @@ def test_each_fault_of_a_tier_is_caught(fault: str, monkeypatch: pytest.MonkeyPa
         assert tiers is not None
         try:
             run(engine, tiers, draw, 40)
-            assert share or not sum(tiers.failed_loads + tiers.placement.failed_stores)
+            assert share or not sum(tiers.placement.failed_loads + tiers.placement.failed_stores)
         except (AssertionError, FrameworkError, KeyError):
             caught += 1
     assert caught, fault

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from framework.engine.below import Below
 from framework.engine.request import Sequence as Row
 from framework.engine.tiers.placement import Placement
-from framework.engine.tiers.records import Load, Plan, TierSetup
+from framework.engine.tiers.records import Load, MakeTiers, Plan, TierSetup, Wanted
 from framework.errors import FrameworkError, InvariantViolation
 from framework.interfaces.allocator import Hit
 from framework.tiers.tier import Tier
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from framework.engine.state import EngineState
     from framework.kv_events.stream import EventStream
 
+_SOON_S = 0.01
+_TOTALS = ("bytes_in", "bytes_out", "failed_loads", "failed_stores")
+
 
 class EngineTiers(Below):
     """Loads for requests that wait, and stores of what the pool evicts or a rule wants below.
@@ -32,33 +35,34 @@ class EngineTiers(Below):
 
     Attributes:
         loading, ready: sequences with a table and no row, blocks on their way or all there.
-        placement: what lies where, and the stores.
+        placement: what lies where, and the stores; `placements` of each group of KV.
     """
 
     def __init__(
-        self, state: EngineState, life: Lifecycle, setup: TierSetup, stream: EventStream | None = None
+        self, state: EngineState, life: Lifecycle, stream: EventStream | None, setup: TierSetup, *further: TierSetup
     ) -> None:
         super().__init__()
         self._state, self._life, self._size = state, life, state.guarded.block_size
         self.placement = Placement(state, setup, stream)
+        self.placements = [self.placement, *(Placement(state, other, first=self.placement) for other in further)]
         self._waiting: RequestId | None = None  # last asked about for a prefetch
         self.heard = self.placement.heard
         self.transfers, self._lower = self.placement.transfers, self.placement.lower
-        self.arriving: dict[BlockHash, Load] = {}
         self.loading: dict[RequestId, Load] = {}
         self.dropped: list[Load] = []
         self._hits: dict[RequestId, Sequence[BlockHash]] = {}
         self.pool_hits = self.pool_hit_tokens = 0
         self.num_loads = self.num_loaded = self.load_wait_s = 0.0
-        self.failed_loads = [0] * len(setup.tiers)
 
     # What changes in the pool
 
     def flush(self) -> None:
-        self.placement.flush()
+        for at in self.placements:
+            at.flush()
 
     def committed(self, seq: Row, before: int, after: int) -> None:
-        self.placement.committed(seq, before, after)
+        for at in self.placements:
+            at.committed(seq, before, after)
 
     # A sequence that waits
 
@@ -85,30 +89,32 @@ class EngineTiers(Below):
         if not places:
             return None
         whole = Hit(full * size, hit.blocks[:full], hit.hashes, hit.version)
-        return Plan(whole, path[full : full + len(places)], places)
+        wanted = Wanted(at, full, path[full : full + len(places)], places)
+        return Plan(whole, full, [0] * full + places, [wanted])
 
     def prefetch(self, seq: Row, hit: Hit) -> None:
         at = self.placement
         if not at.rule.wants_prefetch or self._waiting == seq.id or (plan := self.plan(seq, hit)) is None:
             return
         self._waiting = seq.id
-        path, first = list(hit.hashes), plan.hit.num_tokens // self._size
+        path, wanted = list(hit.hashes), plan.parts[0]
         with at.sound():
             at.contents.learn(path)
-            offer = at.lower.offer(path, [0] * first + plan.places, first)
+            offer = at.lower.offer(path, [0] * wanted.first + wanted.places, wanted.first)
             count = at.rule.prefetch(offer, at.now)
-            held = {key: place for key, place in zip(plan.keys, plan.places, strict=True) if place}
+            held = {key: place for key, place in zip(wanted.keys, wanted.places, strict=True) if place}
             pins = [(tier, [key for key in reversed(held) if key in tier]) for tier in at.lower.tiers]
             for tier, keys in pins:  # none of them is evicted for another
                 tier.pin(keys, at.now)
-            for key in plan.keys[:count]:
+            for key in wanted.keys[:count]:
                 if held.get(key, 0) > 1 and key not in at.lower.tiers[0]:
                     at.lower.lift(key, held[key], at.now)
             for tier, keys in pins:
                 tier.unpin(keys, at.now)
 
     def park(self, seq: Row, plan: Plan) -> bool:
-        load = next((self.arriving[key] for key in plan.keys if key in self.arriving), None)
+        coming = (part.at.arriving.get(key) for part in plan.parts for key in part.keys)
+        load = next(filter(None, coming), None)
         if load is None:
             return False
         load.parked.append(seq)
@@ -121,7 +127,7 @@ class EngineTiers(Below):
                 self._load(seq, plan)
         except Exception:
             if plan is not None:
-                for tier, keys in self._by_tier(plan):
+                for tier, keys in _by_tier(plan):
                     tier.unpin([key for key in keys if tier.is_pinned(key)], self.placement.now)
             self._life.free_table(seq)
             raise
@@ -134,60 +140,61 @@ class EngineTiers(Below):
                 if not seq.was_admitted and seq.id not in self._hits:  # once, however often it returns to wait
                     self._count(seq, hit, plan)
                 if plan is not None:
-                    for tier, keys in self._by_tier(plan):
+                    for tier, keys in _by_tier(plan):
                         tier.use(keys[::-1], self.placement.now)
         self.flush()
 
     def _count(self, seq: Row, hit: Hit, plan: Plan | None) -> None:
         full, path = hit.num_tokens // self._size, hit.hashes[: len(seq.request.prompt) // self._size]
-        places = [0] * full + (plan.places if plan is not None else [])
+        places = [0] * full if plan is None else plan.places
         self.placement.contents.used(seq.info, path, len(seq.request.prompt), len(places))
-        self.placement.contents.prune(self._holds)
-        self._lower.count_hits(hit.hashes, places, [self._size] * len(places))
+        self.placement.contents.prune(lambda key: any(at.holds(key) for at in self.placements))
+        for part in () if plan is None else plan.parts:
+            part.at.lower.count_hits(part.keys, part.places, [self._size] * len(part.keys))
         self.pool_hits += places.count(0)
-        self.pool_hit_tokens += hit.num_tokens + places[full:].count(0) * self._size
+        self.pool_hit_tokens += hit.num_tokens if plan is None else places.count(0) * self._size
         self._hits[seq.id] = path[:full]
 
     def lies_below(self, key: BlockHash) -> bool:
-        return self._lower.where(key) > 0 or key in self.arriving
-
-    def _holds(self, key: BlockHash) -> bool:
-        return self.placement.holds(key) or key in self.arriving
-
-    def _by_tier(self, plan: Plan) -> Iterator[tuple[Tier, list[BlockHash]]]:
-        for tier in self._lower.tiers:
-            keys = [key for key, place in zip(plan.keys, plan.places, strict=True) if place == tier.number]
-            if keys:
-                yield tier, keys
+        return self._lower.where(key) > 0 or key in self.placement.arriving
 
     def _load(self, seq: Row, plan: Plan) -> None:
         """Load what is planned into the table of `seq`, which has just got it."""
-        first, executor = len(plan.hit.blocks), self._state.executor
-        table = self._state.guarded.table(seq.id, len(seq.tokens))
-        blocks = table[first : first + len(plan.keys)].tolist()
-        executor.fresh(table[first:])
+        executor = self._state.executor
+        copies = [self._copies(seq, part) for part in plan.parts]
+        wanted = [[copy for copy in part if copy is not None and copy.source] for part in copies]
+        load = Load(seq, plan, copies, sum(map(len, wanted)), executor.now())
+        for part, coming in zip(plan.parts, wanted, strict=True):
+            for copy in coming:
+                copy.load = load
+                part.at.arriving[copy.key] = load
+        self.loading[seq.id] = load
+        self.num_loads += 1
+        self._state.note("load", seq, blocks=load.left)
+        for part, coming in zip(plan.parts, wanted, strict=True):
+            part.at.transfers.submit(coming)
+
+    def _copies(self, seq: Row, part: Wanted) -> list[Copy | None]:
+        """Copies into the table of `seq`, which has just got it; those within the pool are carried out."""
+        executor, group = self._state.executor, part.at.group
+        table = part.at.table(seq.id, len(seq.tokens))
+        blocks = table[part.first : part.first + len(part.keys)].tolist()
+        if not group:
+            executor.fresh(table[part.first :])
         copies: list[Copy | None] = []
         within: list[PoolCopy] = []
-        for key, place, block in zip(plan.keys, plan.places, blocks, strict=True):
+        for key, place, block in zip(part.keys, part.places, blocks, strict=True):
             copy = Copy(key, place, 0, block, waited=True, begun_s=executor.now()) if place else None
             if not place:
-                source = self.placement.pool.get(key)
+                source = part.at.pool.get(key)
                 if source is None:  # evicted for this very table
                     copy = Copy(key, 0, 0, failed="evicted")
                 else:
-                    within.append(PoolCopy(BlockId(source), BlockId(block)))
+                    within.append(PoolCopy(BlockId(source), BlockId(block), group))
             copies.append(copy)
         if within:
             executor.copy_blocks(within)
-        wanted = [copy for copy in copies if copy is not None and copy.source]
-        load = Load(seq, first, plan.keys, copies, len(wanted), executor.now())
-        for copy in wanted:
-            copy.load = load
-            self.arriving[copy.key] = load
-        self.loading[seq.id] = load
-        self.num_loads += 1
-        self._state.note("load", seq, blocks=len(wanted))
-        self.transfers.submit(wanted)
+        return copies
 
     def drop(self, seq: Row, *, returning: bool = False) -> bool:
         at = next((at for at, (other, _) in enumerate(self.ready) if other is seq), None)
@@ -216,30 +223,33 @@ class EngineTiers(Below):
         return True
 
     def ending(self, seq: Row) -> None:
-        self.placement.used(self._hits.pop(seq.id, ()))
+        keys = self._hits.pop(seq.id, ())
+        for at in self.placements:
+            at.used(keys)
 
     def discard(self, seq: Row) -> None:
-        self.placement.discard(self._state.guarded.table(seq.id))
+        for at in self.placements:
+            at.discard(at.table(seq.id))
 
     # As copies end
 
     def poll(self) -> None:
-        for number, keys in self.transfers.discovered():
-            if not self.placement.off:
-                self.placement.adopt(number, keys)
-        for copy in self.transfers.finished():
-            if copy.target:
-                self.placement.stored(copy)
-            else:
-                self._loaded(copy)
+        for at in self.placements:
+            for number, keys in at.transfers.discovered():
+                if not at.off:
+                    at.adopt(number, keys)
+            for copy in at.transfers.finished():
+                if copy.target:
+                    at.stored(copy)
+                else:
+                    self._loaded(at, copy)
 
-    def _loaded(self, copy: Copy) -> None:
+    def _loaded(self, at: Placement, copy: Copy) -> None:
         load: Load = copy.load
-        tier = self._lower.tiers[copy.source - 1]
-        if copy.failed and self.placement.setup.holds_kv[copy.source - 1]:
-            self.failed_loads[copy.source - 1] += 1
-        self.arriving.pop(copy.key, None)
-        self.placement.end_at(tier, copy)
+        if copy.failed and at.setup.holds_kv[copy.source - 1]:
+            at.failed_loads[copy.source - 1] += 1
+        at.arriving.pop(copy.key, None)
+        at.end_at(at.lower.tiers[copy.source - 1], copy)
         load.left -= 1
         if not load.left:
             self._arrived(load)
@@ -255,26 +265,40 @@ class EngineTiers(Below):
             self._free(seq, returning=load.returns)
             return
         del self.loading[seq.id]
-        good = next((at for at, copy in enumerate(load.copies) if copy is not None and copy.failed), len(load.copies))
-        start, tokens = load.first * self._size, (load.first + good) * self._size
         waited = self._state.executor.now() - load.begun_s
         self.load_wait_s += waited
-        self.num_loaded += sum(copy is not None for copy in load.copies[:good])
         seq.request.load_s += waited
+        blocks = self._usable(load)
+        if blocks is None:
+            self._free(seq, returning=True)
+            return
+        found, tokens = load.plan.found, blocks * self._size
+        self.num_loaded += sum(
+            copy is not None and not copy.failed and part.first + n < blocks
+            for part, copies in zip(load.plan.parts, load.copies, strict=True)
+            for n, copy in enumerate(copies)
+        )
         try:
-            if good:
+            if blocks > found:
                 self._state.guarded.commit(seq.id, seq.tokens[:tokens])
-                self.committed(seq, start, tokens)
+                for part in load.plan.parts:
+                    part.at.committed(seq, part.first * self._size, tokens)
         except FrameworkError as error:
             self._life.free_table(seq)
             self._life.fail(seq, error)
             return
         if not seq.was_admitted:
-            seq.request.num_loaded_tokens = tokens - start
-            sources = [0 if copy is None else copy.source for copy in load.copies[:good]]
+            sources = load.plan.places[found:blocks]
+            seq.request.num_loaded_tokens = len(sources) * self._size
             seq.request.tier_tokens = {tier: self._size * sources.count(tier) for tier in {*sources} - {0}}
-        self._state.note("loaded", seq, blocks=good)
+        self._state.note("loaded", seq, blocks=blocks - found)
         self.ready.append((seq, tokens))
+
+    def _usable(self, load: Load) -> int | None:
+        """Leading blocks of the table that hold their contents now; None: the sequence has to begin anew."""
+        [copies] = load.copies
+        failed = (at for at, copy in enumerate(copies) if copy is not None and copy.failed)
+        return load.plan.found + next(failed, len(copies))
 
     # Waiting, ending, results
 
@@ -283,45 +307,48 @@ class EngineTiers(Below):
         return bool(self.loading or self.dropped)
 
     def wait(self, until: float | None) -> None:
-        self.transfers.wait(until)
+        busy = [at.transfers for at in self.placements if at.transfers.num_pending]
+        if len(busy) > 1:  # of the others a copy may end first
+            soon = self._state.executor.now() + _SOON_S
+            until = soon if until is None else min(until, soon)
+        for transfers in busy[:1]:
+            transfers.wait(until)
 
     def settle(self) -> None:
         """Wait for all copies under way: nothing is pinned after that."""
-        while self.transfers.num_pending:
-            self.transfers.wait(None)
+        while any(at.transfers.num_pending for at in self.placements):
+            self.wait(None)
             self.poll()
 
     def holding(self) -> list[Row]:
         return [load.seq for load in self.loading.values()] + [seq for seq, _ in self.ready]
 
     def close(self, *, drain: bool) -> None:
-        self.transfers.close(drain=drain)
+        for at in self.placements:
+            at.transfers.close(drain=drain)
 
     def check(self, *, settle: bool = False) -> None:
         if settle:
             self.settle()
-        if self.placement.off:
-            return
         try:
-            self._check()
+            for at in self.placements:
+                if not at.off:
+                    self._check(at)
         except AssertionError as error:
             raise InvariantViolation(f"EngineTiers: T1: {error}") from error
 
-    def _check(self) -> None:
-        at = self.placement
+    def _check(self, at: Placement) -> None:
         at.lower.check()
         stale = [block for key, block in at.pool.items() if at.names.get(block) != key]
         assert not stale, f"blocks {stale} count as holding what they are not published with"
-        if not (self.transfers.num_pending or self.loading or self.dropped):
-            assert not self.arriving, self.arriving
+        if not (at.transfers.num_pending or self.loading or self.dropped):
+            assert not at.arriving, at.arriving
             assert not at.reading, at.reading
             for tier in at.lower.tiers:
                 pinned = [key for key in tier.block_of if tier.is_pinned(key)]
                 assert not pinned, f"tier {tier.number}: {len(pinned)} blocks are pinned for no copy"
 
     def summary(self) -> dict[str, Any]:
-        at = self.placement
-        size = at.setup.block_bytes
         measured: dict[str, Any] = {
             "tier0_hit_blocks": self.pool_hits,
             "tier0_hit_tokens": self.pool_hit_tokens,
@@ -329,14 +356,32 @@ class EngineTiers(Below):
             "loaded_blocks": int(self.num_loaded),
             "load_wait_s": self.load_wait_s,
         }
-        for tier, loads, stores in zip(at.lower.tiers, self.failed_loads, at.failed_stores, strict=True):
-            facts = {**tier.facts(size), "failed_loads": loads, "failed_stores": stores}
-            measured |= {f"tier{tier.number}_{key}": value for key, value in facts.items()}
-        measured |= {"tier_failure": at.first_failure} if at.first_failure else {}
-        measured |= {"store_failure": self.transfers.failure} if self.transfers.failure else {}
-        measured |= {"tiers_off": at.off} if at.off else {}
+        for at in reversed(self.placements):
+            for tier, loads, stores in zip(at.lower.tiers, at.failed_loads, at.failed_stores, strict=True):
+                facts = {**tier.facts(at.setup.block_bytes), "failed_loads": loads, "failed_stores": stores}
+                if at.group:  # bytes and failures are a tier's, of all groups
+                    facts = {f"{at.setup.kind}_hit_blocks": facts["hit_blocks"], **{key: facts[key] for key in _TOTALS}}
+                for key, value in facts.items():
+                    key = f"tier{tier.number}_{key}"
+                    measured[key] = measured.get(key, 0) + value
+            measured |= {"tier_failure": at.first_failure} if at.first_failure else {}
+            measured |= {"store_failure": at.transfers.failure} if at.transfers.failure else {}
+            measured |= {"tiers_off": at.off} if at.off else {}
         return measured
 
     def step_row(self) -> dict[str, Any]:
         held = {f"tier{tier.number}_blocks": len(tier) for tier in self.placement.lower.tiers}
         return {**held, "loading": len(self.loading)}
+
+
+def tier_maker(setup: Callable[[], TierSetup]) -> MakeTiers:
+    """Makes the tiers of one group of KV."""
+    return lambda state, life, stream: EngineTiers(state, life, stream, setup())
+
+
+def _by_tier(plan: Plan) -> Iterator[tuple[Tier, list[BlockHash]]]:
+    for part in plan.parts:
+        for tier in part.at.lower.tiers:
+            keys = [key for key, place in zip(part.keys, part.places, strict=True) if place == tier.number]
+            if keys:
+                yield tier, keys

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from framework.engine.request import Sequence as Row
-from framework.engine.tiers.records import TierSetup
+from framework.engine.tiers.records import Load, TierSetup
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
-from framework.interfaces.tiering import Event
 from framework.kv_events.schema import BlockRemoved, BlockStored
 from framework.paged.last_requests import PromptEnds, facts_of
 from framework.tiers.movement import LowerTiers
 from framework.tiers.tier import Tier
 from framework.tiers.transfers import Copy
-from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts, RequestInfo
+from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts, RequestId, RequestInfo
 
 if TYPE_CHECKING:
     from framework.engine.metrics import Metrics
@@ -31,29 +33,41 @@ class Placement:
     NOTE. A rule or a policy that breaks its contract turns all tiers off, because they are half changed; the requests
     go on without them.
 
+    Args:
+        first: that of the first group of KV, for a further one; None for the first.
+
     Attributes:
+        group: of KV.
         names: contents of the pool's published blocks, promised ones included.
         pool: contents whose KV the pool holds, and the block of each.
+        arriving: contents on their way from a tier to a request that waits.
         reading: blocks of the pool with stores under way.
         off: why the tiers were turned off; empty while they work.
     """
 
-    def __init__(self, state: EngineState, setup: TierSetup, stream: EventStream | None) -> None:
-        self._state, self.setup = state, setup
+    def __init__(
+        self, state: EngineState, setup: TierSetup, stream: EventStream | None = None, first: Placement | None = None
+    ) -> None:
+        self._state, self.setup, self.group = state, setup, int(first is not None)
         self.transfers, self.block_size = setup.transfers, state.guarded.block_size
         held = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
         requests = any(policy.needs_requests for _, policy in setup.tiers)
-        self.contents = KnownContents(self.block_size, 4 * held, with_requests=requests)
+        self.contents: KnownContents
+        if first is not None:
+            self.contents = first.contents
+        else:
+            self.contents = KnownContents(self.block_size, 4 * held, with_requests=requests)
         tiers = [Tier(n, count, policy, self.contents) for n, (count, policy) in enumerate(setup.tiers, start=1)]
         self.lower = LowerTiers(tiers, setup.rule, self.contents, self, self._costs)
         self.rule = self.lower.rule
         self.events = None if stream is None else TierEvents(stream, setup.media, self.block_size, self.contents)
         self.names: dict[int, BlockHash] = {}
         self.pool: dict[BlockHash, int] = {}
-        self._evicted: list[tuple[int, BlockHash]] = []
+        self._evicted: list[tuple[int, BlockHash, bool]] = []
+        self.arriving: dict[BlockHash, Load] = {}
         self.reading: dict[int, list[Copy]] = {}
         self._unsound: set[tuple[int, BlockHash]] = set()  # (tier, content) to lose once no copy pins it
-        self.failed_stores = [0] * len(tiers)
+        self.failed_loads, self.failed_stores = [0] * len(tiers), [0] * len(tiers)
         self.first_failure = self.off = ""
         for number, keys in enumerate(setup.found, start=1):
             self.adopt(number, list(keys)[-tiers[number - 1].num_blocks :])
@@ -68,8 +82,15 @@ class Placement:
         return _Sound(self)
 
     def holds(self, key: BlockHash) -> bool:
-        """Whether the pool or a tier has this content."""
-        return key in self.pool or self.lower.where(key) > 0
+        """Whether the pool or a tier has this content, or it is on its way."""
+        return key in self.pool or self.lower.where(key) > 0 or key in self.arriving
+
+    def table(self, request: RequestId, num_tokens: int = 0, *, start: int = 0) -> npt.NDArray[np.int32]:
+        """The request's table in this group; entries before `start` may be anything."""
+        guarded = self._state.guarded
+        if not self.group:
+            return guarded.table(request, num_tokens, start=start)
+        return guarded.further_tables(request)[self.group - 1]
 
     def adopt(self, number: int, keys: Sequence[BlockHash]) -> None:
         """Hold what another process stored in a tier, as far as there is room."""
@@ -85,23 +106,24 @@ class Placement:
     # What the allocator says
 
     def heard(self, event: CacheEvent) -> None:
-        """Blocks were published or evicted."""
+        """Blocks were published, evicted, or given up as not worth keeping ("forget")."""
         if event.kind == "admit":
             self.names.update(zip(event.blocks, event.hashes, strict=True))
         else:
             for block in event.blocks:
                 self.names.pop(block, None)
-            self._evicted.extend(zip(event.blocks, event.hashes, strict=True))
+            worth = event.kind == "evict"
+            self._evicted.extend((block, key, worth) for block, key in zip(event.blocks, event.hashes, strict=True))
 
     def flush(self) -> None:
         """Offer what was evicted to the tier below. Before any of it is overwritten."""
         if not self._evicted:
             return
         evicted, self._evicted = self._evicted, []
-        for block, key in evicted:
+        for block, key, worth in evicted:
             if self.pool.get(key) == block:  # else it was promised and never computed
                 with self.sound():
-                    if not self.off:
+                    if worth and not self.off:
                         self.lower.evicted(key, self.now)
                 if self._state.ledger is not None and self.lower.where(key) > 0:
                     self._state.ledger.moved_below(key)
@@ -127,12 +149,16 @@ class Placement:
 
     # As blocks come to lie in the pool, and are used there
 
-    def committed(self, seq: Row, before: int, after: int, event: Event = "written") -> None:
-        """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool."""
+    def committed(self, seq: Row, before: int, after: int, keep: Callable[[int], bool] | None = None) -> None:
+        """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool.
+
+        Args:
+            keep: whether the block at an index of the table is worth storing; None: all are.
+        """
         first, last = before // self.block_size, after // self.block_size
         if last <= first or self.off:
             return
-        blocks = self._state.guarded.table(seq.id, start=max(0, first - 1))
+        blocks = self.table(seq.id, start=max(0, first - 1))
         above = self.names.get(int(blocks[first - 1])) if first else None
         with self.sound():
             for depth, block in enumerate(blocks[first:last].tolist(), start=first):
@@ -140,16 +166,19 @@ class Placement:
                 if key is None:  # not published: a collision, or a fork's that shares nothing
                     break
                 self.pool[key] = block
-                self.contents.computed(key, depth, above)
-                self._lies_in_pool(key, event)
+                if not self.group:
+                    self.contents.computed(key, depth, above)
+                if keep is None or keep(depth):
+                    self.written(key)
                 above = key
 
-    def _lies_in_pool(self, key: BlockHash, event: Event) -> None:
+    def written(self, key: BlockHash) -> None:
+        """The pool has got this content, which is worth storing. Within `sound`."""
         if self.rule.exclusive:
             for tier in self.lower.tiers:
                 if key in tier and not tier.is_pinned(key):
                     self.lower.drop(tier, [key], self.now)
-        self.lower.ask(key, event, self.now, pinned=False)
+        self.lower.ask(key, "written", self.now, pinned=False)
 
     def used(self, keys: Sequence[BlockHash]) -> None:
         """A request that is about to end used these contents."""

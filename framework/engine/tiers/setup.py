@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.engine.tiers.records import MakeTiers, TierSetup
+from framework.engine.tiers.records import TierSetup
 from framework.errors import ConfigError, FrameworkError
 from framework.guard.allocator import GuardedAllocator
 from framework.guard.store import GuardedStore
@@ -22,6 +22,8 @@ from framework.tiers.worker import PoolBytes, WorkerTransfers
 from framework.types import ROOT_NAMESPACE, BlockHash
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from framework.engine.pool import KVPool
     from framework.model.decoder import Decoder
 
@@ -125,8 +127,12 @@ def served_tiers(
     pool: PoolBytes,
     format: BlockFormat,
     now: Callable[[], float],
+    kind: str = "",
 ) -> TierSetup:
     """Tiers of stores that hold blocks of `format`, filled and read by a thread of their own.
+
+    Args:
+        kind: of a further group of KV.
 
     Raises:
         StoreFailed: a store cannot be opened.
@@ -148,6 +154,7 @@ def served_tiers(
         media=[store.medium for store in stores],
         found=found,
         block_bytes=format.block_bytes,
+        kind=kind,
     )
 
 
@@ -186,8 +193,11 @@ def link_of(entry: TierEntry) -> Link:
     )
 
 
-def tier_maker(
-    tiers: Sequence[TierEntry],
+OpenTiers = Callable[[Sequence["Tensor"], Sequence[TierEntry], str], TierSetup]
+"""(parts, tiers, kind) -> tiers of blocks of these parts, see `block_bytes`; `kind` of a further group of KV."""
+
+
+def tier_opener(
     tiering: Component,
     allocator: Allocator,
     hash: Component,
@@ -197,8 +207,8 @@ def tier_maker(
     *,
     max_model_len: int,
     seed: int,
-) -> MakeTiers:
-    """What makes the tiers of a serve run, at first and after each reset.
+) -> OpenTiers:
+    """What opens the tiers of a serve run, at first and after each reset.
 
     Raises:
         ConfigError: blocks cannot be found by their hash alone.
@@ -207,7 +217,11 @@ def tier_maker(
     from framework.model.loading import fingerprint
 
     scheme = type(require_tiers(allocator, hash, seed))
-    format = block_format(pool, fingerprint(decoder), f"{scheme.__module__}.{scheme.__qualname__}")
+    named = fingerprint(decoder), f"{scheme.__module__}.{scheme.__qualname__}"
     shared = {"block_size": allocator.block_size, "max_model_len": max_model_len, "seed": seed}
-    bytes_of = pool_bytes(pool)
-    return lambda: served_tiers(tiers, tiering, shared, bytes_of, format, now)
+
+    def open(parts: Sequence[Tensor], tiers: Sequence[TierEntry], kind: str = "") -> TierSetup:
+        format = block_format(pool, parts, *named, kind)
+        return served_tiers(tiers, tiering, shared, pool_bytes(parts), format, now, kind)
+
+    return open

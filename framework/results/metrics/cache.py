@@ -36,6 +36,10 @@ def tier(number: int) -> Iterator[Metric]:
         ("failed_stores", "blocks", "lower", "failed stores in", "Blocks whose bytes {name} could not keep.",
          {"hide_zero": True}),
     ]  # fmt: skip
+    for kind, group in (("window", "windows"), ("state", "states")) if number else ():
+        declared.append((f"{kind}_hit_blocks", "blocks", "", f"{group} loaded from",
+                         f"Blocks of {group} in {{name}} that requests went on from, of a model that mixes them with "
+                         "full attention.", {"hide_zero": True}))  # fmt: skip
     for key, unit, better, title_, definition, more in declared[:2] if not number else declared:
         yield Metric(key=f"tier{number}_{key}", unit=unit, better=better, section="tiers", title=f"{title_} {name}",
                      definition=definition.format(name=name), **more)  # fmt: skip

@@ -12,7 +12,7 @@ from fake_engines import tokens_of
 from pretended_cuda import Cuda, Event, Stream, pretended_cuda
 
 from framework.engine import block_bytes
-from framework.engine.block_bytes import CudaPoolBytes, HostPoolBytes, pool_bytes
+from framework.engine.block_bytes import CudaPoolBytes, HostPoolBytes, parts_of, pool_bytes
 from framework.engine.pool import KVPool
 from framework.engine.tiers import setup
 from framework.errors import InvalidArgument
@@ -38,7 +38,7 @@ def on_device(cuda: Cuda, dtype: str = "float32") -> tuple[KVPool, CudaPoolBytes
         for part in (layer.k, layer.v, layer.k_scale, layer.v_scale):
             if part is not None:
                 cuda.put_on_device(part)
-    return pool, CudaPoolBytes(pool)
+    return pool, CudaPoolBytes(parts_of(pool))
 
 
 def compute(pool: KVPool, block: int, value: float) -> None:
@@ -195,7 +195,7 @@ def test_memory_that_cannot_be_pinned_is_a_memory_error_and_what_is_freed_is_unp
 def test_a_block_is_the_same_bytes_on_either_device(dtype: str) -> None:
     with pretended_cuda(()) as cuda:
         pool, bytes_of = on_device(cuda, dtype)
-        plain = HostPoolBytes(pool)
+        plain = HostPoolBytes(parts_of(pool))
         data = np.frombuffer(bytes_of.allocate(bytes_of.block_bytes), dtype=np.uint8)
         data[:] = np.random.default_rng(0).integers(0, 100, len(data), dtype=np.uint8)
         bytes_of.write(2, data)
@@ -256,11 +256,10 @@ def test_a_serve_run_over_pinned_memory_has_the_tokens_of_one_without_tiers(
     prompts = [[1 + stem, *range(40 * stem, 40 * stem + 17)] for stem in (0, 1, 2, 3, 0, 1, 2, 3, 0, 2)]
     right, _ = served(prompts)
 
-    def on_cuda(pool: KVPool) -> CudaPoolBytes:
-        for layer in pool.layers:
-            cuda.put_on_device(layer.k)
-            cuda.put_on_device(layer.v)
-        return CudaPoolBytes(pool)
+    def on_cuda(parts: list[torch.Tensor]) -> CudaPoolBytes:
+        for part in parts:
+            cuda.put_on_device(part)
+        return CudaPoolBytes(parts)
 
     monkeypatch.setattr(block_bytes, "pool_bytes", on_cuda)
     monkeypatch.setattr(setup, "WorkerTransfers", InThread)
@@ -271,7 +270,7 @@ def test_a_serve_run_over_pinned_memory_has_the_tokens_of_one_without_tiers(
         found, llm = served(prompts, tiers=[{"store": "host", "num_blocks": 40}], tiering=rule)
         state = llm.engine.state
         jobs = state.tiers.transfers.jobs  # type: ignore[union-attr]
-        block = pool_bytes(llm.pool).block_bytes
+        block = pool_bytes(parts_of(llm.pool)).block_bytes
         assert asked == [40 * block, block], "the store's memory is taken once, and a buffer of one block"
         assert {"load", "store"} <= set(jobs), jobs
         llm.engine.check()

@@ -170,11 +170,10 @@ def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) 
         ({"allocator": "radix"}, "prefix and prefix_cow do"),
         ({"allocator": "contiguous"}, "prefix and prefix_cow do"),
         ({"hash": "xxh64"}, "collision-resistant hash"),
-        ({"tiering": "write_through", "tiers": [{"store": "host", "num_blocks": 10, "eviction": "lru"}]}, "tiers"),
         ({"kv_events": EventStream(())}, "cache events"),
         ({"record": True}, "a recording"),
     ],
-    ids=["radix", "contiguous", "weak_hash", "tiers", "kv_events", "record"],
+    ids=["radix", "contiguous", "weak_hash", "kv_events", "record"],
 )
 def test_what_groups_cannot_serve_has_one_table_and_says_why(
     model: LoadedModel, options: dict[str, Any], says: str
@@ -249,12 +248,11 @@ def test_bytes_of_states_are_counted(states: LoadedModel) -> None:
     [
         ({"allocator": "radix"}, "prefix and prefix_cow do"),
         ({"hash": "xxh64"}, "collision-resistant hash"),
-        ({"tiering": "write_through", "tiers": [{"store": "host", "num_blocks": 10, "eviction": "lru"}]}, "tiers"),
         ({"kv_events": EventStream(())}, "cache events"),
         ({"record": True}, "a recording"),
         ({"engine": EngineOptions(compile=True)}, "compilation"),
     ],
-    ids=["radix", "weak_hash", "tiers", "kv_events", "record", "compile"],
+    ids=["radix", "weak_hash", "kv_events", "record", "compile"],
 )
 def test_what_states_are_not_served_with_is_refused(states: LoadedModel, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"recurrent layers.*{says}"):

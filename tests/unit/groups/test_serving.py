@@ -11,7 +11,7 @@ import pytest
 
 from framework.errors import FrameworkError, InvalidArgument, InvariantViolation, OutOfBlocks, PluginError, StaleHit
 from framework.groups.kinds import KVGroup
-from framework.groups.serving import GroupedAllocator, reach
+from framework.groups.serving import GroupedAllocator, WindowedHit, reach
 from framework.interfaces.allocator import Hit
 from framework.registry.components import build_allocator
 from framework.types import Namespace, RequestId, RequestInfo
@@ -118,6 +118,10 @@ class Memory:
         hit = self.allocator.lookup(tokens, NAMESPACE)
         if self.allocator.full.share_prefix:
             assert hit.num_tokens == self.brute_hit(text), f"{hit.num_tokens} found, {self.brute_hit(text)} resident"
+        upto = self.random.randrange(0, (len(text) - 1) // SIZE + 1) * SIZE
+        loads = self.allocator.full.share_prefix and upto > hit.num_tokens and self.random.random() < 0.5
+        if loads and isinstance(hit, WindowedHit):
+            hit = self.allocator.reaching(hit, upto)
         fits, asked = self.allocator.fits(info(self.number), tokens, hit), info(self.number)
         done = self.unchanged(lambda: (self.allocator.allocate(asked, tokens, hit), True)[1])
         assert bool(done) == fits
@@ -125,7 +129,19 @@ class Memory:
             self.tokens[self.number], self.computed[self.number] = text, hit.num_tokens
             self.hits += hit.num_tokens > 0
             self.cut += hit.num_tokens > self.window
-            self.require(self.number, hit.num_tokens)
+            if loads:
+                self.load(text, hit.num_tokens, upto)
+            self.require(self.number, self.computed[self.number])
+
+    def load(self, text: list[int], held: int, upto: int) -> None:
+        """What the pools lack up to there comes from elsewhere: of the window, what is needed there."""
+        needed = self.allocator.groups[1].needs(upto).start * SIZE
+        for at, (table, first) in enumerate(zip(self.tables(self.number), (held, needed), strict=True)):
+            for place in range(first, upto):
+                row = self.slots[at].setdefault(table[place // SIZE], [None] * SIZE)
+                row[SIZE - 1 if at and self.state else place % SIZE] = tuple(text[: place + 1])
+        self.allocator.commit(RequestId(self.number), np.array(text[:upto], dtype=np.int32))
+        self.computed[self.number] = upto
 
     def step(self) -> None:
         """Computes some tokens of one request, generated ones included."""
@@ -240,7 +256,7 @@ class HitsPastTheWindow(GroupedAllocator):
 class LeavesTheFullGroups(GroupedAllocator):
     """An allocate that the window refuses leaves the other's table behind."""
 
-    def _window_fits(self, request: RequestInfo, tokens: Any, own: Hit) -> bool:
+    def _window_fits(self, request: RequestInfo, tokens: Any, own: Hit, room: int) -> bool:
         return True
 
 

@@ -13,6 +13,7 @@ from replay_helpers import workload
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor
+from framework.engine.tiers.engine_tiers import tier_maker
 from framework.engine.tiers.records import TierSetup
 from framework.guard.store import GuardedStore
 from framework.interfaces.store import BlockFormat
@@ -200,13 +201,13 @@ def replayed(blocks: int) -> tuple[Engine, Any]:
     executor = ReplayExecutor(lambda step, rows: 1.0 if step.num_tokens > 4 else 0.1)
     engine = Engine(
         built, executor, max_model_len=16, max_batch_tokens=64, virtual_clock=True,
-        tiers=lambda: TierSetup(
+        tiers=tier_maker(lambda: TierSetup(
             tiers=[(blocks, Lru())],
             rule=OnEviction(exclusive=False),
             transfers=LinkTransfers([Link(operation_s=0.01)], 8, executor.now, executor.wait_until),
             holds_kv=[True],
             block_bytes=8,
-        ),
+        )),
     )  # fmt: skip
     return engine, engine.state.tiers
 

@@ -12,7 +12,7 @@ import pytest
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.engine.tiers.engine_tiers import EngineTiers
+from framework.engine.tiers.engine_tiers import EngineTiers, tier_maker
 from framework.engine.tiers.records import TierSetup
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
@@ -57,7 +57,9 @@ def replayed(
         )
 
     built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=num_blocks, block_size=SIZE, max_model_len=64)
-    return Engine(built, executor, max_model_len=64, virtual_clock=True, tiers=tiers, kv_events=stream, **options)
+    return Engine(
+        built, executor, max_model_len=64, virtual_clock=True, tiers=tier_maker(tiers), kv_events=stream, **options
+    )
 
 
 def below(engine: Engine) -> EngineTiers:
@@ -234,12 +236,14 @@ def test_what_an_earlier_process_left_is_found_by_its_key_alone() -> None:
         build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=SIZE, max_model_len=64),
         executor,
         max_model_len=64,
-        tiers=lambda: TierSetup(
-            tiers=[(64, Lru())],
-            rule=OnEviction(),
-            transfers=LinkTransfers([Link()], 8, executor.now, executor.wait_until),
-            holds_kv=[True],
-            found=found,
+        tiers=tier_maker(
+            lambda: TierSetup(
+                tiers=[(64, Lru())],
+                rule=OnEviction(),
+                transfers=LinkTransfers([Link()], 8, executor.now, executor.wait_until),
+                holds_kv=[True],
+                found=found,
+            )
         ),
     )
     assert serve(second, prompt(0))[0].num_loaded_tokens == 12
