@@ -87,12 +87,12 @@ class GroupedAllocator(Allocator):
         self._found_tokens = self._lost_tokens = 0
         self._places: dict[RequestId, frozenset[int]] = {}  # tokens after which a request's states are kept
         self._thinning = False
-        self._hears_window: Callable[[CacheEvent], Any] | None = None
+        self._window_listener: Callable[[CacheEvent], Any] | None = None
         self.window.listen(self._note)
 
     def _note(self, event: CacheEvent) -> None:
-        if self._hears_window is not None:
-            self._hears_window(event._replace(kind="forget") if self._thinning else event)
+        if self._window_listener is not None:
+            self._window_listener(event._replace(kind="forget") if self._thinning else event)
         if event.kind == "admit":
             self._named.update(zip(event.hashes, event.blocks, strict=True))
         else:
@@ -295,7 +295,7 @@ class GroupedAllocator(Allocator):
 
     def listen_to_window(self, listener: Callable[[CacheEvent], Any]) -> None:
         """Events of the window or state; a state that is not worth keeping does not "evict", but "forget"."""
-        self._hears_window = listener
+        self._window_listener = listener
 
 
 def _room(hit: Hit) -> int:
