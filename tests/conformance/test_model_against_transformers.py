@@ -164,19 +164,24 @@ def continued(pair):
     return prompts, [greedy(ours.decoder, prompt, 30).tokens for prompt in prompts]
 
 
-@pytest.mark.parametrize("backend", ["torch", "gather"])
-def test_served_tokens_are_those_of_the_dense_model(pair, continued, backend):
+@pytest.mark.parametrize(("backend", "tiers"), [("torch", False), ("gather", False), ("torch", True)])
+def test_served_tokens_are_those_of_the_dense_model(pair, continued, backend, tiers):
+    """Twice over; the second time, with tiers, from below a pool that has no room for it all."""
     (ours, _), (prompts, wanted) = pair, continued
+    below = {"tiering": "on_eviction", "tiers": [{"store": "host", "num_blocks": 400}], "num_blocks": 25}
     llm = LLM(
         ours,
         backend=backend,
         block_size=4,
-        num_blocks=120,
         faults=FaultOptions(poison=True),
-        engine=EngineOptions(chunk_size=16),
+        engine=EngineOptions(chunk_size=16, max_batch_requests=2, max_batch_tokens=64),
+        **(below if tiers else {"num_blocks": 120}),
     )
     sampling = Sampling(max_tokens=30, ignore_eos=True)
-    assert [request.completions[0].tokens for request in llm.generate(prompts, sampling)] == wanted
+    for _ in range(2):
+        assert [request.completions[0].tokens for request in llm.generate(prompts, sampling)] == wanted
+    assert (llm.stats().get("num_loads", 0) > 0) == tiers
+    llm.close()
 
 
 def test_the_text_of_a_model_that_also_sees_is_the_same_model(tmp_path):
