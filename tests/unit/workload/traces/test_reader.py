@@ -233,13 +233,6 @@ def test_a_bad_csv_row_is_named_too(tmp_path: Path, row: str, message: str) -> N
     assert f"{path}:4: {message}" in str(error.value)
 
 
-def test_bad_text_is_an_error_of_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "bytes.jsonl"
-    path.write_bytes(json.dumps(MOONCAKE).encode() + b"\n\xff\xfe\n")
-    with pytest.raises(WorkloadError, match=r"bytes.jsonl:2: line: no JSON"):
-        list(open_trace(path))
-
-
 def test_a_byte_order_mark_crlf_and_blank_lines_are_no_damage(tmp_path: Path) -> None:
     path = tmp_path / "dos.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(MOONCAKE).encode() + b"\r\n\r\n" + json.dumps(MOONCAKE).encode())
