@@ -1,4 +1,4 @@
-"""A serve run that was recorded and is replayed without its model gives the same log, line by line."""
+"""A recorded serve run, replayed without its model: the same log, line by line, as a recording and as a trace."""
 
 from __future__ import annotations
 
@@ -102,3 +102,62 @@ def test_a_model_of_sliding_windows_frees_blocks_early_and_its_replay_does_too(
     assert status == 2, errors
     assert "replay.window is 40, the recorded model's is 20" in errors
     assert served["num_preemptions"] == 0, "60 blocks of 4 are room for every window, not for every sequence"
+
+
+POOL = ("+allocator=prefix_cow", "+eviction=lru", "cache.num_blocks=40", "cache.block_size=4")
+ENGINE = ("engine.max_batch_requests=2", "engine.chunk_size=7", "run.progress=false", "run.events=true")
+
+
+def write_prompts(path: Path, prompts: list[list[int]]) -> None:
+    path.write_text("".join(json.dumps({"tokens": tokens, "max_tokens": 13}) + "\n" for tokens in prompts))
+
+
+def served_outputs(command: Command, folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """Serve these prompts into `folder`, recorded; what the model answered."""
+    write_prompts(folder.parent / "prompts.jsonl", prompts)
+    status, _, errors = command(
+        "workload=prompts", "workload.path=prompts.jsonl", *POOL, *ENGINE, "run.check_requests=0",
+        "run.record=true", f"run.dir={folder.name}",
+    )  # fmt: skip
+    assert status == 0, errors
+    lines = (folder / "recording.jsonl").read_text().splitlines()[1:]
+    return [json.loads(line)["outputs"][0] for line in lines]
+
+
+def replayed(command: Command, elsewhere: Path, path: str, name: str) -> Path:
+    status, _, errors = command(
+        "mode=replay", "executor=none", "workload=trace", f"workload.path={path}", "replay.step_s=1", *POOL, *ENGINE,
+        f"run.dir={name}",
+    )  # fmt: skip
+    assert status == 0, errors
+    return elsewhere / name
+
+
+def numbered_events(folder: Path) -> list[dict[str, object]]:
+    """The log with contents numbered in order of appearance: a trace does not know the model that their names hash."""
+    numbers: dict[str, int] = {}
+    found = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [{**e, "key": numbers.setdefault(e["key"], len(numbers))} if "key" in e else e for e in found]
+
+
+def test_a_recorded_serve_run_replayed_as_a_trace_logs_the_same_events(command: Command, elsewhere: Path) -> None:
+    first = [[(7 * number + 3 * i) % 200 for i in range(11)] for number in range(6)]
+    answers = served_outputs(command, elsewhere / "first", first)
+    second = [prompt + answer + [250, 251] for prompt, answer in zip(first, answers, strict=True)]
+    again = served_outputs(command, elsewhere / "served", first + second)
+    assert again[:6] == answers, "greedy answers do not depend on the batch"
+    log = numbered_events(elsewhere / "served")
+    assert {"admit", "evict"} <= {event["event"] for event in log}
+    hit = read_result(elsewhere / "served")["hit_tokens"]
+    assert hit > sum(len(prompt) for prompt in first), f"blocks of answers were hit too, not only of prompts: {hit}"
+
+    from_recording = replayed(command, elsewhere, "served/recording.jsonl", "from-recording")
+    assert numbered_events(from_recording) == log
+
+    from framework.trace import main
+
+    assert main(["convert", "served/recording.jsonl", "own.jsonl.gz"]) == 0
+    from_own = replayed(command, elsewhere, "own.jsonl.gz", "from-own")
+    assert numbered_events(from_own) == log
+    for name in ("hit_tokens", "hit_blocks", "prompt_tokens", "output_tokens", "num_evictions", "num_steps"):
+        assert read_result(from_own)[name] == read_result(elsewhere / "served")[name], name

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
-from eviction_histories import evicted, victims
+from eviction_histories import Pool, evicted, flat, victims
+from learning_streams import conversations, hits
+from replay_helpers import workload
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
+from framework.replay.paths import build_paths
+from framework.replay.reference import replay
+from framework.types import BlockHash, BlockId
+from framework.workload.traces import TraceRequest
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.clock import Clock
 from framework_builtin.eviction.cost_aware import CostAware
 from framework_builtin.eviction.depth_aware import DepthAware
+from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.gdsf import Gdsf
+from framework_builtin.eviction.hazard import Hazard
 from framework_builtin.eviction.leaf_lru import LeafLru
+from framework_builtin.eviction.lecar import LeCaR
 from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lhd import Lhd
@@ -22,13 +35,16 @@ from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.lru_k import LruK
 from framework_builtin.eviction.mru import Mru
 from framework_builtin.eviction.priority import Priority
+from framework_builtin.eviction.random import Random
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.eviction.sieve import Sieve
 from framework_builtin.eviction.slru import Slru
+from framework_builtin.eviction.tail_lru import TailLru
 from framework_builtin.eviction.tenant_fair import TenantFair
+from framework_builtin.eviction.tool_ttl import ToolTtl
 from framework_builtin.eviction.ttl import Ttl
 from framework_builtin.eviction.two_q import TwoQ
-from framework_builtin.eviction.w_tinylfu import WTinyLfu
+from framework_builtin.eviction.w_tinylfu import FrequencySketch, WTinyLfu
 
 
 @pytest.mark.parametrize(
@@ -93,3 +109,210 @@ def test_trees_by_hand(policy: EvictionPolicy, requests: list[list[int]], capaci
 def test_senseless_options_are_refused(make: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         make()
+
+
+def test_the_shadow_counts_what_lru_would_have_hit() -> None:
+    class Watched(Hazard):
+        def returned(self, group, age, used):
+            counted.append(group.shadow_hits)
+            super().returned(group, age, used)
+
+    counted: list[int] = []
+    paths = conversations(300)
+    found = replay(paths, Lru(), 200).hit_blocks
+    replay(paths, Watched(tolerance=0.0), 200)
+    assert abs(sum(counted) - found) <= 0.02 * found
+
+
+def test_a_leaf_goes_before_its_parent_however_old_the_parent_is() -> None:
+    pool = Pool(LeafLru())
+    for time, block in enumerate((1, 2, 3)):
+        pool.offer(block, float(time))
+    pool.children[1] = 1
+    assert pool.policy.victim(9.0) == 2
+    pool.policy.evicted(BlockId(2), 9.0)
+    pool.children[1] = 0
+    assert pool.drain(9.0) == [1, 3]
+    stuck = Pool(LeafLru())
+    stuck.offer(1, 0.0)
+    stuck.children[1] = 1
+    assert stuck.drain(1.0) == [1], "with inner blocks only, the oldest of them goes"
+
+
+def test_lecar_shifts_its_weight_towards_the_expert_that_was_right() -> None:
+    policy = LeCaR(seed=1)
+    pattern = ("a" * 3 + "b" * 3 + "".join(chr(1000 + i) for i in range(8))) * 30
+    replay(workload(flat(pattern)), policy, 4)
+    assert 0.01 <= policy._lru_weight <= 0.99
+    assert policy._lru_weight != 0.5
+    assert victims(LeCaR(seed=1), pattern, 4) == victims(LeCaR(seed=1), pattern, 4)
+
+
+@pytest.mark.parametrize("expert", ["lru", "lfu"])
+def test_lecar_trusts_an_expert_less_after_its_victim_came_back(expert: str) -> None:
+    policy = LeCaR()
+    pool = Pool(policy)
+    for time, block in enumerate((1, 2, 3)):
+        pool.offer(block, float(time))
+    policy.pin([BlockId(1)], 3.0)
+    policy.hit([BlockId(1)], 3.0)
+    policy.release([BlockId(1)], 3.0)
+    policy.pin([BlockId(2)], 4.0)
+    policy.release([BlockId(2)], 4.0)
+    # then 1 is the least recent, used twice; 2 the least often used
+    policy._uses[BlockId(3)] = 5
+    pool.policy.pin([BlockId(3)], 5.0)
+    pool.policy.release([BlockId(3)], 5.0)
+    policy._lru_weight = 1.0 if expert == "lru" else 0.0
+    victim = policy.victim(6.0)
+    assert victim == (1 if expert == "lru" else 2)
+    policy.evicted(victim, 6.0)
+    policy._lru_weight = 0.5
+    policy.admit([victim], 7.0)
+    assert policy._lru_weight < 0.5 if expert == "lru" else policy._lru_weight > 0.5
+
+
+def test_aging_lets_go_of_what_was_popular_long_ago() -> None:
+    text = "a" * 9 + "bcdefghijklmnopqrstuvwxyzABCDEFGH"
+    assert "a" not in victims(Lfu(), text, 3)
+    assert "a" in victims(Lfu(aged=True), text, 3)
+
+
+@pytest.mark.parametrize("policy", [Lru, Fifo])
+def test_blocks_used_again_and_again_leave_no_growing_queue(policy: type[EvictionPolicy]) -> None:
+    pool = Pool(policy())
+    for access in range(1, 5000):
+        pool.last_access[1] = access
+        pool.policy.release([1], 0.0)
+        pool.policy.pin([1], 0.0)
+    stored = len(getattr(pool.policy, "_queue", ())) + len(getattr(pool.policy, "_heap", ()))
+    assert stored < 200, stored
+
+
+def test_lru_k_continues_the_history_of_a_name_it_remembers() -> None:
+    history = "abcd" + "a" + "xy"
+    assert "a" not in victims(LruK(history=2), history, 3)[1:], "its second use, across an eviction, counts"
+    assert victims(LruK(history=0), history, 3) == "abcd"
+
+
+def test_priorities_go_first_and_lapse() -> None:
+    for now, expected in ((10, [2, 1, 4, 3]), (13, [1, 2, 4, 3]), (20, [1, 2, 3, 4])):
+        pool = Pool(Priority(retention=12))
+        for time, (block, priority) in enumerate([(1, 3), (2, 0), (3, 9), (4, 5)]):
+            pool.offer(block, float(time), priority)
+        assert pool.drain(float(now)) == expected, now
+    forever = Pool(Priority())
+    for time, (block, priority) in enumerate([(1, 3), (2, 0), (3, 9)]):
+        forever.offer(block, float(time), priority)
+    assert forever.drain(1e9) == [2, 1, 3]
+
+
+def draws(seed: int) -> list[int]:
+    pool = Pool(Random(seed), 39)
+    pool.policy.release(list(range(1, 40)), 0.0)
+    pool.policy.pin([3, 7], 0.0)
+    return pool.drain(0.0)
+
+
+def test_random_is_seeded_in_every_process() -> None:
+    assert draws(1) == draws(1) != draws(2)
+    assert sorted(draws(1)) == [b for b in range(1, 40) if b not in (3, 7)]
+    code = (
+        "from framework_builtin.eviction.random import Random\n"
+        "from types import SimpleNamespace\n"
+        "p = Random(1); p.attach(SimpleNamespace(depth=[0] * 40)); p.release(range(1, 40), 0); p.pin([3, 7], 0)\n"
+        "out = []\n"
+        "for _ in range(37): out.append(p.victim(0)); p.evicted(out[-1], 0)\n"
+        "print(out)"
+    )
+    for hash_seed in ("0", "77"):
+        env = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+        assert done.stdout.strip() == str(draws(1))
+
+
+def test_random_is_uniform() -> None:
+    counts: Counter[int] = Counter()
+    policy = Pool(Random(5)).policy
+    policy.release([1, 2, 3, 4], 0.0)
+    for _ in range(4000):
+        block = policy.victim(0.0)
+        counts[block] += 1
+        policy.evicted(block, 0.0)
+        policy.release([block], 0.0)
+    assert all(850 < counts[block] < 1150 for block in (1, 2, 3, 4)), counts
+
+
+def test_a_name_remembered_by_s3fifo_skips_the_small_queue() -> None:
+    history = "abcdefghijk" + "a" + "lmnopqrst"
+    assert "a" in victims(S3Fifo(), history, 10)
+    assert victims(S3Fifo(), history, 10).count("a") == 1, "the second time it entered the main queue"
+    assert victims(S3Fifo(ghosts=0), history + "uvw", 10).count("a") >= 1
+
+
+def test_tail_lru_spares_the_tail_that_the_budget_recomputes() -> None:
+    def request(at: float, name: int, length: int) -> TraceRequest:
+        ids = np.arange(length) + 100 * name
+        return TraceRequest(arrival_s=at, input_tokens=2 * length, output_tokens=1, block_tokens=2, block_ids=ids)
+
+    paths = build_paths([request(0, 1, 4), request(1, 2, 4), request(2, 3, 2), request(3, 1, 4)])
+    assert replay(paths, Lru(), 8).request_hits.tolist() == [0, 0, 0, 2]
+    gone: list[int] = []
+    found = replay(paths, TailLru(budget_tokens=4, next_tokens=2), 8, on_evict=lambda request, node: gone.append(node))
+    assert gone[:2] == [3, 7], "one block of two tokens of each prompt can be spared"
+    assert found.request_hits.tolist() == [0, 0, 0, 3]
+    assert replay(paths, TailLru(budget_tokens=0), 8).request_hits.tolist() == [0, 0, 0, 2], "no budget: LRU"
+
+
+def test_the_largest_tenant_pays() -> None:
+    names = ["small", "big", "big", "big", "new"]
+    paths = build_paths(
+        TraceRequest(
+            arrival_s=0.0, input_tokens=1, output_tokens=1, block_ids=np.array([i]), block_tokens=1, tenant=name
+        )
+        for i, name in enumerate(names)
+    )
+    out: list[int] = []
+    replay(paths, TenantFair(), 4, on_evict=lambda _, node: out.append(node))
+    assert out == [1], "the big tenant's oldest, though the small tenant's is older"
+
+
+def test_tool_ttl_keeps_a_kind_for_as_long_as_its_calls_take() -> None:
+    due = []
+    for call in range(400):
+        due += [(10.0 * call, call, "tool"), (10.0 * call + 35.0, call, "tool")]
+        due += [(10.0 * call + step, 10_000 + 10 * call + step, "once") for step in (1, 2, 3, 4)]
+    requests = [
+        TraceRequest(arrival_s=at, input_tokens=8, output_tokens=1, block_tokens=2, category=category,
+                     block_ids=np.array([name * 10 + depth for depth in range(4)]))
+        for at, name, category in sorted(due)
+    ]  # fmt: skip
+    paths = build_paths(requests)
+    assert hits(ToolTtl(), paths, 48) > 2 * hits(Lru(), paths, 48)
+
+
+def test_a_name_remembered_by_2q_enters_the_main_queue() -> None:
+    policy = TwoQ(newcomers=0.25, ghosts=0.5)
+    assert victims(policy, "abcde" + "a" + "fghij", 4) == "abcdefg", "a came back as a ghost and outlives b to g"
+
+
+def test_the_window_of_w_tinylfu_lets_one_hit_wonders_lose() -> None:
+    text = "".join("abcd" * 6) + "".join(chr(200 + i) for i in range(40)) + "abcd"
+    lost = victims(WTinyLfu(window=0.2), text, 5)
+    assert not set(lost) & set("abcd"), lost
+    assert set(victims(Lru(), text, 5)) & set("abcd")
+
+
+def test_the_frequency_sketch_counts_and_forgets() -> None:
+    sketch = FrequencySketch(64)
+    keys = [BlockHash(bytes([i])) for i in range(40)]
+    for i, key in enumerate(keys):
+        for _ in range(i % 5):
+            sketch.add(key)
+    assert [sketch.estimate(key) for key in keys] == [i % 5 for i in range(40)], "no collision spoils 40 of 64 names"
+    for _ in range(30):
+        sketch.add(keys[0])
+    assert sketch.estimate(keys[0]) == 15
+    for _ in range(640):
+        sketch.add(keys[1])
+    assert sketch.estimate(keys[0]) == 7
