@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from eviction_histories import Pool, evicted, flat, victims
-from learning_streams import conversations, hits
+from learning_streams import conversations, hits, requests_of
 from replay_helpers import workload
 
 from framework.errors import InvalidArgument
@@ -35,6 +35,7 @@ from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.lru_k import LruK
 from framework_builtin.eviction.mru import Mru
 from framework_builtin.eviction.priority import Priority
+from framework_builtin.eviction.proposed import DensestInterior, HitsPerToken, Lease, NeverHitFirst
 from framework_builtin.eviction.random import Random
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.eviction.sieve import Sieve
@@ -316,3 +317,38 @@ def test_the_frequency_sketch_counts_and_forgets() -> None:
     for _ in range(640):
         sketch.add(keys[1])
     assert sketch.estimate(keys[0]) == 7
+
+
+def evicted_names(policy, prompts: list[list[int]], num_blocks: int) -> list[int]:
+    """Names of the evicted blocks, in order."""
+    paths = requests_of([(float(at), ids) for at, ids in enumerate(prompts)])
+    names = {
+        node: ids[depth] for ids, path in zip(prompts, paths.walk(), strict=True) for depth, node in enumerate(path)
+    }
+    gone: list[int] = []
+    replay(paths, policy, num_blocks, on_evict=lambda _, node: gone.append(names[node]))
+    return gone
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (NeverHitFirst(), [31, 30]),  # 10 was hit; those behind are younger
+        (Lease(5), [31, 30]),  # 10's lease ends at 7; 30 was used at 3 and has none
+        (Lease(0), [10, 31]),  # least recently used
+        (HitsPerToken(), [31, 30]),  # a stretch of two without a hit, deepest first; 10: one hit for one block
+    ],
+)
+def test_what_was_hit_stays_as_long_as_the_rule_says(policy, expected: list[int]) -> None:
+    assert evicted_names(policy, [[10], [10], [30, 31], [40], [50]], 3)[: len(expected)] == expected
+
+
+def test_the_densest_interior_goes_first_and_the_ends_stay() -> None:
+    found = evicted_names(DensestInterior(), [[0, 1, 2, 3, 4, 5, 6], *([100 + at] for at in range(7))], 7)
+    assert found == [5, 3, 1, 2, 4, 6, 0] or found[:5] == [5, 3, 1, 2, 4], found
+    assert set(found[5:]) == {0, 6}
+
+
+def test_a_lease_is_not_negative() -> None:
+    with pytest.raises(InvalidArgument, match="length"):
+        Lease(-1)
