@@ -6,18 +6,20 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from framework.config.check import NO_TIERING, checked_tiers
-from framework.config.sections import MAX_BLOCK_SIZE, MAX_BLOCKS
+from framework.config.sections import CacheOptions as CacheOptions
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
+from framework.config.setting import Section
 from framework.engine import graphs
 from framework.engine.block_bytes import as_bytes, parts_of
 from framework.engine.engine import Engine
+from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes, require_graphs, require_writes_first
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
@@ -37,8 +39,6 @@ from framework.groups.serving import GroupedAllocator, groups_of_model, reach, r
 from framework.groups.tiers import grouped_tier_maker
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
-from framework.kv_events.stream import EventStream
-from framework.misses.ledger import Ledger
 from framework.model.loading import LoadedModel
 from framework.model.tokenizer import encode
 from framework.parallel.serving import load_served, serving_executor
@@ -54,6 +54,15 @@ _FACTS = [name for name, one in inspect.signature(Engine.submit).parameters.item
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiers(Section):
+    """What lies below the pool: entries such as {"store": "host", "num_blocks": 20000, "eviction": "lru"}, and the rule
+    that moves blocks there."""
+
+    tiers: Sequence[Mapping[str, Any]] = ()
+    tiering: Component = NO_TIERING
+
+
 class LLM:
     """Serves prompts on a real model through any installed allocator, policy, hash and backend. See docs/python.md.
 
@@ -63,24 +72,12 @@ class LLM:
     Args:
         model: "tiny", a local checkpoint folder, a hub id, or a LoadedModel.
         backend: None takes "triton" on a CUDA device and "torch" elsewhere.
-        block_size: tokens a block.
-        num_blocks: blocks in the pool. With neither this nor `memory_fraction`: 1024 on a CPU, else a fraction of 0.9.
-        memory_fraction: the pool's share of the device's free memory, 0 to 1; on a GPU of what the largest step leaves
-            free, which is measured first.
-        dtype: of the weights, by torch's name; None takes the checkpoint's own.
-        kv_dtype: of K and V in the pool; None takes `dtype`. The backend must support it.
-        kv_scales: JSON file with the scales of an fp8 pool (framework.engine.kv_scales); None calibrates them.
-        layout: of the KV pool, "NHD" or "HND".
-        faults: faults to inject: blocks of NaN, preemptions.
-        record: keep what a replay cannot compute again, in `recorder`.
-        log: receives scheduling and cache events as (event, **facts).
-        kv_events: receives what the cache publishes and removes in vLLM's schema; see framework.kv_events. The caller
-            closes it.
-        ledger: finds a cause for each prompt token that is no hit; see framework.misses.
-        tiering, tiers: the rule that moves blocks below the pool, and what lies there: entries such as
-            {"store": "host", "num_blocks": 20000, "eviction": "lru"}. Close such an LLM: `close` waits for its stores.
+        cache: the pool, beside dtype, scales and layout of what it holds. None: 16 tokens a block and 1024 blocks on a
+            CPU, else a fraction of 0.9 of the memory that the largest step leaves free, which is measured first.
+        tiers: what lies below the pool. Close such an LLM: `close` waits for its stores.
         engine: with `tensor_parallel_size` above 1 the model is spread over as many processes, this one included, and
             `num_blocks` counts the same blocks on each, of that rank's heads. Close the LLM, or use it in a `with`.
+        trial: the seed, faults to inject, and who listens.
 
     Attributes:
         max_model_len: longest sequence, tokens: the least of engine.max_model_len, the model's positions and the pool.
@@ -108,90 +105,67 @@ class LLM:
         eviction: Component = "lru",
         hash: Component = "sha256",
         backend: Component | None = None,
-        block_size: int = 16,
-        num_blocks: int | None = None,
-        memory_fraction: float | None = None,
-        dtype: str | None = None,
-        kv_dtype: str | None = None,
-        kv_scales: str | None = None,
         device: str | None = None,
-        layout: str = "NHD",
-        seed: int = 0,
-        faults: FaultOptions | None = None,
-        record: bool = False,
-        log: Callable[..., Any] | None = None,
-        kv_events: EventStream | None = None,
-        ledger: Ledger | None = None,
-        tiering: Component = "never",
-        tiers: Sequence[Mapping[str, Any]] = (),
+        cache: CacheOptions | None = None,
         engine: EngineOptions | None = None,
+        tiers: Tiers | None = None,
+        trial: Trial | None = None,
     ) -> None:
         given = locals()
         for one in signature(LLM).parameters:
             convert(given[one.name], one.annotation, one.name)
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"seed must be 0 to 2**63 - 1, found {shown(seed)}")
-        for name, most in (("num_blocks", MAX_BLOCKS), ("block_size", MAX_BLOCK_SIZE)):
-            if given[name] is not None and not 0 < given[name] <= most:
-                raise ConfigError(f"{name} must be 1 to {most:,}, found {shown(given[name])}")
         if model == "":
             raise ConfigError("model must be a name, a folder or a LoadedModel, found ''")
-        if log is not None and not callable(log):
-            raise ConfigError(f"log must be a function or None, found {shown(log)}")
-        if tiering not in (NO_TIERING, {"name": NO_TIERING}) and not tiers:
-            raise ConfigError(f"tiering={shown(tiering)} has no tier to move blocks to; give tiers, or leave it out")
-        options = EngineOptions() if engine is None else engine
+        options, cache = engine or EngineOptions(), cache or CacheOptions(num_blocks=None)
+        self.cache, self._trial, below = cache, trial or Trial(), tiers or Tiers()
+        if below.tiering not in (NO_TIERING, {"name": NO_TIERING}) and not below.tiers:
+            raise ConfigError(f"tiering={shown(below.tiering)} has no tier to move blocks to; give tiers as well")
         require_no_foresight(eviction)
-        self._faults = FaultOptions() if faults is None else faults
-        self._tiering, self._tiers = tiering, checked_tiers(tiers)
+        self._tiering, self._tiers = below.tiering, checked_tiers(below.tiers)
         require_one_rank(self._tiers, options.tensor_parallel_size)
-        self.device, self.seed = default_device(device), seed
+        self.device, self.seed = default_device(device), self._trial.seed
         chosen = backend
         if chosen is None:
             chosen = "triton" if self.device.startswith("cuda") else "torch"
-        self.backend: AttentionBackend = build_component("backend", chosen, {"seed": seed})
+        self.backend: AttentionBackend = build_component("backend", chosen, {"seed": self.seed})
         require_graphs(options, self.backend, self.device)
         require_writes_first(options, self.backend)
         self._owns_model = not isinstance(model, LoadedModel)
-        self.model = load_served(
-            model, self.backend, device=self.device, dtype=dtype, kv_dtype=kv_dtype, kv_scales=kv_scales,
-            block_size=block_size, layout=layout, options=options,
-        )  # fmt: skip
+        self.model = load_served(model, self.backend, device=self.device, cache=cache, options=options)
         try:
-            require_scales(kv_scales, kv_dtype, self.model.config)
-            self._settle_spec(block_size, layout, kv_dtype)
-            self._components, self._kv_events = (allocator, eviction, hash), kv_events
-            self._ledger = ledger
-            self._settle_groups(options, record)
-            advice = self._settle_sizes(num_blocks, memory_fraction, options)
+            require_scales(cache.kv_scales, cache.kv_dtype, self.model.config)
+            self._settle_spec()
+            self._components = (allocator, eviction, hash)
+            self._settle_groups(options)
+            advice = self._settle_sizes(options)
             built = self._build_allocator()
             executor, own = serving_executor(
-                self.model, self.backend, self.spec, chosen=chosen, seed=seed, device=self.device, options=options,
-                num_blocks=self.num_blocks, max_len=self.max_model_len, poison=self._faults.poison, kv_scales=kv_scales,
-                **({"further_blocks": self.further_blocks} if self.groups else {}),
+                self.model, self.backend, self.spec, chosen=chosen, seed=self.seed, device=self.device, options=options,
+                num_blocks=self.num_blocks, max_len=self.max_model_len, poison=self._trial.faults.poison,
+                kv_scales=cache.kv_scales, **({"further_blocks": self.further_blocks} if self.groups else {}),
             )  # fmt: skip
             self.pool, self.backends = own.pool, own.by_layer
             self._states = own.states
-            self.recorder = RecordingExecutor(executor) if record else None
+            self.recorder = RecordingExecutor(executor) if self._trial.record else None
             self.executor: Executor = self.recorder or executor
-            self.engine = self._make_engine(built, options, advice, log)
+            self.engine = self._make_engine(built, options, advice)
             weakref.finalize(self, _close_tiers, self.engine, drain=True)
             self.warm_up_s = self._warm_up(options)
         except BaseException:
             self.close()
             raise
 
-    def _settle_spec(self, block_size: int, layout: str, kv_dtype: str | None) -> None:
+    def _settle_spec(self) -> None:
         """What attention computes, of one rank's heads, and the namespace of blocks that hold its K and V."""
         own = str(self.model.decoder.dtype).removeprefix("torch.")
         shape = self.model.decoder.shard.config(self.model.config)
-        self.spec = attention_spec(shape, own, block_size, layout, kv_dtype)
+        self.spec = attention_spec(shape, own, self.cache.block_size, self.cache.layout, self.cache.kv_dtype)
         self.kv_dtype = self.spec.kv_dtype or own
         require_backend(self.backend, self.spec, self.device)
         stored = own if self.kv_dtype == own else f"{own}/{self.kv_dtype}"
         self.namespace = Namespace(model=f"{self.model.name}/{stored}")
 
-    def _settle_groups(self, options: EngineOptions, record: bool) -> None:
+    def _settle_groups(self, options: EngineOptions) -> None:
         """Whether layers with a sliding window are a group of their own; those with a recurrent state must be.
 
         Raises:
@@ -214,9 +188,9 @@ class LLM:
             "CUDA graphs (engine.cuda_graphs)": bool(sizes),
             "a warm-up (engine.warm_up)": self._warms_up(options) and not states,
             "compilation (engine.compile)": options.compile and states,
-            "cache events": self._kv_events is not None,
-            "an explanation of misses": self._ledger is not None,
-            "a recording": record,
+            "cache events": self._trial.kv_events is not None,
+            "an explanation of misses": self._trial.ledger is not None,
+            "a recording": self._trial.record,
             "an allocator, policy or hash that is an object": objects,
         }
         why = [f"no groups with {reason}" for reason, holds in reasons.items() if holds]
@@ -232,9 +206,10 @@ class LLM:
         self.kv_groups_off = "; ".join(why)
         self.groups = () if why else self.groups
 
-    def _settle_sizes(self, num_blocks: int | None, memory_fraction: float | None, options: EngineOptions) -> str:
+    def _settle_sizes(self, options: EngineOptions) -> str:
         """The pool's blocks and the longest sequence; returns what to change where that is too short."""
         config, block_size = self.model.config, self.spec.block_size
+        num_blocks, memory_fraction = self.cache.num_blocks, self.cache.memory_fraction
         self.num_blocks = pool_blocks(
             num_blocks, memory_fraction, device=self.device, ranks=self.model.ranks, block_size=block_size,
             num_layers=len(config.attention_layers), num_kv_heads=self.spec.num_kv_heads,
@@ -289,9 +264,7 @@ class LLM:
         own, _ = build_with_policy(*self._components, num_blocks=self.further_blocks, **sizes)
         return GroupedAllocator(self.groups, (allocator, own))
 
-    def _make_engine(
-        self, allocator: Allocator, options: EngineOptions, advice: str, log: Callable[..., Any] | None
-    ) -> Engine:
+    def _make_engine(self, allocator: Allocator, options: EngineOptions, advice: str) -> Engine:
         tokenizer = self.model.tokenizer
 
         def watch(number: int, stream: int, stops: Sequence[str]) -> StopWatch:
@@ -303,14 +276,10 @@ class LLM:
             max_model_len=self.max_model_len,
             length_advice=advice,
             **options.batching(),
-            preempt_every=self._faults.preempt_every,
             eos_token_ids=tokenizer.eos_token_ids,
             vocab_size=self.model.config.vocab_size,
             window=reach(self.groups[1]) if self.groups else self.model.config.window_of_all_layers,
-            seed=self.seed,
-            log=log,
-            kv_events=self._kv_events,
-            ledger=self._ledger,
+            trial=self._trial,
             stop_watch=watch if tokenizer.has_text else None,
             tiers=self._tier_maker(allocator) if self._tiers else None,
         )

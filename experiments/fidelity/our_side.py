@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experiments.fidelity.streams import Outcome, Talk, sampling_of
-from framework.engine.engine import Engine
+from framework.engine.engine import Engine, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.groups.allocator import SharedGroups
 from framework.groups.checkpoints import CheckpointRule, Dense
@@ -96,7 +96,7 @@ def engine_of(
         max_batch_requests=settings.max_batch_requests,
         scheduling=settings.scheduling,
         virtual_clock=True,
-        ledger=ledger,
+        trial=Trial(ledger=ledger),
     )
 
 

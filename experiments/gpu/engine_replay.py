@@ -22,7 +22,7 @@ import torch
 from framework import registry
 from framework.engine.graphs import reasons_against
 from framework.errors import FrameworkError
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions, Trial
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits
@@ -103,9 +103,9 @@ def build_engine(model: LoadedModel, backend: Any, device: str, *, longest: int)
     )  # fmt: skip
     step = backend.capabilities.block_size_multiple_of
     size = step if step > 1 else 16
-    blocks = max(SIZES) * (-(-longest // size) + 1)
-    llm = LLM(model, backend=backend, device=device, num_blocks=blocks, block_size=size, engine=engine,
-              faults=FaultOptions(poison=True, preempt_every=11))  # fmt: skip
+    cache = CacheOptions(num_blocks=max(SIZES) * (-(-longest // size) + 1), block_size=size)
+    trial = Trial(faults=FaultOptions(poison=True, preempt_every=11))
+    llm = LLM(model, backend=backend, device=device, cache=cache, engine=engine, trial=trial)
     if device == "cpu":
         llm.executor.capture(ReplayRecorder(check=False), SIZES)
     return llm

@@ -27,7 +27,7 @@ from framework.engine.pool import KVPool
 from framework.engine.tiers.setup import open_store
 from framework.errors import BackendUnavailable
 from framework.interfaces.store import BlockFormat
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.loading import random_model
 from framework.sampling import Sampling
 from framework.tiers.transfers import Copy
@@ -105,10 +105,10 @@ def main() -> int:
     engine = EngineOptions(max_batch_requests=size.rows, max_batch_tokens=16 * size.prompt, max_model_len=tokens)
     device = "cpu" if dry else "cuda"
     page = 256 if options.backend in ("flash_attn", "varlen") else 16
+    cache = CacheOptions(block_size=page, num_blocks=size.rows * -(-tokens // page) + 1)
     try:
         llm = LLM("tiny" if dry else random_model("qwen3-0.6b", dtype="bfloat16", device="cuda"),
-                  backend=options.backend, device=device, block_size=page, engine=engine,
-                  num_blocks=size.rows * -(-tokens // page) + 1)  # fmt: skip
+                  backend=options.backend, device=device, cache=cache, engine=engine)  # fmt: skip
     except BackendUnavailable as error:
         print(error)
         return 4

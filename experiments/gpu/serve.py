@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from framework.errors import BackendUnavailable
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.loading import random_model
 from framework.sampling import Sampling
 
@@ -68,9 +68,9 @@ def serve(options: argparse.Namespace, compiles: Any) -> int:
                            cuda_graphs=False if options.eager else "auto")  # fmt: skip
     model = "tiny" if dry else random_model("qwen3-0.6b", dtype="bfloat16", device="cuda")
     page = 256 if options.backend in ("flash_attn", "varlen") else 16
+    cache = CacheOptions(block_size=page, num_blocks=64 if dry else None, memory_fraction=None if dry else 0.6)
     try:
-        llm = LLM(model, backend=options.backend, device="cpu" if dry else "cuda", block_size=page,
-                  num_blocks=64 if dry else None, memory_fraction=None if dry else 0.6, engine=engine)  # fmt: skip
+        llm = LLM(model, backend=options.backend, device="cpu" if dry else "cuda", cache=cache, engine=engine)
     except BackendUnavailable as error:
         print(error)
         return 4

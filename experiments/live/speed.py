@@ -133,10 +133,12 @@ def _vllm(model: str, dtype: str) -> Run:
 def _ours(backend: str) -> Callable[[str, str], Run]:
     def start(model: str, dtype: str) -> Run:
         from framework import LLM, Sampling
-        from framework.llm import EngineOptions
+        from framework.llm import CacheOptions, EngineOptions
+        from framework.model.loading import load_model
 
+        cache = CacheOptions(block_size=BLOCK, num_blocks=BLOCKS)
         engine = EngineOptions(max_batch_requests=ROWS, max_model_len=LONGEST)
-        llm = LLM(model, backend=backend, dtype=dtype, block_size=BLOCK, num_blocks=BLOCKS, device="cpu", engine=engine)
+        llm = LLM(load_model(model, dtype=dtype), backend=backend, cache=cache, device="cpu", engine=engine)
 
         def run(prompts: Prompts, new: int) -> list[list[int]]:
             served = llm.generate(prompts, Sampling(max_tokens=new, ignore_eos=True))

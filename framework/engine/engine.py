@@ -5,11 +5,14 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from framework.config.sections import FaultOptions
+from framework.config.setting import Section, setting
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
@@ -99,6 +102,30 @@ class Change:
         raise EngineInterrupted("this engine is in a step in another thread; use it from one thread at a time")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial(Section):
+    """One trial of an experiment: its seed, the faults injected into it, and who listens.
+
+    Attributes:
+        seed: requests without a seed of their own derive one from it and their number.
+        faults: blocks of NaN (which an executor writes), preemptions.
+        record: keep what a replay cannot compute again, in `LLM.recorder`.
+        log: receives scheduling and cache events as (event, **facts), the log's version first.
+        kv_events: receives what the cache publishes and removes in vLLM's schema, a batch a step; see
+            framework.kv_events. The caller closes it.
+        ledger: finds a cause for each prompt token that is no hit; see framework.misses.
+    """
+
+    section: ClassVar[str] = "trial"
+
+    seed: int = setting(0, at_least=0)
+    faults: FaultOptions = field(default_factory=FaultOptions)
+    record: bool = False
+    log: Log | None = None
+    kv_events: EventStream | None = None
+    ledger: Ledger | None = None
+
+
 class Engine:
     """Serves requests over one allocator and one executor. Knows no class of either by name.
 
@@ -111,20 +138,16 @@ class Engine:
         max_model_len: longest sequence, tokens; longer requests are rejected.
         length_advice: what to do about a request that is too long: which limit `max_model_len` stems from.
         eos_token_ids: end a sequence unless its sampling ignores them.
-        seed: of the run; requests without a seed of their own derive one from it and their number.
         share_within_step: requests admitted in one step share the blocks that one of them computes in it.
         scheduling: the order of a step; running_first not with tiers.
-        preempt_every: fault injection: preempt the newest row every so many steps; 0 never.
         virtual_clock: the executor's clock is virtual, the same in every run: it is what policies see. Else they see
             the number of the step, so that what they do can be repeated.
-        log: receives scheduling and cache events as (event, **facts), the log's version first; None for none.
         vocab_size: prompts with larger ids are rejected; None accepts all.
-        kv_events: receives what the cache publishes and removes, a batch a step; None for nobody.
         window: tokens that a token reads in any layer, itself included, where every layer of the model has a sliding
             window: blocks behind it are unreferenced while their request runs. None: all are read to the end.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
         tiers: makes what lies below the pool, now and after each reset; None for nothing.
-        ledger: finds a cause for each prompt token that is no hit; None where nobody asks why.
+        trial: the seed, faults and who listens; `record` is for whoever made the executor.
 
     Attributes:
         state: what the engine holds; another object after each `reset`.
@@ -143,16 +166,12 @@ class Engine:
         share_within_step: bool = True,
         scheduling: Scheduling = "admit_first",
         eos_token_ids: Iterable[int] = (),
-        seed: int = 0,
-        preempt_every: int = 0,
         vocab_size: int | None = None,
         window: int | None = None,
         virtual_clock: bool = False,
-        log: Log | None = None,
-        kv_events: EventStream | None = None,
         stop_watch: MakeStopWatch | None = None,
         tiers: MakeTiers | None = None,
-        ledger: Ledger | None = None,
+        trial: Trial | None = None,
     ) -> None:
         given = locals()
         for one in signature(Engine).parameters:
@@ -162,26 +181,24 @@ class Engine:
             raise InvalidArgument(f"executor must be an Executor, found {shown(executor)}")
         if not isinstance(eos_token_ids, Iterable):
             raise InvalidArgument(f"eos_token_ids must be token ids, found {shown(eos_token_ids)}")
-        for name in ("log", "stop_watch", "tiers"):
-            if given[name] is not None and not callable(given[name]):
-                raise InvalidArgument(f"{name} must be a function or None, found {shown(given[name])}")
-        for name, least in (("max_model_len", 1), ("preempt_every", 0), ("vocab_size", 1), ("window", 1)):
+        for name, least in (("max_model_len", 1), ("vocab_size", 1), ("window", 1)):
             if given[name] is not None and given[name] < least:
                 raise InvalidArgument(f"{name} must be at least {least}, found {given[name]}")
         require_batch(max_batch_tokens, max_batch_requests, chunk_size)
         if tiers is not None and scheduling == "running_first":
             raise Unsupported("scheduling=running_first does not wait for loads from tiers; take admit_first")
         self.executor, self._virtual_clock = executor, virtual_clock
-        self.max_model_len, self.seed, self.preempt_every = max_model_len, seed, preempt_every
+        self.max_model_len, trial = max_model_len, trial or Trial()
+        self.seed, self.preempt_every = trial.seed, trial.faults.preempt_every
         self.length_advice, self.vocab_size, self.window = length_advice, vocab_size, window
-        self._log, self._kv_events = log, kv_events
-        self._stop_watch, self._make_tiers, self._ledger = stop_watch, tiers, ledger
+        self._log, self._kv_events, self._ledger = trial.log, trial.kv_events, trial.ledger
+        self._stop_watch, self._make_tiers = stop_watch, tiers
         self._batch = max_batch_tokens, max_batch_requests, chunk_size or max_batch_tokens
         self._share_within_step, self._scheduling = share_within_step, scheduling
         self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
         self._num_submitted = 0
         self._change = Change(self, (Engine._step, Engine._flush, Engine._queue, Engine._cancel))
-        write_log_header(log)
+        write_log_header(trial.log)
         self._begin_anew(allocator)
 
     def _begin_anew(self, allocator: Allocator) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from framework.config.config import Choice, Config
-from framework.engine.engine import Engine
+from framework.engine.engine import Engine, Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.costs import StepCosts
 from framework.engine.executors.replay import ReplayExecutor, constant_step
@@ -288,16 +288,12 @@ def build_engine(
         max_model_len=max_len,
         length_advice=advice,
         **engine_options.batching(),
-        preempt_every=config.faults.preempt_every,
         eos_token_ids=recording.eos_token_ids if recording else (),
         window=window,
-        seed=seed,
         virtual_clock=True,
-        log=log,
-        kv_events=kv_events,
+        trial=Trial(seed=seed, faults=config.faults, log=log, kv_events=kv_events, ledger=ledger),
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
         tiers=tiers,
-        ledger=ledger,
     )
     return engine, policy
 

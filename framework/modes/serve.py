@@ -25,7 +25,7 @@ from framework.guard.facts import Reporting, reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.kv_events.stream import EventStream
-from framework.llm import LLM
+from framework.llm import LLM, Tiers, Trial
 from framework.misses.ledger import Ledger
 from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
@@ -147,7 +147,6 @@ def build_llm(
     Where `engine.max_model_len` is null it is `longest`, the workload's longest request: what `contiguous` reserves.
     """
     stored, own = config.cache.kv_dtype, str(model.decoder.dtype).removeprefix("torch.")
-    cache = config.cache.plain()
     parts: dict[str, Any] = {kind: choice.plain() for kind, choice in config.choices().items() if kind in KINDS}
     engine = config.engine
     with warnings.catch_warnings():
@@ -155,16 +154,17 @@ def build_llm(
         return LLM(
             model,
             **parts,
-            **cache,
             device=default_device(config.device),
-            seed=config.seed,
-            record=config.run.record or stored not in (None, own),  # `what_fewer_bits_buy` replays it
-            log=log,
-            kv_events=kv_events,
-            ledger=ledger,
-            tiering=config.tiering.plain(),
-            tiers=config.tiers,
-            faults=config.faults,
+            cache=config.cache,
+            tiers=Tiers(tiers=config.tiers, tiering=config.tiering.plain()),
+            trial=Trial(
+                seed=config.seed,
+                faults=config.faults,
+                record=config.run.record or stored not in (None, own),  # `what_fewer_bits_buy` replays it
+                log=log,
+                kv_events=kv_events,
+                ledger=ledger,
+            ),
             engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
         )
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from framework.config.sections import EngineOptions
+from framework.config.sections import CacheOptions, EngineOptions
 from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step
 from framework.engine.executors.build import make_executor
 from framework.engine.executors.checks import attention_spec, require_backend
@@ -133,11 +133,7 @@ def load_served(
     backend: AttentionBackend,
     *,
     device: str,
-    dtype: str | None,
-    kv_dtype: str | None,
-    kv_scales: str | None,
-    block_size: int,
-    layout: str,
+    cache: CacheOptions,
     options: EngineOptions,
 ) -> LoadedModel:
     """The model, after its shape alone has shown that the backend can serve it. Arguments as of `LLM`.
@@ -155,12 +151,12 @@ def load_served(
             )
         return model
     whole = read_model_config(model)
-    require_scales(kv_scales, kv_dtype, whole)
+    require_scales(cache.kv_scales, cache.kv_dtype, whole)
     shape = Shard(0, size).config(whole)
-    own = dtype if dtype not in (None, "auto") else shape.dtype
-    require_backend(backend, attention_spec(shape, str(own), block_size, layout, kv_dtype), device)
+    spec = attention_spec(shape, str(shape.dtype), cache.block_size, cache.layout, cache.kv_dtype)
+    require_backend(backend, spec, device)
     spread = spread_over(size, timeout_s=options.collective_timeout_s)
-    return load_model(model, dtype=dtype, device=device, spread=spread)
+    return load_model(model, device=device, spread=spread)
 
 
 def serving_executor(

@@ -177,6 +177,8 @@ def _collection(value: Any, origin: Any, annotation: Any, where: str) -> Any:
             raise _wrong(value, annotation, where)
         item = arguments[1] if len(arguments) == 2 else Any
         return {key: convert(entry, item, f"{where}.{key}") for key, entry in value.items()}
+    if origin is Callable and not callable(value):
+        raise _wrong(value, "a function", where)
     if not (isinstance(origin, type) and issubclass(origin, (Sequence, set, frozenset))):
         return value
     if not isinstance(value, (list, tuple, set, frozenset)):

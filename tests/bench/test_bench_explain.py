@@ -10,8 +10,8 @@ import time
 from statistics import median
 
 import pytest
+from fake_engines import make_engine
 
-from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator
@@ -67,7 +67,7 @@ def test_an_engine_without_a_model(benchmark, traces):
             "prefix", "lru", "xxh64", num_blocks=3000, block_size=64, max_model_len=192_000, seed=0
         )
         executor = ReplayExecutor(constant_step(0.05))
-        engine = Engine(allocator, executor, max_model_len=192_000, max_batch_tokens=8192, ledger=ledger)
+        engine = make_engine(allocator, executor, max_model_len=192_000, max_batch_tokens=8192, ledger=ledger)
         for _ in feed(engine, iter(items)):
             pass
 

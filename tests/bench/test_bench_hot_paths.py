@@ -9,13 +9,12 @@ from types import FrameType
 
 import numpy as np
 import pytest
-from fake_engines import prompts
+from fake_engines import make_engine, prompts
 
 from framework import registry
-from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.interfaces.eviction import BlockView
-from framework.llm import LLM
+from framework.llm import LLM, CacheOptions
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.types import UNKNOWN_REQUEST, BlockId, Namespace
@@ -89,7 +88,7 @@ def test_engine_without_a_model(benchmark, name):
 
     def serve():
         allocator = build_allocator(name, "lru", "xxh64", num_blocks=2048, block_size=4, max_model_len=128)
-        engine = Engine(allocator, ReplayExecutor(constant_step(0.025)), max_model_len=128, max_batch_requests=8)
+        engine = make_engine(allocator, ReplayExecutor(constant_step(0.025)), max_model_len=128, max_batch_requests=8)
         requests = [engine.submit(prompt, Sampling(max_tokens=32, ignore_eos=True)) for prompt in prompts(64)]
         engine.run()
         return engine, requests
@@ -101,7 +100,7 @@ def test_engine_without_a_model(benchmark, name):
 
 def test_one_group_of_kv_pays_nothing_for_several() -> None:
     """Calls that serving windows added, of all calls of a run of one group: hits, prefill and decode; at most 2 %."""
-    llm = LLM("tiny", block_size=16, num_blocks=128, backend="torch")
+    llm = LLM("tiny", cache=CacheOptions(block_size=16, num_blocks=128), backend="torch")
     prompts = [list(range(4 + row, 64 + row)) for row in range(4)]
     sampling, calls = Sampling(max_tokens=40, ignore_eos=True), Counter[bool]()
     llm.generate(prompts, sampling)

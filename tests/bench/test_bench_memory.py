@@ -21,7 +21,7 @@ from pathlib import Path
 from framework.llm import LLM
 from framework.sampling import Sampling
 
-llm = LLM("tiny", num_blocks=1024)
+llm = LLM("tiny")
 most_prompts, longest, most_new = map(int, sys.argv[1:])
 random.seed(0)
 for call in range(364):

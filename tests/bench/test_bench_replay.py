@@ -26,10 +26,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "property"))
+from fake_engines import make_engine
 from plain_caches import plain_lru
 
 from framework import registry
-from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.registry.components import build_allocator
 from framework.replay.cores import core_of, count
@@ -162,7 +162,7 @@ def test_decode_appends(benchmark, block_size: int) -> None:
         allocator = build_allocator(
             "prefix", "lru", "sha256", num_blocks=blocks, block_size=block_size, max_model_len=1600
         )
-        engine = Engine(
+        engine = make_engine(
             allocator, ReplayExecutor(constant_step(0.025)), max_model_len=1600, max_batch_requests=256,
             max_batch_tokens=1 << 20,
         )  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from framework.engine.request import Status
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.decoder import _linear
 from framework.model.loading import load_model, random_model
 from framework.model.shapes import SHAPES
@@ -75,7 +75,7 @@ def ours(folder, prompts, new):
     llm = LLM(
         load_model(folder),
         backend="torch",
-        num_blocks=32 * (longest // 16 + 2),
+        cache=CacheOptions(num_blocks=32 * (longest // 16 + 2)),
         engine=EngineOptions(max_model_len=longest, max_batch_requests=32, max_batch_tokens=512),
     )
     start, cpu = time.perf_counter(), time.process_time()
@@ -87,7 +87,7 @@ def ours(folder, prompts, new):
 
 def warm_up(folder, model):
     """Both sides run a few tokens; seconds that backend torch took to compile its decode."""
-    llm = LLM(load_model(folder), backend={"name": "torch", "compile": True}, num_blocks=8)
+    llm = LLM(load_model(folder), backend={"name": "torch", "compile": True}, cache=CacheOptions(num_blocks=8))
     compile_s = llm.backend.facts().get("compile_s", 0.0)
     prompts = [list(range(2, 40)), list(range(3, 20))]
     ours(folder, prompts, 2)
@@ -143,7 +143,7 @@ def test_serve_against_transformers(benchmark, checkpoint, workload):
 def test_what_the_matrix_products_of_a_step_take_alone(benchmark, tokens):
     """The linear layers of a step of these workloads and nothing else, as the engine has packed them."""
     model = random_model("qwen3-100m")
-    LLM(model, backend="gather", num_blocks=8)  # packs the weights
+    LLM(model, backend="gather", cache=CacheOptions(num_blocks=8))  # packs the weights
     decoder, rows = model.decoder, min(tokens, 32)
     weights = [weight for layer in decoder.layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     inputs = {weight.shape[1]: torch.randn(tokens, weight.shape[1]) for weight in weights}

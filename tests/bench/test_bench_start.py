@@ -21,7 +21,7 @@ HEAVY = "sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'hy
 FIRST_TOKEN = """
 from framework import LLM
 from framework.sampling import Sampling
-(request,) = LLM("tiny", num_blocks=64).generate("Hello", Sampling(max_tokens=1))
+(request,) = LLM("tiny").generate("Hello", Sampling(max_tokens=1))
 print(len(request.completions[0].tokens))
 """
 REPLAY = """

@@ -15,15 +15,19 @@ from typing import Any
 
 import pytest
 
-from framework.llm import LLM
+from framework.llm import LLM, CacheOptions, Tiers
 from framework.sampling import Sampling
 
 WORDS = ("workload=shared_prefix", "workload.num_requests=12", "workload.prefix_tokens=256", "workload.new_tokens=4",
          "workload.unique_tokens=40", "cache.num_blocks=64", "run.progress=false")  # fmt: skip
 
 
-def tiers(folder: Path, **options: Any) -> list[dict[str, Any]]:
-    return [{"store": {"name": "disk", "path": str(folder), **options}, "num_blocks": 4096}]
+POOL = CacheOptions(num_blocks=40, block_size=4)
+
+
+def tiers(folder: Path, **options: Any) -> Tiers:
+    disk = {"store": {"name": "disk", "path": str(folder), **options}, "num_blocks": 4096}
+    return Tiers(tiering="write_through", tiers=[disk])
 
 
 def prompts() -> list[list[int]]:
@@ -33,8 +37,7 @@ def prompts() -> list[list[int]]:
 
 def served(folder: Path | None, **options: Any) -> tuple[list[list[int]], dict[str, Any]]:
     """Tokens and counts of a small workload, over a disk tier where a folder is given."""
-    below = {"tiering": "write_through", "tiers": tiers(folder, **options)} if folder is not None else {}
-    with LLM("tiny", num_blocks=40, block_size=4, **below) as llm:
+    with LLM("tiny", cache=POOL, tiers=folder and tiers(folder, **options)) as llm:
         done = llm.generate(prompts(), Sampling(max_tokens=3, ignore_eos=True))
         llm.engine.check()
         facts = llm.stats()
@@ -164,7 +167,7 @@ def test_what_another_process_stores_is_found_while_a_run_goes_on(
     from framework.tiers import worker
 
     monkeypatch.setattr(worker, "_LIST_EVERY_S", 0.05)
-    with LLM("tiny", num_blocks=40, block_size=4, tiering="write_through", tiers=tiers(tmp_path)) as early:
+    with LLM("tiny", cache=POOL, tiers=tiers(tmp_path)) as early:
         assert served(tmp_path)[0] == alone  # another one, while `early` is open
         deadline = time.monotonic() + 30
         while not early.stats()["tier1_peak_blocks"] and time.monotonic() < deadline:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import make_llm
 
 from framework import registry
 from framework.engine.request import Status
-from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.loading import LoadedModel, load_model
 from framework.modes.dense_check import check_dense
 from framework.sampling import Sampling
@@ -96,12 +96,7 @@ def pairwise(axes: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 def differences(served: Served, count: int | None = None, **point: Any) -> str:
     """Serve the prompts at `point`; "" if all went as it must."""
     num_blocks = BLOCKS[point["block_size"]]
-    options = {"chunk_size": point.pop("chunk_size")}
-    faults = FaultOptions(poison=True, preempt_every=point.pop("preempt_every"))
-    llm = LLM(
-        served.model, num_blocks=num_blocks, faults=faults, engine=EngineOptions(max_model_len=MAX_LEN, **options),
-        device="cpu", **point,
-    )  # fmt: skip
+    llm = make_llm(served.model, num_blocks=num_blocks, poison=True, max_model_len=MAX_LEN, device="cpu", **point)
     requests = llm.generate(served.prompts[:count], Sampling(max_tokens=NUM_TOKENS, ignore_eos=True))
     llm.engine.check()
     wrong = [
@@ -112,9 +107,9 @@ def differences(served: Served, count: int | None = None, **point: Any) -> str:
     dense = check_dense(served.model, requests, len(requests), device="cpu")
     if dense["dense_mismatches"] or dense["dense_checked"] != len(requests):
         wrong.append(f"against the dense model: {dense}")
-    if faults.preempt_every and not llm.engine.state.num_preemptions:
+    if point["preempt_every"] and not llm.engine.state.num_preemptions:
         wrong.append("nothing was preempted")
-    return f"{point} {options}: {wrong}" if wrong else ""
+    return f"{point}: {wrong}" if wrong else ""
 
 
 def test_the_references_are_worth_comparing_with(served: Served) -> None:

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 import torch
+from fake_engines import make_llm
 from safetensors.torch import load_file, save_file
 
-from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.dense import dense_logits, greedy
 from framework.model.loading import load_model
 from framework.sampling import Sampling
@@ -169,14 +169,9 @@ def test_served_tokens_are_those_of_the_dense_model(pair, continued, backend, ti
     """Twice over; the second time, with tiers, from below a pool that has no room for it all."""
     (ours, _), (prompts, wanted) = pair, continued
     below = {"tiering": "on_eviction", "tiers": [{"store": "host", "num_blocks": 400}], "num_blocks": 25}
-    llm = LLM(
-        ours,
-        backend=backend,
-        block_size=4,
-        faults=FaultOptions(poison=True),
-        engine=EngineOptions(chunk_size=16, max_batch_requests=2, max_batch_tokens=64),
-        **(below if tiers else {"num_blocks": 120}),
-    )
+    pool = below if tiers else {"num_blocks": 120}
+    engine = {"chunk_size": 16, "max_batch_requests": 2, "max_batch_tokens": 64}
+    llm = make_llm(ours, backend=backend, block_size=4, poison=True, **engine, **pool)
     sampling = Sampling(max_tokens=30, ignore_eos=True)
     for _ in range(2):
         assert [request.completions[0].tokens for request in llm.generate(prompts, sampling)] == wanted

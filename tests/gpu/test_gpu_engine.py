@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_engines import make_llm
 
 from framework import registry
 from framework.engine.graphs import CudaRecorder, reasons_against
 from framework.engine.staging import Staging
 from framework.errors import BackendUnavailable
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM
 from framework.model import sampler
 from framework.model.decoder import Decoder
 from framework.model.loading import LoadedModel
@@ -46,12 +47,8 @@ def exact_products() -> Iterator[None]:
 
 
 def make(**options: Any) -> LLM:
-    names = ("cuda_graphs", "graph_batch_sizes", "chunk_size", "compile")
-    engine = {name: options.pop(name) for name in names if name in options}
-    engine = {"max_batch_requests": 16, "max_batch_tokens": 64, "max_model_len": 256, **engine}
-    faults = FaultOptions(poison=options.pop("poison", True), preempt_every=options.pop("preempt_every", 0))
-    options = {"num_blocks": 300, "block_size": 16, **options}
-    return LLM(options.pop("model", "tiny"), device="cuda", engine=EngineOptions(**engine), faults=faults, **options)
+    engine = {"max_batch_requests": 16, "max_batch_tokens": 64, "max_model_len": 256}
+    return make_llm(**{"device": "cuda", "num_blocks": 300, "block_size": 16, "poison": True, **engine, **options})
 
 
 def wide_model(dtype: str) -> LoadedModel:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engines import FakeExecutor, FakeModel
+from fake_engines import FakeExecutor, FakeModel, make_engine
 from test_tiers_serve import RULES, tiered
 
 from framework import registry
@@ -212,7 +212,7 @@ def explained(
     ledger = Ledger(BLOCK, policy=eviction, most_contents=10_000)
     history = History(built, ledger)
     executor = FakeExecutor(num_blocks, BLOCK, FakeModel())
-    engine = Engine(
+    engine = make_engine(
         history,  # type: ignore[arg-type]
         executor,
         max_model_len=40,
@@ -333,7 +333,7 @@ def test_nothing_is_done_for_a_ledger_that_is_not_there(monkeypatch: pytest.Monk
     listened: list[Any] = []
     built = build_allocator("prefix", "lru", "xxh64", num_blocks=20, block_size=BLOCK, max_model_len=40, seed=0)
     monkeypatch.setattr(type(built), "listen", lambda self, listener: listened.append(listener))
-    engine = Engine(built, FakeExecutor(20, BLOCK, FakeModel()), max_model_len=40)
+    engine = make_engine(built, FakeExecutor(20, BLOCK, FakeModel()), max_model_len=40)
     for _ in range(5):
         engine.submit([1, 2, 3, 4, 5, 6], Sampling(max_tokens=3, ignore_eos=True))
     engine.run()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engines import FakeExecutor, FakeModel, describe, expected, slow_beams, tokens_of
+from fake_engines import FakeExecutor, FakeModel, describe, expected, make_engine, slow_beams, tokens_of
 
 from framework import registry
 from framework.engine.engine import Engine
@@ -196,7 +196,7 @@ def tiered_engine(
 
     executor = FakeExecutor(BLOCKS, SIZE, before_forward=fail_now_and_then)
     options.setdefault("max_batch_requests", draw.choice([1, 3, 6]))
-    return Engine(
+    return make_engine(
         built,
         executor,
         max_model_len=48,

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_engines import make_llm
 
 from framework.errors import ConfigError, StoreFailed
-from framework.llm import LLM, FaultOptions
+from framework.llm import LLM
 from framework.sampling import Sampling
 
 GREEDY = Sampling(max_tokens=4, ignore_eos=True)
@@ -27,7 +28,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def test_tokens_are_the_same_whatever_lies_below(tmp_path: Path) -> None:
-    with LLM("tiny", **SHORT) as llm:
+    with make_llm("tiny", **SHORT) as llm:
         alone = tokens(llm)
     disk = {"name": "disk", "path": str(tmp_path / "kv")}
     cases: list[tuple[Any, list[dict[str, Any]]]] = [
@@ -38,7 +39,7 @@ def test_tokens_are_the_same_whatever_lies_below(tmp_path: Path) -> None:
         ("write_through", [{"store": "null", "num_blocks": 64}]),
     ]
     for rule, tiers in cases:
-        with LLM("tiny", tiering=rule, tiers=tiers, **SHORT) as llm:
+        with make_llm("tiny", tiering=rule, tiers=tiers, **SHORT) as llm:
             found = tokens(llm)
             llm.engine.check()
             facts = llm.stats()
@@ -51,19 +52,19 @@ def test_tokens_are_the_same_whatever_lies_below(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kv_dtype", [None, "bfloat16", "int8"])
 def test_blocks_of_every_kind_of_pool_come_back_bit_for_bit(kv_dtype: str | None, layout: str) -> None:
     pool = {**SHORT, "kv_dtype": kv_dtype, "layout": layout}
-    with LLM("tiny", **pool) as llm:
+    with make_llm("tiny", **pool) as llm:
         alone = tokens(llm)
-    with LLM("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 64}], **pool) as llm:
+    with make_llm("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 64}], **pool) as llm:
         assert tokens(llm) == alone
         assert llm.stats()["loaded_blocks"] > 0
 
 
 def test_poisoned_blocks_are_read_before_they_are_poisoned() -> None:
-    with LLM(
+    with make_llm(
         "tiny",
         tiering="on_eviction",
         tiers=[{"store": "host", "num_blocks": 64}],
-        faults=FaultOptions(poison=True),
+        poison=True,
         **SHORT,
     ) as llm:
         done = llm.generate(prompts(), GREEDY)
@@ -72,7 +73,7 @@ def test_poisoned_blocks_are_read_before_they_are_poisoned() -> None:
 
 
 def test_a_reset_opens_the_stores_anew() -> None:
-    with LLM("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 64}], **SHORT) as llm:
+    with make_llm("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 64}], **SHORT) as llm:
         first = tokens(llm)
         llm.reset()
         assert llm.stats()["tier1_hit_blocks"] == 0
@@ -96,19 +97,18 @@ def test_a_reset_opens_the_stores_anew() -> None:
 def test_what_cannot_lie_below_is_refused_at_once(options: dict[str, Any], error: type[Exception], says: str) -> None:
     given = {"tiering": "on_eviction", "tiers": [{"store": "host", "num_blocks": 4}], **SHORT, **options}
     with pytest.raises(error, match=says):
-        LLM("tiny", **given)
+        make_llm("tiny", **given)
 
 
 def test_a_model_over_several_ranks_takes_no_tiers() -> None:
-    from framework.config.sections import EngineOptions
 
     with pytest.raises(ConfigError, match="several ranks"):
-        LLM("tiny", tiers=[{"store": "host", "num_blocks": 4}], engine=EngineOptions(tensor_parallel_size=2), **SHORT)
+        make_llm("tiny", tiers=[{"store": "host", "num_blocks": 4}], tensor_parallel_size=2, **SHORT)
 
 
 def test_closing_ends_the_thread_and_resets_leave_one() -> None:
     before = {*threading.enumerate()}
-    with LLM("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 8}], **SHORT) as llm:
+    with make_llm("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 8}], **SHORT) as llm:
         llm.reset()
         assert [thread.name for thread in threading.enumerate() if thread not in before] == ["tiers"]
     assert not {*threading.enumerate()} - before

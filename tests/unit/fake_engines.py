@@ -7,20 +7,27 @@ The same numbers come from `FakeModel` as a pure function of the prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from framework import registry
-from framework.engine.engine import Engine
-from framework.engine.executors.base import BoolArray, FloatArray, Step
+from framework.config.sections import CacheOptions, EngineOptions, FaultOptions
+from framework.config.setting import Section
+from framework.engine.engine import Engine, Trial
+from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step
 from framework.engine.request import Request
 from framework.engine.rows import IntArray, Rows
+from framework.interfaces.allocator import Allocator
 from framework.registry.components import Component, build_allocator
 from framework.sampling import Sampling
 from framework.types import BlockCopy
+
+if TYPE_CHECKING:
+    from framework.llm import LLM
 
 _MASK = (1 << 64) - 1
 _STALE = 0xDEAD_0000_0000_0000
@@ -295,6 +302,32 @@ def named(component: Any) -> str:
     return component if isinstance(component, str) else "-".join(str(value) for value in component.values())
 
 
+def by_section(given: Mapping[str, Any], **sections: type[Section]) -> dict[str, Any]:
+    """`given`, in which settings of `sections` and of a Trial are no keywords of their own but fields of theirs."""
+    rest = dict(given)
+    for name, section in {"faults": FaultOptions, "trial": Trial, **sections}.items():
+        own = {field.name: rest.pop(field.name) for field in fields(section) if field.name in rest}
+        if own:
+            rest[name] = replace(rest[name], **own) if name in rest else section(**own)
+    return rest
+
+
+def make_engine(allocator: Allocator, executor: Executor, **given: Any) -> Engine:
+    """An engine whose settings are each in the section that has one of its name."""
+    return Engine(allocator, executor, **by_section(given))
+
+
+def make_llm(model: Any = "tiny", **given: Any) -> LLM:
+    """An LLM whose settings are each in the section that has one of its name; its model of `dtype`."""
+    from framework.llm import LLM, Tiers
+    from framework.model.loading import load_model
+
+    if "dtype" in given:
+        model = load_model(model, dtype=given.pop("dtype"), device=given["device"])
+    sections: dict[str, type[Section]] = {"cache": CacheOptions, "engine": EngineOptions, "tiers": Tiers}
+    return LLM(model, **by_section({"num_blocks": None, **given}, **sections))
+
+
 def fake_engine(
     allocator: Component = "prefix_cow",
     *,
@@ -314,7 +347,7 @@ def fake_engine(
     options.setdefault("max_batch_requests", 8)
     options.setdefault("vocab_size", model.vocab_size)
     executor = FakeExecutor(num_blocks, block_size, model)
-    return Engine(built, executor, max_model_len=max_model_len, **options)
+    return make_engine(built, executor, max_model_len=max_model_len, **options)
 
 
 def prompts(count: int, *, shared: int = 9, unique: int = 6, vocab_size: int = 32, seed: int = 0) -> list[list[int]]:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from fake_engines import make_engine, make_llm
 
 from framework import registry
-from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, FrameworkError, InvalidArgument, InvalidTokens
 from framework.kv_events.stream import EventStream
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.dense import dense_logits
 from framework.model.loading import load_model
 from framework.sampling import Sampling
@@ -35,11 +35,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(checkpoint: Path, prompts: list[list[int]], sampling: Any, **options: Any) -> tuple[LLM, list[Request]]:
-    engine = {name: options.pop(name) for name in ("chunk_size",) if name in options}
-    faults = FaultOptions(poison=True, preempt_every=options.pop("preempt_every", 0))
     model = load_model(str(checkpoint), dtype="float32", device="cpu")
-    options = {"num_blocks": 80, "block_size": 4, "device": "cpu", **options}
-    llm = LLM(model, engine=EngineOptions(max_model_len=64, **engine), faults=faults, **options)
+    options = {"num_blocks": 80, "block_size": 4, "device": "cpu", "poison": True, "max_model_len": 64, **options}
+    llm = make_llm(model, **options)
     requests = llm.generate(prompts, sampling)
     llm.engine.check()
     return llm, requests
@@ -119,7 +117,7 @@ def test_rows_that_ask_for_other_numbers_of_log_probabilities_get_them_as_if_alo
 @pytest.mark.parametrize("sampling", [Sampling(max_tokens=5), Sampling(max_tokens=5, beam_width=2)])
 def test_a_row_of_nan_logits_fails_its_request_alone(checkpoint: Path, sampling: Sampling) -> None:
     model = load_model(str(checkpoint), dtype="float32", device="cpu")
-    llm = LLM(model, num_blocks=80, block_size=4, device="cpu", engine=EngineOptions(max_model_len=64))
+    llm = make_llm(model, num_blocks=80, block_size=4, device="cpu", max_model_len=64)
     good_before = [llm.generate(prompt, Sampling(max_tokens=5))[0].completions[0].tokens for prompt in PROMPTS]
     real, calls = model.decoder.logits, iter(range(100))
 
@@ -157,9 +155,9 @@ def test_one_nan_fails_one_request_and_is_found_by_nobody_afterwards(
 ) -> None:
     model, options = str(checkpoint), EngineOptions(max_model_len=64, chunk_size=8, scheduling=scheduling)
     parts = {"dtype": "float32", "num_blocks": 80, "block_size": 4, "device": "cpu", "allocator": allocator}
-    (wanted,) = LLM(model, engine=options, **parts).generate(PROMPTS[0], sampling)
+    (wanted,) = make_llm(model, engine=options, **parts).generate(PROMPTS[0], sampling)
     stream = EventStream([])
-    llm = LLM(model, engine=options, backend=NanOnce(), kv_events=stream, **parts)
+    llm = make_llm(model, engine=options, backend=NanOnce(), kv_events=stream, **parts)
     (failed,) = llm.generate(PROMPTS[0], sampling)
     assert failed.status is Status.FAILED, failed
     assert "not finite" in failed.reason, failed.reason
@@ -181,18 +179,18 @@ def test_what_a_failed_request_wrote_leaves_the_tiers_and_the_next_process_finds
         "tiers": tiers, "tiering": {"name": "write_through"},
     }  # fmt: skip
     sampling = Sampling(max_tokens=4)
-    with LLM(str(checkpoint), backend=NanOnce(), **parts) as llm:
+    with make_llm(str(checkpoint), backend=NanOnce(), **parts) as llm:
         (failed,) = llm.generate(PROMPTS[0], sampling)
         assert failed.status is Status.FAILED, failed
     assert not list(tmp_path.rglob("*.kv")), "the next process would load it"
-    with LLM(str(checkpoint), **parts) as llm:
+    with make_llm(str(checkpoint), **parts) as llm:
         (again,) = llm.generate(PROMPTS[0], sampling)
         assert again.status is Status.FINISHED, again.reason
     assert list(tmp_path.rglob("*.kv")), "nothing was stored"
 
 
 def test_one_bad_prompt_in_a_list_is_refused_before_any_is_queued() -> None:
-    llm = LLM("tiny", num_blocks=20, device="cpu")
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=20), device="cpu")
     with pytest.raises(InvalidTokens):
         llm.generate([[1, 2, 3], [4, -1]], Sampling(max_tokens=2))
     assert llm.engine.num_unfinished == 0
@@ -217,7 +215,7 @@ WRONG: dict[str, list[Any]] = {
     "block_size": [0, -1, "x", 2.5, True, 2**50, None],
     "num_blocks": [0, -1, "x", 2.5, True, 2**50],
     "memory_fraction": ["x", 2],
-    "dtype": [5, "int3"],
+    "kv_dtype": [5, "int3"],
     "kv_scales": [5],
     "device": [5, "gpu9"],
     "seed": [-1, "x", 2.5, None, 2**70],
@@ -235,7 +233,7 @@ WRONG: dict[str, list[Any]] = {
 def test_a_wrong_argument_is_refused_by_its_name(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(FrameworkError, match=name):
-        LLM(**{"model": "tiny", "num_blocks": 16, **wrong})
+        make_llm(**{"model": "tiny", "num_blocks": 16, **wrong})
 
 
 _NO_OPTION = (-1, "x", [], {}, object(), 2**70, float("nan"), b"", (1.5,))
@@ -246,7 +244,7 @@ def test_wrong_values_of_options_are_refused_by_their_names(options: type) -> No
     good = {("length_penalty", "-1"), ("stop", "'x'"), ("stop", "[]"), ("stop_token_ids", "[]")}
 
     def make(**given: Any) -> None:
-        LLM("tiny", num_blocks=16, engine=options(**given))  # an EngineOptions is checked when it is used
+        LLM("tiny", engine=options(**given))  # an EngineOptions is checked when it is used
 
     for name in inspect.signature(options).parameters:
         for value in _NO_OPTION:
@@ -261,7 +259,7 @@ def test_wrong_values_of_options_are_refused_by_their_names(options: type) -> No
      ((([1, 2],), {"namespace": 5}), "namespace must be")],
 )  # fmt: skip
 def test_wrong_prompts_sampling_and_namespaces_are_refused_and_nothing_is_queued(arguments: Any, says: str) -> None:
-    llm = LLM("tiny", num_blocks=16)
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=16))
     with pytest.raises(InvalidArgument, match=says):
         llm.generate(*arguments[0], **arguments[1])
     assert llm.engine.num_unfinished == 0
@@ -269,21 +267,21 @@ def test_wrong_prompts_sampling_and_namespaces_are_refused_and_nothing_is_queued
 
 @pytest.mark.parametrize(
     ("call", "says"),
-    [(lambda llm: LLM("tiny", num_block=16), "LLM takes no 'num_block'; did you mean 'num_blocks'"),
+    [(lambda llm: LLM("tiny", hush=16), "LLM takes no 'hush'; did you mean 'hash'"),
      (lambda llm: llm.generate([1, 2], prioriti=3), "LLM.generate takes no 'prioriti'; did you mean 'priority'"),
      (lambda llm: llm.submit([1, 2], prioriti=3), "takes no 'prioriti'; did you mean 'priority'"),
      (lambda llm: llm.stream([1, 2], nothing=3), "takes no 'nothing'"),
      (lambda llm: llm.cancel(5), "cancel takes a request that was submitted, found 5")],
 )  # fmt: skip
 def test_unknown_keywords_and_what_is_no_request_are_refused(call: Any, says: str) -> None:
-    llm = LLM("tiny", num_blocks=16)
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=16))
     with pytest.raises(InvalidArgument, match=re.escape(says)):
         call(llm)
     assert llm.engine.num_unfinished == 0
 
 
 def test_wrong_arguments_of_an_engine_are_refused_by_their_names() -> None:
-    llm = LLM("tiny", num_blocks=16)
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=16))
     wrong: dict[str, Any] = {
         "max_model_len": 0, "max_batch_tokens": 2.5, "max_batch_requests": "a", "chunk_size": "x", "window": 0,
         "share_within_step": 5, "scheduling": "x", "eos_token_ids": 5, "seed": "a", "preempt_every": -1,
@@ -293,12 +291,12 @@ def test_wrong_arguments_of_an_engine_are_refused_by_their_names() -> None:
     for name, value in wrong.items():
         good: dict[str, Any] = {"allocator": llm._build_allocator(), "executor": llm.executor, "max_model_len": 64}
         with pytest.raises((ConfigError, InvalidArgument), match=rf"\b{name}\b"):
-            Engine(**{**good, name: value})
+            make_engine(**{**good, name: value})
 
 
 def test_an_llm_that_nobody_holds_ends_its_thread() -> None:
     others = set(threading.enumerate())
-    llm = LLM("tiny", num_blocks=16, tiers=[{"store": "host", "num_blocks": 8}], tiering="write_through")
+    llm = make_llm("tiny", num_blocks=16, tiers=[{"store": "host", "num_blocks": 8}], tiering="write_through")
     (own,) = {thread for thread in threading.enumerate() if thread.name == "tiers"} - others
     del llm
     gc.collect()

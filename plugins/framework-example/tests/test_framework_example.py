@@ -15,7 +15,7 @@ from framework_example.hash import Keyed
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.llm import LLM
+from framework.llm import LLM, CacheOptions
 from framework.modes.loss_check import measure_loss, summarise
 from framework.sampling import Sampling
 from framework.testing import allocator_checks, eviction_checks, hash_checks
@@ -57,7 +57,7 @@ def test_a_loss_that_is_not_declared_fails_the_kit() -> None:
 
 
 def test_a_run_reports_what_the_backend_loses(tmp_path: Path) -> None:
-    llm = LLM("tiny", backend=Int8Reader(), num_blocks=64, block_size=4)
+    llm = LLM("tiny", backend=Int8Reader(), cache=CacheOptions(num_blocks=64, block_size=4))
     requests = llm.generate([[1, 2, 3, 4, 5], [9, 8, 7]], Sampling(max_tokens=12))
     verdicts = measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, 8)
     found = summarise(verdicts, 0.05)

@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
+from fake_engines import make_engine
 
-from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import InvalidArgument, InvariantViolation
 from framework.registry.components import build_allocator
@@ -143,7 +143,7 @@ def served(allocator: str, prompts: list[list[int]], **options: object) -> tuple
     built = build_allocator(
         {"name": allocator, **options}, "lru", "xxh64", num_blocks=40, block_size=8, max_model_len=120
     )
-    engine = Engine(
+    engine = make_engine(
         built, ReplayExecutor(constant_step(0.01)), max_model_len=120, preempt_every=7, max_batch_requests=4
     )
     for prompt in prompts:

@@ -12,12 +12,13 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="needs triton: its launcher says what a launch is compiled for")
 
+from fake_engines import make_llm  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler.compiler import make_backend  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
 from framework.interfaces.backend import AttentionSpec  # noqa: E402
-from framework.llm import LLM, EngineOptions, FaultOptions  # noqa: E402
+from framework.llm import LLM, EngineOptions  # noqa: E402
 from framework.model.config import ModelConfig  # noqa: E402
 from framework.model.loading import random_model  # noqa: E402
 from framework.sampling import Sampling  # noqa: E402
@@ -99,9 +100,9 @@ def make(model: str = "plain", *, warm_up: bool, graphs: bool = False, **options
         max_batch_requests=options.pop("max_rows", 80), max_batch_tokens=640, prepack=False, warm_up=False,
         chunk_size=options.pop("chunk_size", None),
     )  # fmt: skip
-    llm = LLM(
+    llm = make_llm(
         random_model(replace(MODEL, **MODELS[model])), backend=backend, device="cpu", num_blocks=900, engine=engine,
-        faults=FaultOptions(preempt_every=11),
+        preempt_every=11,
         **{"block_size": 16, **options},
     )  # fmt: skip
     if graphs:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fake_engines import make_llm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 
 from framework.engine import pool, staging
 from framework.engine.staging import Staging
-from framework.llm import LLM, EngineOptions, FaultOptions
 from framework.model.decoder import Decoder
 from framework.model.loading import LoadedModel
 from framework.model.tiny import TINY_CONFIG, ByteTokenizer
@@ -122,21 +122,12 @@ def _fetch(self: Any, tensor: Any) -> Any:
 def serve(samplings: list[Sampling], model: Any = None, backend: str = "Pretended", **options: Any) -> dict[str, Any]:
     """What became of the requests, and how often the host waited."""
     config = replace(TINY_CONFIG, **(model or {}))
-    recorded, preempt_every = options.pop("recorded", False), options.pop("preempt_every", 0)
-    engine = EngineOptions(
-        max_batch_requests=8, max_batch_tokens=32, max_model_len=128, cuda_graphs=False, prepack=False
-    )
+    recorded = options.pop("recorded", False)
+    cache = {"num_blocks": 80, "block_size": 4}
+    engine = {"max_batch_requests": 8, "max_batch_tokens": 32, "max_model_len": 128, "prepack": False}
     loaded = LoadedModel(Decoder(config, device=DEVICE), ByteTokenizer(config.vocab_size, ()), config, "tiny")
-    llm = LLM(
-        loaded,
-        backend=globals()[backend](),
-        device=DEVICE,
-        num_blocks=80,
-        block_size=4,
-        engine=engine,
-        faults=FaultOptions(preempt_every=preempt_every),
-        **options,
-    )
+    parts = {"backend": globals()[backend](), "device": DEVICE, "cuda_graphs": False}
+    llm = make_llm(loaded, **parts, **cache, **engine, **options)
     with OneDevice() as watch:
         if recorded:
             llm.executor.capture(ReplayRecorder(check=False), (1, 4, 8))  # type: ignore[attr-defined]

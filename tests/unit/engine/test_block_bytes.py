@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_engines import tokens_of
+from fake_engines import make_llm, tokens_of
 from pretended_cuda import Cuda, Event, Stream, pretended_cuda
 
 from framework.engine import block_bytes
@@ -238,7 +238,7 @@ class InThread(WorkerTransfers):
 
 
 def served(prompts: Sequence[list[int]], **tiers: Any) -> tuple[list[Any], LLM]:
-    llm = LLM(
+    llm = make_llm(
         "tiny", allocator="prefix_cow", hash="sha256", num_blocks=16, block_size=4, device="cpu", dtype="float32",
         engine=EngineOptions(max_batch_requests=3, max_model_len=64, prepack=False), **tiers,
     )  # fmt: skip

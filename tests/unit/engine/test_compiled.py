@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from fake_engines import make_llm
 from static_backend import StaticBackend
 
 from framework.engine.compiled import opaque_attention
 from framework.errors import ConfigError
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM
 from framework.sampling import Sampling
 from framework.testing.recorder import ReplayRecorder
 
@@ -46,18 +47,9 @@ def test_the_opaque_operator_calls_its_owner_and_does_not_keep_it_alive() -> Non
 
 
 def make(compiled: bool, **options: Any) -> LLM:
-    engine = EngineOptions(
-        max_batch_requests=8, max_batch_tokens=24, max_model_len=64, chunk_size=7, prepack=False, compile=compiled
-    )
-    return LLM(
-        "tiny",
-        num_blocks=120,
-        block_size=4,
-        device="cpu",
-        engine=engine,
-        faults=FaultOptions(preempt_every=9),
-        **options,
-    )
+    engine = {"max_batch_requests": 8, "max_batch_tokens": 24, "max_model_len": 64, "chunk_size": 7, "prepack": False}
+    cache = {"num_blocks": 120, "block_size": 4}
+    return make_llm("tiny", device="cpu", compile=compiled, preempt_every=9, **cache, **engine, **options)
 
 
 def serve(llm: LLM) -> list[Any]:

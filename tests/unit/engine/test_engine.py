@@ -11,14 +11,14 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from fake_engines import FakeModel, expected, fake_engine, prompts, tokens_of
+from fake_engines import FakeModel, expected, fake_engine, make_llm, prompts, tokens_of
 
 import framework
 import framework_builtin
 from framework.engine.engine import Engine
 from framework.engine.request import Status
 from framework.errors import EngineInterrupted, RankError
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework_builtin.eviction.lru import Lru
@@ -100,7 +100,7 @@ def greedy(llm: LLM) -> list[list[int]]:
 
 def test_generate_after_an_interrupt_at_any_line_gives_the_right_tokens() -> None:
     make = {"num_blocks": 24, "block_size": 4, "engine": EngineOptions(max_batch_requests=2, chunk_size=8)}
-    llm = LLM("tiny", **make)
+    llm = make_llm("tiny", **make)
     wanted = greedy(llm)
     llm.reset()
     with interrupted_at_line(0) as count:
@@ -115,7 +115,7 @@ def test_generate_after_an_interrupt_at_any_line_gives_the_right_tokens() -> Non
 
 
 def test_an_llm_with_an_object_of_the_caller_s_own_refuses_instead() -> None:
-    llm = LLM("tiny", num_blocks=24, eviction=Lru())
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=24), eviction=Lru())
     wanted = greedy(llm)
     llm.reset()
     assert greedy(llm) == wanted, "an orderly reset keeps the object"
@@ -135,7 +135,7 @@ def interrupt_a_step(llm: LLM) -> None:
 
 
 def test_requests_of_a_call_left_between_steps_are_cancelled() -> None:
-    llm = LLM("tiny", num_blocks=24)
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=24))
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -194,7 +194,7 @@ def test_an_engine_in_a_step_refuses_another_thread_and_its_own_callbacks() -> N
 
 
 def test_ranks_that_were_left_in_a_step_are_a_clear_refusal() -> None:
-    with LLM("tiny", num_blocks=24, engine=EngineOptions(tensor_parallel_size=2)) as llm:
+    with LLM("tiny", cache=CacheOptions(num_blocks=24), engine=EngineOptions(tensor_parallel_size=2)) as llm:
         inner = llm.executor.inner  # type: ignore[attr-defined]
 
         def interrupt(step: Any, rows: Any) -> None:

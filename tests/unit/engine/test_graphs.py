@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_engines import make_llm
 from static_backend import StaticBackend
 
 from framework.engine.graphs import bucket_sizes, choose, reasons_against
 from framework.engine.staging import Staging, layout
 from framework.errors import ConfigError, InvariantViolation
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
 from framework.testing.recorder import ReplayRecorder
 from framework_builtin.backend.torch import TorchBackend
@@ -43,11 +44,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 def make(sizes: tuple[int, ...] | None = None, *, backend: Any = None, **options: Any) -> LLM:
-    engine = {name: options.pop(name) for name in ("chunk_size",) if name in options}
-    faults = FaultOptions(poison=True, preempt_every=options.pop("preempt_every", 0))
-    engine = {"max_batch_requests": 9, "max_batch_tokens": 24, "max_model_len": 48, "prepack": False, **engine}
-    options = {"block_size": 4, "device": "cpu", **options}
-    llm = LLM("tiny", backend=backend or StaticBackend(), engine=EngineOptions(**engine), faults=faults, **options)
+    engine = {"max_batch_requests": 9, "max_batch_tokens": 24, "max_model_len": 48, "prepack": False}
+    options = {"block_size": 4, "device": "cpu", "poison": True, **engine, **options}
+    llm = make_llm("tiny", backend=backend or StaticBackend(), **options)
     if sizes is not None:
         llm.executor.capture(ReplayRecorder(), sizes)
     return llm

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from fake_engines import make_llm
 
 from framework.api import run
 from framework.errors import BackendUnavailable
-from framework.llm import LLM
+from framework.llm import LLM, CacheOptions
 from framework.sampling import Sampling
 
 SMALL = {
@@ -20,7 +21,7 @@ SMALL = {
 
 
 def texts(**options: Any) -> tuple[LLM, list[str]]:
-    llm = LLM("tiny", num_blocks=40, **options)
+    llm = make_llm("tiny", num_blocks=40, **options)
     return llm, [r.completions[0].text for r in llm.generate(["Hello world", "abc"], Sampling(max_tokens=12))]
 
 
@@ -45,7 +46,7 @@ def test_the_model_s_own_dtype_may_be_named() -> None:
 
 def test_a_backend_that_cannot_store_it_is_refused_before_the_model_is_loaded() -> None:
     with pytest.raises(BackendUnavailable, match="KV dtype bfloat16 is not supported; supported: float32"):
-        LLM("tiny", backend="gather", kv_dtype="bfloat16")
+        LLM("tiny", backend="gather", cache=CacheOptions(num_blocks=None, kv_dtype="bfloat16"))
 
 
 def test_a_serve_run_stores_what_was_asked_and_says_so(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from fake_engines import make_llm
 
 from framework.engine.kv_scales import write_scales
 from framework.errors import ConfigError
 from framework.interfaces.backend import LayerKV
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM, CacheOptions
 from framework.sampling import Sampling
 from framework_builtin.backend.gather import GatherBackend
 
@@ -28,7 +29,7 @@ def tokens(llm: LLM, **sampling: Any) -> list[list[list[int]]]:
 
 
 def test_calibrated_scales_hold_twice_what_a_pass_over_the_model_shows() -> None:
-    llm = LLM("tiny", num_blocks=20, kv_dtype="float8_e4m3fn")
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=20, kv_dtype="float8_e4m3fn"))
     for layer in llm.pool.layers:
         assert layer.k_scale is not None
         assert layer.k_scale.shape == (2,)
@@ -41,9 +42,9 @@ def test_calibrated_scales_hold_twice_what_a_pass_over_the_model_shows() -> None
 
 def test_scales_of_a_file_are_those_of_the_pool_and_give_the_same_tokens(tmp_path: Path) -> None:
     file = tmp_path / "scales.json"
-    calibrated = LLM("tiny", num_blocks=40, kv_dtype="float8_e4m3fn")
+    calibrated = LLM("tiny", cache=CacheOptions(num_blocks=40, kv_dtype="float8_e4m3fn"))
     write_scales(file, calibrated.pool)
-    given = LLM("tiny", num_blocks=40, kv_dtype="float8_e4m3fn", kv_scales=str(file))
+    given = LLM("tiny", cache=CacheOptions(num_blocks=40, kv_dtype="float8_e4m3fn", kv_scales=str(file)))
     for one, other in zip(calibrated.pool.layers, given.pool.layers, strict=True):
         assert one.k_scale is not None
         assert other.k_scale is not None
@@ -64,33 +65,20 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path, content: str, match:
     file = tmp_path / "scales.json"
     file.write_text(content)
     with pytest.raises(ConfigError, match=match):
-        LLM("tiny", num_blocks=20, kv_dtype="float8_e4m3fn", kv_scales=str(file))
+        LLM("tiny", cache=CacheOptions(num_blocks=20, kv_dtype="float8_e4m3fn", kv_scales=str(file)))
 
 
 def test_scales_for_a_pool_that_has_none_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv_scales is for cache\.kv_dtype=float8_e4m3fn, found kv_dtype=int8"):
-        LLM("tiny", num_blocks=20, kv_dtype="int8", kv_scales="scales.json")
+        LLM("tiny", cache=CacheOptions(num_blocks=20, kv_dtype="int8", kv_scales="scales.json"))
 
 
 @pytest.mark.parametrize("kv_dtype", NARROW)
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_sharing_forks_and_preemption_change_no_token_of_a_narrow_pool(kv_dtype: str, layout: str) -> None:
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "layout": layout, "block_size": 4}
-    alone = LLM(
-        "tiny",
-        num_blocks=400,
-        allocator="naive",
-        engine=EngineOptions(max_batch_requests=3),
-        faults=FaultOptions(poison=True),
-        **options,
-    )
-    often = LLM(
-        "tiny",
-        num_blocks=400,
-        engine=EngineOptions(chunk_size=5),
-        faults=FaultOptions(poison=True, preempt_every=3),
-        **options,
-    )
+    alone = make_llm("tiny", num_blocks=400, allocator="naive", max_batch_requests=3, poison=True, **options)
+    often = make_llm("tiny", num_blocks=400, chunk_size=5, poison=True, preempt_every=3, **options)
     assert tokens(often) == tokens(alone)
     assert often.stats()["num_preemptions"] > 0
     assert tokens(often, n=2, temperature=0.8, seed=3) == tokens(alone, n=2, temperature=0.8, seed=3)
@@ -102,8 +90,8 @@ def test_sharing_forks_and_preemption_change_no_token_of_a_narrow_pool(kv_dtype:
 
 @pytest.mark.parametrize("kv_dtype", NARROW)
 def test_two_ranks_with_a_narrow_pool_give_the_tokens_of_one(kv_dtype: str) -> None:
-    alone = tokens(LLM("tiny", num_blocks=60, kv_dtype=kv_dtype))
-    with LLM("tiny", num_blocks=60, kv_dtype=kv_dtype, engine=EngineOptions(tensor_parallel_size=2)) as spread:
+    alone = tokens(LLM("tiny", cache=CacheOptions(num_blocks=60, kv_dtype=kv_dtype)))
+    with make_llm("tiny", num_blocks=60, kv_dtype=kv_dtype, tensor_parallel_size=2) as spread:
         assert tokens(spread) == alone
 
 

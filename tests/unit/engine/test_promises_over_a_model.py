@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_engines import make_llm
 
 from framework import LLM, Sampling
-from framework.config.sections import EngineOptions, FaultOptions
+from framework.config.sections import EngineOptions
 from framework.errors import BackendUnavailable, ConfigError, FrameworkError
+from framework.llm import CacheOptions
 from framework.registry import names
 from framework_builtin.backend.gather import GatherBackend
 
@@ -23,7 +25,7 @@ def serve(
     engine = EngineOptions(
         max_model_len=128, share_within_step=share, chunk_size=chunk, prepack=False, scheduling=scheduling
     )
-    llm = LLM("tiny", backend=backend, num_blocks=80, faults=FaultOptions(poison=True), device="cpu", engine=engine)
+    llm = make_llm("tiny", backend=backend, num_blocks=80, poison=True, device="cpu", engine=engine)
     requests = llm.generate(PROMPTS, Sampling(max_tokens=4, ignore_eos=True))
     llm.engine.check()
     failed = [request.reason for request in requests if request.status.value != "finished"]
@@ -39,9 +41,9 @@ class AttendsWhileItWrites(GatherBackend):
 
 def test_a_backend_that_attends_before_all_is_written_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"set engine\.share_within_step=false"):
-        LLM("tiny", backend=AttendsWhileItWrites, num_blocks=20, device="cpu")
-    options = EngineOptions(share_within_step=False, max_model_len=64)
-    with LLM("tiny", backend=AttendsWhileItWrites, num_blocks=20, device="cpu", engine=options) as llm:
+        LLM("tiny", backend=AttendsWhileItWrites, cache=CacheOptions(num_blocks=20), device="cpu")
+    options = {"share_within_step": False, "max_model_len": 64, "num_blocks": 20, "device": "cpu"}
+    with make_llm("tiny", backend=AttendsWhileItWrites, **options) as llm:
         assert llm.generate([[3, 4, 5]], Sampling(max_tokens=2))[0].status.value == "finished"
 
 

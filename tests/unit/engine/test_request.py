@@ -6,12 +6,12 @@ import warnings
 from typing import Any
 
 import pytest
-from fake_engines import FakeModel, drive, expected, fake_engine, prompts, tokens_of
+from fake_engines import FakeModel, drive, expected, fake_engine, make_llm, prompts, tokens_of
 
 from framework.engine.limits import LengthWarning
 from framework.engine.request import Status
 from framework.errors import InvalidArgument
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.sampling import Sampling
 from framework.types import Namespace
 
@@ -70,7 +70,7 @@ def test_a_beam_search_that_cannot_be_scored_fails_alone() -> None:
 def test_a_request_that_is_too_long_learns_which_limit_stands_in_its_way(make: Any, advice: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LengthWarning)
-        (request,) = LLM("tiny", **make).generate("x" * 40)
+        (request,) = make_llm("tiny", **make).generate("x" * 40)
     assert request.status is Status.REJECTED
     assert request.reason.endswith(f"shorten it or {advice}"), request.reason
 
@@ -78,11 +78,11 @@ def test_a_request_that_is_too_long_learns_which_limit_stands_in_its_way(make: A
 def test_a_longest_sequence_that_cannot_be_is_said_when_the_engine_is_made() -> None:
     said = r"engine.max_model_len=4000 is more than can be: the longest sequence is 32 tokens; raise cache.num_blocks"
     with pytest.warns(LengthWarning, match=said):
-        llm = LLM("tiny", num_blocks=2, engine=EngineOptions(max_model_len=4000))
+        llm = LLM("tiny", cache=CacheOptions(num_blocks=2), engine=EngineOptions(max_model_len=4000))
     assert llm.max_model_len == 32
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert LLM("tiny", num_blocks=2, engine=EngineOptions(max_model_len=32)).max_model_len == 32
+        assert LLM("tiny", cache=CacheOptions(num_blocks=2), engine=EngineOptions(max_model_len=32)).max_model_len == 32
 
 
 def test_another_engines_request_of_the_same_number_is_refused_and_harms_nobody() -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from fake_engines import make_llm
 
 from framework.engine.served_pass import served_pass
-from framework.llm import LLM
 from framework.sampling import Sampling
 
 PROMPT = list(range(40, 73))
 
 
 def passed(**options: Any) -> tuple[list[int], torch.Tensor, list[tuple[float, float]]]:
-    llm = LLM("tiny", num_blocks=40, block_size=4, **options)
+    llm = make_llm("tiny", num_blocks=40, block_size=4, **options)
     tokens = llm.generate([PROMPT], Sampling(max_tokens=7, ignore_eos=True))[0].completions[0].tokens
     logits, gaps = served_pass(llm.model.decoder, llm.backends, llm.spec, llm.pool, [*PROMPT, *tokens], len(PROMPT))
     return tokens, logits, gaps

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_engines import make_llm
 from static_backend import StaticBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from framework.engine.staging import Staging
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM
 from framework.model.decoder import Decoder
 from framework.model.loading import LoadedModel
 from framework.model.tiny import TINY_CONFIG, ByteTokenizer
@@ -60,8 +61,8 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 def on_meta(sizes: tuple[int, ...] | None) -> LLM:
     model = LoadedModel(Decoder(TINY_CONFIG, device="meta"), ByteTokenizer(), TINY_CONFIG, "tiny")
-    options = EngineOptions(max_model_len=64, max_batch_requests=8, max_batch_tokens=32)
-    llm = LLM(model, backend=StaticBackend(), device="meta", num_blocks=100, block_size=4, engine=options)
+    options = {"max_model_len": 64, "max_batch_requests": 8, "max_batch_tokens": 32, "block_size": 4}
+    llm = make_llm(model, backend=StaticBackend(), device="meta", num_blocks=100, **options)
     if sizes:
         # Addresses are all 0 there: what is left to compare are operators, numbers and shapes.
         llm.executor.capture(ReplayRecorder(), sizes)

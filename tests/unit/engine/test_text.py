@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from fake_engines import make_engine, make_llm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Status
 from framework.engine.text import RecordedEnd, StopTexts, TextStream, cut_at_stop, num_certain
 from framework.errors import InvalidArgument, RequestFailed
-from framework.llm import LLM, EngineOptions
+from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.tiny import ByteTokenizer
 from framework.registry.components import build_allocator
 from framework.replay.items import feed
@@ -75,7 +75,7 @@ def test_a_replay_ends_where_the_recording_did():
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("tiny", num_blocks=64, block_size=4, engine=EngineOptions(max_batch_requests=4))
+    return LLM("tiny", cache=CacheOptions(num_blocks=64, block_size=4), engine=EngineOptions(max_batch_requests=4))
 
 
 def test_stop_texts_cut_greedy_text_at_any_place(llm: LLM):
@@ -134,7 +134,7 @@ def test_priorities_tenants_sessions_and_namespaces_are_one_for_all_or_one_each(
         if event == "admit":
             events.append((event, facts["request"]))
 
-    llm = LLM("tiny", num_blocks=64, log=log, engine=EngineOptions(max_batch_requests=1))
+    llm = make_llm("tiny", num_blocks=64, log=log, engine=EngineOptions(max_batch_requests=1))
     requests = llm.generate(["a", "b", "c"], Sampling(max_tokens=2), priority=[0, 5, 1], tenant="t",
                             session=["x", None, "y"], namespace="salt")  # fmt: skip
     assert [number for _, number in events] == [1, 2, 0], "the most important first"
@@ -152,7 +152,7 @@ def test_priorities_tenants_sessions_and_namespaces_are_one_for_all_or_one_each(
 def test_a_recording_with_stop_texts_replays_to_the_same_log(tmp_path: Path):
     path = tmp_path / "recording.jsonl"
     served: list[dict[str, object]] = []
-    llm = LLM(
+    llm = make_llm(
         "tiny", num_blocks=40, block_size=4, record=True, log=lambda event, **facts: served.append({"e": event} | facts)
     )
     requests = llm.generate(["Hello 1", "Hello 2"], Sampling(max_tokens=20, stop=("[", "0"), n=2, ignore_eos=True))
@@ -166,7 +166,7 @@ def test_a_recording_with_stop_texts_replays_to_the_same_log(tmp_path: Path):
     outputs = dict(recording.outputs)
     lengths = {key: len(tokens) for key, tokens in outputs.items()}
     replayed: list[dict[str, object]] = []
-    engine = Engine(
+    engine = make_engine(
         build_allocator(
             "prefix_cow", "lru", "sha256", num_blocks=40, block_size=4, max_model_len=recording.max_model_len
         ),
@@ -185,7 +185,7 @@ def test_a_recording_with_stop_texts_replays_to_the_same_log(tmp_path: Path):
 
 def test_a_recording_that_leaves_a_refused_request_out_keeps_the_others_answers(tmp_path: Path):
     path = tmp_path / "recording.jsonl"
-    llm = LLM("tiny", num_blocks=8, block_size=4, record=True, engine=EngineOptions(max_model_len=20))
+    llm = make_llm("tiny", num_blocks=8, block_size=4, record=True, engine=EngineOptions(max_model_len=20))
     requests = llm.generate(["one", "x" * 60, "three"], Sampling(max_tokens=6, ignore_eos=True))
     assert [request.status.name for request in requests] == ["FINISHED", "REJECTED", "FINISHED"]
     assert llm.recorder is not None
@@ -193,7 +193,7 @@ def test_a_recording_that_leaves_a_refused_request_out_keeps_the_others_answers(
     recording = read_recording(path)
     answers = [list(recording.outputs[place, 0]) for place in range(len(recording.requests))]
     assert answers == [list(requests[0].completions[0].tokens), list(requests[2].completions[0].tokens)]
-    engine = Engine(
+    engine = make_engine(
         build_allocator("prefix_cow", "lru", "sha256", num_blocks=8, block_size=4, max_model_len=20),
         ReplayExecutor(constant_step(0.0), outputs=dict(recording.outputs), step_clock=True),
         max_model_len=recording.max_model_len,

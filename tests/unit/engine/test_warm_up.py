@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_engines import make_llm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
@@ -16,7 +17,7 @@ from framework.engine.executors.model import ModelExecutor
 from framework.engine.pool import block_bytes
 from framework.engine.warm_up import Limits, kinds_of_steps
 from framework.errors import OutOfMemory
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model import memory
 from framework.sampling import Sampling
 
@@ -48,7 +49,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
     for warm in (False, True):
         log: list[Any] = []
         engine = EngineOptions(max_batch_requests=8, max_batch_tokens=48, warm_up=warm)
-        llm = LLM("tiny", num_blocks=60, block_size=8, engine=engine, faults=FaultOptions(poison=True),
+        llm = make_llm("tiny", num_blocks=60, block_size=8, engine=engine, faults=FaultOptions(poison=True),
                   log=lambda event, log=log, **facts: log.append((event, facts)))  # fmt: skip
         samplings = [Sampling(max_tokens=12), Sampling(max_tokens=9, temperature=1.0, n=2, seed=4)] * 3
         requests = llm.generate([f"Request number {i}" for i in range(6)], samplings)
@@ -63,7 +64,7 @@ def test_torch_compiles_nothing_after_the_warm_up(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     engine = EngineOptions(max_batch_requests=6, max_batch_tokens=40, chunk_size=9, warm_up=True, compile=True)
     counters.clear()
-    llm = LLM("tiny", num_blocks=80, block_size=8, engine=engine)
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=80, block_size=8), engine=engine)
     before = counters["stats"]["unique_graphs"]
     assert before >= 2, "a program for one token, and one for any other number"
     for count in (1, 5, 2):
@@ -74,9 +75,9 @@ def test_torch_compiles_nothing_after_the_warm_up(monkeypatch: pytest.MonkeyPatc
 
 def test_ranks_warm_up_together() -> None:
     engine = EngineOptions(max_batch_requests=4, max_batch_tokens=24, warm_up=True, tensor_parallel_size=2)
-    with LLM("tiny", num_blocks=30, block_size=8, engine=engine) as spread:
+    with LLM("tiny", cache=CacheOptions(num_blocks=30, block_size=8), engine=engine) as spread:
         found = spread.generate("Two ranks", Sampling(max_tokens=6))[0].completions[0].tokens
-    assert found == LLM("tiny", num_blocks=30).generate("Two ranks", Sampling(max_tokens=6))[0].completions[0].tokens
+    assert found == LLM("tiny").generate("Two ranks", Sampling(max_tokens=6))[0].completions[0].tokens
 
 
 class _Counter:
@@ -107,17 +108,17 @@ def test_a_memory_fraction_is_of_what_the_largest_step_leaves(monkeypatch: pytes
     each = block_bytes(8, 2, 2, 16, "float32")
     counter = _Counter(monkeypatch, free=1000 * each, peak=400 * each)
     engine = EngineOptions(max_batch_requests=4, max_batch_tokens=72, max_model_len=500)
-    llm = LLM("tiny", block_size=8, memory_fraction=0.5, engine=engine)
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=None, block_size=8, memory_fraction=0.5), engine=engine)
     assert (llm.num_blocks, counter.done, max(seen)) == (299, 1, 72), seen[:5]
     assert llm.generate("Measured first", Sampling(max_tokens=5))[0].status.value == "finished"
-    assert LLM("tiny", block_size=8, num_blocks=20).num_blocks == 20
+    assert LLM("tiny", cache=CacheOptions(block_size=8, num_blocks=20)).num_blocks == 20
     assert counter.done == 1, "nothing is measured where the blocks are given"
 
 
 def test_a_step_that_leaves_no_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     _Counter(monkeypatch, free=2_000_000, peak=1_999_000)
     with pytest.raises(OutOfMemory, match=r"the largest step takes 1,999,000 more.*lower engine\.max_batch_tokens"):
-        LLM("tiny", block_size=8, memory_fraction=0.5)
+        LLM("tiny", cache=CacheOptions(num_blocks=None, block_size=8, memory_fraction=0.5))
 
 
 def test_a_peak_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -> None:

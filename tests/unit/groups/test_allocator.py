@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import make_engine
 from groups_plain import LAYOUTS, branching, brute_hit, group, lru, memories, paths_of
 
 from framework.engine.engine import Engine
@@ -41,7 +42,7 @@ def over(memory: Memory, rule: CheckpointRule, *, step_tokens: int = 24, **optio
                              num_bytes=num_blocks * size, step_tokens=step_tokens)  # fmt: skip
     given: dict[str, Any] = {"max_batch_requests": 1, "scheduling": "running_first", **options}
     outputs: dict[tuple[int, int], Any] = {}
-    engine = Engine(allocator, ReplayExecutor(constant_step(1.0), outputs=outputs), max_model_len=200,
+    engine = make_engine(allocator, ReplayExecutor(constant_step(1.0), outputs=outputs), max_model_len=200,
                     max_batch_tokens=step_tokens, virtual_clock=True, **given)  # fmt: skip
     engine.outputs = outputs  # type: ignore[attr-defined]
     return engine, allocator

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_engines import make_llm
 
 from framework.engine.engine import Engine
 from framework.engine.request import Request
 from framework.errors import ConfigError, OutOfMemory
 from framework.groups.serving import GroupedAllocator
 from framework.kv_events.stream import EventStream
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
@@ -59,7 +60,7 @@ def mixed(request: Any) -> LoadedModel:
 def serve(model: LoadedModel, sampling: Sampling, *, passes: int = 1, **options: Any) -> tuple[LLM, list[Request]]:
     options = {"num_blocks": 160, "backend": "torch", "faults": FaultOptions(poison=True)} | options
     engine = options.pop("engine", EngineOptions(chunk_size=16, max_batch_requests=8, max_batch_tokens=64))
-    llm = LLM(model, block_size=SIZE, engine=engine, **options)
+    llm = make_llm(model, block_size=SIZE, engine=engine, **options)
     for _ in range(passes):
         requests = llm.generate(PROMPTS, sampling)
     llm.engine.check()
@@ -130,7 +131,7 @@ def test_bytes_are_those_of_the_window(model: LoadedModel) -> None:
         most.append(engine.allocator.window.stats().used_blocks)
 
     engine = EngineOptions(chunk_size=chunk, max_batch_requests=2, max_batch_tokens=16)
-    llm = LLM(model, block_size=SIZE, num_blocks=60, engine=engine)
+    llm = LLM(model, cache=CacheOptions(block_size=SIZE, num_blocks=60), engine=engine)
     llm.submit([(5 * i) % 200 + 4 for i in range(160)], Sampling(max_tokens=40, ignore_eos=True))
     llm.drain(on_step=note)
     stats, needed = llm.stats(), -(-(WINDOW - 1 + chunk) // SIZE) + 1
@@ -141,7 +142,7 @@ def test_bytes_are_those_of_the_window(model: LoadedModel) -> None:
     assert llm.further_blocks == window, "2 rows of 5 blocks of window and 2 more, and 16 tokens a step"
     pool = (61 * (config.num_layers - slides) + (window + 1) * slides) * SIZE * token_bytes
     assert (stats["kv_bytes"], stats["window_bytes"]) == (pool, window * SIZE * slides * token_bytes), stats
-    whole = LLM(model, block_size=SIZE, num_blocks=60, engine=engine, record=True)
+    whole = make_llm(model, block_size=SIZE, num_blocks=60, engine=engine, record=True)
     assert whole.stats()["kv_bytes"] == 61 * config.num_layers * SIZE * token_bytes > pool
 
 
@@ -149,7 +150,7 @@ def test_a_share_of_memory_holds_more_where_the_window_spares_some(model: Loaded
     monkeypatch.setattr("framework.engine.pool.free_bytes", lambda device: 4 * 2**20)
     engine = EngineOptions(max_batch_requests=2, max_batch_tokens=16)
     groups, one = (
-        LLM(model, block_size=SIZE, memory_fraction=0.5, engine=engine, record=record) for record in (False, True)
+        make_llm(model, block_size=SIZE, memory_fraction=0.5, engine=engine, record=record) for record in (False, True)
     )
     assert groups.num_blocks > one.num_blocks
     assert 0 <= one.kv_bytes - groups.kv_bytes < 2 * groups.groups[0].block_bytes + groups.groups[1].block_bytes
@@ -178,14 +179,14 @@ def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) 
 def test_what_groups_cannot_serve_has_one_table_and_says_why(
     model: LoadedModel, options: dict[str, Any], says: str
 ) -> None:
-    with LLM(model, block_size=SIZE, num_blocks=60, **options) as llm:
+    with make_llm(model, block_size=SIZE, num_blocks=60, **options) as llm:
         assert says in llm.stats()["kv_groups_off"]
         found = llm.generate(PROMPTS[:2], GREEDY)
         assert tokens_of(found) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS[:2]]
 
 
 def test_a_model_of_one_kind_has_no_groups(tmp_path: Path) -> None:
-    llm = LLM(load_model(make_checkpoint(tmp_path, "llama")), block_size=SIZE, num_blocks=40)
+    llm = LLM(load_model(make_checkpoint(tmp_path, "llama")), cache=CacheOptions(block_size=SIZE, num_blocks=40))
     assert (llm.groups, llm.kv_groups_off, llm.further_blocks) == ((), "", None)
     assert not {"window_bytes", "kv_groups_off"} & llm.stats().keys()
     assert llm.engine.state.guarded.num_groups == 1
@@ -201,8 +202,8 @@ def test_forks_and_beams_over_states_give_what_no_sharing_gives(
         Sampling(max_tokens=14, beam_width=3, ignore_eos=True),
     ):
         faults = FaultOptions(poison=True, preempt_every=preempt_every)
-        llm = LLM(states, block_size=size, num_blocks=640, allocator=allocator, faults=faults)
-        apart = LLM(states, block_size=size, num_blocks=640, allocator="naive")
+        llm = make_llm(states, block_size=size, num_blocks=640, allocator=allocator, faults=faults)
+        apart = LLM(states, cache=CacheOptions(block_size=size, num_blocks=640), allocator="naive")
         for _ in range(2):
             found, wanted = llm.generate(PROMPTS, sampling), apart.generate(PROMPTS, sampling)
             assert tokens_of(found) == tokens_of(wanted)
@@ -212,7 +213,7 @@ def test_forks_and_beams_over_states_give_what_no_sharing_gives(
 
 def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(states: LoadedModel) -> None:
     prompt, s = [(7 * i) % 250 + 4 for i in range(50)], Sampling(max_tokens=9, ignore_eos=True)
-    llm = LLM(states, block_size=SIZE, num_blocks=160, engine=EngineOptions(max_batch_requests=2, max_batch_tokens=32))
+    llm = make_llm(states, block_size=SIZE, num_blocks=160, max_batch_requests=2, max_batch_tokens=32)
     assert isinstance(llm.allocator, GroupedAllocator)
     answer = llm.generate(prompt, s)[0].completions[0].tokens
     # 58 tokens are computed, the last chosen one is not: states after 48, before the prompt's last token, and 56.
@@ -226,14 +227,14 @@ def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(st
 
 
 def test_a_prompt_of_one_token_begins_with_no_state(states: LoadedModel) -> None:
-    llm = LLM(states, block_size=SIZE, num_blocks=60, engine=EngineOptions(warm_up=True))
+    llm = LLM(states, cache=CacheOptions(block_size=SIZE, num_blocks=60), engine=EngineOptions(warm_up=True))
     for prompt in ([9], [10], [9]):
         assert tokens_of(llm.generate([prompt], GREEDY)) == [[greedy(states.decoder, prompt, 24).tokens]]
 
 
 def test_bytes_of_states_are_counted(states: LoadedModel) -> None:
     engine = EngineOptions(max_batch_requests=2, max_batch_tokens=32)
-    llm = LLM(states, block_size=SIZE, num_blocks=60, engine=engine)
+    llm = LLM(states, cache=CacheOptions(block_size=SIZE, num_blocks=60), engine=engine)
     channels, layers = 2 * 2 * 8 + 4 * 12, 4
     state = layers * 4 * (4 * 8 * 12 + channels * 3)  # float32
     rows = 2 * 3 + 32 // SIZE
@@ -256,10 +257,10 @@ def test_bytes_of_states_are_counted(states: LoadedModel) -> None:
 )
 def test_what_states_are_not_served_with_is_refused(states: LoadedModel, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"recurrent layers.*{says}"):
-        LLM(states, block_size=SIZE, num_blocks=60, **options)
+        make_llm(states, block_size=SIZE, num_blocks=60, **options)
 
 
 def test_states_that_do_not_fit_are_refused_with_their_bytes(states: LoadedModel, monkeypatch: Any) -> None:
     monkeypatch.setattr("framework.engine.states.free_bytes", lambda device: 1000)
     with pytest.raises(OutOfMemory, match="recurrent states of 14 blocks"):
-        LLM(states, block_size=SIZE, num_blocks=60, engine=EngineOptions(max_batch_requests=2, max_batch_tokens=32))
+        make_llm(states, block_size=SIZE, num_blocks=60, max_batch_requests=2, max_batch_tokens=32)

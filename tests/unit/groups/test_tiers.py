@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_engines import make_llm
 
 from framework.engine.request import Request
 from framework.errors import StoreFailed
 from framework.groups.tiers import GroupedTiers
 from framework.interfaces.store import BlockFormat, Store
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
 from framework.testing.checkpoints import make_checkpoint
@@ -52,7 +53,7 @@ def stem(number: int, length: int = 40) -> list[int]:
 def tiered(model: LoadedModel, rule: Any = "on_eviction", *, store: Any = "host", **options: Any) -> LLM:
     engine = options.pop("engine", EngineOptions(max_batch_requests=2, max_batch_tokens=32))
     tiers = [{"store": store, "num_blocks": options.pop("tier_blocks", 200)}]
-    return LLM(
+    return make_llm(
         model, block_size=SIZE, **{"num_blocks": 30, "tiering": rule, "tiers": tiers, "engine": engine} | options
     )
 
@@ -110,7 +111,7 @@ def test_tokens_are_those_without_tiers(model: LoadedModel, rule: str, store: st
         for _ in range(24)
     ]
     samplings = [SHORT, Sampling(max_tokens=5, n=2, temperature=1.0, seed=3), Sampling(max_tokens=4, beam_width=2)]
-    plain = LLM(model, block_size=SIZE, num_blocks=200, allocator="naive")
+    plain = LLM(model, cache=CacheOptions(block_size=SIZE, num_blocks=200), allocator="naive")
     faults = FaultOptions(poison=True, preempt_every=11)
     chosen = f"{__file__}:Unreliable" if store == "unreliable" else store
     with tiered(model, RULES[rule], store=chosen, faults=faults) as llm:

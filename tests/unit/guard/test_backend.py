@@ -14,10 +14,11 @@ from framework import registry
 from framework.errors import BackendUnavailable, PluginError
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend
-from framework.llm import LLM
+from framework.llm import LLM, CacheOptions
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
 
+POOL = CacheOptions(num_blocks=32, block_size=4)
 FAULTS = {
     "RuntimeError": raising(lambda: RuntimeError("broken")),
     "SystemExit": raising(lambda: SystemExit(0)),
@@ -59,7 +60,7 @@ def test_a_fault_in_a_step_costs_its_requests_and_the_next_are_served(
     cls, calls = faulty(hook, FAULTS[fault], lambda call: call == 1)
     if hook == "rotate_and_write":
         cls.capabilities = _with_rope(cls.capabilities)
-    llm = LLM(model, backend=cls(), num_blocks=32, block_size=4)
+    llm = LLM(model, backend=cls(), cache=POOL)
     forks = Sampling(max_tokens=4, n=2)
     first = llm.generate([[1, 2, 3, 4, 5, 6]], forks)[0]
     assert calls[0] >= 1, f"{hook} was never called"
@@ -67,7 +68,7 @@ def test_a_fault_in_a_step_costs_its_requests_and_the_next_are_served(
     assert f"backend Faulty.{hook}: raised" in first.reason, first.reason
     later = llm.generate([[1, 2, 3, 4, 5, 6], [7, 8, 9]], forks)
     assert [request.status.value for request in later] == ["finished"] * 2, later
-    wanted = LLM(model, backend="torch", num_blocks=32, block_size=4).generate([[1, 2, 3, 4, 5, 6], [7, 8, 9]], forks)
+    wanted = LLM(model, backend="torch", cache=POOL).generate([[1, 2, 3, 4, 5, 6], [7, 8, 9]], forks)
     assert [c.tokens for r in later for c in r.completions] == [c.tokens for r in wanted for c in r.completions]
     llm.engine.check()
 
@@ -83,24 +84,24 @@ def _with_rope(capabilities: Any) -> Any:
 def test_a_fault_before_a_run_is_named(hook: str, fault: str, model: LoadedModel) -> None:
     cls, _ = faulty(hook, FAULTS[fault], lambda call: True)
     with pytest.raises(PluginError, match=rf"backend Faulty\.{hook}: raised"):
-        LLM(model, backend=cls(), num_blocks=32, block_size=4)
+        LLM(model, backend=cls(), cache=POOL)
 
 
 @pytest.mark.parametrize("answer", [None, "no", [7], float("nan"), 3])
 def test_reasons_that_are_none_are_refused(answer: Any, model: LoadedModel) -> None:
     cls, _ = faulty("check", lambda real, *args: answer, lambda call: True)
     with pytest.raises(PluginError, match=r"Faulty\.check: must return a list of reasons"):
-        LLM(model, backend=cls(), num_blocks=32, block_size=4)
+        LLM(model, backend=cls(), cache=POOL)
     cls, _ = faulty("check", lambda real, *args: ["too old"], lambda call: True)
     with pytest.raises(BackendUnavailable, match="too old"):
-        LLM(model, backend=cls(), num_blocks=32, block_size=4)
+        LLM(model, backend=cls(), cache=POOL)
 
 
 @pytest.mark.parametrize("answer", [None, "text", torch.zeros(1), float("nan")])
 def test_a_rotation_of_another_shape_is_refused(answer: Any, model: LoadedModel) -> None:
     cls, _ = faulty("rotate_and_write", lambda real, *args: answer, lambda call: call == 1)
     cls.capabilities = _with_rope(cls.capabilities)
-    llm = LLM(model, backend=cls(), num_blocks=32, block_size=4)
+    llm = LLM(model, backend=cls(), cache=POOL)
     request = llm.generate([[1, 2, 3]], Sampling(max_tokens=2))[0]
     assert "Faulty.rotate_and_write: must return q rotated" in request.reason, request.reason
     assert llm.generate([[1, 2, 3]], Sampling(max_tokens=2))[0].status.value == "finished"

@@ -52,10 +52,10 @@ def test_asked_for_some_tokens_only_the_last_layer_computes_them_alone(chosen, p
 
 
 def test_the_engine_asks_only_for_what_it_samples(monkeypatch):
-    from framework.llm import LLM
+    from framework.llm import LLM, CacheOptions
     from framework.sampling import Sampling
 
-    llm = LLM("tiny", num_blocks=32)
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=32))
     shapes, logits = [], llm.model.decoder.logits
     monkeypatch.setattr(llm.model.decoder, "logits", lambda hidden: shapes.append(len(hidden)) or logits(hidden))
     last = llm.model.decoder.layers[-1]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from framework.errors import InvalidArgument, InvalidTokens, ModelError
-from framework.llm import LLM
+from framework.llm import LLM, CacheOptions
 from framework.model.checkpoint import weight_targets
 from framework.model.decoder import Decoder
 from framework.model.hf_config import read_hf_config
@@ -36,7 +36,7 @@ def bare_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_without_a_tokenizer_serves_token_ids_and_answers_with_ids(bare_checkpoint):
-    llm = LLM(str(bare_checkpoint), num_blocks=16)
+    llm = LLM(str(bare_checkpoint), cache=CacheOptions(num_blocks=16))
     (request,) = llm.generate([[3, 4, 5]], Sampling(max_tokens=4, ignore_eos=True))
     assert request.status == "finished", request.reason
     assert len(request.completions[0].tokens) == 4
@@ -44,7 +44,7 @@ def test_a_checkpoint_without_a_tokenizer_serves_token_ids_and_answers_with_ids(
 
 
 def test_a_text_for_a_model_without_a_tokenizer_is_refused_before_anything_is_queued(bare_checkpoint):
-    llm = LLM(str(bare_checkpoint), num_blocks=16)
+    llm = LLM(str(bare_checkpoint), cache=CacheOptions(num_blocks=16))
     for prompt in ("text", [{"role": "user", "content": "text"}]):
         with pytest.raises(ModelError, match=r"has no tokenizer\.json: give prompts as token ids"):
             llm.generate([[3], prompt] if isinstance(prompt, str) else [prompt])

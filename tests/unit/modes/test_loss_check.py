@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from fake_engines import make_llm
 
 from framework import api
 from framework.errors import InvalidArgument, PluginError, RankError
 from framework.interfaces.backend import Capabilities, DenseBackend, Loss
-from framework.llm import LLM
+from framework.llm import LLM, CacheOptions
 from framework.modes import loss_check
 from framework.modes.loss_check import measure_loss
 from framework.modes.serve import compare
@@ -55,7 +56,7 @@ class Exact(Rounds):
 
 
 def measured(backend: Any, prompts: Any = PROMPTS, **options: Any) -> dict[str, Any]:
-    llm = LLM("tiny", backend=backend, num_blocks=64, block_size=4, **options)
+    llm = make_llm("tiny", backend=backend, num_blocks=64, block_size=4, **options)
     requests = llm.generate(prompts, Sampling(max_tokens=12))
     assert [request.status.value for request in requests] == ["finished"] * len(prompts)
     verdicts = measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, 8)
@@ -158,7 +159,7 @@ def test_a_rank_that_fails_in_the_measuring_pass_makes_the_run_a_failure(tmp_pat
 
 
 def test_layers_with_and_without_a_window_are_each_measured_by_their_own_backend(monkeypatch: Any) -> None:
-    llm = LLM("tiny", num_blocks=64, kv_dtype="bfloat16")
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=64, kv_dtype="bfloat16"))
     requests, seen = llm.generate(PROMPTS, Sampling(max_tokens=2)), []
     monkeypatch.setattr(loss_check, "measure_loss", lambda decoder, backend, *rest: seen.append(backend) or [])
     compare(llm, requests, 1)

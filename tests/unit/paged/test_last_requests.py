@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_engines import FakeExecutor
+from fake_engines import FakeExecutor, make_engine
 from paged_helpers import NS, info, tokens
 
-from framework.engine.engine import Engine
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import Block, BlockView
 from framework.paged.last_requests import PromptEnds
@@ -156,7 +155,7 @@ def test_a_partial_tail_is_known_in_a_cache_only_replay():
 def test_the_engine_passes_on_what_the_client_says():
     policy = Watching()
     allocator = PrefixCowAllocator(num_blocks=32, block_size=2, hash=Sha256(), eviction=policy)
-    engine = Engine(allocator, FakeExecutor(allocator.num_blocks, 2), max_model_len=32)
+    engine = make_engine(allocator, FakeExecutor(allocator.num_blocks, 2), max_model_len=32)
     sampling = Sampling(max_tokens=3, ignore_eos=True)
     hint = Hint(continues=1.0)
     engine.submit([1, 1, 2, 2, 3], sampling, session="s", category="tool", hint=hint, tenant="t", arrival_s=0.0)

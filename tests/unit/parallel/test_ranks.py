@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from fake_engines import make_llm
 from torch import Tensor
 
 from framework import registry
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, InvalidArgument, RankError
 from framework.interfaces.backend import AttentionBackend, Batch, LayerKV
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM
 from framework.model.dense import dense_logits
 from framework.model.loading import LoadedModel, load_model
 from framework.modes.dense_check import check_dense
@@ -54,12 +55,9 @@ def pair() -> Iterator[LoadedModel]:
 
 
 def make(model: LoadedModel | str, size: int, log: list[Any] | None = None, **options: Any) -> LLM:
-    engine = {name: options.pop(name) for name in ("chunk_size", "compile") if name in options}
-    faults = FaultOptions(poison=True, preempt_every=options.pop("preempt_every", 0))
-    options = {"num_blocks": 80, "block_size": 4, "device": "cpu", **options}
+    options = {"num_blocks": 80, "block_size": 4, "device": "cpu", "poison": True, "max_model_len": 128, **options}
     record = None if log is None else lambda event, **facts: log.append((event, facts))
-    engine = EngineOptions(max_model_len=128, tensor_parallel_size=size, collective_timeout_s=60, **engine)
-    return LLM(model, engine=engine, faults=faults, log=record, **options)
+    return make_llm(model, tensor_parallel_size=size, collective_timeout_s=60, log=record, **options)
 
 
 def serve(model: LoadedModel, size: int, **options: Any) -> tuple[LLM, list[Request], list[Any]]:

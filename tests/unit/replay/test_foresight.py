@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import make_engine
 from replay_helpers import random_requests, workload
 
 from framework.engine.engine import Engine
@@ -52,7 +53,7 @@ def engine_of(
     built = build_allocator(
         allocator, eviction, "sha256", num_blocks=num_blocks, block_size=block_size, max_model_len=200
     )
-    return Engine(built, ReplayExecutor(constant_step(0.025), outputs=outputs), max_model_len=200, **options)
+    return make_engine(built, ReplayExecutor(constant_step(0.025), outputs=outputs), max_model_len=200, **options)
 
 
 def drain(engine: Engine, requests: list[TraceRequest]) -> Engine:

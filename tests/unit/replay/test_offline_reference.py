@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from fake_engines import make_engine
 
-from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_allocator
@@ -63,7 +63,7 @@ def requests_of(draw: random.Random, count: int, gap_s: float) -> list[TraceRequ
 def hits(policy: EvictionPolicy, requests: list[TraceRequest], num_blocks: int, batch: int) -> int:
     """Cached prompt tokens of all requests."""
     built = build_allocator("prefix", policy, "sha256", num_blocks=num_blocks, block_size=BLOCK, max_model_len=64)
-    engine = Engine(built, ReplayExecutor(constant_step(0.025)), max_model_len=64, max_batch_requests=batch)
+    engine = make_engine(built, ReplayExecutor(constant_step(0.025)), max_model_len=64, max_batch_requests=batch)
     if policy.needs_future:
         Foresight(engine.allocator, requests, max_len=64).attach(engine)
     cached: list[int] = []

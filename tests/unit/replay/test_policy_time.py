@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import make_engine
 
-from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_allocator
@@ -36,7 +36,7 @@ class Watch(Lru):
 def test_a_replay_counts_virtual_seconds_and_a_serve_run_steps_in_now_and_arrival_alike(virtual: bool) -> None:
     watch = Watch()
     built = build_allocator("prefix_cow", watch, "sha256", num_blocks=8, block_size=4, max_model_len=32)
-    engine = Engine(built, ReplayExecutor(constant_step(0.5)), max_model_len=32, virtual_clock=virtual)
+    engine = make_engine(built, ReplayExecutor(constant_step(0.5)), max_model_len=32, virtual_clock=virtual)
     for at, first in ((0.0, 1), (600.0, 20)):
         engine.submit([*range(first, first + 9)], Sampling(max_tokens=3, ignore_eos=True), arrival_s=at)
     engine.run()

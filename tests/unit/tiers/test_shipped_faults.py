@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import make_engine
 from faulty_tiering import UntilTheFirstMiss
 from replay_helpers import workload
 
@@ -199,7 +200,7 @@ def replayed(blocks: int) -> tuple[Engine, Any]:
     """An engine with a pool for one prompt of three blocks, a step of a second a block, and a fast link."""
     built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=4, max_model_len=16)
     executor = ReplayExecutor(lambda step, rows: 1.0 if step.num_tokens > 4 else 0.1)
-    engine = Engine(
+    engine = make_engine(
         built, executor, max_model_len=16, max_batch_tokens=64, virtual_clock=True,
         tiers=tier_maker(lambda: TierSetup(
             tiers=[(blocks, Lru())],

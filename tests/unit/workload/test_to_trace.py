@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_engines import make_engine
 
 from framework import trace
-from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import WorkloadError
 from framework.registry.components import build_allocator
@@ -33,7 +33,7 @@ def test_forks_of_a_trace_line_are_checked(tmp_path: Path, line: dict[str, Any],
 
 def test_replay_forks_what_the_trace_asks_for() -> None:
     allocator = build_allocator("cow", "lru", "sha256", num_blocks=2000, block_size=16, max_model_len=4096)
-    engine = Engine(allocator, ReplayExecutor(constant_step(0.01)), max_model_len=4096)
+    engine = make_engine(allocator, ReplayExecutor(constant_step(0.01)), max_model_len=4096)
     requests = list(synthetic_trace("forks", {"num_requests": 8, "beam_share": 0.0, "n": 3}, seed=0, block_tokens=16))
     for _ in feed(engine, trace_items(requests)):
         pass

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from fake_engines import make_llm
 
 from framework.errors import BackendUnavailable, Unsupported
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import LLM, CacheOptions
 from framework.model.config import ExpertsConfig, ModelConfig
 from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, random_model
@@ -51,14 +52,7 @@ def test_layers_of_both_kinds_give_the_dense_tokens(model: LoadedModel, backend:
     prompts = [list(range(5)), list(range(40, 90))]
     wanted = [greedy(model.decoder, prompt, 25).tokens for prompt in prompts]
     assert len(set(wanted[1])) > 3, wanted
-    llm = LLM(
-        model,
-        backend=backend,
-        block_size=4,
-        num_blocks=80,
-        engine=EngineOptions(chunk_size=8),
-        faults=FaultOptions(poison=True),
-    )
+    llm = make_llm(model, backend=backend, block_size=4, num_blocks=80, chunk_size=8, poison=True)
     assert [r.completions[0].tokens for r in llm.generate(prompts, Sampling(max_tokens=25, ignore_eos=True))] == wanted
     assert [own.spec.sliding_window for own in llm.backends] == [9, None, 9]
     assert llm.backends[0] is llm.backends[2] is llm.backend
@@ -67,7 +61,7 @@ def test_layers_of_both_kinds_give_the_dense_tokens(model: LoadedModel, backend:
 def test_the_loss_of_a_narrow_pool_is_measured_layer_by_layer(model: LoadedModel) -> None:
     found = []
     for kv_dtype in (None, "int8"):
-        llm = LLM(model, backend="torch", num_blocks=40, kv_dtype=kv_dtype)
+        llm = LLM(model, backend="torch", cache=CacheOptions(num_blocks=40, kv_dtype=kv_dtype))
         requests = llm.generate([list(range(40, 90))], Sampling(max_tokens=8, ignore_eos=True))
         found += measure_loss(model.decoder, llm.backends, llm.spec, llm.pool, requests, 1)
     exact, rounded = found
@@ -80,9 +74,9 @@ def test_a_backend_that_lacks_a_feature_is_refused_by_name(model: LoadedModel) -
         capabilities = replace(TorchBackend.capabilities, features=frozenset({"soft_cap"}))
 
     with pytest.raises(BackendUnavailable, match="sliding_window is not supported; sinks is not supported"):
-        LLM(model, backend=Plain, num_blocks=40)
+        LLM(model, backend=Plain, cache=CacheOptions(num_blocks=40))
 
 
 def test_a_backend_that_cannot_be_copied_is_refused(model: LoadedModel) -> None:
     with pytest.raises(Unsupported, match=r"cannot be copied .holds a device handle.*give the backend by name"):
-        LLM(model, backend=Uncopied(), num_blocks=40)
+        LLM(model, backend=Uncopied(), cache=CacheOptions(num_blocks=40))

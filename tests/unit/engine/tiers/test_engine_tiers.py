@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engines import make_engine
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
@@ -57,7 +58,7 @@ def replayed(
         )
 
     built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=num_blocks, block_size=SIZE, max_model_len=64)
-    return Engine(
+    return make_engine(
         built, executor, max_model_len=64, virtual_clock=True, tiers=tier_maker(tiers), kv_events=stream, **options
     )
 
@@ -232,7 +233,7 @@ def test_what_an_earlier_process_left_is_found_by_its_key_alone() -> None:
     left = list(below(engine).placement.lower.tiers[0].block_of)
     executor = ReplayExecutor(constant_step(1.0))
     found: list[Sequence[BlockHash]] = [left]
-    second = Engine(
+    second = make_engine(
         build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=SIZE, max_model_len=64),
         executor,
         max_model_len=64,
@@ -266,7 +267,7 @@ def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
 def test_a_run_without_tiers_calls_nothing_of_theirs() -> None:
     """Counted call by call: what is not configured is not paid."""
     built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=8, block_size=SIZE, max_model_len=64)
-    engine = Engine(
+    engine = make_engine(
         built, ReplayExecutor(constant_step(1.0)), max_model_len=64, virtual_clock=True, max_batch_tokens=64
     )
     calls: dict[str, int] = {}
