@@ -290,11 +290,12 @@ class LLM:
             self._tiering, allocator, self._components[2], self.pool, self.model.decoder,
             self.executor.now, max_model_len=self.max_model_len, seed=self.seed,
         ), parts_of(self.pool)  # fmt: skip
+        tiers = self._tiers  # what the engine keeps must not hold this object: see `_close_tiers`
         if self.further_blocks is None:
-            return tier_maker(lambda: open_tiers(parts, self._tiers, ""))
+            return tier_maker(lambda: open_tiers(parts, tiers, ""))
         both = parts, as_bytes(self._states.parts) if self._states else parts_of(self.pool, 1)
         share = self.further_blocks / self.num_blocks
-        return grouped_tier_maker(open_tiers, self._tiers, both, self.groups[1].kind, share)
+        return grouped_tier_maker(open_tiers, tiers, both, self.groups[1].kind, share)
 
     @property
     def tensor_parallel_size(self) -> int:
