@@ -175,6 +175,15 @@ def test_every_tier_takes_any_policy(policy: type[EvictionPolicy], rule: Tiering
     assert found.hit_blocks >= below.pool_hits > 0
 
 
+def test_a_policy_of_a_lower_tier_sees_the_future() -> None:
+    def found(policy: type[EvictionPolicy], seed: int) -> int:
+        paths = workload(random_requests(seed, 300, width=4, longest=5))
+        below = ReplayTiers(paths, [TierSpec(10, policy())], OnEviction())
+        return replay(paths, Lru(), 6, below=below).hit_blocks
+
+    assert sum(found(Belady, seed) for seed in range(4)) > 1.1 * sum(found(Lru, seed) for seed in range(4))
+
+
 def test_first_in_first_out_holds_when_one_request_demotes_more_than_a_tier_has_room_for() -> None:
     """Contents of one last use then lie in one block of the tier one after the other."""
     paths = workload([[1, 2, 3, 4], [5, 6, 7, 8], [1, 2]])
