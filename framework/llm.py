@@ -18,7 +18,7 @@ from framework.config.sections import FaultOptions as FaultOptions
 from framework.config.setting import Section
 from framework.engine import graphs
 from framework.engine.block_bytes import as_bytes, parts_of
-from framework.engine.engine import Engine
+from framework.engine.engine import Engine, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes, require_graphs, require_writes_first
@@ -273,12 +273,14 @@ class LLM:
         return Engine(
             allocator,
             self.executor,
-            max_model_len=self.max_model_len,
-            length_advice=advice,
-            **options.batching(),
-            eos_token_ids=tokenizer.eos_token_ids,
-            vocab_size=self.model.config.vocab_size,
-            window=reach(self.groups[1]) if self.groups else self.model.config.window_of_all_layers,
+            limits=ModelLimits(
+                max_model_len=self.max_model_len,
+                length_advice=advice,
+                eos_token_ids=tuple(tokenizer.eos_token_ids),
+                vocab_size=self.model.config.vocab_size,
+                window=reach(self.groups[1]) if self.groups else self.model.config.window_of_all_layers,
+            ),
+            options=options,
             trial=self._trial,
             stop_watch=watch if tokenizer.has_text else None,
             tiers=self._tier_maker(allocator) if self._tiers else None,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experiments.fidelity.streams import Outcome, Talk, sampling_of
-from framework.engine.engine import Engine, Trial
+from framework.config.sections import EngineOptions
+from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.groups.allocator import SharedGroups
 from framework.groups.checkpoints import CheckpointRule, Dense
@@ -91,10 +92,12 @@ def engine_of(
     return Engine(
         allocator,
         ReplayExecutor(constant_step(1.0), outputs=outputs),
-        max_model_len=longest,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_batch_requests=settings.max_batch_requests,
-        scheduling=settings.scheduling,
+        limits=ModelLimits(max_model_len=longest),
+        options=EngineOptions(
+            max_batch_tokens=settings.max_batch_tokens,
+            max_batch_requests=settings.max_batch_requests,
+            scheduling=settings.scheduling,
+        ),
         virtual_clock=True,
         trial=Trial(ledger=ledger),
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from framework.engine.engine import Engine
+from framework.config.sections import EngineOptions
+from framework.engine.engine import Engine, ModelLimits
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
@@ -38,9 +39,8 @@ def usage(lengths: Sequence[tuple[int, int]], width: int, *, beam: bool, allocat
     engine = Engine(
         manager,
         ReplayExecutor(constant_step(1.0)),
-        max_model_len=MAX_LEN,
-        max_batch_tokens=ROWS * MAX_LEN,
-        max_batch_requests=ROWS,
+        limits=ModelLimits(max_model_len=MAX_LEN),
+        options=EngineOptions(max_batch_tokens=ROWS * MAX_LEN, max_batch_requests=ROWS),
     )
     for number, (prompt, output) in enumerate(lengths):
         how = {"beam_width": width} if beam else {"n": width, "temperature": 1.0}

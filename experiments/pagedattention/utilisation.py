@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.engine import Engine
+from framework.config.sections import EngineOptions
+from framework.engine.engine import Engine, ModelLimits
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
@@ -95,9 +96,8 @@ def saturated(prompts: Ints, outputs: Ints, limit: int, how: Reservation, pool_s
     engine = Engine(
         allocator,
         ReplayExecutor(constant_step(1.0)),
-        max_model_len=limit,
-        max_batch_tokens=pool_slots,
-        max_batch_requests=256,
+        limits=ModelLimits(max_model_len=limit),
+        options=EngineOptions(max_batch_tokens=pool_slots, max_batch_requests=256),
     )
     for number, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True)):
         tokens = np.full(prompt, number, dtype=np.int32)

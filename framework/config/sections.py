@@ -103,11 +103,6 @@ class EngineOptions(Section):
         of_a_model=True,
     )
 
-    def batching(self) -> dict[str, Any]:
-        """What `Engine` takes by these settings' names, in a serve run and in a replay alike."""
-        names = ("max_batch_tokens", "max_batch_requests", "chunk_size", "share_within_step", "scheduling")
-        return {name: getattr(self, name) for name in names}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(Section):

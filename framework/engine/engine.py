@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from framework.config.sections import FaultOptions
+from framework.config.sections import EngineOptions, FaultOptions
 from framework.config.setting import Section, setting
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
@@ -25,11 +25,10 @@ from framework.engine.request import (
     Sequence,
     Status,
     derived_seed,
-    require_batch,
     require_facts,
 )
 from framework.engine.rows import Rows
-from framework.engine.scheduler import Scheduler, Scheduling
+from framework.engine.scheduler import Scheduler
 from framework.engine.state import EngineState, Log, listen, write_log_header
 from framework.engine.tiers.records import MakeTiers
 from framework.errors import (
@@ -126,6 +125,28 @@ class Trial(Section):
     ledger: Ledger | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits(Section):
+    """What a model sets for the requests that are served on it.
+
+    Attributes:
+        max_model_len: longest sequence, tokens; longer requests are rejected.
+        length_advice: what to do about a request that is too long: which limit `max_model_len` stems from.
+        eos_token_ids: end a sequence unless its sampling ignores them.
+        vocab_size: prompts with larger ids are rejected; None accepts all.
+        window: tokens that a token reads in any layer, itself included, where every layer of the model has a sliding
+            window: blocks behind it are unreferenced while their request runs. None: all are read to the end.
+    """
+
+    section: ClassVar[str] = "limits"
+
+    max_model_len: int = setting(at_least=1)
+    length_advice: str = "raise engine.max_model_len"
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int | None = setting(None, at_least=1)
+    window: int | None = setting(None, at_least=1)
+
+
 class Engine:
     """Serves requests over one allocator and one executor. Knows no class of either by name.
 
@@ -135,16 +156,9 @@ class Engine:
     rolled back: that code would run least and be wrong most.
 
     Args:
-        max_model_len: longest sequence, tokens; longer requests are rejected.
-        length_advice: what to do about a request that is too long: which limit `max_model_len` stems from.
-        eos_token_ids: end a sequence unless its sampling ignores them.
-        share_within_step: requests admitted in one step share the blocks that one of them computes in it.
-        scheduling: the order of a step; running_first not with tiers.
+        options: how to batch; running_first not with tiers. The longest sequence is that of `limits`.
         virtual_clock: the executor's clock is virtual, the same in every run: it is what policies see. Else they see
             the number of the step, so that what they do can be repeated.
-        vocab_size: prompts with larger ids are rejected; None accepts all.
-        window: tokens that a token reads in any layer, itself included, where every layer of the model has a sliding
-            window: blocks behind it are unreferenced while their request runs. None: all are read to the end.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
         tiers: makes what lies below the pool, now and after each reset; None for nothing.
         trial: the seed, faults and who listens; `record` is for whoever made the executor.
@@ -158,16 +172,8 @@ class Engine:
         allocator: Allocator,
         executor: Executor,
         *,
-        max_model_len: int,
-        length_advice: str = "raise engine.max_model_len",
-        max_batch_tokens: int = 2048,
-        max_batch_requests: int = 64,
-        chunk_size: int | None = None,
-        share_within_step: bool = True,
-        scheduling: Scheduling = "admit_first",
-        eos_token_ids: Iterable[int] = (),
-        vocab_size: int | None = None,
-        window: int | None = None,
+        limits: ModelLimits,
+        options: EngineOptions | None = None,
         virtual_clock: bool = False,
         stop_watch: MakeStopWatch | None = None,
         tiers: MakeTiers | None = None,
@@ -179,23 +185,19 @@ class Engine:
                 convert(given[one.name], one.annotation, one.name)
         if not callable(getattr(executor, "begin_step", None)):
             raise InvalidArgument(f"executor must be an Executor, found {shown(executor)}")
-        if not isinstance(eos_token_ids, Iterable):
-            raise InvalidArgument(f"eos_token_ids must be token ids, found {shown(eos_token_ids)}")
-        for name, least in (("max_model_len", 1), ("vocab_size", 1), ("window", 1)):
-            if given[name] is not None and given[name] < least:
-                raise InvalidArgument(f"{name} must be at least {least}, found {given[name]}")
-        require_batch(max_batch_tokens, max_batch_requests, chunk_size)
-        if tiers is not None and scheduling == "running_first":
+        options, trial = options or EngineOptions(), trial or Trial()
+        if options.max_batch_tokens < options.max_batch_requests:
+            raise InvalidArgument(
+                f"engine.max_batch_tokens ({options.max_batch_tokens}) must be at least engine.max_batch_requests "
+                f"({options.max_batch_requests}): every row decodes one token a step"
+            )
+        if tiers is not None and options.scheduling == "running_first":
             raise Unsupported("scheduling=running_first does not wait for loads from tiers; take admit_first")
         self.executor, self._virtual_clock = executor, virtual_clock
-        self.max_model_len, trial = max_model_len, trial or Trial()
+        self.limits, self.max_model_len, self._options = limits, limits.max_model_len, options
         self.seed, self.preempt_every = trial.seed, trial.faults.preempt_every
-        self.length_advice, self.vocab_size, self.window = length_advice, vocab_size, window
         self._log, self._kv_events, self._ledger = trial.log, trial.kv_events, trial.ledger
         self._stop_watch, self._make_tiers = stop_watch, tiers
-        self._batch = max_batch_tokens, max_batch_requests, chunk_size or max_batch_tokens
-        self._share_within_step, self._scheduling = share_within_step, scheduling
-        self._eos = np.array(sorted(set(eos_token_ids)), dtype=np.int64)
         self._num_submitted = 0
         self._change = Change(self, (Engine._step, Engine._flush, Engine._queue, Engine._cancel))
         write_log_header(trial.log)
@@ -203,13 +205,15 @@ class Engine:
 
     def _begin_anew(self, allocator: Allocator) -> None:
         """An empty state over `allocator`, and all that works on it."""
-        max_batch_tokens, max_batch_requests, chunk_size = self._batch
+        options, eos = self._options, np.array(sorted(set(self.limits.eos_token_ids)), dtype=np.int64)
+        chunk_size = options.chunk_size or options.max_batch_tokens
         longest = -(-self.max_model_len // allocator.block_size)
         stream = self._kv_events
         guarded = GuardedAllocator(allocator, longest) if stream is None else EventAllocator(allocator, longest, stream)
-        rows, metrics = Rows(max_batch_requests, self.max_model_len), Metrics(guarded.num_blocks, guarded.block_size)
+        rows = Rows(options.max_batch_requests, self.max_model_len)
+        metrics = Metrics(guarded.num_blocks, guarded.block_size)
         state = EngineState(guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, log=self._log)
-        life = Lifecycle(state, self._eos, self._stop_watch)
+        life = Lifecycle(state, eos, self._stop_watch)
         if self._make_tiers is not None:
             state.tiers = self._make_tiers(state, life, stream)
         if self._ledger is not None:
@@ -217,15 +221,15 @@ class Engine:
             self._ledger.reset()
             self._ledger.lies_below = state.tiers.lies_below
         listen(state)
-        promises = state.promises = Promises(state, life, chunk_size) if self._share_within_step else None
+        promises = state.promises = Promises(state, life, chunk_size) if options.share_within_step else None
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
         self.scheduler = Scheduler(
             state,
             life,
             promises,
-            max_batch_tokens=max_batch_tokens,
+            max_batch_tokens=options.max_batch_tokens,
             chunk_size=chunk_size,
-            order=self._scheduling,
+            order=options.scheduling,
         )
         self._outputs = Outputs(state, life, in_turn=self.scheduler.running_first)
 
@@ -338,14 +342,15 @@ class Engine:
         total, rows, prompt = request.max_total_tokens, self.state.rows.max_rows, request.prompt
         if len(prompt) == 0:
             return "the prompt is empty; give it at least one token"
-        if self.vocab_size is not None and int(prompt.max()) >= self.vocab_size:
-            return f"token id {int(prompt.max())} is outside the model's vocabulary of {self.vocab_size}"
+        vocab_size = self.limits.vocab_size
+        if vocab_size is not None and int(prompt.max()) >= vocab_size:
+            return f"token id {int(prompt.max())} is outside the model's vocabulary of {vocab_size}"
         if request.sampling.stop and self._stop_watch is None:
             return "stop texts need a tokenizer, and there is none; use stop_token_ids"
         if total > self.max_model_len:
             return (
                 f"{len(prompt)} prompt + {request.sampling.max_tokens} new tokens = {total} pass the longest sequence "
-                f"of {self.max_model_len} tokens; shorten it or {self.length_advice}"
+                f"of {self.max_model_len} tokens; shorten it or {self.limits.length_advice}"
             )
         if request.width > rows:
             return f"{request.width} samples or beams need as many rows; engine.max_batch_requests is {rows}"
@@ -543,8 +548,8 @@ class Engine:
                 self.life.fail(seq, error)
         if promises is not None and made:
             promises.keep()
-        if self.window is not None:
-            self.life.unref_passed(step, self.window)
+        if self.limits.window is not None:
+            self.life.unref_passed(step, self.limits.window)
 
     def check(self) -> None:
         """The allocator's invariants, and that nothing is held for requests that ended.

@@ -280,23 +280,6 @@ def empty_tokens() -> TokenArray:
     return np.empty(0, dtype=np.int32)
 
 
-def require_batch(max_batch_tokens: int, max_batch_requests: int, chunk_size: int | None) -> None:
-    """Raise unless a step of these sizes can be: every row decodes one token a step.
-
-    Raises:
-        InvalidArgument: names the setting.
-    """
-    if max_batch_requests < 1:
-        raise InvalidArgument(f"engine.max_batch_requests must be at least 1, found {max_batch_requests}")
-    if max_batch_tokens < max_batch_requests:
-        raise InvalidArgument(
-            f"engine.max_batch_tokens ({max_batch_tokens}) must be at least engine.max_batch_requests "
-            f"({max_batch_requests}): every row decodes one token a step"
-        )
-    if chunk_size is not None and chunk_size < 1:
-        raise InvalidArgument(f"engine.chunk_size must be at least 1 or null, found {chunk_size}")
-
-
 def require_facts(
     *,
     sampling: Any,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from framework.config.config import Choice, Config
-from framework.engine.engine import Engine, Trial
+from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.costs import StepCosts
 from framework.engine.executors.replay import ReplayExecutor, constant_step
@@ -76,7 +76,7 @@ def full_replay(session: Session) -> dict[str, Any]:
     kinds = (*of_one_group, *KINDS[1:3], "workload", *(("tiering",) if session.config.tiers else ()))
     session.facts |= names_of(session.config, kinds)
     session.begin("none")
-    session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.length_advice)
+    session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.limits.length_advice)
     if session.settings.requests:
         tiers = len(session.config.tiers)
         engine.state.on_end = lambda request: session.run.log_request(
@@ -285,11 +285,13 @@ def build_engine(
     engine = Engine(
         allocator,
         executor,
-        max_model_len=max_len,
-        length_advice=advice,
-        **engine_options.batching(),
-        eos_token_ids=recording.eos_token_ids if recording else (),
-        window=window,
+        limits=ModelLimits(
+            max_model_len=max_len,
+            length_advice=advice,
+            eos_token_ids=recording.eos_token_ids if recording else (),
+            window=window,
+        ),
+        options=engine_options,
         virtual_clock=True,
         trial=Trial(seed=seed, faults=config.faults, log=log, kv_events=kv_events, ledger=ledger),
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),

@@ -64,7 +64,9 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
             ledger = session.ledger()
             with build_llm(config, model, longest=longest, log=log, kv_events=events, ledger=ledger) as llm:
                 session.begin(llm.device)
-                session.say_length(config.engine.max_model_len, longest, llm.max_model_len, llm.engine.length_advice)
+                session.say_length(
+                    config.engine.max_model_len, longest, llm.max_model_len, llm.engine.limits.length_advice
+                )
                 return _answer(llm, session, items, ledger)
 
 
@@ -228,7 +230,7 @@ def record(llm: LLM, requests: Sequence[Request], path: Path) -> None:
         llm.recorder,
         eos_token_ids=llm.model.tokenizer.eos_token_ids,
         max_model_len=llm.engine.max_model_len,
-        window=llm.engine.window,
+        window=llm.engine.limits.window,
     )
 
 

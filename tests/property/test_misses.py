@@ -14,7 +14,7 @@ from test_tiers_serve import RULES, tiered
 from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.request import Request
-from framework.engine.tiers.engine_tiers import EngineTiers
+from framework.engine.tiers.engine_tiers import EngineTiers, tier_maker
 from framework.interfaces.allocator import Allocator, Hit
 from framework.interfaces.tiering import Tiering
 from framework.misses.account import DECLINED, ELSEWHERE, END, EVICTED, HIT, IN_FLIGHT, NEW, OUTCOMES, TIER, UNREACHABLE
@@ -223,7 +223,7 @@ def explained(
         preempt_every=draw.choice((0, 0, 3)),
         scheduling=scheduling,
         ledger=ledger,
-        tiers=None if rule is None else lambda: tiered(executor, draw, rule, 0.0, False),
+        tiers=None if rule is None else tier_maker(lambda: tiered(executor, draw, rule, 0.0, False)),
     )
     history.engine = engine
     if isinstance(engine.state.tiers, EngineTiers):

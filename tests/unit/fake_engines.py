@@ -17,7 +17,7 @@ import numpy.typing as npt
 from framework import registry
 from framework.config.sections import CacheOptions, EngineOptions, FaultOptions
 from framework.config.setting import Section
-from framework.engine.engine import Engine, Trial
+from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step
 from framework.engine.request import Request
 from framework.engine.rows import IntArray, Rows
@@ -314,7 +314,7 @@ def by_section(given: Mapping[str, Any], **sections: type[Section]) -> dict[str,
 
 def make_engine(allocator: Allocator, executor: Executor, **given: Any) -> Engine:
     """An engine whose settings are each in the section that has one of its name."""
-    return Engine(allocator, executor, **by_section(given))
+    return Engine(allocator, executor, **by_section(given, limits=ModelLimits, options=EngineOptions))
 
 
 def make_llm(model: Any = "tiny", **given: Any) -> LLM:

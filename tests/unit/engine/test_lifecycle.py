@@ -72,7 +72,7 @@ def test_cancelled_before_it_arrives_a_request_never_enters_the_schedule(kind: s
 
 
 def test_a_cancelled_request_keeps_what_every_sample_generated() -> None:
-    engine = fake_engine(eos_token_ids=range(0, 32, 3))
+    engine = fake_engine(eos_token_ids=tuple(range(0, 32, 3)))
     request = engine.submit(prompts(1)[0], Sampling(max_tokens=30, n=4, temperature=1.0))
     while not any(seq.done for seq in request.sequences):
         engine.step()
