@@ -147,10 +147,6 @@ class RequestFailed(FrameworkError):
     """A request whose tokens were being streamed has failed; says why. Other requests are unaffected."""
 
 
-class RequestRejected(FrameworkError):
-    """A request that can never be served, with the numbers that say why. Other requests are unaffected."""
-
-
 class ModelError(FrameworkError):
     """A checkpoint or tokenizer that is missing, incomplete or of a family that is not supported."""
 

@@ -18,16 +18,11 @@ BlockId = NewType("BlockId", int)
 RequestId = NewType("RequestId", int)
 """One sequence that holds a block table. Never reused within an allocator's life."""
 
-Slot = NewType("Slot", int)
-"""One token's place in the pool: `block * block_size + offset`."""
-
 BlockHash = NewType("BlockHash", bytes)
 """The chained name of a full block's content, as its HashScheme made it."""
 
 TokenArray = npt.NDArray[np.int32]
 """(n,) int32 token ids, each 0 to 2**31 - 1. Plugins must not write to it."""
-
-NULL_BLOCK = BlockId(0)
 
 _LIMIT = 2**31
 _INT32 = np.dtype(np.int32)

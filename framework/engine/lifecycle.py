@@ -163,9 +163,7 @@ class Lifecycle:
 
     def _copy(self, change: TableChange) -> None:
         if change.copies:
-            start = self.state.executor.now()
             self.state.executor.copy_blocks(change.copies)
-            self.state.copy_seconds += self.state.executor.now() - start
             self.state.num_copied_blocks += len(change.copies)
 
     def commit(self, seq: Sequence, num_tokens: int) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-import numpy as np
-
 from framework.errors import FrameworkError, InvalidArgument
 from framework.interfaces.allocator import Hit
 from framework.sampling import Sampling
@@ -273,11 +271,6 @@ def derived_seed(run_seed: int, number: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
     return (value ^ (value >> 31)) >> 1
-
-
-def empty_tokens() -> TokenArray:
-    """A (0,) int32 array."""
-    return np.empty(0, dtype=np.int32)
 
 
 def require_facts(

@@ -116,7 +116,6 @@ class EngineState:
     num_preemptions: int = 0
     num_forks: int = 0
     num_copied_blocks: int = 0
-    copy_seconds: float = 0.0
 
     def take_id(self) -> RequestId:
         """A sequence id nobody had before."""

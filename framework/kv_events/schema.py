@@ -16,7 +16,7 @@ from framework.interfaces.records import FieldError
 Hash: TypeAlias = bytes | int | str
 """Names a block's content and all before it: bytes or an integer as sent, or text of a JSON file."""
 
-GPU, CPU, STORAGE = "GPU", "CPU", "STORAGE"
+GPU, CPU = "GPU", "CPU"
 """What vLLM calls the places of blocks; SGLang says CPU_PINNED, DISK and EXTERNAL for those below the GPU."""
 
 

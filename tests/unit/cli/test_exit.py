@@ -28,7 +28,7 @@ def test_every_error_class_ends_a_command_with_1_or_2() -> None:
     assert {cls.exit_status for cls in classes} == {FAILED, INVALID}
     assert {cls.__name__ for cls in classes if cls.exit_status == FAILED} >= {
         "FrameworkError", "OutOfBlocks", "OutOfMemory", "UnknownRequest", "DuplicateRequest", "StaleHit", "PluginError",
-        "InvariantViolation", "TimedOut", "NoCandidate", "RequestRejected", "RankError",
+        "InvariantViolation", "TimedOut", "NoCandidate", "RankError",
     }  # fmt: skip
 
 
