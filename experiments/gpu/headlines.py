@@ -63,11 +63,16 @@ def _tiers(rows: Sequence[Row]) -> str:
     return ", ".join(links + slower)
 
 
+def _gains(rows: Sequence[Row]) -> str:
+    return ", ".join(f"{row['rows']} rows behind {row['shared']:,}: {row['gain']:.2f} times" for row in rows)
+
+
 _SUMMARIES: dict[str, Callable[[Sequence[Row]], str]] = {
     "machine": _ceilings,
     "replay": _replays,
     "precompile": _kernels,
     "grid": _cells,
+    "shared": _gains,
     "serve": _served,
     "tiers": _tiers,
 }

@@ -307,6 +307,11 @@ def grid(session: Session) -> Iterator[tuple[str, list[str]]]:
         yield name, _script(session, "grid", name)
 
 
+def shared(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """Decode behind a shared prefix, read once and row by row."""
+    yield "triton", _script(session, "shared_prefix")
+
+
 def serve(session: Session) -> Iterator[tuple[str, list[str]]]:
     """Tokens per second after a warm-up pass, with graphs and without."""
     ours = "torch" if session.dry else "triton"
@@ -348,6 +353,7 @@ PARTS = {
     "replay": Part(replay, 60),
     "precompile": Part(precompile, 90),
     "grid": Part(grid, 250),
+    "shared": Part(shared, 30),
     "serve": Part(serve, 60),
     "tiers": Part(tiers, 45),
     "kit": Part(kit, 300, ("pytest", "xdist", "hypothesis", "hydra", "omegaconf", "antlr4")),

@@ -26,6 +26,7 @@ MAKES = {
     "by work": TritonBackend,
     "split at 256": functools.partial(TritonBackend, split_tokens=256),
     "tensor descriptors": functools.partial(TritonBackend, tma=True),
+    "shared prefixes": functools.partial(TritonBackend, shared_tokens=16),
 }
 
 
@@ -88,10 +89,12 @@ def test_a_thousand_runs_give_the_same_bits() -> None:
         assert torch.equal(got, want), f"run {run} differs: a race"
 
 
-def test_a_captured_graph_serves_other_lengths() -> None:
+@pytest.mark.parametrize("shared_tokens", [None, 64])
+def test_a_captured_graph_serves_other_lengths(shared_tokens: int | None) -> None:
     spec = make_spec(num_heads=8, num_kv_heads=2)
     captured = build_problem(Case(spec, (1500, 1500, 1500), (1, 1, 1)), "cuda")
-    backend = TritonBackend()
+    captured.batch.block_tables[1:, :60] = captured.batch.block_tables[0, :60]
+    backend = TritonBackend(shared_tokens=shared_tokens)
     backend.setup(spec, "cuda")
     out = torch.zeros_like(captured.q)
 

@@ -38,6 +38,10 @@ class TritonBackend(AttentionBackend):
             a CPU shapes that suit the interpreter.
         tma: prefill loads K and V by tensor descriptors, in larger tiles, on chips from sm_90 on, where the pool is of
             half precision, the head dim 64 or 128 and the block size a multiple of 64. Elsewhere it changes nothing.
+        shared_tokens: decode reads a prefix of at least so many tokens that neighbouring rows have in the same blocks
+            once for them, found on the device in each step; as many rows as fill a tile with their heads, and all of
+            them must share it. None: never. Without a sliding window and ALiBi; not with `split_tokens`. The last bits
+            of a row then depend on the others. Source: Hydragen, arXiv:2402.05099; cascade attention in FlashInfer.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -52,14 +56,26 @@ class TritonBackend(AttentionBackend):
         simulated_devices=frozenset({"cpu"}),
     )
 
-    def __init__(self, split_tokens: int | None = None, arch: str | None = None, tma: bool = False) -> None:
+    def __init__(
+        self,
+        split_tokens: int | None = None,
+        arch: str | None = None,
+        tma: bool = False,
+        shared_tokens: int | None = None,
+    ) -> None:
         if split_tokens is not None and split_tokens < 1:
             raise InvalidArgument(f"split_tokens must be at least 1, found {split_tokens}")
+        if shared_tokens is not None and (shared_tokens < 1 or split_tokens is not None):
+            raise InvalidArgument(
+                f"shared_tokens must be at least 1, found {shared_tokens}, and goes without split_tokens, which "
+                "promises that a row does not depend on others"
+            )
         if arch is not None and arch not in ARCHS:
             raise InvalidArgument(f"no configuration for arch {arch!r}; the table has {', '.join(ARCHS)}")
         self._split_tokens = split_tokens
         self._arch = arch
         self._tma = tma
+        self._shared_tokens = shared_tokens
         self._launcher: Launcher | None = None
         self._step: StepPlan | None = None
         self._copies: _Copies | None = None
@@ -98,7 +114,13 @@ class TritonBackend(AttentionBackend):
             arch, num_sms = _device_config(device, self._arch)
         self._step = self._copies = None
         self._launcher = Launcher(
-            spec, device, arch=arch, num_sms=num_sms, split_tokens=self._split_tokens, tma=self._tma
+            spec,
+            device,
+            arch=arch,
+            num_sms=num_sms,
+            split_tokens=self._split_tokens,
+            tma=self._tma,
+            shared_tokens=self._shared_tokens,
         )
 
     def plan(self, batch: Batch) -> None:

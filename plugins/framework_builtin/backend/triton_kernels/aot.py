@@ -50,7 +50,8 @@ def compile_variant(variant: Variant) -> Resources:
 def compiled_kernel(variant: Variant, arch: ArchConfig) -> Any:
     """What Triton makes of the variant's launch; from its cache, where that has it."""
     only = _Only(variant.kernel)
-    launcher = steps.launcher_for(variant.spec, arch, only, tma=variant.tma)
+    shared = steps.SHORT if variant.shared else None
+    launcher = steps.launcher_for(variant.spec, arch, only, tma=variant.tma, shared_tokens=shared)
     with pretended(arch.target, arch.shared_bytes):
         steps.run(variant.step, launcher, variant.spec)
     assert only.found is not None, f"{variant.name}: its step launches no such kernel"

@@ -11,6 +11,7 @@ from framework_builtin.backend.triton_kernels.configs import (
     ArchConfig,
     PrefillConfig,
     decode_tiles,
+    is_aligned,
     is_biased,
     kind_of,
     padded_dim,
@@ -77,6 +78,25 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
     tokens = min(max(next_power(max_context), 16), 512, max(_INTERPRETED_ELEMENTS // dim, 16))
     items = max(min(next_power(num_rows * spec.num_kv_heads), _INTERPRETED_ELEMENTS // (tokens * dim)), 1)
     return Shape(m=next_power(group), n=tokens, d=dim, items=items)
+
+
+_INTERPRETED_ROWS = 16
+_SHARED_M = {"half": 32, "fp8": 32}
+"""Query heads of all rows that one tile of a shared prefix serves, by kind; else 16. With more, registers spill."""
+
+
+def shared_shape(spec: AttentionSpec, arch: ArchConfig | None, shape: Shape) -> tuple[Shape, int]:
+    """Tiles of the decode kernel over a prefix that neighbouring rows share, and how many rows; 1: none can.
+
+    Args:
+        shape: of the rows on their own; tiles have as many tokens.
+    """
+    group = spec.num_heads // spec.num_kv_heads
+    if spec.sliding_window is not None or spec.alibi:  # what a key adds depends on the row
+        return shape, 1
+    most = _SHARED_M.get(kind_of(spec.dtype, spec.kv_dtype), 16) if is_aligned(spec.head_dim) else 16
+    rows = _INTERPRETED_ROWS if arch is None else most // group
+    return replace(shape, m=max(next_power(rows * group), 16), items=1, head_blocks=1), max(rows, 1)
 
 
 def tma_config(spec: AttentionSpec, arch: ArchConfig | None) -> PrefillConfig | None:
@@ -221,6 +241,11 @@ def split_of(
         return Split(num_rows, num_rows, 1, 1)
     least = -(-num_rows // share) * share
     return Split(least + (_CHOICES - 1) * share, share, _CHOICES, max(min_split_tokens // block_n, 1))
+
+
+def num_pieces(num_groups: int, max_context: int, share: int, min_split_tokens: int) -> int:
+    """Work items a group that read its shared prefix: as many as fill the device. Arguments as of `split_of`."""
+    return max(min(max_context // min_split_tokens, share // num_groups), 1)
 
 
 def block_q(spec: AttentionSpec, shape: Shape) -> int:

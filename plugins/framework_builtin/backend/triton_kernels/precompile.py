@@ -39,6 +39,7 @@ def precompile(
     num_sms: int | None = None,
     max_rows: int = 256,
     tma: bool = False,
+    shared_tokens: int | None = None,
     share: int = 0,
     shares: int = 1,
 ) -> Compiles:
@@ -47,7 +48,7 @@ def precompile(
     Args:
         num_sms: multiprocessors of the device; None: of the chip's usual product.
         max_rows: requests decoded in one step, at most.
-        tma: as the backend's.
+        tma, shared_tokens: as the backend's.
         share: of `shares` equal ones; each kernel is in one of them.
 
     Raises:
@@ -59,7 +60,7 @@ def precompile(
     if reasons := TritonBackend(tma=tma).capabilities.reasons_against(spec, "cuda"):
         raise InvalidArgument(f"the triton backend does not serve this: {'; '.join(reasons)}")
     num_sms = num_sms or _SMS.get(target, 108)
-    launcher = steps.launcher_for(spec, arch, _Compiler, num_sms=num_sms, tma=tma)
+    launcher = steps.launcher_for(spec, arch, _Compiler, num_sms=num_sms, tma=tma, shared_tokens=shared_tokens)
     with pretended(arch.target, arch.shared_bytes), _only_share(share, shares), counted() as counts:
         for step in steps.all_of(spec, arch, num_sms=num_sms, max_rows=max_rows, ropes=(None, "halves", "neighbours")):
             steps.run(step, launcher, spec)
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.cache is not None:
         os.environ["TRITON_CACHE_DIR"] = os.path.abspath(options.cache)
-    start, names = time.perf_counter(), ("num_sms", "max_rows", "tma")
+    start, names = time.perf_counter(), ("num_sms", "max_rows", "tma", "shared_tokens")
     common = {name: getattr(options, name) for name in names}
     try:
         spec = _spec(options)
@@ -145,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sinks", action="store_true")
     parser.add_argument("--alibi", action="store_true")
     parser.add_argument("--tma", action="store_true", help="prefill by tensor descriptors, as the backend's option")
+    parser.add_argument("--shared-tokens", type=int, help="of a prefix that rows share, as the backend's option")
     parser.add_argument("--num-sms", type=int, help="multiprocessors; without: the usual product's")
     parser.add_argument("--max-rows", type=int, default=256, help="requests decoded in one step, at most")
     parser.add_argument("--jobs", type=int, default=2, help="processes")

@@ -103,9 +103,19 @@ def launcher_for(
     *,
     num_sms: int = 132,
     tma: bool = False,
+    shared_tokens: int | None = None,
 ) -> Launcher:
     """A launcher of `arch`'s kernels on tensors of the CPU, by `wrap`, which must not run them."""
-    return Launcher(spec, "cpu", arch=arch, num_sms=num_sms, split_tokens=None, tma=tma, wrap=wrap)
+    return Launcher(
+        spec,
+        "cpu",
+        arch=arch,
+        num_sms=num_sms,
+        split_tokens=None,
+        tma=tma,
+        shared_tokens=shared_tokens,
+        wrap=wrap,
+    )
 
 
 def _batch(step: Step, spec: AttentionSpec) -> Batch:

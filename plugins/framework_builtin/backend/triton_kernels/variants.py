@@ -37,6 +37,7 @@ class Variant:
             copy_blocks: one after another.
         rope: of a write: None, or which elements are a pair, "halves" or "neighbours".
         tma: of a prefill: tensor descriptors load K and V.
+        shared: of decode, plan_shared and merge_splits: rows share a prefix.
     """
 
     arch: str
@@ -46,6 +47,7 @@ class Variant:
     lse: bool = False
     rope: str | None = None
     tma: bool = False
+    shared: bool = False
 
     @property
     def name(self) -> str:
@@ -54,7 +56,11 @@ class Variant:
         stored = f"+{spec.kv_dtype}" if spec.kv_dtype else ""
         group = spec.num_heads // spec.num_kv_heads
         extras = [name for name in ("sliding_window", "soft_cap", "sinks", "alibi") if getattr(spec, name)]
-        extras += [name for name, on in (("lse", self.lse), ("unsplit", not self.split), ("tma", self.tma)) if on]
+        extras += [
+            name
+            for name, on in (("lse", self.lse), ("unsplit", not self.split), ("tma", self.tma), ("shared", self.shared))
+            if on
+        ]
         extras += [f"rope_{self.rope}"] if self.rope else []
         extras += [spec.layout] if spec.layout != "NHD" else []
         shape = f"{spec.dtype}{stored}/d{spec.head_dim}/group{group}/page{spec.block_size}"
@@ -86,6 +92,7 @@ def shipped_variants(archs: tuple[str, ...] = tuple(ARCHS)) -> Iterator[Variant]
         for kind, dim in ARCHS[arch].decode:
             spec = _spec_of(kind, dim)
             yield Variant(arch, "decode", spec)
+            yield Variant(arch, "decode", spec, shared=True)
             yield Variant(arch, "prefill", spec, split=False)
             if dim == 128:
                 yield Variant(arch, "prefill", spec)
@@ -113,6 +120,8 @@ def _small_kernels(arch: str) -> Iterator[Variant]:
         yield Variant(arch, kernel, small)
     for kernel in ("merge_splits", "copy_blocks"):
         yield Variant(arch, kernel, small, split=False)
+    for kernel in ("plan_shared", "plan_splits", "merge_splits"):
+        yield Variant(arch, kernel, small, shared=True)
     yield Variant(arch, "write_kv", small, rope="halves")
     yield Variant(arch, "write_kv", AttentionSpec(**(_USUAL | {"kv_dtype": "float8_e4m3fn"})), rope="neighbours")
     yield Variant(arch, "write_kv", AttentionSpec(**(_USUAL | {"kv_dtype": "int8"})), rope="halves")
