@@ -307,11 +307,6 @@ def grid(session: Session) -> Iterator[tuple[str, list[str]]]:
         yield name, _script(session, "grid", name)
 
 
-def shared(session: Session) -> Iterator[tuple[str, list[str]]]:
-    """Decode behind a shared prefix, read once and row by row."""
-    yield "triton", _script(session, "shared_prefix")
-
-
 def serve(session: Session) -> Iterator[tuple[str, list[str]]]:
     """Tokens per second after a warm-up pass, with graphs and without."""
     ours = "torch" if session.dry else "triton"
@@ -339,6 +334,11 @@ def kit(session: Session) -> Iterator[tuple[str, list[str]]]:
     yield "tests", [sys.executable, "-m", "pytest", "tests/gpu", *options, "-n", "1" if session.dry else "12"]
 
 
+def shared(session: Session) -> Iterator[tuple[str, list[str]]]:
+    """Decode behind a shared prefix, read once and row by row."""
+    yield "triton", _script(session, "shared_prefix")
+
+
 def sanitizer(session: Session) -> Iterator[tuple[str, list[str]]]:
     """compute-sanitizer over one small batch of the Triton kernels: memory errors, then races."""
     found = next(iter(Path("/usr/local").glob("cuda*/bin/compute-sanitizer")), None)
@@ -353,10 +353,10 @@ PARTS = {
     "replay": Part(replay, 60),
     "precompile": Part(precompile, 90),
     "grid": Part(grid, 250),
-    "shared": Part(shared, 30),
     "serve": Part(serve, 60),
     "tiers": Part(tiers, 45),
     "kit": Part(kit, 300, ("pytest", "xdist", "hypothesis", "hydra", "omegaconf", "antlr4")),
+    "shared": Part(shared, 60, usual=False),
     "sanitizer": Part(sanitizer, 500, usual=False),
 }
 

@@ -119,7 +119,7 @@ def test_the_dry_run_goes_through_with_torch_triton_and_numpy_alone(
     found = dry_run(bare_python, repository, tmp_path, "--wheels", str(tmp_path / "none"))
     statuses = {part: [step["status"] for step in steps] for part, steps in found["parts"].items()}
     assert statuses == {
-        "machine": ["ok"], "replay": ["ok", "ok"], "precompile": ["ok"], "grid": ["ok"], "shared": ["ok"],
+        "machine": ["ok"], "replay": ["ok", "ok"], "precompile": ["ok"], "grid": ["ok"],
         "serve": ["ok"], "tiers": ["ok", "ok"], "kit": ["skipped"],
     }  # fmt: skip
 
@@ -158,7 +158,7 @@ def test_no_step_begins_when_no_time_is_left(script: Any, session: Any) -> None:
 
 def test_the_parts_leave_the_grid_its_time_within_nine_minutes(script: Any) -> None:
     limits = {name: part.limit_s for name, part in script.PARTS.items() if part.usual}
-    assert list(limits) == ["machine", "replay", "precompile", "grid", "shared", "serve", "tiers", "kit"]
+    assert list(limits) == ["machine", "replay", "precompile", "grid", "serve", "tiers", "kit"]
     assert limits["grid"] >= 250
     assert sum(seconds for name, seconds in limits.items() if name != "kit") <= 540 - script._LAST_S
 
