@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 NOT_SPECIALISED = (
-    "num_", "first_row", "min_tiles", "window", "split_len", "table_stride", "lse_stride", "scale_stride"
+    "num_", "first_", "min_", "window", "split_len", "table_stride", "lse_stride", "scale_stride"
 )  # fmt: skip
 """Beginnings of the names of integer arguments that differ from batch to batch, or from layout to layout and gain
 nothing by being known. Triton would compile a kernel anew where one of them is 1 or a multiple of 16; these are never

@@ -29,7 +29,7 @@ COMMAND = [
 
 SERVE = """
 import json, os, pathlib, shutil, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
 import test_triton_warm_up as served
 from framework_builtin.backend.triton_kernels.compiles import counted
 from framework_builtin.backend.triton_kernels.configs import ARCHS
