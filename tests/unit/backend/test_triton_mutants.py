@@ -79,7 +79,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a chunk's splits forget their sums": within("prefill", "PART_SUMS + part * 2 + 1, total", "total", "top"),
     "an empty row has a sink": ("decode", "total = tl.where(context_x > 0, total, 0.0)", "total = total + 0.0"),
     "the merge takes the neighbour's splits": within(
-        "decode", "first = tl.load(ROWS + row * 2).to(tl.int64)", "tl.int64)", "tl.int64) + 1"
+        "decode", "first = tl.load(ROWS + row * 3).to(tl.int64)", "tl.int64)", "tl.int64) + 1"
     ),
     "a query does not see itself": within("prefill", "position[None, :] <= query_position[:, None]", "<=", "<"),
     "a query sees its successors": within(

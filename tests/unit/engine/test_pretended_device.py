@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,13 @@ PLAIN = ("greedy", "drawn", "windows and sinks", "int8", "float8_e4m3fn", "HND",
 
 @pytest.fixture(scope="module")
 def served() -> dict[str, dict[str, Any]]:
-    done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found

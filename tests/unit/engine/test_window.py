@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.engine.request import Status
-from framework.errors import InvalidArgument
+from framework.errors import ConfigError
 from framework.sampling import Sampling
 
 WINDOW = 10
@@ -142,5 +142,5 @@ def test_any_history_of_requests_under_any_window_gives_the_models_tokens(
 
 
 def test_a_window_of_no_token_is_refused():
-    with pytest.raises(InvalidArgument, match="window must be at least 1, found 0"):
+    with pytest.raises(ConfigError, match="window must be at least 1, found 0"):
         windowed(window=0)
