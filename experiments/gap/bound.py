@@ -17,7 +17,6 @@ import numpy as np
 from experiments.gap.cells import TRACES, bounds, file_of, sources, stream
 from experiments.gap.scoring import closed_at
 from experiments.shared import begun, digest, kept, publish, table, write_provenance, write_rows
-from framework.interfaces.eviction import BlockView
 from framework.replay.reference import replay
 from framework.types import RequestFacts
 from framework_builtin.eviction._groups import Floats, Group, Ints
@@ -50,21 +49,15 @@ class Scored(Hazard):
     """
 
     def __init__(self, index: Floats | None = None, rows: Mapping[tuple[int, int], int] | None = None) -> None:
-        super().__init__(tolerance=1.0, window=1 << 20, warm_up=0 if index is not None else sys.maxsize)
+        super().__init__(window=1 << 20)
         self.given, self.rows, self.features_of = index, rows or {}, list[list[float]]()
         self.groups, self.records = list[tuple[int, int]](), list[int]()
         self._pasts: dict[int, tuple[Any, ...]] = {}
         self._request, self._nth, self._began, self._of_late, self._answer = -1, 0, math.nan, list[float](), math.nan
 
-    def attach(self, blocks: BlockView) -> None:
-        super().attach(blocks)
-        self._as_lru = self.given is None
-
     def release(self, blocks: Sequence[Any], now: float) -> None:
         self._request, self._nth = self._request + 1, 0
         super().release(blocks, now)
-        if self.given is not None:
-            self._as_lru = False
 
     def group(self, blocks: Sequence[Any], facts: RequestFacts, gap: float | None) -> None:
         """Notes the conversation's past: when it began, its turns, last gaps, their mean, extremes, sizes."""
@@ -111,7 +104,11 @@ class Scored(Hazard):
             self.place(group)
 
     def refresh(self) -> None:
-        """Nothing is learnt online."""
+        """Nothing is learnt online, and nothing is guarded: without an index the order stays LRU's."""
+
+    def rescore(self) -> None:
+        if self.given is not None:
+            super().rescore()
 
     def first_score(self, group: Group) -> float:
         return super().first_score(group) if self.given is None else float(self.given[group.kind, 1])

@@ -295,18 +295,28 @@ class GroupedPolicy(EvictionPolicy):
 
 
 class Shadow:
-    """How many blocks LRU would have hit, counted by groups: what a policy compares itself with."""
+    """What LRU would hold, counted by groups: what a policy compares itself with.
+
+    Attributes:
+        lost: blocks that LRU would have hit and the policy had evicted.
+        spared: blocks that the policy had evicted before LRU would have, and nobody asked for until LRU would have too.
+        before: sizes of groups before blocks of them were evicted for a request for which LRU would evict as well.
+    """
 
     def __init__(self) -> None:
+        self.lost = self.spared = 0.0
+        self.before: dict[Group, int] = {}
         self._held = 0
         self._queue: deque[Group] = deque()
 
-    def use(self, group: Group, used: int) -> None:
+    def use(self, group: Group, used: int, *, resident: bool) -> None:
         """A request takes blocks of a group into use. Those that LRU would have held are its hits and stay."""
         held = min(used, group.shadow)
         group.shadow -= held
         group.shadow_hits += held
         self._held -= held
+        if not resident:
+            self.lost += held
 
     def add(self, group: Group) -> None:
         """The group is the most recent now."""
@@ -318,7 +328,17 @@ class Shadow:
         while self._held > most:
             oldest = self._queue[0]
             gone = min(oldest.shadow, self._held - most)
+            self.spared += max(0, min(gone, oldest.shadow - self.before.get(oldest, oldest.size)))
             oldest.shadow -= gone
             self._held -= gone
             if not oldest.shadow:
                 self._queue.popleft()
+
+    @property
+    def oldest(self) -> int:
+        """The order of the oldest group of which LRU would hold a block; 0 when it would hold none."""
+        return self._queue[0].order if self._queue else 0
+
+    def given_up(self) -> list[int]:
+        """Blocks that LRU would hold and the policy has evicted, by group. O(groups)."""
+        return [group.shadow - group.size for group in self._queue if group.shadow > group.size]

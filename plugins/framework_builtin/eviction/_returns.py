@@ -59,8 +59,6 @@ class Returns:
         self._end: Any = array("d")
         self._stopped: Any = bytearray()
         self._num = self._learnt = 0
-        self.num_returned = 0
-        """Returns seen so far."""
         self._edges = FIRST_AGE_S * np.concatenate([[0.0], 2.0 ** (np.arange(_BINS - 1) / _PER_OCTAVE)])
         self.index = np.zeros((num_sorts, _BINS))
         """(C, A) of kinds known when last learnt: best ratio of the chance to be used again to the time held for it."""
@@ -105,7 +103,6 @@ class Returns:
         """That group was used again. Records that are no longer kept are ignored."""
         if record >= self._num - self._window:
             self._end[record % self._window] = now
-            self.num_returned += 1
 
     def stop(self, record: int, now: float) -> None:
         """That group is watched no longer; whether it would have been used again stays unknown."""

@@ -22,7 +22,7 @@ _TURNS = (0, 1, 2, 3, 4, 5, 5, 5, 5, 5)  # bins of the turn; from 10 on 6
 _MOST_CATEGORIES = 16
 _LONG_ANSWER = 256  # tokens
 _RECENT = 100  # times the capacity: block references that the guard looks back on
-_RESUME = 0.75  # of what is allowed: it follows LRU until it is behind by no more than this
+_LRU_LAST = 2.0**52  # added to the score of what LRU would hold, to keep it: above every index
 
 
 class Hazard(GroupedPolicy):
@@ -36,10 +36,13 @@ class Hazard(GroupedPolicy):
     with the lowest Gittins index (the best ratio, over how long to hold it, of the chance of a return to the time held)
     goes first, its deepest block first.
 
-    NOTE 1. While its hits of late are behind LRU's by more than `tolerance` it evicts as LRU does: what LRU would have
-    hit is counted beside it, a block once each time it comes into use. "Of late" are references weighted by how long
-    ago they were, 100 times the capacity in all: totals since the start never forgave an early loss, which other orders
-    of eviction begin with (at 1,334 blocks of a second agentic trace 2 % of the gap to the optimum, so 22 %).
+    NOTE 1. What LRU would hit is counted beside it, and so are the blocks given up: those that LRU would hold and
+    this policy has evicted. No more are given up while the hits that it stands to lose by them exceed those that it
+    still may: `tolerance` of the block references of late, less what it is behind LRU. It stands to lose the share of
+    blocks given up that LRU went on to hit, 1 at first and then learnt, and a standard deviation more, for a group
+    returns as a whole or not at all. Meanwhile it evicts, by index, what LRU would hold no longer, then as LRU does.
+    So its own order is taken up in steps that the steps before have paid for. "Of late" are references weighted by
+    how long ago they were, 100 times the capacity in all.
     NOTE 2. Turn and new blocks are counted from what was ever seen, where that says more than the facts: what the cache
     happens to have lost says nothing of a conversation (3 points of the gap on the conversation trace).
     NOTE 3. Blocks never seen before are a group of their own because conversations often go on without them: a prompt
@@ -49,32 +52,29 @@ class Hazard(GroupedPolicy):
     NOTE 5. In an engine a request looks its prefix up, takes room and publishes at different times, and others do so
     between. LRU's hits are counted when a block is pinned or published, so the room that earlier requests took is
     settled before the next one takes some: left until the next release, LRU was credited with up to 9 % more hits
-    than it had, and this policy kept LRU's order. A return is when its request arrived, not when it was done.
+    than it had, and this policy kept to LRU's order. A return is when its request arrived, not when it was done.
     NOTE 6. Of an agent's request the answer's length says more of the time to the next one than the last gap does (10
     and 4 % of the variance of its logarithm, on both agentic traces). Two levels: with one for each power of two, each
     combination of features is seen too seldom (1 point of the gap on the conversation trace).
 
     Args:
-        tolerance: share of those block references.
+        tolerance: hits that it may lose to LRU, as a share of those block references.
         window: groups remembered for learning.
-        warm_up: returns seen before anything learnt is believed; LRU until then.
 
     Raises:
-        InvalidArgument: a tolerance below 0, a window below 64, a warm-up below 0.
+        InvalidArgument: a tolerance below 0, a window below 64.
 
     Costs: stated in experiments/gap; memory about 24 bytes a remembered group and one name a block of capacity.
     Source: ours; index of Gittins 1979, J. R. Stat. Soc. B 41; its use for caches: Beckmann et al., LHD, NSDI 2018;
     turn and age as predictors: arXiv:2506.02634.
     """
 
-    def __init__(self, tolerance: float = 0.0025, window: int = 65_536, warm_up: int = 100) -> None:
+    def __init__(self, tolerance: float = 0.0025, window: int = 65_536) -> None:
         if not tolerance >= 0:
             raise InvalidArgument(f"tolerance must be at least 0, found {tolerance}")
         if window < 64:
             raise InvalidArgument(f"window must be at least 64, found {window}")
-        if warm_up < 0:
-            raise InvalidArgument(f"warm_up must be at least 0, found {warm_up}")
-        self.tolerance, self.window, self.warm_up = tolerance, window, warm_up
+        self.tolerance, self.window = tolerance, window
 
     def estimate(self) -> Returns:
         """A fresh estimate of returns, as this policy makes one."""
@@ -90,19 +90,19 @@ class Hazard(GroupedPolicy):
         self._found = bytearray(len(blocks.depth))  # of blocks in use: 1 was resident before, 2 and a hit, 0 neither
         self._room: int | None = None  # candidates that the last eviction left, until the shadow is shrunk to them
         self._room_at = 0.0  # when that was
-        self._as_lru = True
+        self._restricted = True  # to what LRU would not hold, and then to LRU's order
         self._part = FIRST
 
     def admit(self, blocks: Sequence[BlockId], now: float) -> None:
         super().admit(blocks, now)
-        self._use_shadow(blocks)
+        self._use_shadow(blocks, resident=False)
 
     def pin(self, blocks: Sequence[BlockId], now: float) -> None:
         self._settle()
         super().pin(blocks, now)
         for block in blocks:
             self._found[block] = 1
-        self._use_shadow(blocks)
+        self._use_shadow(blocks, resident=True)
 
     def hit(self, blocks: Sequence[BlockId], now: float) -> None:
         depth, found = self.blocks.depth, self._found
@@ -114,10 +114,10 @@ class Hazard(GroupedPolicy):
             if found[block]:
                 found[block] = 2
 
-    def _use_shadow(self, blocks: Sequence[BlockId]) -> None:
+    def _use_shadow(self, blocks: Sequence[BlockId], *, resident: bool) -> None:
         for group, used in Counter(map(self._group_of.__getitem__, blocks)).items():
             if group is not None:
-                self._shadow.use(group, used)
+                self._shadow.use(group, used, resident=resident)
 
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
         found = self._found
@@ -127,20 +127,20 @@ class Hazard(GroupedPolicy):
                 found[block] = 0
         self._room = None
         super().release(blocks, now)
-        left = math.exp(-len(blocks) / (_RECENT * self.blocks.num_blocks))
+        self._shadow.before.clear()
+        left, shadow = math.exp(-len(blocks) / (_RECENT * self.blocks.num_blocks)), self._shadow
         self._behind, self._recent = self._behind * left, self._recent * left + len(blocks)
-        behind = self._behind > self.tolerance * self._recent * (_RESUME if self._as_lru else 1.0)
-        as_lru = behind or self._returns.num_returned < self.warm_up
-        if as_lru != self._as_lru:
-            self._as_lru = as_lru
-            self.rescore()
-        elif self._returns.due and not as_lru:
+        shadow.lost, shadow.spared = shadow.lost * left, shadow.spared * left
+        if self._returns.due:
             self.rescore()
 
     def victims(self, count: int, now: float) -> list[BlockId]:
         if now > self._room_at:
             self._settle()
         chosen = super().victims(count, now)
+        for group, number in Counter(self._ghosts.get(self.blocks.key[block]) for block in chosen).items():
+            if group is not None:
+                self._shadow.before.setdefault(group, group.size + number)
         self._room, self._room_at = self._num_candidates, now
         return chosen
 
@@ -148,6 +148,9 @@ class Hazard(GroupedPolicy):
         if now > self._room_at:
             self._settle()
         self._found[block] = 0
+        group = self._group_of[block]
+        if group is not None:
+            self._shadow.before.setdefault(group, group.size)
         super().evicted(block, now)
         self._room, self._room_at = self._num_candidates, now
 
@@ -155,6 +158,7 @@ class Hazard(GroupedPolicy):
         """LRU's shadow gives up the room that others have taken since the last release; see NOTE 5."""
         if self._room is not None:
             self._shadow.shrink(self._room)
+            self._shadow.before.clear()
             self._room = None
 
     def features(self, facts: RequestFacts, num_blocks: int, gap: float | None) -> tuple[int, ...]:
@@ -270,21 +274,32 @@ class Hazard(GroupedPolicy):
             self._leave(group, dropped=False)
 
     def refresh(self) -> None:
-        if self._returns.due and not self._as_lru:
+        if self._returns.due:
             self._returns.learn(self._clock)
+        self._restricted = self.restricted()
+
+    def restricted(self) -> bool:
+        """Whether no more may be given up of what LRU would hold; see NOTE 1."""
+        allowed, given_up = self.tolerance * self._recent, self._shadow.given_up()
+        lost, spared = self._shadow.lost, self._shadow.spared
+        share = (lost + allowed) / max(lost + spared + allowed, 1.0)  # as if what is allowed had been lost before
+        deviation = math.sqrt(share * (1 - share) * sum(count * count for count in given_up))
+        return share * sum(given_up) + deviation >= allowed - self._behind
 
     def first_score(self, group: Group) -> float:
-        return float(group.order) if self._as_lru else self._returns.first_score(group.kind)
+        return _LRU_LAST + group.order if self._restricted else self._returns.first_score(group.kind)
 
     def score(self, kinds: Ints, ages: Floats, orders: Ints) -> Floats:
-        if self._as_lru:
-            return orders.astype(np.float64)
-        return self._returns.scores(kinds, ages)
+        index = self._returns.scores(kinds, ages)
+        if self._restricted:
+            index = np.where(orders < self._shadow.oldest, index, _LRU_LAST + orders)
+        return index
 
     def facts(self) -> dict[str, str | int | float]:
         return {
             "groups": self._order,
             "kinds": self._returns.num_kinds,
-            "as_lru": self._as_lru,
+            "restricted": self._restricted,
+            "given_up_blocks": sum(self._shadow.given_up()),
             "behind_lru_blocks": round(self._behind),
         }

@@ -14,6 +14,7 @@ from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.types import RequestFacts
 from framework.workload.traces import TraceRequest
+from framework_builtin.eviction import hazard
 from framework_builtin.eviction.hazard import LEFT, Hazard
 from framework_builtin.eviction.hinted import Hinted
 from framework_builtin.eviction.lru import Lru
@@ -178,23 +179,61 @@ def test_the_end_of_a_prompt_that_the_next_turn_drops_is_left() -> None:
     assert kinds[2] == [(3, False), (4, False), (4, True), (4, True)]
 
 
+@pytest.mark.parametrize("name", UNSEEN)
+def test_with_nothing_to_lose_it_is_lru(name: str) -> None:
+    paths = UNSEEN[name](random.Random(1))
+    for part in (0.01, 0.1):
+        capacity = max(1, round(part * paths.num_nodes))
+        found, lru = (replay(paths, policy, capacity) for policy in (Hazard(tolerance=0.0), Lru()))
+        assert found.request_hits.tolist() == lru.request_hits.tolist()
+
+
+def test_what_lru_would_hold_is_counted_as_a_cache_beside_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks given up, lost and spared, against a slow LRU of names."""
+    monkeypatch.setattr(hazard, "_RECENT", np.inf)  # nothing is forgotten
+    paths, capacity = sessions_with_a_shared_opening(random.Random(1), 12.0, (5, 30)), 250
+    names = [
+        [node.to_bytes(8, "little") for node in path.tolist()] for path in np.split(paths.nodes, paths.starts[1:-1])
+    ]
+    assert max(map(len, names)) < capacity
+    lru, own, lost, spared = list[bytes](), set[bytes](), 0, 0
+    found, expected = list[tuple[float, ...]](), list[tuple[float, ...]]()
+
+    class Watched(Hazard):
+        def release(self, blocks, now):
+            nonlocal own, lost, spared
+            super().release(blocks, now)
+            asked, given_up = names[len(found)], set(lru) - own
+            lost += len(given_up & set(asked))
+            lru[:] = ([name for name in lru if name not in asked] + asked[::-1])[-capacity:]
+            spared += len(given_up - set(asked) - set(lru))
+            own = {self.blocks.key[at] for at, group in enumerate(self._group_of) if group is not None}
+            expected.append((len(set(lru) - own), lost, spared))
+            found.append((sum(self._shadow.given_up()), self._shadow.lost, self._shadow.spared))
+
+    replay(paths, Watched(), capacity)
+    assert found == expected
+    assert min(map(max, zip(*found, strict=True))) > 20, "it gave nothing up"
+
+
 def test_the_guard_forgives_what_was_lost_long_ago() -> None:
     class Unlucky(Hazard):
         """As if it had lost a cache's worth of hits at a release in its own order, late enough to have learnt."""
 
         def release(self, blocks, now):
-            follows.append(self._as_lru)
-            if len(follows) >= 300 and not self._as_lru and not lost:
-                lost.append(len(follows))
+            restricted.append(self._restricted)
+            if len(restricted) >= 300 and not self._restricted and not lost:
+                lost.append(len(restricted))
                 self._behind += self.blocks.num_blocks
+                self.rescore()
             super().release(blocks, now)
 
-    follows, lost = list[bool](), list[int]()
+    restricted, lost = list[bool](), list[int]()
     paths = sessions_with_a_shared_opening(random.Random(1), 12.0, (5, 30))
     replay(paths, Unlucky(), 60)
     assert lost, "it never took its own order up"
-    assert all(follows[lost[0] : lost[0] + 10]), "it goes back to LRU"
-    assert not all(follows[lost[0] + 10 :]), "and takes its own order up again"
+    assert all(restricted[lost[0] + 1 : lost[0] + 10]), "it gives up no more"
+    assert not all(restricted[lost[0] + 10 :]), "and takes its own order up again"
 
 
 class InFlight:
@@ -221,7 +260,7 @@ class InFlight:
 
 
 def test_lru_is_not_credited_with_what_requests_in_flight_had_taken_its_room_for() -> None:
-    pool = InFlight(policy := Hazard(warm_up=10**6))  # evicts as LRU does throughout
+    pool = InFlight(policy := Hazard(tolerance=0.0))  # evicts as LRU does throughout
     for blocks, names, at in (([2, 1], "ba", 0.0), ([4, 3], "dc", 1.0)):
         pool.call("admit", blocks, at, at, names)
         pool.call("release", blocks, at, at)

@@ -73,9 +73,7 @@ def test_what_is_watched_no_longer_counts_as_neither_returned_nor_lost() -> None
         return float(returns.scores(np.array([kind]), np.array([2.0]))[0])
 
     assert rate(stopped=True) > 1.5 * rate(stopped=False) > 0
-    returns = Returns(1, 64)
-    returns.stop(-1, 5.0)  # no record
-    assert returns.num_returned == 0
+    Returns(1, 64).stop(-1, 5.0)  # no record, no error
 
 
 def test_a_pause_of_days_does_not_make_all_ages_alike() -> None:
