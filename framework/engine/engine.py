@@ -355,7 +355,7 @@ class Engine:
         if request.width > rows:
             return f"{request.width} samples or beams need as many rows; engine.max_batch_requests is {rows}"
         guarded = self.state.guarded
-        if not guarded.ever_fits(request.sequences[0].info):
+        if request.sequences[0].info.max_total_tokens > guarded.max_request_tokens:
             return (
                 f"{total} tokens can never fit a pool of {guarded.num_blocks} blocks of {guarded.block_size} tokens; "
                 "raise cache.num_blocks"

@@ -77,7 +77,7 @@ class Lifecycle:
         size = self.state.guarded.block_size
         try:
             least = computed or len(seq.tokens) if room is None else room
-            table = self.state.guarded.table(seq.id, least)
+            table = self.state.guarded.table(seq.id, num_tokens=least)
             row = self.state.rows.add(seq, computed, len(table) * size)
         except Exception:
             self.free_table(seq)
@@ -191,7 +191,8 @@ class Lifecycle:
         """Hand the executor the tables of the groups of KV after the first; those may have less room."""
         state, row = self.state, seq.row
         kept = -(-int(state.rows.computed[row]) // state.guarded.block_size)
-        for group, table in enumerate(state.guarded.further_tables(seq.id), 1):
+        for group in range(1, state.guarded.num_groups):
+            table = state.guarded.table(seq.id, group)
             state.executor.set_further(group, row, table, kept)
             if len(table) * state.guarded.block_size < state.rows.room[row]:
                 state.rows.touch[row] = True

@@ -324,7 +324,7 @@ class Scheduler:
             try:
                 change = guarded.extend(seq.id, num_tokens)
                 self.state.tiers.flush()
-                self.life.take_change(seq, change, guarded.table(seq.id, num_tokens, change.start))
+                self.life.take_change(seq, change, guarded.table(seq.id, num_tokens=num_tokens, start=change.start))
             except OutOfBlocks as error:
                 if not self._preempt_for(seq):
                     self.life.fail(seq, error)

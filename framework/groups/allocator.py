@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
@@ -39,7 +40,8 @@ from framework.types import (
     TokenArray,
 )
 
-_NO_TABLE = (np.empty(0, dtype=np.int32),)
+_LONGEST = 1 << 31  # tokens: more than any request has, where only windows and states take room
+_NO_TABLE = np.empty(0, dtype=np.int32)
 _MOST_SAMPLES = 32
 
 
@@ -70,7 +72,7 @@ class _Running(Run):
     shared: bool = False
     pauses: Sequence[int] = ()
     unchanged_to: float = 0
-    table: npt.NDArray[np.int32] = _NO_TABLE[0]
+    table: npt.NDArray[np.int32] = _NO_TABLE
 
 
 class SharedGroups(Allocator):
@@ -119,6 +121,8 @@ class SharedGroups(Allocator):
         self._samples: list[tuple[list[int], list[int]]] = []
         self._every, self._ended = 1, 0
         memory.on_evict = self._count_eviction
+        longest = bisect_left(range(1, _LONGEST), True, key=lambda tokens: not memory.holds(self._most(tokens, 2)))
+        self.max_request_tokens = longest
 
     def _count_eviction(self, group: int, node: int) -> None:
         self._evictions += 1
@@ -160,9 +164,6 @@ class SharedGroups(Allocator):
             if group.kind == "state" and any((g, block) in self._fresh for block in held[g]):
                 return False  # the state is there once the step is over
         return request.id not in self._runs and self.memory.fits(needs, held)
-
-    def ever_fits(self, request: RequestInfo) -> bool:
-        return self.memory.holds(self._most(request.max_total_tokens, 2))
 
     def _check_version(self, hit: Hit) -> None:
         if hit.version != self._version:
@@ -352,7 +353,7 @@ class SharedGroups(Allocator):
                        for group, table in zip(groups, run.tables, strict=True)]  # fmt: skip
         made.published = [min(at, num_tokens // group.block_tokens)
                           for group, at in zip(groups, run.published, strict=True)]  # fmt: skip
-        made.gone, made.table, made.num_states = [*run.gone], _NO_TABLE[0], 0
+        made.gone, made.table, made.num_states = [*run.gone], _NO_TABLE, 0
         self._serve(run)
         for pool, table in zip(self.memory.pools, made.tables, strict=True):
             pool.pin([block for block in reversed(table) if block], hit=False)
@@ -379,17 +380,18 @@ class SharedGroups(Allocator):
             if len(self._samples) == _MOST_SAMPLES:
                 self._samples, self._every = self._samples[1::2], 2 * self._every
 
-    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
-        """As long as the request's room; its entries are all 1."""
+    def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
+        """As long as the request's room; its entries are all 1.
+
+        Other groups' are without room: `extend` is called before every step, which may let go of something.
+        """
         run = self._run(request)
+        if group:
+            return _NO_TABLE
         count = -(-run.room // self.block_size)
         if count != len(run.table):
             run.table = np.ones(count, dtype=np.int32)
         return run.table
-
-    def further_tables(self, request: RequestId) -> Sequence[npt.NDArray[np.int32]]:
-        """Without room: `extend` is called before every step, which may let go of something."""
-        return _NO_TABLE
 
     def reset(self, request: RequestId | None = None) -> None:
         """Names known so far name nothing any more; what they named ages out."""

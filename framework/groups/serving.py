@@ -142,9 +142,6 @@ class GroupedAllocator(Allocator):
         whole, own = self._hits(hit)
         return self.full.fits(request, tokens, whole) and self._window_fits(request, tokens, own, _room(hit))
 
-    def ever_fits(self, request: RequestInfo) -> bool:
-        return self.full.ever_fits(request)
-
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         whole, own = self._hits(hit)
         known = request.id in self.full.tables() or not len(tokens)  # which the full group refuses by name
@@ -234,11 +231,8 @@ class GroupedAllocator(Allocator):
                 self._thin(request, first, passed)
             self._places.pop(request, None)
 
-    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
-        return self.full.table(request)
-
-    def further_tables(self, request: RequestId) -> Sequence[npt.NDArray[np.int32]]:
-        return (self.window.table(request),)
+    def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
+        return (self.window if group else self.full).table(request)
 
     def reset(self, request: RequestId | None = None) -> None:
         try:

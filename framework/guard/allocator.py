@@ -39,6 +39,9 @@ class GuardedAllocator(Allocator):
         self.plugin = allocator
         self._boundary = Boundary("allocator", type(allocator), _CONTRACT)
         self.num_blocks, self.block_size = self._size("num_blocks"), self._size("block_size")
+        self.max_request_tokens: int = self.num_blocks * self.block_size
+        if allocator.max_request_tokens is not None:
+            self.max_request_tokens = self._size("max_request_tokens")
         self.num_groups, self.ends_steps = allocator.num_groups, allocator.ends_steps
         self._max_blocks = self.num_blocks if max_table_blocks is None else max_table_blocks
         self._contain = self._boundary.contain
@@ -67,18 +70,8 @@ class GuardedAllocator(Allocator):
             found: Any = self.plugin.fits(request, tokens, hit)
         except BaseException as error:
             self._contain("fits", error)
-        return found if type(found) is bool else self._truth("fits", found)
-
-    def ever_fits(self, request: RequestInfo) -> bool:
-        try:
-            found: Any = self.plugin.ever_fits(request)
-        except BaseException as error:
-            self._contain("ever_fits", error)
-        return found if type(found) is bool else self._truth("ever_fits", found)
-
-    def _truth(self, hook: str, found: object) -> bool:
-        if not isinstance(found, np.bool_):
-            self._boundary.wrong(hook, "must return a bool", found)
+        if type(found) is not bool and not isinstance(found, np.bool_):
+            self._boundary.wrong("fits", "must return a bool", found)
         return bool(found)
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
@@ -182,10 +175,15 @@ class GuardedAllocator(Allocator):
         except BaseException:
             return  # it holds none, or cannot be freed; the first error is the one to report
 
-    def table(self, request: RequestId, num_tokens: int = 0, start: int = 0) -> npt.NDArray[np.int32]:
-        """The request's blocks, with room for `num_tokens`. Those from `start` on are checked: executors index memory
-        with them.
+    def table(
+        self, request: RequestId, group: int = 0, *, num_tokens: int = 0, start: int = 0
+    ) -> npt.NDArray[np.int32]:
+        """The request's blocks, with room for `num_tokens`. Those of the first group from `start` on are checked:
+        executors index memory with them.
         """
+        if group:
+            further: npt.NDArray[np.int32] = self._boundary.call("table", self.plugin.table, request, group)
+            return further
         try:
             table: Any = self.plugin.table(request)
         except BaseException as error:
@@ -206,12 +204,6 @@ class GuardedAllocator(Allocator):
             rule = f"must name blocks 1 to {self.num_blocks} for sequence {request}"
             self._boundary.wrong("table", rule, table[start:].tolist())
         found: npt.NDArray[np.int32] = table
-        return found
-
-    def further_tables(self, request: RequestId) -> Sequence[npt.NDArray[np.int32]]:
-        found: Sequence[npt.NDArray[np.int32]] = self._boundary.call(
-            "further_tables", self.plugin.further_tables, request
-        )
         return found
 
     def _past_null(self, request: RequestId, table: npt.NDArray[np.int32], start: int) -> int:

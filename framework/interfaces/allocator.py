@@ -82,8 +82,10 @@ class Allocator(ABC):
     block_size: int
     takes_future: ClassVar[bool] = False
     """Whether `free` passes `next_use` on to an eviction policy."""
+    max_request_tokens: int | None = None
+    """The most tokens, those to come included, of a request that an otherwise empty pool holds; None: all its slots."""
     num_groups: int = 1
-    """Groups of KV whose layers have block tables of their own; `num_blocks` and `table` are the first one's."""
+    """Groups of KV whose layers have block tables of their own; `num_blocks` is the first one's."""
 
     ends_steps: bool = False
     """Whether `step_end` has a say."""
@@ -99,10 +101,6 @@ class Allocator(ABC):
     @abstractmethod
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
         """Whether `allocate` with these arguments would succeed now. Pure."""
-
-    @abstractmethod
-    def ever_fits(self, request: RequestInfo) -> bool:
-        """Whether `request.max_total_tokens` could be held by an otherwise empty pool. Pure."""
 
     @abstractmethod
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
@@ -225,22 +223,15 @@ class Allocator(ABC):
         """
 
     @abstractmethod
-    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+    def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         """The request's block ids in logical order: (m,) int32, a copy or a read-only view valid until the next call.
 
-        Entries are 0, the null block, where `unref_leading` took the block away.
+        Entries are 0, the null block, where `unref_leading` took the block away. Other groups of KV than the first are
+        asked for only where `num_groups` says that there are some; see framework.groups.serving.
 
         Raises:
             UnknownRequest.
         """
-
-    def further_tables(self, request: RequestId) -> Sequence[npt.NDArray[np.int32]]:
-        """The request's table in each group of KV after the first, as `table`; see framework.groups.serving.
-
-        Raises:
-            UnknownRequest.
-        """
-        return ()
 
     @abstractmethod
     def reset(self, request: RequestId | None = None) -> None:

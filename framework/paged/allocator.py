@@ -191,9 +191,6 @@ class PagedAllocator(Allocator):
         need, have, reserve = self._shortage(len(tokens), hit)
         return need + reserve <= have
 
-    def ever_fits(self, request: RequestInfo) -> bool:
-        return -(-request.max_total_tokens // self.block_size) <= self.num_blocks
-
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         if num_tokens is None:
             num_tokens = len(tokens)
@@ -533,7 +530,7 @@ class PagedAllocator(Allocator):
                 self._requests.ended(blocks, table.facts, len(table.held) // 4)
             self.cache.unref(blocks[::-1], len(table.blocks) - max(table.published, table.num_null))
 
-    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+    def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)
 
     def reset(self, request: RequestId | None = None) -> None:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from framework.errors import OutOfBlocks, PluginError
+from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.testing.adversarial import (
@@ -356,20 +357,20 @@ def _drain_and_refill(driver: Driver, *, busy: bool = False) -> None:
     driver.need(request is not None, "an idle pool does not free all of its blocks", driver.allocator.stats())
 
 
-def check_ever_fits_tells_the_truth(make: Make) -> None:
-    """What ever_fits promises, an empty pool gives; what it denies, an empty pool refuses."""
+def check_max_request_tokens_is_true(make: Make) -> None:
+    """Up to `max_request_tokens` an empty pool has room; for more it has none."""
     for tokens in range(1, 13):
         allocator, prompt = fresh(make, 4, 2), as_tokens([1] * tokens)
         request = info(1, tokens)
-        promise = allocator.ever_fits(request)
+        promised = tokens <= GuardedAllocator(allocator).max_request_tokens
         try:
             allocator.allocate(request, prompt, allocator.lookup(prompt, PLAIN))
         except OutOfBlocks:
             given = False
         else:
             given = True
-        if promise != given:
-            raise Violation(f"ever_fits said {promise} of {tokens} tokens in 4 blocks of 2, an empty pool said {given}")
+        if promised != given:
+            raise Violation(f"{tokens} tokens in 4 blocks of 2: max_request_tokens says {promised}, the pool {given}")
 
 
 def check_listening_ends(make: Make) -> None:
@@ -467,7 +468,7 @@ allocator_checks = (
     check_reset_forgets_all_content,
     check_content_outlives_either_of_two_owners,
     check_every_block_comes_back,
-    check_ever_fits_tells_the_truth,
+    check_max_request_tokens_is_true,
     check_what_fits_is_given,
     check_changed_tokens_are_refused,
     check_a_promise_is_kept,

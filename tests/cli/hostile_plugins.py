@@ -94,8 +94,8 @@ class ChoosesBusy(PagedAllocator):
 class TableLies(PagedAllocator):
     """Shows a table of blocks that do not exist."""
     share_prefix, share_forks = True, "all"
-    def table(self, request):
-        return super().table(request) + 10**6
+    def table(self, request, group=0):
+        return super().table(request, group) + 10**6
 '''
 
 BACKENDS = '''

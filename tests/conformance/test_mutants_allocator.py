@@ -445,14 +445,13 @@ MUTANTS |= dict([
     wrong("NeverReusesCached", RANDOM, reclaimable=lambda self, keep=(): len(self.free_blocks)),
     wrong("UnreferencesWhatIsStillRead", PASSED, unref_leading=lambda self, request, num_tokens:
           Sound.unref_leading(self, request, num_tokens + self.block_size)),
-    wrong("LeavesPassedBlocksInTheTable", PASSED, table=lambda self, request:
+    wrong("LeavesPassedBlocksInTheTable", PASSED, table=lambda self, request, group=0:
           np.array([block or 1 for block in self.row(request).table], dtype=np.int32)),
     wrong("DoesNotReportEvictions", RANDOM,
           send=lambda self, kind, block: kind == "admit" and Sound.send(self, kind, block)),
     wrong("ReportsTheWrongStart", kit.check_a_hit_leaves_a_token_to_compute,
           commit=lambda self, request, tokens: Sound.commit(self, request, tokens) and TableChange(0)),
-    wrong("PromisesTooMuch", kit.check_ever_fits_tells_the_truth,
-          ever_fits=lambda self, request: request.max_total_tokens <= (self.num_blocks + 1) * self.block_size),
+    wrong("PromisesTooMuch", kit.check_max_request_tokens_is_true, max_request_tokens=10),
     wrong("TrustsNames", kit.check_a_bad_hash_is_named_and_contained,
           hashes=lambda self, tokens, namespace: self.hash.blocks(
           self.hash.root(namespace, self.block_size), tokens, self.block_size)),

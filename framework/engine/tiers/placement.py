@@ -89,8 +89,8 @@ class Placement:
         """The request's table in this group; entries before `start` may be anything."""
         guarded = self._state.guarded
         if not self.group:
-            return guarded.table(request, num_tokens, start=start)
-        return guarded.further_tables(request)[self.group - 1]
+            return guarded.table(request, num_tokens=num_tokens, start=start)
+        return guarded.table(request, self.group)
 
     def adopt(self, number: int, keys: Sequence[BlockHash]) -> None:
         """Hold what another process stored in a tier, as far as there is room."""

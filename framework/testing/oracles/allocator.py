@@ -242,14 +242,11 @@ class SlowAllocator(SlowPool, Allocator):
         new = self.room(len(tokens)) - len(hit.blocks)
         return new <= self.reclaimable(keep=hit.blocks)
 
-    def ever_fits(self, request: RequestInfo) -> bool:
-        return self.room(request.max_total_tokens) <= self.num_blocks
-
     def reclaimable(self, keep: tuple[BlockId, ...] = ()) -> int:
         """Free blocks, and cached ones that are not in `keep`."""
         return len(self.free_blocks) + len(set(self.cached()) - set(keep))
 
-    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+    def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         return np.array(self.row(request).table, dtype=np.int32)
 
     # The life of a request

@@ -82,9 +82,6 @@ class NativeAllocator(Allocator):
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
         return bool(self._core.fits(request, tokens, hit))
 
-    def ever_fits(self, request: RequestInfo) -> bool:
-        return -(-request.max_total_tokens // self.block_size) <= self.num_blocks
-
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         self._core.allocate(request, tokens, hit)
         if self._requests is not None:
@@ -143,7 +140,7 @@ class NativeAllocator(Allocator):
             del self._entered[request]
         self._core.free(request)
 
-    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+    def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         blocks: npt.NDArray[np.int32] = self._core.table(request)
         return blocks
 

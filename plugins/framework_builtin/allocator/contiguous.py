@@ -65,7 +65,8 @@ class ContiguousAllocator(Allocator):
         if reserve not in ("max", "pow2", "oracle"):
             raise InvalidArgument(f"reserve must be max, pow2 or oracle, found {reserve!r}")
         self.reserve = reserve
-        self._limit = min(count_of("max_model_len", max_model_len, 1), num_blocks * block_size)
+        self._limit = min(count_of("max_model_len", max_model_len, 1), self.num_blocks * self.block_size)
+        self.max_request_tokens = self._limit
         self._starts = [1]  # of the free runs, ascending
         self._sizes = [num_blocks]
         self._runs: dict[RequestId, _Run] = {}
@@ -96,9 +97,6 @@ class ContiguousAllocator(Allocator):
         if request.id in self._runs or not len(tokens):
             return False
         return self._find(len(tokens), request.max_total_tokens)[0] >= 0
-
-    def ever_fits(self, request: RequestInfo) -> bool:
-        return request.max_total_tokens <= self._limit
 
     def _check_hit(self, request: RequestInfo, hit: Hit) -> None:
         if hit.version != self._version:
@@ -199,7 +197,7 @@ class ContiguousAllocator(Allocator):
             sizes[at - 1] += sizes.pop(at)
             del starts[at]
 
-    def table(self, request: RequestId) -> npt.NDArray[np.int32]:
+    def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         run = self._run(request)
         return np.arange(run.first, run.first + run.size, dtype=np.int32)
 

@@ -193,8 +193,7 @@ def test_what_can_never_fit_is_rejected_and_what_just_fits_is_served() -> None:
         engine, allocator = over(empty_memory(way, groups, 4 * 26), Dense(), step_tokens=8)
         window = (9 + 8 + 3) // 4 + 1
         longest = 4 * (most - window if most == 26 else most)
-        assert allocator.ever_fits(info(0, longest))
-        assert not allocator.ever_fits(info(0, longest + 1))
+        assert allocator.max_request_tokens == longest
         served, refused = run(engine, [([1] * (longest - 3), [5] * 3), ([2] * longest, [5] * 3)])
         assert served.status.value == "finished", way
         assert (refused.status.value, "can never fit" in refused.reason) == ("rejected", True)

@@ -68,7 +68,7 @@ class Memory:
         self.texts = [[self.random.randrange(3) for _ in range(44)] for _ in range(4)]
 
     def tables(self, number: int) -> tuple[list[int], list[int]]:
-        whole, own = self.allocator.table(RequestId(number)), self.allocator.further_tables(RequestId(number))[0]
+        whole, own = self.allocator.table(RequestId(number)), self.allocator.table(RequestId(number), 1)
         return whole.tolist(), own.tolist()
 
     def require(self, number: int, upto: int) -> None:

@@ -38,7 +38,7 @@ CALLS: dict[str, Any] = {
     "extend": lambda guarded: guarded.extend(ONE, 4),
     "commit": lambda guarded: guarded.commit(ONE, PROMPT),
     "fork": lambda guarded: guarded.fork(ONE, info(2), 2),
-    "table": lambda guarded: guarded.table(ONE, 4),
+    "table": lambda guarded: guarded.table(ONE, num_tokens=4),
     "unref_leading": lambda guarded: guarded.unref_leading(ONE, 5),
     "withdraw": lambda guarded: guarded.withdraw(ONE),
 }

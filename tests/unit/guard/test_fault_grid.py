@@ -60,13 +60,13 @@ FAULTS: dict[str, Callable[..., Any]] = {
     "huge": huge,
 }
 HOOKS = {
-    "allocator": ("lookup", "fits", "ever_fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
+    "allocator": ("lookup", "fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
                   "advance", "promise", "unref_leading", "step_end"),
     "eviction": ("admit", "hit", "pin", "release", "victim", "evicted", "keep"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
 NOT_CALLED = {
-    "allocator": {"withdraw", "reset", "check", "listen", "facts", "further_tables"},
+    "allocator": {"withdraw", "reset", "check", "listen", "facts"},
     "eviction": {"attach", "victims", "facts", "parameters"},
     "hash": set(),
 }
