@@ -96,7 +96,7 @@ def stream(name: str) -> Stream:
         options = {"num_sessions": 150, "rate_per_s": 1.0, "think_s": 20.0, "num_prompts": 12}
         requests = list(synthetic_trace("conversations", options, seed=_SEED, block_tokens=16))
     elif name == "agent text":
-        requests = list(_agent_text())
+        requests = list(agent_text())
     else:
         requests = list(open_trace(file_of(name), block_tokens=int(name.partition(" by ")[2] or 512)))
     sessions: dict[str, int] = {}
@@ -108,7 +108,7 @@ def stream(name: str) -> Stream:
     return Stream(build_paths(requests), runs, f"run of {RUN_OF_REQUESTS} requests")
 
 
-def _agent_text() -> Iterator[TraceRequest]:
+def agent_text() -> Iterator[TraceRequest]:
     """Recorded prompts, a byte a token, in blocks of 64."""
     for request in AgentText(path=trace_path(AGENT_TEXT), skip_empty=True, use_times=True).requests():
         tokens = np.frombuffer(str(request.prompt).encode(), dtype=np.uint8).astype(np.int32)

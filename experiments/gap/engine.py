@@ -1,0 +1,153 @@
+"""Tables (e) and (f): hazard against LRU where requests overlap, in full replays and in vLLM's own scheduler."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.gap.cells import TRACES, agent_text, sources
+from experiments.gap.policies import kind_of
+from experiments.shared import (
+    CONVERSATION,
+    ROOT,
+    begun,
+    digest,
+    kept,
+    publish,
+    table,
+    trace_path,
+    write_provenance,
+    write_rows,
+)
+from framework import api
+from framework.workload.traces.own_format import write_trace
+
+TIMED = (("lru", 5_000), ("hazard", 5_000), ("lru", 7_500), ("lru", 10_000), ("hazard", 10_000), ("lru", 12_500))
+OVERLAPPING = (
+    ("conversation", 2_500, 10_000), ("conversation", 12_031, 10_000), ("synthetic mix", 1_400, 2_500),
+    ("synthetic mix", 3_993, 2_500), ("agentic coding", 800, 1_000), ("agentic coding", 4_732, 1_000),
+    ("agentic coding b", 800, 1_000), ("agentic coding b", 7_712, 1_000), ("agent text", 1_566, 1_000),
+)  # fmt: skip
+"""Trace, requests, blocks."""
+_SPEED = 0.5
+_BLOCK, _TEXT_BLOCK = 512, 64
+_LONGEST = 262_144
+_ANSWER = 48
+_IN_VLLM = 2_500
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Replay each cell, in vLLM's scheduler too where it is installed, and write the tables."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.gap.engine", description=__doc__)
+    parser.add_argument("--limit", type=int, default=6_000, help="requests of the trace of table (e)")
+    parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
+    options = begun(parser.parse_args(arguments), "gap.engine", ROOT / "experiments" / "gap", "results/engine")
+    options.quick, options.jobs = False, 1
+    timed = [_timed(policy, size, options.limit) for policy, size in TIMED]
+    write_rows(options.out / "latency.csv", timed)
+    with tempfile.TemporaryDirectory() as folder:
+        write_trace(Path(folder) / "agent_text.jsonl", agent_text(), block_tokens=_TEXT_BLOCK)
+        rows = [_overlapping(*cell, Path(folder), options.out / "cells") for cell in OVERLAPPING]
+    write_rows(options.out / "overlap.csv", rows)
+    traces = [trace_path(name) for name in TRACES.values()]
+    write_provenance(options, traces, limit=options.limit, speed=_SPEED, longest_answer_in_vllm=_ANSWER)
+    publish(options, {"latency": _latency(timed), "overlap": _overlap(rows)})
+    return 0
+
+
+def _replayed(executor: str, policy: str, num_blocks: int, path: Path, limit: int) -> dict[str, Any]:
+    is_text = path.name == "agent_text.jsonl"
+    with tempfile.TemporaryDirectory() as folder:
+        return api.run(
+            {
+                "mode": "replay",
+                "executor": executor,
+                "allocator": {"name": "prefix"},
+                "eviction": {"name": policy},
+                "workload": {"name": "trace", "path": str(path), "limit": limit, "speed": 1.0 if is_text else _SPEED},
+                "cache": {"num_blocks": num_blocks, "block_size": _TEXT_BLOCK if is_text else _BLOCK},
+                "engine": {"max_batch_tokens": 8192},
+                "run": {"dir": str(Path(folder) / "run"), "progress": False, "requests": False, "events": False},
+            }
+        )
+
+
+def _timed(policy: str, num_blocks: int, limit: int) -> dict[str, Any]:
+    result = _replayed("roofline", policy, num_blocks, trace_path(CONVERSATION), limit)
+    names = ("hit_rate", "ttft_s_p50", "ttft_s_p99", "goodput_requests_per_s", "num_evictions", "num_preemptions")
+    row = {"policy": policy, "num_blocks": num_blocks, **{name: result[name] for name in names}}
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _overlapping(trace: str, limit: int, num_blocks: int, folder: Path, cells: Path) -> dict[str, Any]:
+    """Hit blocks of both policies in full replay, and hit tokens in vLLM's scheduler: -1 where that was not run."""
+    path = folder / "agent_text.jsonl" if trace == "agent text" else trace_path(TRACES[trace])
+    row: dict[str, Any] = {"trace": trace, "requests": limit, "num_blocks": num_blocks}
+    for policy in ("lru", "hazard"):
+        key = digest(trace, limit, num_blocks, _SPEED, _ANSWER, files=[path, *sources(kind_of(policy))])
+        name = f"{trace}-{limit}-{policy}".replace(" ", "_")
+
+        def replay(policy: str = policy) -> dict[str, Any]:
+            found = _replayed("none", policy, num_blocks, path, limit)
+            return {"hit_blocks": found["hit_blocks"], "prompt_blocks": found["prompt_blocks"]}
+
+        found = kept(cells / f"{name}.json", key, replay)
+        in_vllm = {"hit_tokens": -1, "prompt_tokens": -1}
+        if limit <= _IN_VLLM and (importlib.util.find_spec("vllm") or (cells / f"{name}-vllm.json").exists()):
+            in_vllm = kept(
+                cells / f"{name}-vllm.json", key, lambda policy=policy: _in_vllm(policy, num_blocks, path, limit)
+            )
+        row[f"{policy}_hit_blocks"], row["prompt_blocks"] = found["hit_blocks"], found["prompt_blocks"]
+        row[f"{policy}_vllm_hit_tokens"], row["vllm_prompt_tokens"] = in_vllm["hit_tokens"], in_vllm["prompt_tokens"]
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _in_vllm(policy: str, num_blocks: int, path: Path, limit: int) -> dict[str, Any]:
+    """The same requests, one after another as room allows, through vLLM's Scheduler and block pool."""
+    from experiments.fidelity.compare import in_vllm
+    from experiments.fidelity.streams import of_trace
+
+    talks = [talk for talk in of_trace(path, limit, longest=_ANSWER) if len(talk.prompt) + _ANSWER <= _LONGEST]
+    size = _TEXT_BLOCK if path.name == "agent_text.jsonl" else _BLOCK
+    outcome = in_vllm(
+        talks, policy, num_blocks=num_blocks, block_size=size, max_batch_tokens=8192, max_batch_requests=32
+    )
+    return {"hit_tokens": sum(outcome.hits.values()), "prompt_tokens": sum(len(talk.prompt) for talk in talks)}
+
+
+def _latency(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = ["policy", "blocks", "hit rate, %", "TTFT p50, s", "TTFT p99, s", "goodput, requests/s"]
+    body = [
+        [r["policy"], f"{r['num_blocks']:,}", f"{100 * r['hit_rate']:.1f}", f"{r['ttft_s_p50']:.2f}",
+         f"{r['ttft_s_p99']:.2f}", f"{r['goodput_requests_per_s']:.3f}"]
+        for r in rows
+    ]  # fmt: skip
+    return table(header, body)
+
+
+def _overlap(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = ["trace", "requests", "blocks", "LRU, blocks hit", "hazard, blocks hit", "points of the hit rate",
+              "points in vLLM"]  # fmt: skip
+    body = []
+    for row in rows:
+        gained = row["hazard_hit_blocks"] - row["lru_hit_blocks"]
+        vllm = row["hazard_vllm_hit_tokens"] - row["lru_vllm_hit_tokens"]
+        was_run = row["vllm_prompt_tokens"] > 0
+        body.append(
+            [row["trace"], f"{row['requests']:,}", f"{row['num_blocks']:,}", f"{row['lru_hit_blocks']:,}",
+             f"{row['hazard_hit_blocks']:,}", f"{100 * gained / row['prompt_blocks']:+.2f}",
+             f"{100 * vllm / row['vllm_prompt_tokens']:+.2f}" if was_run else "-"]
+        )  # fmt: skip
+    return table(header, body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
