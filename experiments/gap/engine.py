@@ -115,8 +115,9 @@ def _in_vllm(policy: str, num_blocks: int, path: Path, limit: int) -> dict[str, 
     from experiments.fidelity.compare import in_vllm
     from experiments.fidelity.streams import of_trace
 
-    talks = [talk for talk in of_trace(path, limit, longest=_ANSWER) if len(talk.prompt) + _ANSWER <= _LONGEST]
     size = _TEXT_BLOCK if path.name == "agent_text.jsonl" else _BLOCK
+    longest = min(_LONGEST, num_blocks * size) - _ANSWER  # vLLM would wait for ever for room for more
+    talks = [talk for talk in of_trace(path, limit, longest=_ANSWER) if len(talk.prompt) <= longest]
     outcome = in_vllm(
         talks, policy, num_blocks=num_blocks, block_size=size, max_batch_tokens=8192, max_batch_requests=32
     )

@@ -257,23 +257,44 @@ template <class T> void widen(const T *from, int64_t stride, int count, int dim,
 constexpr int kRows = LANES == 16 ? 8 : 2; // query rows whose scores are held in registers
 constexpr int kWide = 4;                   // vectors of a value that are held in registers, for half as many rows
 
+/// Per lane, a query row times a key; both in `dim` numbers, of which those past the last whole vector are left out.
+template <int D, class T> inline Vec products(const float *row, const T *key, int dim_) {
+    const int dim = D ? D : dim_;
+    Vec a{}, b{};
+    int d = 0;
+    for (; d + 2 * LANES <= dim; d += 2 * LANES) {
+        a += load(row + d) * load(key + d);
+        b += load(row + d + LANES) * load(key + d + LANES);
+    }
+    for (; d + LANES <= dim; d += LANES) a += load(row + d) * load(key + d);
+    return a + b;
+}
+
+/// The `sum` of each of LANES vectors, in the same order: a key's score does not depend on how many come at once.
+inline Vec sums_of(Vec *tile) {
+    transpose(tile);
+    for (int half = LANES / 2; half >= 4; half /= 2)
+        for (int i = 0; i < half; ++i) tile[i] += tile[i + half];
+    return (tile[0] + tile[2]) + (tile[1] + tile[3]);
+}
+
 /// Scores of `count` keys for every query row: out[r * kChunk + t] = q_r . k_t. The query rows are scaled already.
 template <int D, class T> void scores(const float *q, int rows, int dim_, const T *k, int64_t stride, int count, float *out) {
     const int dim = D ? D : dim_;
-    for (int t = 0; t < count; ++t) {
+    int t = 0;
+    for (; D % LANES == 0 && D != 0 && t + LANES <= count; t += LANES)
+        for (int r = 0; r < rows; ++r) {
+            Vec tile[LANES];
+            for (int i = 0; i < LANES; ++i) tile[i] = products<D>(q + r * dim, k + (t + i) * stride, dim);
+            store(out + r * kChunk + t, sums_of(tile));
+        }
+    for (; t < count; ++t) {
         const T *key = k + t * stride;
         for (int r = 0; r < rows; ++r) {
             const float *row = q + r * dim;
-            Vec a{}, b{};
-            int d = 0;
-            for (; d + 2 * LANES <= dim; d += 2 * LANES) {
-                a += load(row + d) * load(key + d);
-                b += load(row + d + LANES) * load(key + d + LANES);
-            }
-            for (; d + LANES <= dim; d += LANES) a += load(row + d) * load(key + d);
             float rest = 0.0f;
-            for (; d < dim; ++d) rest += row[d] * one(key + d);
-            out[r * kChunk + t] = sum(a + b) + rest;
+            for (int d = dim / LANES * LANES; d < dim; ++d) rest += row[d] * one(key + d);
+            out[r * kChunk + t] = sum(products<D>(row, key, dim)) + rest;
         }
     }
 }
@@ -483,7 +504,7 @@ void rescale(const Call &call, const float *scales, const Head &head, int kv_hea
 template <int D, class T>
 void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int num_heads, const Chunk &chunk, const Chunk &next,
                   bool prompt, float *wide) {
-    constexpr int kStep = 4;
+    constexpr int kStep = LANES;
     const Strides &kv = call.kv_strides;
     const int rows = heads[0].tile.rows, dim = shape.head_dim, group = heads[0].tile.group;
     const int step = num_heads > 1 && kv.head < kv.token ? kStep : kChunk;
