@@ -66,7 +66,7 @@ struct Kernels {
 };
 
 constexpr int32_t kTileRows = 96;   // query rows (queries x heads of a group) that share one pass over K and V
-constexpr int32_t kChunk = 32;      // keys whose scores are computed before a softmax update
+constexpr int32_t kChunk = 128;      // keys whose scores are computed before a softmax update
 constexpr int32_t kPitch = kChunk + 16; // floats between the numbers of transposed keys: a chunk, and a vector more
 constexpr int32_t kWidenRows = 2;   // query rows from which widening values once is cheaper than once a row
 constexpr int32_t kMaxHeads = 64;   // kv heads of one item

@@ -254,8 +254,8 @@ template <class T> void widen(const T *from, int64_t stride, int count, int dim,
     }
 }
 
-constexpr int kRows = LANES == 16 ? 8 : 2; // query rows whose scores are held in registers
-constexpr int kWide = 4;                   // vectors of a value that are held in registers, for half as many rows
+constexpr int kRows = LANES == 16 ? 4 : 2; // query rows whose scores or sums are held in registers
+constexpr int kWide = 4;                   // and vectors of keys or of a value for each of them
 
 /// Per lane, a query row times a key; both in `dim` numbers, of which those past the last whole vector are left out.
 template <int D, class T> inline Vec products(const float *row, const T *key, int dim_) {
@@ -301,19 +301,19 @@ template <int D, class T> void scores(const float *q, int rows, int dim_, const 
 
 /// The same of a chunk's keys, transposed, for query rows from `r` on, R at a time.
 template <int D, int R> void scores_of_transposed(const float *q, int r, int rows, int dim_, const float *keys, float *out) {
-    constexpr int kVecs = kChunk / LANES;
     const int dim = D ? D : dim_;
-    for (; r + R <= rows; r += R) {
-        Vec acc[R][kVecs] = {};
-        for (int d = 0; d < dim; ++d) {
-            Vec key[kVecs];
-            for (int v = 0; v < kVecs; ++v) key[v] = load(keys + d * kPitch + v * LANES);
+    for (; r + R <= rows; r += R)
+        for (int t = 0; t < kChunk; t += kWide * LANES) {
+            Vec acc[R][kWide] = {};
+            for (int d = 0; d < dim; ++d) {
+                Vec key[kWide];
+                for (int v = 0; v < kWide; ++v) key[v] = load(keys + d * kPitch + t + v * LANES);
+                for (int i = 0; i < R; ++i)
+                    for (int v = 0; v < kWide; ++v) acc[i][v] += q[(r + i) * dim + d] * key[v];
+            }
             for (int i = 0; i < R; ++i)
-                for (int v = 0; v < kVecs; ++v) acc[i][v] += q[(r + i) * dim + d] * key[v];
+                for (int v = 0; v < kWide; ++v) store(out + (r + i) * kChunk + t + v * LANES, acc[i][v]);
         }
-        for (int i = 0; i < R; ++i)
-            for (int v = 0; v < kVecs; ++v) store(out + (r + i) * kChunk + v * LANES, acc[i][v]);
-    }
     if constexpr (R > 1) scores_of_transposed<D, R / 2>(q, r, rows, dim, keys, out);
 }
 
@@ -344,7 +344,7 @@ void gather(const float *weights, const float *shrink, int rows, int dim_, const
     const int dim = D ? D : dim_;
     int d = 0;
     for (; d + kWide * LANES <= dim; d += kWide * LANES)
-        gather_rows<kRows / 2, kWide>(weights, shrink, 0, rows, dim, v, stride, count, d, sums);
+        gather_rows<kRows, kWide>(weights, shrink, 0, rows, dim, v, stride, count, d, sums);
     for (; d + LANES <= dim; d += LANES) gather_rows<kRows, 1>(weights, shrink, 0, rows, dim, v, stride, count, d, sums);
     for (; d < dim; ++d)
         for (int r = 0; r < rows; ++r) {
