@@ -61,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     from framework.figures.style import require_format
-    from framework.replay.column_paths import trace_paths
     from framework.replay.curves import hit_curves
+    from framework.replay.paths import trace_paths
 
     if options.limit is not None and options.limit < 1:
         raise ConfigError(f"--limit must be at least 1, found {options.limit}")

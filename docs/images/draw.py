@@ -18,8 +18,8 @@ def plot(trace: Path) -> dict[str, str]:
     """Hit rate over capacity, with the offline optimum and a cache that never evicts."""
     from framework.figures import curve
     from framework.figures.style import as_svg
-    from framework.replay.column_paths import trace_paths
     from framework.replay.curves import hit_curves
+    from framework.replay.paths import trace_paths
     from framework.workload.traces import open_trace
 
     paths = trace_paths(open_trace(str(trace)))

@@ -33,8 +33,8 @@ from framework import registry
 from framework.interfaces import eviction
 from framework.interfaces.replay_core import ReplayCore
 from framework.replay import paths, reference
-from framework.replay.cores import core_of, count
 from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.reference import core_of, count
 from framework.workload.agent_text import AgentText
 from framework.workload.to_trace import synthetic_trace
 from framework.workload.traces import TraceRequest, open_trace

@@ -29,8 +29,7 @@ from framework.groups.named import SHARINGS, memory_of, rule_of
 from framework.groups.optimum import bound_tokens
 from framework.groups.replay import replay_groups
 from framework.groups.shapes import groups_of
-from framework.replay.column_paths import trace_paths
-from framework.replay.paths import RequestPaths
+from framework.replay.paths import RequestPaths, trace_paths
 from framework.workload.traces import open_trace
 
 UNIT = 512

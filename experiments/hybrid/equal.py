@@ -23,7 +23,7 @@ from framework.groups.kinds import KVGroup
 from framework.groups.memory import OnePool
 from framework.groups.replay import replay_groups
 from framework.interfaces.workload import WorkloadRequest
-from framework.paged.last_requests import PromptEnds
+from framework.paged.pool import PromptEnds
 from framework.registry.components import Component
 from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.to_trace import as_trace

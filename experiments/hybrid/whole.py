@@ -22,7 +22,7 @@ from experiments.shared import (
     write_rows,
 )
 from framework.groups.named import SHARINGS
-from framework.replay.column_paths import trace_paths
+from framework.replay.paths import trace_paths
 from framework.workload.traces import open_trace
 
 BUDGETS = {CONVERSATION: (1 / 16, 1 / 4), AGENTIC: (1 / 16,)}

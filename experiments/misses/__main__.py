@@ -9,9 +9,8 @@ from typing import Any
 from experiments.shared import CONVERSATION, parse, trace_path, write_provenance, write_rows
 from framework.misses.account import AGES, Account, age_of
 from framework.registry.components import build_component
-from framework.replay.column_paths import trace_paths
 from framework.replay.misses import LossLog, explain
-from framework.replay.paths import RequestPaths
+from framework.replay.paths import RequestPaths, trace_paths
 from framework.replay.reference import replay
 from framework.workload.traces import open_trace
 

@@ -12,13 +12,11 @@ import numpy as np
 
 from experiments.shared import AGENTIC, CONVERSATION, digest, kept, trace_path
 from framework.registry.components import build_component
-from framework.replay.column_paths import trace_paths
-from framework.replay.paths import RequestPaths
+from framework.replay.optimum import shares_of_best, tier_optima
+from framework.replay.paths import CacheOnlyResult, RequestPaths, trace_paths
 from framework.replay.reference import replay
-from framework.replay.result import CacheOnlyResult
 from framework.replay.roofline import Roofline
 from framework.replay.stack import lru_curve, reuse_distances
-from framework.replay.tier_optimum import shares_of_best, tier_optima
 from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.workload.trace_file import TraceFile
 from framework_builtin.eviction.lru import Lru

@@ -104,8 +104,8 @@ def _recorded(options: argparse.Namespace) -> dict[str, Account]:
 
 def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Account]:
     from framework.registry.components import build_component
-    from framework.replay.column_paths import trace_paths
     from framework.replay.misses import LossLog, explain
+    from framework.replay.paths import trace_paths
     from framework.replay.reference import replay
 
     trace = open_trace(options.file[0], format=options.format, block_tokens=options.block_tokens)

@@ -9,8 +9,7 @@ from framework.groups.memory import OnePool
 from framework.guard.policy import PolicyHost
 from framework.interfaces.eviction import EvictionPolicy
 from framework.paged.index import PrefixIndex
-from framework.paged.last_requests import LastRequests
-from framework.paged.pool import BlockPool
+from framework.paged.pool import BlockPool, LastRequests
 from framework.types import UNKNOWN_REQUEST, BlockHash, RequestFacts, RequestInfo
 
 

@@ -21,14 +21,13 @@ from framework.errors import (
     UnknownRequest,
 )
 from framework.groups.checkpoints import Asked, CheckpointRule
-from framework.groups.hits import GroupHit
-from framework.groups.memory import Memory
+from framework.groups.kinds import GroupHit
+from framework.groups.memory import Memory, stranded_bytes
 from framework.groups.replay import GroupCounts, Run, give_up, state_tokens, step_end
-from framework.groups.stranded import stranded_bytes
 from framework.interfaces.allocator import Allocator, AllocatorStats, Hit
 from framework.interfaces.hash import HashScheme
 from framework.paged.hashing import BlockHasher
-from framework.paged.last_requests import PromptEnds, facts_of
+from framework.paged.pool import PromptEnds, facts_of
 from framework.types import (
     UNKNOWN_REQUEST,
     BlockHash,

@@ -1,8 +1,8 @@
-"""Kinds of KV that a request keeps side by side: what each must still hold for a prefix to be used again."""
+"""Kinds of KV that a request keeps side by side, and the longest prefix at which all still have what it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, lcm
 from typing import Literal, get_args
@@ -76,17 +76,6 @@ class KVGroup:
             return range(0)
         return range(self.first(num_tokens), num_tokens // self.block_tokens + self.lookahead_drop)
 
-    def held_bytes(self, num_tokens: int) -> float:
-        """Bytes that a request of this length cannot do without, blocks taken as divisible."""
-        if self.kind == "state":
-            return float(self.block_bytes if num_tokens else 0)
-        start = {
-            "full": 0,
-            "window": max(0, num_tokens - self.length),
-            "chunk": self.first(num_tokens) * self.block_tokens,
-        }
-        return (num_tokens - start[self.kind]) * self.block_bytes / self.block_tokens
-
 
 def alignment(groups: Sequence[KVGroup]) -> int:
     """Tokens of which every hit is a multiple: the least common multiple of the groups' blocks.
@@ -111,11 +100,65 @@ def unified_block_tokens(state_bytes: int, token_bytes: int, multiple: int = 16)
     return -(-state_bytes // (multiple * token_bytes)) * multiple
 
 
-def waste(groups: Sequence[KVGroup], num_tokens: int) -> float:
-    """The share of memory that holds nothing needed when every group keeps all tokens, as one that knows no kinds does.
+Present = Callable[[int, int], bool]
+"""Whether block `b` of group `g` is resident: `present(g, b)`. Pure; False beyond what the request has."""
 
-    Of attention alone: a state has no bytes a token.
+
+@dataclass(frozen=True, slots=True)
+class GroupHit:
+    """What a prompt may resume from. Tokens; G groups in their order.
+
+    Attributes:
+        tokens: the hit: every group can go on from here.
+        could: (G,) what each group could give by itself.
+        lost: (G,) tokens by which each group shortened the hit; with `tokens` they sum to the longest hit allowed.
+        cut_by: the group that shortened it last, None where none did.
+        junction: what the full-attention groups share beyond the hit (without any: the group that could give most):
+            prefix that others have computed and that cannot be resumed from.
     """
-    kept = [group for group in groups if group.kind != "state"]
-    whole = sum(num_tokens * group.block_bytes / group.block_tokens for group in kept)
-    return 1 - sum(group.held_bytes(num_tokens) for group in kept) / whole
+
+    tokens: int
+    could: tuple[int, ...]
+    lost: tuple[int, ...]
+    cut_by: int | None
+    junction: int
+
+
+def resumable(group: KVGroup, present: Callable[[int], bool], limit: int, step: int) -> int:
+    """The longest multiple of `step` up to `limit` at which this group has what it needs.
+
+    A block that is missing rules out every length that needs it, so the search goes on below the leftmost one.
+    """
+    tokens = limit // step * step
+    while tokens > 0:
+        missing = next((block for block in group.needs(tokens) if not present(block)), None)
+        if missing is None:
+            return tokens
+        tokens = (missing - group.lookahead_drop) * group.block_tokens // step * step
+    return 0
+
+
+def find_hit(groups: Sequence[KVGroup], present: Present, limit: int) -> GroupHit:
+    """The longest hit of at most `limit` tokens, a multiple of the groups' alignment.
+
+    As in vLLM: full attention first, whose residence is closed downwards, then the others by turns, each of which may
+    only shorten it, until none does.
+    """
+    step = alignment(groups)
+    longest = tokens = limit // step * step
+    order = sorted(range(len(groups)), key=lambda g: groups[g].kind != "full")
+    lost, cut_by, before = [0] * len(groups), None, -1
+    while before != tokens:
+        before = tokens
+        for g in order:
+            shorter = resumable(groups[g], lambda block, g=g: present(g, block), tokens, step)  # type: ignore[misc]
+            if shorter < tokens:
+                lost[g], cut_by, tokens = lost[g] + tokens - shorter, g, shorter
+    if tokens == longest:
+        return GroupHit(tokens, (tokens,) * len(groups), tuple(lost), cut_by, 0)
+    could = tuple(
+        resumable(group, lambda block, g=g: present(g, block), longest, step)  # type: ignore[misc]
+        for g, group in enumerate(groups)
+    )
+    full = [could[g] for g in order if groups[g].kind == "full"]
+    return GroupHit(tokens, could, tuple(lost), cut_by, (min(full) if full else max(could)) - tokens)

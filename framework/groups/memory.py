@@ -8,8 +8,7 @@ from math import lcm
 from typing import Any
 
 from framework.errors import InvalidArgument, OutOfBlocks
-from framework.groups.hits import GroupHit, find_hit
-from framework.groups.kinds import KVGroup, alignment
+from framework.groups.kinds import GroupHit, KVGroup, alignment, find_hit
 from framework.groups.pool import Clock, Pool
 from framework.interfaces.eviction import EvictionPolicy
 
@@ -407,3 +406,49 @@ class _SmallBlocks(Pool):
         for page in {(block - 1) // self._width + 1 for block in freed}:
             if len(self._holes[page]) == self._width and not self._used[page]:
                 self._pages.discard(page)
+
+
+def stranded_bytes(memory: Memory) -> list[int]:
+    """(G,) bytes of each group that are needed at no place from which a request could go on.
+
+    A content that is resident twice counts once. O(nodes of the trace + resident blocks times those of the widest
+    window).
+    """
+    groups, parents, unit = memory.groups, memory.parents, memory.unit
+    have: list[set[int]] = [set() for _ in groups]
+    for g, node in memory.resident():
+        have[g].add(node)
+    depths: list[int] = []  # units up to and including each node; parents come first
+    for above in parents:
+        depths.append(depths[above] + 1 if above >= 0 else 1)
+
+    def up(node: int, units: int) -> int:
+        for _ in range(units):
+            node = parents[node]
+        return node
+
+    wide = [group.block_tokens // unit for group in groups]
+    runs: list[dict[int, int]] = []  # resident blocks without a gap that end at a node
+    for g, found in enumerate(have):
+        run: dict[int, int] = {}
+        for node in sorted(found):
+            run[node] = 1 + run.get(up(node, wide[g]), 0)
+        runs.append(run)
+    # A draft model's group has a block beyond the place, so places are looked for from there.
+    ahead = max((w for w, group in zip(wide, groups, strict=True) if group.lookahead_drop), default=0)
+    anchors = [g for g, w in enumerate(wide) if groups[g].kind != "chunk" and w * groups[g].lookahead_drop == ahead]
+    useful: list[set[int]] = [set() for _ in groups]
+    for end in min((have[g] for g in anchors), key=len, default=set()):
+        place = (depths[end] - ahead) * unit
+        needs = [group.needs(place) for group in groups] if place % memory.step == 0 else []
+        ends = [up(end, depths[end] - need.stop * wide[g]) for g, need in enumerate(needs)]
+        if not needs or any(runs[g].get(ends[g], 0) < len(need) for g, need in enumerate(needs)):
+            continue
+        for g, need in enumerate(needs):
+            node = ends[g]
+            for _ in need:
+                if groups[g].kind == "full" and node in useful[g]:
+                    break
+                useful[g].add(node)
+                node = up(node, wide[g])
+    return [group.block_bytes * len(found - used) for group, found, used in zip(groups, have, useful, strict=True)]

@@ -14,8 +14,7 @@ from functools import cache
 from itertools import pairwise
 
 from framework.errors import InvalidArgument
-from framework.groups.hits import find_hit
-from framework.groups.kinds import KVGroup, alignment
+from framework.groups.kinds import KVGroup, alignment, find_hit
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
 

@@ -11,8 +11,7 @@ import numpy as np
 from framework.errors import OutOfBlocks
 from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.kinds import Kind
-from framework.groups.memory import Memory
-from framework.groups.stranded import stranded_bytes
+from framework.groups.memory import Memory, stranded_bytes
 from framework.replay.paths import Ints, RequestPaths
 
 

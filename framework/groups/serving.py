@@ -13,8 +13,7 @@ import torch
 from framework.engine.pool import block_bytes
 from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks, StaleHit
 from framework.groups.checkpoints import Asked, Retention
-from framework.groups.hits import GroupHit, find_hit
-from framework.groups.kinds import Kind, KVGroup
+from framework.groups.kinds import GroupHit, Kind, KVGroup, find_hit
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.interfaces.attention import AttentionSpec
 from framework.model.config import ModelConfig

@@ -13,7 +13,7 @@ from framework.engine.tiers.engine_tiers import EngineTiers
 from framework.engine.tiers.records import Load, MakeTiers, Plan, TierSetup, Wanted
 from framework.engine.tiers.setup import OpenTiers, TierEntry
 from framework.errors import InvalidArgument
-from framework.groups.hits import find_hit
+from framework.groups.kinds import find_hit
 from framework.groups.serving import GroupedAllocator, WindowedHit
 from framework.interfaces.allocator import Hit
 from framework.kv_events.stream import EventStream

@@ -30,13 +30,10 @@ from framework.modes.replay_input import (
 )
 from framework.modes.session import KINDS, Session, names_of
 from framework.registry.components import build_component
-from framework.replay.cores import PYTHON, core_of, count
 from framework.replay.misses import LossLog, explain
-from framework.replay.optimum import optimum_hits
-from framework.replay.paths import RequestPaths
-from framework.replay.reference import replay
-from framework.replay.result import CacheOnlyResult
-from framework.replay.tier_optimum import shares_of_best, tier_optima
+from framework.replay.optimum import optimum_hits, shares_of_best, tier_optima
+from framework.replay.paths import CacheOnlyResult, RequestPaths
+from framework.replay.reference import PYTHON, core_of, count, replay
 from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.sweep.identity import identity
 

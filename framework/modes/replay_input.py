@@ -18,9 +18,8 @@ from framework.groups.shapes import groups_of
 from framework.interfaces.workload import Workload
 from framework.modes.equal_bytes import equal_bytes
 from framework.registry.components import build_component
-from framework.replay.column_paths import trace_paths
 from framework.replay.curves import capacity_blocks
-from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.paths import RequestPaths, build_paths, trace_paths
 from framework.replay.roofline import Roofline
 from framework.workload import requests_of
 from framework.workload.to_trace import as_trace

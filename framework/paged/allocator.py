@@ -26,10 +26,8 @@ from framework.paged.audit import audit
 from framework.paged.cache import BlockCache
 from framework.paged.hashing import BlockHasher
 from framework.paged.index import PrefixIndex
-from framework.paged.last_requests import LastRequests
-from framework.paged.pool import BlockPool
-from framework.paged.promises import TablePromises
-from framework.paged.table import Table, TableChanges, count_of
+from framework.paged.pool import BlockPool, LastRequests
+from framework.paged.table import Promises, Table, TableChanges, count_of
 from framework.types import (
     BlockCopy,
     BlockHash,
@@ -108,7 +106,7 @@ class PagedAllocator(Allocator):
         self.cache = BlockCache(self.pool, index, host, leaf_only, self.choose_free if overridden else None)
         self.hasher = BlockHasher(hash, block_size, num_blocks)
         self._tables: dict[RequestId, Table] = {}
-        self.promises = TablePromises(self.cache, self._tables, self._requests)
+        self.promises = Promises(self.cache, self._tables, self._requests)
         self._tenants: dict[str, int] = {}
         self._changes = TableChanges()
         self._checked: TokenArray | None = None  # the tokens of the last lookup: `allocate` follows

@@ -6,6 +6,7 @@ hand is pinned. The policy is an ordinary `EvictionPolicy`, driven by the same c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +14,17 @@ import numpy as np
 
 from framework.errors import InvalidArgument
 from framework.guard.policy import PolicyHost
+from framework.guard.replay_core import GuardedReplayCore
 from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantColumn, EvictionPolicy, SizedView
+from framework.interfaces.replay_core import ReplayCore
 from framework.misses.account import DECLINED, TIER
-from framework.paged.last_requests import LastRequests
+from framework.paged.pool import LastRequests
+from framework.registry.components import build_component
 from framework.replay.misses import LossLog
+from framework.replay.paths import CacheOnlyResult as CacheOnlyResult
 from framework.replay.paths import RequestPaths
-from framework.replay.result import CacheOnlyResult as CacheOnlyResult
-from framework.replay.result import replay_infinite as replay_infinite
-from framework.replay.result import summarise as summarise
+from framework.replay.paths import replay_infinite as replay_infinite
+from framework.replay.paths import summarise as summarise
 from framework.replay.tiers import ReplayTiers
 from framework.types import UNKNOWN_REQUEST
 
@@ -329,3 +333,37 @@ class _Replay:
                 return block
             self.aside.add(block)
             self.host.pin([block])
+
+
+PYTHON = "python"
+
+
+def core_of(name: str) -> ReplayCore | None:
+    """The installed core of this name, guarded; None for `PYTHON`, which is the framework's reference.
+
+    Raises:
+        UnknownPlugin, PluginError.
+    """
+    return None if name == PYTHON else GuardedReplayCore(build_component("replay_core", name, {}))
+
+
+def count(
+    core: ReplayCore | None,
+    paths: RequestPaths,
+    policy: EvictionPolicy,
+    num_blocks: int,
+    *,
+    leaf_first: bool = False,
+) -> tuple[bool, CacheOnlyResult]:
+    """Whether the core counted, and the counts; what it has no version of is said in a sentence on stderr.
+
+    Raises:
+        PluginError: the core failed, or counted for another number of requests, or more hits than blocks.
+    """
+    if core is not None:
+        found = core.count(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
+        if found is not None:
+            return True, summarise(paths, found.request_hits, found.admitted, found.evictions)
+        sentence = f"the replay core cannot count {type(policy).__name__}: counted in Python, the same integers"
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201
+    return False, replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)

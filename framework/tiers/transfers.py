@@ -1,10 +1,11 @@
-"""Copies of blocks between tiers, and the interface of whoever carries them out."""
+"""Copies of blocks between tiers: the interface of whoever carries them out, and a model of the links."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from framework.types import BlockHash
 
@@ -71,3 +72,126 @@ class Transfers(Protocol):
 
     def close(self, *, drain: bool) -> None:
         """End. With `drain`, what was submitted is carried out first; else it is dropped. Idempotent."""
+
+
+Way = Literal["read", "write"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Between the pool and one tier. Each direction carries one operation after another, in the order of asking.
+
+    Attributes:
+        read_bytes_per_s, write_bytes_per_s: out of the tier and into it; infinity: in no time.
+        operation_s: fixed seconds an operation, which holds all blocks of one load or one store.
+    """
+
+    read_bytes_per_s: float = float("inf")
+    write_bytes_per_s: float = float("inf")
+    operation_s: float = 0.0
+
+    def block_s(self, way: Way, num_bytes: int) -> float:
+        """Seconds that so many bytes add to an operation."""
+        return num_bytes / (self.read_bytes_per_s if way == "read" else self.write_bytes_per_s)
+
+    def seconds(self, way: Way, num_bytes: int) -> float:
+        """Of one operation of so many bytes, nothing else under way."""
+        return self.operation_s + self.block_s(way, num_bytes)
+
+
+class LinkTransfers:
+    """Transfers that take the time of modelled links on a virtual clock, and move nothing.
+
+    A block that is loaded while it is still being stored waits for that. A copy from one tier to the next occupies the
+    upper one's way out and the lower one's way in, at the slower of the two.
+
+    Args:
+        links: of the tiers from 1 on.
+        now, wait_until: the run's clock. Where it counts steps, links must take no time.
+    """
+
+    failure = ""  # see Transfers: a model of a link does nothing wrong
+
+    def __init__(
+        self, links: Sequence[Link], block_bytes: int, now: Callable[[], float], wait_until: Callable[[float], None]
+    ) -> None:
+        self._links, self._bytes, self._now, self._wait_until = tuple(links), block_bytes, now, wait_until
+        ways: tuple[Way, ...] = ("read", "write")
+        self._free_s: dict[tuple[Way, int], float] = {
+            (way, tier): 0.0 for tier in range(1, len(links) + 1) for way in ways
+        }
+        self._stored_s: dict[tuple[int, BlockHash], float] = {}
+        self._ends: list[tuple[float, int, Copy]] = []
+        self._count = 0
+        self.busy_s = dict.fromkeys(self._free_s, 0.0)
+
+    def _block_s(self, way: Way, tier: int) -> float:
+        return self._links[tier - 1].block_s(way, self._bytes)
+
+    def submit(self, copies: Sequence[Copy]) -> None:
+        """See Transfers: one operation of each link that they use."""
+        begun = set[tuple[Way, int]]()
+        for copy in copies:
+            ends: tuple[tuple[Way, int], ...] = (("read", copy.source), ("write", copy.target))
+            ways = [way for way in ends if way[1]]
+            free = [self._free_s[way] for way in ways]
+            start = max(self._now(), self._stored_s.get((copy.source, copy.key), 0.0), *free)
+            each = max(self._block_s(*way) for way in ways)
+            if not begun.issuperset(ways):
+                each += max(self._links[tier - 1].operation_s for _, tier in ways)
+                begun.update(ways)
+            for way in ways:
+                self._free_s[way] = start + each
+                self.busy_s[way] += each
+            if copy.target:
+                self._stored_s[copy.target, copy.key] = start + each
+            self._count += 1
+            heapq.heappush(self._ends, (start + each, self._count, copy))
+
+    def remove(self, key: BlockHash, tier: int) -> None:
+        """See Transfers: it takes no time."""
+        self._stored_s.pop((tier, key), None)
+
+    def release(self, copy: Copy) -> None:
+        """See Transfers. There is no pool."""
+
+    def finished(self) -> Sequence[Copy]:
+        """See Transfers."""
+        ended, now = list[Copy](), self._now()
+        while self._ends and self._ends[0][0] <= now:
+            when, _, copy = heapq.heappop(self._ends)
+            copy.ended_s = when
+            self._stored_s.pop((copy.target, copy.key), None)
+            ended.append(copy)
+        return ended
+
+    def discovered(self) -> Sequence[tuple[int, Sequence[BlockHash]]]:
+        """See Transfers. There is nobody else."""
+        return ()
+
+    @property
+    def num_pending(self) -> int:
+        """See Transfers."""
+        return len(self._ends)
+
+    def wait(self, until: float | None) -> None:
+        """See Transfers: jump."""
+        if self._ends:
+            self._wait_until(self._ends[0][0] if until is None else min(self._ends[0][0], until))
+
+    def load_times(self, tiers: Sequence[int]) -> tuple[float, ...]:
+        """See Transfers."""
+        now, free, times = self._now(), dict[int, float](), list[float]()
+        done = now
+        for tier in tiers:
+            if tier:
+                if tier not in free:
+                    free[tier] = max(now, self._free_s["read", tier]) + self._links[tier - 1].operation_s
+                free[tier] += self._block_s("read", tier)
+                done = max(done, free[tier])
+            times.append(done - now)
+        return tuple(times)
+
+    def close(self, *, drain: bool) -> None:
+        """See Transfers."""
+        self._ends.clear()

@@ -15,9 +15,9 @@ from fake_engines import make_engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator
-from framework.replay.column_paths import trace_paths
 from framework.replay.items import feed, trace_items
 from framework.replay.misses import LossLog, explain
+from framework.replay.paths import trace_paths
 from framework.replay.reference import replay
 from framework.workload.trace_file import TraceFile
 from framework.workload.traces import open_trace

@@ -32,9 +32,8 @@ from plain_caches import plain_lru
 from framework import registry
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.registry.components import build_allocator
-from framework.replay.cores import core_of, count
 from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import replay
+from framework.replay.reference import core_of, count, replay
 from framework.sampling import Sampling
 from framework.workload.traces import open_trace
 from framework_builtin.eviction.lru import Lru

@@ -21,10 +21,9 @@ import pytest
 
 from framework import registry
 from framework.files.lines import whole_file
-from framework.replay.column_paths import trace_paths
-from framework.replay.cores import PYTHON, core_of, count
 from framework.replay.optimum import optimum_hits
-from framework.replay.paths import build_paths
+from framework.replay.paths import build_paths, trace_paths
+from framework.replay.reference import PYTHON, core_of, count
 from framework.workload.traces import open_trace
 from framework.workload.traces.block_ids import MooncakeLine, RunsLine
 from framework_builtin.eviction.lru import Lru

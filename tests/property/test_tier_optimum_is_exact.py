@@ -12,9 +12,8 @@ from replay_helpers import random_requests, workload
 from framework import registry
 from framework.errors import InvalidArgument
 from framework.interfaces.tiering import Tiering
-from framework.replay.optimum import optimum_hits
+from framework.replay.optimum import optimum_hits, shares_of_best, tier_optima, value
 from framework.replay.reference import replay
-from framework.replay.tier_optimum import shares_of_best, tier_optima, value
 from framework.replay.tiers import ReplayTiers, TierSpec
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.tiering.never import Never

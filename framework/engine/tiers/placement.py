@@ -15,7 +15,7 @@ from framework.engine.tiers.records import Load, TierSetup
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.kv_events.schema import BlockRemoved, BlockStored
-from framework.paged.last_requests import PromptEnds, facts_of
+from framework.paged.pool import PromptEnds, facts_of
 from framework.tiers.movement import LowerTiers
 from framework.tiers.tier import Tier
 from framework.tiers.transfers import Copy

@@ -17,7 +17,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.interfaces.store import BlockFormat
 from framework.registry.components import Component, build_component
-from framework.tiers.links import Link, LinkTransfers
+from framework.tiers.transfers import Link, LinkTransfers
 from framework.tiers.worker import PoolBytes, WorkerTransfers
 from framework.types import ROOT_NAMESPACE, BlockHash
 

@@ -13,8 +13,7 @@ from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent
 from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantColumn, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.guard import GuardedHash, GuardedPolicy
-from framework.paged.last_requests import LastRequests
-from framework.paged.pool import num_tokens_of
+from framework.paged.pool import LastRequests, num_tokens_of
 from framework.paged.table import count_of
 from framework.types import Namespace, RequestFacts, RequestId, RequestInfo, TableChange, TokenArray
 from framework_native._core import Core

@@ -1,4 +1,4 @@
-// Published blocks whose KV the step being scheduled has yet to compute. framework.paged.promises, in C++.
+// Published blocks whose KV the step being scheduled has yet to compute. framework.paged.table, in C++.
 #pragma once
 
 #include <algorithm>

@@ -6,8 +6,7 @@ from groups_plain import LAYOUTS, brute_hit, group
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.groups.hits import find_hit, resumable
-from framework.groups.kinds import KVGroup, alignment
+from framework.groups.kinds import KVGroup, alignment, find_hit, resumable
 
 sizes = st.sampled_from((2, 4, 6))
 kinds = st.one_of(

@@ -1,4 +1,4 @@
-"""Groups of KV, and the published arithmetic of what they hold and waste."""
+"""Groups of KV, and the published arithmetic of what they hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from groups_plain import group
 
 from framework.errors import InvalidArgument
-from framework.groups.kinds import KVGroup, alignment, unified_block_tokens, waste
+from framework.groups.kinds import KVGroup, alignment, unified_block_tokens
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,3 @@ def test_pages_that_hold_a_state_have_the_published_numbers_of_tokens() -> None:
     # counts the tokens of both ranks.
     half = 32 * delta + (3 + 3) * 3 * 32 * 128 * 2
     assert 2 * unified_block_tokens(half, 576, 64) == 7_808
-
-
-def test_jenga_s_wastes_come_out() -> None:
-    """arXiv:2503.18292, section 3: memory wasted when every layer keeps every token."""
-    assert waste((group("full"), group("window", 4096)), 8192) == pytest.approx(0.25), "Gemma-2"
-    ministral = (group("full", size=9), group("window", 32_768, size=27))
-    assert waste(ministral, 131_072) == pytest.approx(0.5625), "Ministral"
-    text, images = (
-        43,
-        6_193,
-    )  # of a prompt to Llama 3.2 Vision: 32 layers keep the one, 8 cross-attention ones the other
-    needed = 32 * text + 8 * images
-    assert 1 - needed / (40 * (text + images)) == pytest.approx(0.796, abs=5e-4)

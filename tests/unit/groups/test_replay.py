@@ -6,9 +6,8 @@ import pytest
 from groups_plain import LAYOUTS, branching, brute_hit, group, lru, memories, paths_of
 
 from framework.groups.checkpoints import Asked, Dense, EveryFew, Retention
-from framework.groups.memory import Memory, OnePool
+from framework.groups.memory import Memory, OnePool, stranded_bytes
 from framework.groups.replay import replay_groups, steps
-from framework.groups.stranded import stranded_bytes
 from framework.results.catalogue import CATALOGUE
 
 

@@ -11,7 +11,7 @@ from paged_helpers import NS, info, tokens
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import Block, BlockView
-from framework.paged.last_requests import PromptEnds
+from framework.paged.pool import PromptEnds
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
 from framework.sampling import Sampling

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from framework.interfaces.trace_columns import TraceColumns
 from framework.interfaces.workload import Namespace, WorkloadRequest
-from framework.replay.column_paths import column_paths
-from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.paths import RequestPaths, build_paths, column_paths
 from framework.workload.traces.block_ids import coarsen
 
 SIZE = 4

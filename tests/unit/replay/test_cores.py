@@ -9,8 +9,7 @@ from replay_helpers import workload
 from framework.errors import InvalidArgument, PluginError, UnknownPlugin
 from framework.guard.replay_core import GuardedReplayCore
 from framework.interfaces.replay_core import ReplayCore, ReplayCounts
-from framework.replay.cores import PYTHON, core_of, count
-from framework.replay.reference import replay
+from framework.replay.reference import PYTHON, core_of, count, replay
 from framework.testing import replay_core as kit
 from framework.testing.driver import Violation
 from framework.testing.oracles.eviction import SlowLru

@@ -29,9 +29,8 @@ from framework.misses.account import (
     Evictions,
 )
 from framework.registry.components import build_component
-from framework.replay.column_paths import trace_paths
 from framework.replay.misses import LossLog, explain
-from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.paths import RequestPaths, build_paths, trace_paths
 from framework.replay.reference import replay
 from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.workload.traces import TraceRequest, open_trace

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from framework.tiers.links import Link, LinkTransfers
-from framework.tiers.transfers import Copy
+from framework.tiers.transfers import Copy, Link, LinkTransfers
 from framework.types import BlockHash
 
 

@@ -23,10 +23,9 @@ from framework.registry.components import build_allocator
 from framework.replay.reference import replay
 from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.sampling import Sampling
-from framework.tiers.links import Link, LinkTransfers
 from framework.tiers.movement import LowerTiers
 from framework.tiers.tier import Tier
-from framework.tiers.transfers import Copy
+from framework.tiers.transfers import Copy, Link, LinkTransfers
 from framework.tiers.worker import WorkerTransfers
 from framework.types import BlockHash
 from framework_builtin.eviction.lru import Lru

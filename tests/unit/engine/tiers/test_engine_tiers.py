@@ -22,7 +22,7 @@ from framework.kv_events.index import BlockIndex
 from framework.kv_events.stream import EventStream
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework.tiers.links import Link, LinkTransfers
+from framework.tiers.transfers import Link, LinkTransfers
 from framework.types import BlockHash, BlockId
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
