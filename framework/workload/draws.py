@@ -1,4 +1,4 @@
-"""Seeded draws of a synthetic workload: lengths, popularity, contents. The same in any process, on any platform.
+"""Seeded draws of a synthetic workload: lengths, popularity, contents, times. The same in any process, on any platform.
 
 Scalars come from `random.Random` under a text seed (hashed by SHA-512), token ids from the raw bits of a PCG64: both
 streams are promised never to change, which NumPy's distributions are not.
@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, WorkloadError
+from framework.interfaces.workload import Sampling, Workload, WorkloadRequest
 from framework.registry.signatures import shown
 from framework.types import TokenArray
 
@@ -132,3 +138,89 @@ def at_least(workload: str, low: float, **values: float) -> None:
     """Each of these options is `low` or more; see need."""
     for name, value in values.items():
         need(workload, name, value, low)
+
+
+@dataclass(kw_only=True)
+class SeededWorkload(Workload):
+    """Requests drawn from a seed, one at a time.
+
+    Args:
+        seed: of all that is drawn.
+        output_tokens: mean length of an answer.
+        spread: of all lengths, sigma of their log; 0 makes them equal.
+        vocab_size: token ids are drawn from 0 to this.
+        temperature: 0 is greedy.
+        rate_per_s: mean arrivals a second; 0 is all at once.
+        burstiness: standard deviation over mean of the gaps: 0 even, 1 Poisson, above 1 bursts. Gaps are
+            gamma-distributed with shape burstiness ** -2.
+        arrivals: take the times of this trace instead, in any format that `framework.trace` reads.
+
+    Raises:
+        ConfigError: a number outside its range, or both a rate and a trace of arrivals.
+    """
+
+    name: ClassVar[str]
+
+    seed: int = 0
+    output_tokens: int = 24
+    spread: float = 0.5
+    vocab_size: int = 256
+    temperature: float = 0.0
+    rate_per_s: float = 0.0
+    burstiness: float = 1.0
+    arrivals: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.at_least(1, "output_tokens")
+        need(self.name, "spread", self.spread, 0, 3)
+        need(self.name, "vocab_size", self.vocab_size, 2, 2**30)
+        self.at_least(0, "temperature", "rate_per_s", "burstiness")
+        if self.arrivals is not None and self.rate_per_s:
+            raise ConfigError(f"workload.rate_per_s ({self.name}) must be 0 where workload.arrivals gives the times")
+
+    def at_least(self, low: float, *options: str) -> None:
+        """Each of these options of mine is `low` or more."""
+        at_least(self.name, low, **{option: getattr(self, option) for option in options})
+
+    def opening(self) -> tuple[Draws, Iterator[float]]:
+        """The draws, and the arrival times: seconds, without end (a trace's as many as it has), the first at 0.
+
+        Times are a stream of their own: the rate changes when requests come, not what they are.
+
+        Raises:
+            WorkloadError: the trace cannot be read, or (while iterating) has no more requests.
+        """
+        draws = Draws(self.name, self.seed, vocab_size=self.vocab_size, spread=self.spread)
+        return draws, self._gaps(draws.child("arrivals", 0).random) if self.arrivals is None else _recorded(
+            self.arrivals
+        )
+
+    def _gaps(self, rng: random.Random) -> Iterator[float]:
+        if not self.rate_per_s:
+            yield from repeat(0.0)
+        now_s, mean_s, shape = 0.0, 1.0 / self.rate_per_s, self.burstiness**-2 if self.burstiness else 0.0
+        while True:
+            yield now_s
+            now_s += rng.gammavariate(shape, mean_s / shape) if shape else mean_s
+
+    def request(self, prompt: TokenArray, output: TokenArray, arrival_s: float, **facts: Any) -> WorkloadRequest:
+        """A drawn request, answered with exactly as many tokens as `output` has."""
+        sampling = Sampling(max_tokens=len(output), temperature=self.temperature, ignore_eos=True)
+        return WorkloadRequest(
+            **{"prompt": prompt, "output": output, "sampling": sampling, "arrival_s": arrival_s, **facts}
+        )
+
+
+def _recorded(path: Path) -> Iterator[float]:
+    from framework.workload.traces import open_trace
+
+    trace = open_trace(path)
+
+    def times() -> Iterator[float]:
+        first = None
+        for request in trace:
+            first = request.arrival_s if first is None else first
+            yield request.arrival_s - first
+        raise WorkloadError(f"{path} has {trace.num_requests} arrivals, fewer than the workload asks for")
+
+    return times()

@@ -13,8 +13,7 @@ import numpy as np
 
 from framework.errors import ConfigError
 from framework.interfaces.workload import Sampling, WorkloadRequest
-from framework.workload.draws import Zipf, need
-from framework.workload.opening import SeededWorkload
+from framework.workload.draws import SeededWorkload, Zipf, need
 
 
 @dataclass(kw_only=True)
@@ -27,9 +26,6 @@ class SystemPrompts(SeededWorkload):
         zipf_alpha: 0 is uniform.
         system_tokens, user_tokens, output_tokens: mean lengths.
         seed, spread, vocab_size, temperature, rate_per_s, burstiness, arrivals: see SeededWorkload.
-
-    Raises:
-        ConfigError: a number outside its range.
     """
 
     name = "system_prompts"
@@ -46,18 +42,15 @@ class SystemPrompts(SeededWorkload):
         super().__post_init__()
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
         draws, times = self.opening()
         popularity = Zipf(self.num_prompts, self.zipf_alpha)
         for number in range(self.num_requests):
             application = popularity.draw(draws.random)
             system = draws.child("application", application).text(self.system_tokens)
-            prompt, output = np.concatenate([system, draws.text(self.user_tokens)]), draws.text(self.output_tokens)
-            yield WorkloadRequest(
-                prompt=prompt,
-                output=output,
-                sampling=self.answer(len(output)),
-                arrival_s=next(times),
+            yield self.request(
+                np.concatenate([system, draws.text(self.user_tokens)]),
+                draws.text(self.output_tokens),
+                next(times),
                 tenant=f"application-{application}",
                 category="chat",
                 key=f"system-prompts-{number}",
@@ -80,9 +73,6 @@ class Rag(SeededWorkload):
         instruction_tokens: shared by all; exact.
         document_tokens, question_tokens, output_tokens: mean lengths.
         seed, spread, vocab_size, temperature, rate_per_s, burstiness, arrivals: see SeededWorkload.
-
-    Raises:
-        ConfigError: a number outside its range.
     """
 
     name = "rag"
@@ -103,7 +93,6 @@ class Rag(SeededWorkload):
         super().__post_init__()
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
         draws, times = self.opening()
         popularity = Zipf(self.num_documents, self.zipf_alpha)
         instruction = draws.child("instruction", 0).tokens(self.instruction_tokens)
@@ -114,13 +103,10 @@ class Rag(SeededWorkload):
             else:
                 chosen.sort()
             documents = [draws.child("document", document).text(self.document_tokens) for document in chosen]
-            prompt = np.concatenate([instruction, *documents, draws.text(self.question_tokens)])
-            output = draws.text(self.output_tokens)
-            yield WorkloadRequest(
-                prompt=prompt,
-                output=output,
-                sampling=self.answer(len(output)),
-                arrival_s=next(times),
+            yield self.request(
+                np.concatenate([instruction, *documents, draws.text(self.question_tokens)]),
+                draws.text(self.output_tokens),
+                next(times),
                 category="rag",
                 key=f"rag-{number}",
             )
@@ -138,9 +124,6 @@ class Forks(SeededWorkload):
         beam_share: share of requests that search; the others sample.
         temperature: of requests that sample.
         seed, spread, vocab_size, rate_per_s, burstiness, arrivals: see SeededWorkload.
-
-    Raises:
-        ConfigError: a number outside its range.
     """
 
     name = "forks"
@@ -164,21 +147,16 @@ class Forks(SeededWorkload):
         super().__post_init__()
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
         draws, times = self.opening()
         for number in range(self.num_requests):
             searches = draws.random.random() < self.beam_share
             tokens, output = draws.text(self.prompt_tokens), draws.text(self.output_tokens)
-            yield WorkloadRequest(
-                prompt=tokens,
-                output=output,
-                sampling=self._sampling(searches, len(output)),
-                arrival_s=next(times),
+            forks = {"beam_width": self.beam_width} if searches else {"n": self.n, "temperature": self.temperature}
+            yield self.request(
+                tokens,
+                output,
+                next(times),
+                sampling=Sampling(max_tokens=len(output), ignore_eos=True, **forks),
                 category="beam_search" if searches else "samples",
                 key=f"forks-{number}",
             )
-
-    def _sampling(self, searches: bool, num_tokens: int) -> Sampling:
-        if searches:
-            return Sampling(max_tokens=num_tokens, ignore_eos=True, beam_width=self.beam_width)
-        return Sampling(max_tokens=num_tokens, ignore_eos=True, n=self.n, temperature=self.temperature)

@@ -9,12 +9,12 @@ import heapq
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.draws import Draws, Zipf
-from framework.workload.opening import SeededWorkload
+from framework.workload.draws import Draws, SeededWorkload, Zipf
 
 _Session = Callable[[int, float], Iterator[WorkloadRequest]]
 """(number, start) -> the session's requests in order of arrival."""
@@ -36,12 +36,9 @@ class Sessions(SeededWorkload):
         """The requests of session `number`, which begins now, in order of arrival."""
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
         draws, times = self.opening()
         popularity = Zipf(self.num_kinds, self.zipf_alpha)
-        return _merged(
-            self.num_sessions, times, lambda number, start_s: self._session(draws, popularity, number, start_s)
-        )
+        return _merged(self.num_sessions, times, partial(self._session, draws, popularity))
 
 
 @dataclass(kw_only=True)
@@ -58,11 +55,8 @@ class Conversations(Sessions):
         zipf_alpha: 0 is uniform.
         system_tokens, user_tokens, output_tokens: mean lengths. The answers in a history are drawn, not a model's.
         think_s: mean time between a turn and the next; exponential.
-        rate_per_s, burstiness, arrivals: of new conversations; see framework.workload.arrivals.
-        seed, spread, vocab_size, temperature: see SeededWorkload.
-
-    Raises:
-        ConfigError: a number outside its range.
+        rate_per_s, burstiness, arrivals: of new conversations; these and seed, spread, vocab_size, temperature: see
+            SeededWorkload.
     """
 
     name = "conversations"
@@ -90,11 +84,10 @@ class Conversations(Sessions):
         history = draws.child("application", application).text(self.system_tokens)
         for turn in range(mine.count(self.turns)):
             prompt, output = np.concatenate([history, mine.text(self.user_tokens)]), mine.text(self.output_tokens)
-            yield WorkloadRequest(
-                prompt=prompt,
-                output=output,
-                sampling=self.answer(len(output)),
-                arrival_s=now_s,
+            yield self.request(
+                prompt,
+                output,
+                now_s,
                 tenant=f"application-{application}",
                 session=f"conversation-{number}",
                 turn=turn,
@@ -121,11 +114,8 @@ class Agents(Sessions):
             task, a tool's result, a model's call and a summary.
         max_context_tokens: prompt and output of no step are longer, unless instructions, task and output alone are.
         tool_s: mean time from a step to the next; exponential.
-        rate_per_s, burstiness, arrivals: of new tasks; see framework.workload.arrivals.
-        seed, spread, vocab_size, temperature: see SeededWorkload.
-
-    Raises:
-        ConfigError: a number outside its range.
+        rate_per_s, burstiness, arrivals: of new tasks; these and seed, spread, vocab_size, temperature: see
+            SeededWorkload.
     """
 
     name = "agents"
@@ -161,11 +151,10 @@ class Agents(Sessions):
             if len(prompt) + len(output) > self.max_context_tokens and len(prompt) > len(begin):
                 room = max(0, self.max_context_tokens - len(begin) - len(output))
                 prompt = np.concatenate([begin, mine.text(self.summary_tokens)[:room]])
-            yield WorkloadRequest(
-                prompt=prompt,
-                output=output,
-                sampling=self.answer(len(output)),
-                arrival_s=now_s,
+            yield self.request(
+                prompt,
+                output,
+                now_s,
                 tenant=f"agent-{agent}",
                 session=f"agent-{number}",
                 turn=step,

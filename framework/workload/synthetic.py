@@ -7,8 +7,11 @@ the same requests in any process and under any PYTHONHASHSEED.
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, count
+from typing import ClassVar
 
 import numpy as np
 
@@ -46,9 +49,6 @@ class Chat(Workload):
         num_beam: further requests, evenly spread, that use beam search of `beam_width`; null: 2, or as many
             as there are.
         rate_per_s: Poisson arrivals; 0 means all at once.
-
-    Raises:
-        ConfigError: a number outside its range.
     """
 
     seed: int = 0
@@ -77,7 +77,6 @@ class Chat(Workload):
             need("chat", "num_beam", self.num_beam, 0, self.num_requests)
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
         rng = _stream("chat", self.seed)
         prefixes = [_text(rng, self.prefix_tokens) for _ in range(self.num_prefixes)]
         arrivals = _arrivals(rng, self.rate_per_s)
@@ -104,13 +103,47 @@ class Chat(Workload):
     def _sampling(self, n: int, searches: bool) -> Sampling:
         if searches:
             return Sampling(max_tokens=self.output_tokens, beam_width=self.beam_width)
-        if n > 1:
-            return Sampling(max_tokens=self.output_tokens, n=n, temperature=self.parallel_temperature)
-        return Sampling(max_tokens=self.output_tokens, temperature=self.temperature)
+        temperature = self.parallel_temperature if n > 1 else self.temperature
+        return Sampling(max_tokens=self.output_tokens, n=n, temperature=temperature)
 
 
 @dataclass(kw_only=True)
-class NoSharing(Workload):
+class _TokenIds(Workload):
+    """Prompts of random token ids, each answered with `new_tokens`. A subclass says what they are."""
+
+    name: ClassVar[str]
+
+    seed: int = 0
+    num_requests: int = 32
+    new_tokens: int = 64
+    vocab_size: int = 256
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    rate_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(self.name, 1, num_requests=self.num_requests, new_tokens=self.new_tokens)
+        need(self.name, "vocab_size", self.vocab_size, 2, 2**30)
+        at_least(self.name, 0, temperature=self.temperature, rate_per_s=self.rate_per_s)
+
+    @abstractmethod
+    def _prompts(self, rng: random.Random) -> Iterator[TokenArray]:
+        """Prompts without end."""
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        rng = _stream(self.name, self.seed)
+        arrivals, prompts = _arrivals(rng, self.rate_per_s), self._prompts(rng)
+        sampling = Sampling(max_tokens=self.new_tokens, temperature=self.temperature, ignore_eos=self.ignore_eos)
+        for number in range(self.num_requests):
+            key = f"{self.name.replace('_', '-')}-{number}"
+            yield WorkloadRequest(prompt=next(prompts), sampling=sampling, arrival_s=next(arrivals), key=key)
+
+    def _ids(self, rng: random.Random, count: int) -> TokenArray:
+        return np.array([int(rng.random() * self.vocab_size) for _ in range(count)], dtype=np.int32)
+
+
+@dataclass(kw_only=True)
+class NoSharing(_TokenIds):
     """Ragged prompts of random token ids with nothing in common: what no cache can help.
 
     Args:
@@ -122,91 +155,49 @@ class NoSharing(Workload):
         temperature: 0 is greedy.
         ignore_eos: generate all `new_tokens` whatever comes.
         rate_per_s: Poisson arrivals; 0 means all at once.
-
-    Raises:
-        ConfigError: a number outside its range.
     """
 
-    seed: int = 0
-    num_requests: int = 32
+    name = "no_sharing"
+
+    new_tokens: int = 128
     min_tokens: int = 32
     max_tokens: int = 512
-    new_tokens: int = 128
-    vocab_size: int = 256
-    temperature: float = 0.0
-    ignore_eos: bool = True
-    rate_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least("no_sharing", 1, num_requests=self.num_requests, min_tokens=self.min_tokens)
-        at_least("no_sharing", self.min_tokens, max_tokens=self.max_tokens)
-        at_least("no_sharing", 1, new_tokens=self.new_tokens)
-        need("no_sharing", "vocab_size", self.vocab_size, 2, 2**30)
-        at_least("no_sharing", 0, temperature=self.temperature, rate_per_s=self.rate_per_s)
+        at_least(self.name, 1, min_tokens=self.min_tokens)
+        at_least(self.name, self.min_tokens, max_tokens=self.max_tokens)
+        super().__post_init__()
 
-    def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
-        rng = _stream("no_sharing", self.seed)
-        arrivals = _arrivals(rng, self.rate_per_s)
-        sampling = Sampling(max_tokens=self.new_tokens, temperature=self.temperature, ignore_eos=self.ignore_eos)
-        for number in range(self.num_requests):
-            yield WorkloadRequest(
-                prompt=_ids(rng, rng.randint(self.min_tokens, self.max_tokens), self.vocab_size),
-                sampling=sampling,
-                arrival_s=next(arrivals),
-                key=f"no-sharing-{number}",
-            )
+    def _prompts(self, rng: random.Random) -> Iterator[TokenArray]:
+        while True:
+            yield self._ids(rng, rng.randint(self.min_tokens, self.max_tokens))
 
 
 @dataclass(kw_only=True)
-class SharedPrefix(Workload):
+class SharedPrefix(_TokenIds):
     """One long prefix of random token ids, then a tail of its own for each request.
 
     Args:
-        seed: of all that is drawn.
-        num_requests: prompts.
         prefix_tokens: shared by all; 0 for none.
         unique_tokens: of each request's own.
         new_tokens: generated per request.
-        vocab_size: ids are drawn from 0 to this.
-        temperature: 0 is greedy.
-        ignore_eos: generate all `new_tokens` whatever comes.
-        rate_per_s: Poisson arrivals; 0 means all at once.
-
-    Raises:
-        ConfigError: a number outside its range.
+        seed, num_requests, vocab_size, temperature, ignore_eos, rate_per_s: see NoSharing.
     """
 
-    seed: int = 0
-    num_requests: int = 32
+    name = "shared_prefix"
+
     prefix_tokens: int = 1024
     unique_tokens: int = 64
-    new_tokens: int = 64
-    vocab_size: int = 256
-    temperature: float = 0.0
-    ignore_eos: bool = True
-    rate_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least("shared_prefix", 1, num_requests=self.num_requests, unique_tokens=self.unique_tokens)
-        at_least("shared_prefix", 0, prefix_tokens=self.prefix_tokens, temperature=self.temperature)
-        at_least("shared_prefix", 1, new_tokens=self.new_tokens)
-        need("shared_prefix", "vocab_size", self.vocab_size, 2, 2**30)
-        at_least("shared_prefix", 0, rate_per_s=self.rate_per_s)
+        at_least(self.name, 1, unique_tokens=self.unique_tokens)
+        at_least(self.name, 0, prefix_tokens=self.prefix_tokens)
+        super().__post_init__()
 
-    def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
-        rng = _stream("shared_prefix", self.seed)
-        arrivals = _arrivals(rng, self.rate_per_s)
-        prefix = _ids(rng, self.prefix_tokens, self.vocab_size)
-        sampling = Sampling(max_tokens=self.new_tokens, temperature=self.temperature, ignore_eos=self.ignore_eos)
-        for number in range(self.num_requests):
-            yield WorkloadRequest(
-                prompt=np.concatenate([prefix, _ids(rng, self.unique_tokens, self.vocab_size)]),
-                sampling=sampling,
-                arrival_s=next(arrivals),
-                key=f"shared-prefix-{number}",
-            )
+    def _prompts(self, rng: random.Random) -> Iterator[TokenArray]:
+        prefix = self._ids(rng, self.prefix_tokens)
+        while True:
+            yield np.concatenate([prefix, self._ids(rng, self.unique_tokens)])
 
 
 def _stream(name: str, seed: int) -> random.Random:
@@ -223,18 +214,7 @@ def _text(rng: random.Random, num_bytes: int) -> str:
     return " ".join(words)[:num_bytes].ljust(num_bytes, ".")
 
 
-def _ids(rng: random.Random, count: int, vocab_size: int) -> TokenArray:
-    return np.array([int(rng.random() * vocab_size) for _ in range(count)], dtype=np.int32)
-
-
 def _arrivals(rng: random.Random, rate_per_s: float) -> Iterator[float]:
-    # A stream of its own: the rate changes when requests come, not what they are.
-    own = random.Random(rng.random())
-    return _arrival_times(own, rate_per_s)
-
-
-def _arrival_times(rng: random.Random, rate_per_s: float) -> Iterator[float]:
-    now_s = 0.0
-    while True:
-        yield now_s
-        now_s += rng.expovariate(rate_per_s) if rate_per_s > 0 else 0.0
+    own = random.Random(rng.random())  # a stream of its own: the rate changes when requests come, not what they are
+    gaps = (own.expovariate(rate_per_s) if rate_per_s > 0 else 0.0 for _ in count())
+    return accumulate(gaps, initial=0.0)
