@@ -46,26 +46,35 @@ def trace_path(name: str) -> Path:
 
 
 def parse(doc: str | None, module: str, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """`--quick`, `--out` and `--jobs`, the same for every experiment. `out` is absolute."""
-    parser = argparse.ArgumentParser(prog=f"python -m experiments.{module}", description=doc)
-    parser.add_argument("--quick", action="store_true", help="a small part of it, in seconds; needs --out")
-    parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
+    """`--quick`, `--out` and `--jobs`, the same for every experiment; see `begun`."""
+    parser = parser_of(doc, module, quick="a small part of it, in seconds")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes")
-    options = parser.parse_args(arguments)
-    if options.quick and options.out is None:
-        parser.error("--quick would overwrite the whole results; give --out FOLDER")
-    return begun(options, module, ROOT / "experiments" / module, "results")
+    return begun(parser, arguments)
 
 
-def begun(options: argparse.Namespace, module: str, home: Path, results: str) -> argparse.Namespace:
-    """`options` with what all experiments share, the state of the checkout before the first result among it.
+def parser_of(doc: str | None, module: str, quick: str = "") -> argparse.ArgumentParser:
+    """`--out`, and `--quick` where `quick` says what that does."""
+    parser = argparse.ArgumentParser(prog=f"python -m experiments.{module}", description=doc)
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=f"{quick}; needs --out")
+    parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
+    return parser
+
+
+def begun(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, results: str = "results"
+) -> argparse.Namespace:
+    """The options with what all experiments share, the state of the checkout before the first result among it.
 
     Args:
-        home: the experiment's folder; results go to `results` in it unless `options.out` says otherwise.
+        results: where results go unless `--out` says otherwise, in the experiment's folder. `out` is absolute.
     """
-    options.home, options.module, options.started = home, module, time.perf_counter()
-    options.publish = options.out is None
-    options.out = (options.out or home / results).absolute()
+    options = argparse.Namespace(**{"quick": False, "jobs": 1, **vars(parser.parse_args(arguments))})
+    if options.quick and options.out is None:
+        parser.error("--quick would overwrite the whole results; give --out FOLDER")
+    options.module, options.started = parser.prog.removeprefix("python -m experiments."), time.perf_counter()
+    options.home, options.publish = ROOT / "experiments" / options.module.partition(".")[0], options.out is None
+    options.out = (options.out or options.home / results).absolute()
     options.checkout = checkout_state([options.out])
     options.out.mkdir(parents=True, exist_ok=True)
     return options

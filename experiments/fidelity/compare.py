@@ -7,21 +7,12 @@ from typing import Any
 
 from experiments.fidelity import our_side
 from experiments.fidelity.streams import Outcome, Talk
+from experiments.live.server import policy_config
 from framework.interfaces.hash import HashScheme
 
 DEFAULTS: Mapping[str, str] = {"scheduling": "admit_first", "duplicates": "merge"}
 """Of this framework; the settings of vLLM are the others."""
 OF_VLLM: Mapping[str, str] = {"scheduling": "running_first", "duplicates": "keep"}
-
-
-def transfer(eviction: Any, **options: Any) -> dict[str, Any]:
-    """`--kv-transfer-config` of PolicyConnector; its clock counts steps, as the replay's does."""
-    return {
-        "kv_connector": "PolicyConnector",
-        "kv_connector_module_path": "framework.export.vllm_connector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"eviction": eviction, "clock": "steps", **options},
-    }
 
 
 def in_vllm(talks: Sequence[Talk], eviction: Any, **limits: Any) -> Outcome:
@@ -32,7 +23,9 @@ def in_vllm(talks: Sequence[Talk], eviction: Any, **limits: Any) -> Outcome:
     """
     from experiments.fidelity import vllm_side
 
-    scheduler = vllm_side.scheduler_of(**limits, transfer=None if eviction is None else transfer(eviction))
+    scheduler = vllm_side.scheduler_of(
+        **limits, transfer=None if eviction is None else policy_config(eviction, "steps")
+    )
     outcome = vllm_side.run(talks, scheduler)
     watch = None if eviction is None else scheduler.connector.watch
     if watch is not None and watch.queue.failure is not None:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from experiments.fidelity import vllm_side
-from experiments.fidelity.compare import transfer
 from experiments.fidelity.streams import Talk
+from experiments.live.server import policy_config
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 10_000
 
@@ -45,7 +45,7 @@ def _cpu(talks: Sequence[Talk], eviction: str | None) -> tuple[float, int]:
     """CPU seconds of the scheduler's calls for this stream, and blocks that passed through the pool."""
     scheduler = vllm_side.scheduler_of(
         num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_batch_tokens=65_536, max_batch_requests=8,
-        transfer=None if eviction is None else transfer(eviction, clock="seconds"),
+        transfer=None if eviction is None else policy_config(eviction),
     )  # fmt: skip
     counts = {"taken": 0, "hit": 0}
     pool = scheduler.kv_cache_manager.block_pool

@@ -50,12 +50,12 @@ def of_trace(path: Path, count: int, *, longest: int = 10**9) -> list[Talk]:
     return _with_answers(trace_items(requests), longest)
 
 
-def grown(count: int, *, seed: int = 0, sessions: int = 20, block_size: int = 16) -> list[Talk]:
+def grown(count: int, *, seed: int = 0, block_size: int = 16) -> list[Talk]:
     """Made-up conversations that grow by a turn at a time, with answers; some prompts end with a block."""
     draw, talks = random.Random(seed), list[Talk]()
     known: dict[int, list[int]] = {}
     for number in range(count):
-        session = draw.randrange(sessions)
+        session = draw.randrange(20)
         so_far = known.get(session) or [session] * draw.randrange(1, 6 * block_size)
         prompt = so_far + [10_000 + number] * draw.choice((1, 7, block_size, block_size + 3))
         output = [FIRST_OUTPUT + 1000 * number + i for i in range(draw.randrange(1, 3 * block_size))]
@@ -64,11 +64,11 @@ def grown(count: int, *, seed: int = 0, sessions: int = 20, block_size: int = 16
     return talks
 
 
-def sampled(count: int, *, width: int, seed: int = 1, block_size: int = 16) -> list[Talk]:
+def sampled(count: int, *, width: int) -> list[Talk]:
     """Made-up prompts of which `width` samples each are drawn, as requests of their own: so does vLLM with n > 1."""
-    draw, talks = random.Random(seed), list[Talk]()
+    draw, talks = random.Random(1), list[Talk]()
     for number in range(count):
-        prompt = [50_000 + number] * draw.randrange(block_size, 8 * block_size)
+        prompt = [50_000 + number] * draw.randrange(16, 128)
         for sample in range(width):
             output = [
                 2 * FIRST_OUTPUT // 3 + 1000 * (width * number + sample) + i for i in range(draw.randrange(1, 40))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.shared import begun, publish, table, write_provenance, write_rows
+from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest
@@ -71,12 +69,10 @@ def search(tries: int, seed: int, conversations: int) -> tuple[dict[str, int], f
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search, then replay the worst stream drawn anew, longer, and without the guard."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.gap.adversary", description=__doc__)
+    parser = parser_of(__doc__, "gap.adversary")
     parser.add_argument("--tries", type=int, default=120)
     parser.add_argument("--conversations", type=int, default=600)
-    parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
-    options = begun(parser.parse_args(arguments), "gap.adversary", Path(__file__).resolve().parent, "results/adversary")
-    options.quick, options.jobs = False, 1
+    options = begun(parser, arguments, "results/adversary")
     worst, most = search(options.tries, 0, options.conversations)
     length = options.conversations
     cases: list[tuple[str, dict[str, Any]]] = [

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.gap.cells import TRACES, bounds, file_of, sources, stream
 from experiments.gap.scoring import closed_at
-from experiments.shared import begun, digest, kept, publish, table, write_provenance, write_rows
+from experiments.shared import begun, digest, kept, parser_of, publish, table, write_provenance, write_rows
 from framework.replay.reference import replay
 from framework.types import RequestFacts
 from framework_builtin.eviction._groups import Floats, Group, Ints
@@ -196,13 +197,7 @@ def closed(trace: str, by: str) -> dict[str, Any]:
 
 def main() -> int:
     """Fit, replay and write the table."""
-    import argparse
-    from pathlib import Path
-
-    parser = argparse.ArgumentParser(prog="python -m experiments.gap.bound", description=__doc__)
-    parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
-    options = begun(parser.parse_args(), "gap.bound", Path(__file__).resolve().parent, "results/bound")
-    options.quick, options.jobs = False, 1
+    options = begun(parser_of(__doc__, "gap.bound"), None, "results/bound")
     header = ["trace", "fitted on", *(f"gap closed at {100 * part:g} %, %" for part in FRACTIONS)]
     files, rows = [Path(__file__), *sources(Hazard)], []
     for trace, by in FITS:

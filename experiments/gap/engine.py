@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import sys
@@ -15,10 +14,10 @@ from experiments.gap.cells import TRACES, agent_text, sources
 from experiments.gap.policies import kind_of
 from experiments.shared import (
     CONVERSATION,
-    ROOT,
     begun,
     digest,
     kept,
+    parser_of,
     publish,
     table,
     trace_path,
@@ -44,11 +43,9 @@ _IN_VLLM = 2_500
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay each cell, in vLLM's scheduler too where it is installed, and write the tables."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.gap.engine", description=__doc__)
+    parser = parser_of(__doc__, "gap.engine")
     parser.add_argument("--limit", type=int, default=6_000, help="requests of the trace of table (e)")
-    parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
-    options = begun(parser.parse_args(arguments), "gap.engine", ROOT / "experiments" / "gap", "results/engine")
-    options.quick, options.jobs = False, 1
+    options = begun(parser, arguments, "results/engine")
     timed = [_timed(policy, size, options.limit) for policy, size in TIMED]
     write_rows(options.out / "latency.csv", timed)
     with tempfile.TemporaryDirectory() as folder:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,18 +47,18 @@ def continuations(paths: RequestPaths) -> tuple[list[bool], list[float]]:
     return extended, gaps
 
 
-def with_labels(paths: RequestPaths, error: float, seed: int = 0) -> RequestPaths:
+def with_labels(paths: RequestPaths, error: float) -> RequestPaths:
     """The trace whose clients say whether they will continue, wrong with this probability."""
     extended, _ = continuations(paths)
-    wrong = np.random.default_rng(seed).random(len(extended)) < error
+    wrong = np.random.default_rng(0).random(len(extended)) < error
     hints = [Hint(continues=float(truth != lie)) for truth, lie in zip(extended, wrong.tolist(), strict=True)]
     return _with_hints(paths, hints)
 
 
-def with_times(paths: RequestPaths, sigma: float, seed: int = 0) -> RequestPaths:
+def with_times(paths: RequestPaths, sigma: float) -> RequestPaths:
     """The trace whose clients say when they come back, with a log-normal error; who does not come back says nothing."""
     extended, gaps = continuations(paths)
-    noise = np.exp(np.random.default_rng(seed).normal(0.0, sigma, len(gaps)))
+    noise = np.exp(np.random.default_rng(0).normal(0.0, sigma, len(gaps)))
     hints = [
         Hint(returns_s=gap * factor) if truth else None
         for truth, gap, factor in zip(extended, gaps, noise.tolist(), strict=True)
@@ -68,11 +67,4 @@ def with_times(paths: RequestPaths, sigma: float, seed: int = 0) -> RequestPaths
 
 
 def _with_hints(paths: RequestPaths, hints: Sequence[Hint | None]) -> RequestPaths:
-    foretold = copy.copy(paths)
-    known = paths.known or KnownRequests.empty()
-    object.__setattr__(foretold, "known", KnownRequests(**{**_columns(known), "hint": list(hints)}))
-    return foretold
-
-
-def _columns(known: KnownRequests) -> dict[str, Any]:
-    return {name: getattr(known, name) for name in KnownRequests.__dataclass_fields__}
+    return replace(paths, known=replace(paths.known or KnownRequests.empty(), hint=list(hints)))

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from experiments.hybrid.published import lru, paths_of
@@ -39,7 +40,8 @@ MODELS = ("gemma-3-27b", "gpt-oss-120b", "qwen3-next-80b")
 BUDGETS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 """Of the bytes that all distinct prefixes have in the full-attention and window layers."""
 INTERVAL = 6_144
-CHOICES: Mapping[str, tuple[str, int, str | None]] = {
+Choices = Mapping[str, tuple[str, int, str | None]]
+CHOICES: Choices = {
     "dense": ("dense", 0, None), "retention 0": ("retention", 0, None),
     "retention 6,144": ("retention", INTERVAL, None),
     "junctions": ("junctions", 0, None), "every 6,144": ("every", INTERVAL, None),
@@ -71,10 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, paths in traces.items():
         for model in MODELS:
             for share in BUDGETS[4:5] if options.quick else BUDGETS:
-                key = digest(name, model, share, paths.num_requests, CHOICES, ALPHAS, VERSION)
-                file = options.out / "cells" / f"{name.split('_')[0]}-{model}-{round(1 / share)}.json"
-                found = kept(file, key, lambda: {"rows": cells(paths, model, share)})["rows"]  # noqa: B023
-                rows += [{"trace": name.split(".")[0], **row} for row in found]
+                rows += kept_cells(options.out, name, paths, model, share, CHOICES)
     write_rows(options.out / "cells.csv", rows)
     threads = published_rows()
     write_rows(options.out / "published.csv", threads)
@@ -94,9 +93,15 @@ def drawn() -> RequestPaths:
     return paths_of(made, UNIT)
 
 
-def cells(
-    paths: RequestPaths, model: str, share: float, choices: Mapping[str, tuple[str, int, str | None]] = CHOICES
-) -> Rows:
+def kept_cells(out: Path, name: str, paths: RequestPaths, model: str, share: float, choices: Choices) -> Rows:
+    """The rows of `cells` on the trace of this name, kept from an earlier run where all is the same."""
+    key = digest(name, model, share, paths.num_requests, choices, ALPHAS, VERSION)
+    file = out / "cells" / f"{name.split('_')[0]}-{model}-{round(1 / share)}.json"
+    found = kept(file, key, lambda: {"rows": cells(paths, model, share, choices)})["rows"]
+    return [{"trace": name.split(".")[0], **row} for row in found]
+
+
+def cells(paths: RequestPaths, model: str, share: float, choices: Choices = CHOICES) -> Rows:
     """One row for each rule and order that can lead under each sharing of one budget."""
     groups = groups_of(model, block_tokens=UNIT)
     num_bytes = int(share * paths.num_nodes * sum(group.block_bytes for group in groups if group.kind != "state"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from experiments.fidelity import our_side
 from experiments.fidelity.compare import differences as steps_that_differ
 from experiments.fidelity.compare import unequal
 from experiments.fidelity.streams import FIRST_OUTPUT, Talk
-from experiments.shared import ROOT, begun, publish, table, write_provenance, write_rows
+from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
 from framework.export.host_blocks import build_policy
 from framework.export.vllm_connector import lead
 from framework.groups.checkpoints import CheckpointRule, Dense, Retention
@@ -222,9 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Both tables; vLLM must be installed."""
     import vllm
 
-    parser = argparse.ArgumentParser(prog="python -m experiments.hybrid.equal", description=__doc__)
-    options = parser.parse_args(arguments, argparse.Namespace(quick=False, out=None, jobs=1))
-    options = begun(options, "hybrid.equal", ROOT / "experiments" / "hybrid", "results/vllm")
+    options = begun(parser_of(__doc__, "hybrid.equal"), arguments, "results/vllm")
     found = {
         "vllm": [differences(layout, **settings) for layout, settings in SETTINGS],
         "in_flight": [in_flight(layout, retention=retention, **limits) for layout in LAYOUTS for limits in IN_FLIGHT

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from experiments.hybrid.__main__ import CHOICES, MODELS, TRACES, UNIT, VERSION, cells
+from experiments.hybrid.__main__ import CHOICES, MODELS, TRACES, UNIT, Rows, kept_cells
 from experiments.shared import (
     AGENTIC,
     CONVERSATION,
-    ROOT,
     begun,
-    digest,
-    kept,
+    parser_of,
     publish,
     table,
     trace_path,
@@ -29,24 +25,18 @@ BUDGETS = {CONVERSATION: (1 / 16, 1 / 4), AGENTIC: (1 / 16,)}
 """Of each trace, as of `experiments.hybrid`; a cell takes 1 to 6 minutes of one core."""
 WHOLE = ("dense", "retention 0", "retention 0, coupled", "retention 0, quota")
 """Of the choices, those that the finding compares."""
-Rows = list[dict[str, Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Budget by budget, each cell kept as soon as it is there."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.hybrid.whole", description=__doc__)
-    options = parser.parse_args(arguments, argparse.Namespace(quick=False, out=None, jobs=1))
-    options = begun(options, "hybrid.whole", ROOT / "experiments" / "hybrid", "results/whole")
+    options = begun(parser_of(__doc__, "hybrid.whole"), arguments, "results/whole")
     used, rows = [*map(trace_path, TRACES)], Rows()
     traces = {path.name: trace_paths(open_trace(path, block_tokens=UNIT), full_blocks_only=True) for path in used}
     choices = {name: CHOICES[name] for name in WHOLE}
     for name, paths in traces.items():
         for share in BUDGETS[name]:
             for model in MODELS:
-                key = digest(name, model, share, paths.num_requests, choices, VERSION)
-                file = options.out / "cells" / f"{name.split('_')[0]}-{model}-{round(1 / share)}.json"
-                found = kept(file, key, lambda: {"rows": cells(paths, model, share, choices)})["rows"]  # noqa: B023
-                rows += [{"trace": name.split(".")[0], **row} for row in found]
+                rows += kept_cells(options.out, name, paths, model, share, choices)
     write_rows(options.out / "cells.csv", rows)
     requests = {name: paths.num_requests for name, paths in traces.items()}
     write_provenance(options, used, requests=requests, unit_tokens=UNIT, cells=len(rows))

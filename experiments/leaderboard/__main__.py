@@ -23,7 +23,7 @@ import numpy as np
 from experiments.gap.cells import SYNTHETIC, TRACES, Cell, at_hand, bounds, file_of, run_all, stream
 from experiments.gap.scoring import closed_by, points_over_lru
 from experiments.leaderboard.entry import Entry, read_entries, with_installed
-from experiments.shared import ROOT, begun, save, table
+from experiments.shared import ROOT, begun, parser_of, save, table
 from framework import registry
 from framework.errors import FrameworkError
 from framework.interfaces import CONTRACT, CONTRACT_MINOR
@@ -98,18 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    here = Path(__file__).resolve().parent
-    parser = argparse.ArgumentParser(prog="python -m experiments.leaderboard", description=__doc__)
-    parser.add_argument("--traces", nargs="+", choices=[*TRACES, SYNTHETIC], help="default: those at hand")
-    parser.add_argument("--entries", type=Path, default=here / "entries", help="folder of entries, one TOML file each")
-    parser.add_argument("--out", type=Path, help="where the result goes; default: this experiment's results, and docs/")
+    entries = Path(__file__).resolve().parent / "entries"
+    parser = parser_of(__doc__, "leaderboard", quick="two capacities; loses the valid stamp")
+    parser.add_argument("--traces", nargs="+", choices=[*TRACES, SYNTHETIC], help="default: those at hand; needs --out")
+    parser.add_argument("--entries", type=Path, default=entries, help="folder of entries, one TOML file each")
     parser.add_argument("--policies", nargs="+", help="only these entries")
-    parser.add_argument("--quick", action="store_true", help="two capacities; loses the valid stamp")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes")
-    options = parser.parse_args(arguments)
-    if options.out is None and (options.quick or options.traces):
-        parser.error("--quick and --traces would overwrite the whole results; give --out FOLDER")
-    options = begun(options, "leaderboard", here, "results")
+    options = begun(parser, arguments)
+    if options.publish and options.traces:
+        parser.error("--traces would overwrite the whole results; give --out FOLDER")
     options.cells = (ROOT / "experiments" / "gap" / "results" if options.publish else options.out) / "cells"
     options.traces = [name + " by 2048" * name.startswith("agentic") for name in options.traces or at_hand()]
     options.fractions = FRACTIONS[1:] if options.quick else FRACTIONS

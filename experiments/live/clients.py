@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.live.checkpoint import VOCABULARY
-from experiments.live.server import Server
+from experiments.live.server import MODEL, Server
 from framework.registry.components import build_component
 
 
@@ -54,17 +54,16 @@ def drawn(name: str, longest: int, seed: int = 0, **options: Any) -> list[Ask]:
 class Client:
     """The `openai` client of one server. Greedy unless asked otherwise, `max_tokens` tokens whatever they are."""
 
-    def __init__(self, server: Server, model: str = "small") -> None:
+    def __init__(self, server: Server) -> None:
         import openai
 
-        self.model = model
         self.api = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
 
     def ask(self, ask: Ask, **extra: Any) -> Answer:
         """One request, answered whole."""
         body = {"ignore_eos": True, "return_token_ids": True, **extra.pop("extra_body", {})}
         said = self.api.completions.create(
-            model=self.model,
+            model=MODEL,
             prompt=list(ask.prompt),
             max_tokens=ask.max_tokens,
             extra_body=body,
@@ -79,7 +78,7 @@ class Client:
         """One request, streamed; the connection is closed after `stop_after` tokens: an abort."""
         answer = Answer()
         with self.api.completions.create(
-            model=self.model,
+            model=MODEL,
             prompt=list(ask.prompt),
             max_tokens=ask.max_tokens,
             temperature=0.0,

@@ -6,7 +6,6 @@ Needs vLLM's environment: `make live-clock` sets it up and runs this. KVLAB_PYTH
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -27,7 +26,7 @@ import numpy.typing as npt
 from experiments.live.checkpoint import VOCABULARY, make
 from experiments.live.clients import Ask, Client, drawn
 from experiments.live.server import Server, policy_config, serving, trace_config
-from experiments.shared import ROOT, begun, publish, table, write_provenance, write_rows
+from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
 from framework.interfaces.workload import WorkloadRequest
 from framework.report.statistics import paired
 from framework.workload.traces.own_format import write_trace
@@ -56,16 +55,8 @@ Rows = list[dict[str, Any]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Both engines; the tables."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.live.clock", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="one workload and load, few requests, one repeat; needs --out"
-    )
-    parser.add_argument("--out", type=Path, help="where results go; default: results/clock")
-    options = parser.parse_args(arguments)
-    if options.quick and options.out is None:
-        parser.error("--quick would overwrite the whole results; give --out FOLDER")
-    options.jobs = 1
-    begun(options, "live.clock", ROOT / "experiments" / "live", "results/clock")
+    parser = parser_of(__doc__, "live.clock", quick="one workload and load, few requests, one repeat")
+    options = begun(parser, arguments, "results/clock")
     plan = Plan(12, 1, tuple(HELD_OUT)[:1], LOADS[1:2]) if options.quick else Plan(40, 3, tuple(HELD_OUT), LOADS)
     rows: Rows = []
     fits: Rows = []

@@ -22,7 +22,7 @@ from framework.kv_events.schema import BlockRemoved
 from framework.kv_events.subscriber import Subscriber
 
 START_S = 600.0
-CONNECTOR = "framework.export.vllm_connector"
+MODEL = "small"
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -59,33 +59,26 @@ class Server:
         return counted
 
 
-def policy_config(eviction: Any, clock: str = "seconds", connector: str = "PolicyConnector") -> dict[str, Any]:
+def policy_config(eviction: Any, clock: str = "seconds", **more: Any) -> dict[str, Any]:
     """The `--kv-transfer-config` under which `eviction` leads."""
-    return {
-        "kv_connector": connector,
-        "kv_connector_module_path": CONNECTOR,
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"eviction": eviction, "clock": clock},
-    }
+    return connector_config("PolicyConnector", "vllm_connector", eviction=eviction, clock=clock, **more)
 
 
 def trace_config(path: Path) -> dict[str, Any]:
     """The `--kv-transfer-config` that records a trace to `path`, and its steps beside it."""
-    return {
-        "kv_connector": "TraceConnector",
-        "kv_connector_module_path": "framework.export.vllm_trace",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"path": str(path), "steps": str(path.with_suffix(".steps"))},
-    }
+    return connector_config("TraceConnector", "vllm_trace", path=str(path), steps=str(path.with_suffix(".steps")))
+
+
+def connector_config(name: str, module: str, **extra: Any) -> dict[str, Any]:
+    """The `--kv-transfer-config` of one of our connectors."""
+    place = {"kv_connector": name, "kv_connector_module_path": f"framework.export.{module}", "kv_role": "kv_both"}
+    return {**place, "kv_connector_extra_config": extra}
 
 
 def both(*configs: Mapping[str, Any]) -> dict[str, Any]:
     """Several connectors beside each other."""
-    return {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": list(configs)},
-    }
+    extra = {"connectors": list(configs)}
+    return {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 def free_port() -> int:
@@ -125,7 +118,7 @@ def counting_evictions(endpoint: str) -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def serving(
-    model: Path, log: Path, arguments: Sequence[str], transfer: Mapping[str, Any] | None = None, name: str = "small"
+    model: Path, log: Path, arguments: Sequence[str], transfer: Mapping[str, Any] | None = None
 ) -> Iterator[Server]:
     """Start, wait until it answers, and stop with SIGINT at the end.
 
@@ -136,7 +129,7 @@ def serving(
     command = [
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1",
         "--port", str(port),
-        "--served-model-name", name, "--dtype", "float32", "--enable-prompt-tokens-details", *arguments,
+        "--served-model-name", MODEL, "--dtype", "float32", "--enable-prompt-tokens-details", *arguments,
     ]  # fmt: skip
     if transfer is not None:
         command += ["--disable-hybrid-kv-cache-manager", "--kv-transfer-config", json.dumps(transfer)]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from experiments.live.checkpoint import make
-from experiments.shared import ROOT, begun, publish, table, write_provenance, write_rows
+from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
 
 SHAPE = {
     "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -40,9 +40,7 @@ Run = Callable[[Prompts, int], list[list[int]]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rounds of all engines in turn, each a process of its own; or one of them (`--engine`), its rows as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.live.speed", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round of float32; needs --out")
-    parser.add_argument("--out", type=Path, help="where results go; default: results/speed")
+    parser = parser_of(__doc__, "live.speed", quick="one round of float32")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--dtype", help=argparse.SUPPRESS)
@@ -50,10 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.engine:
         print(json.dumps(measured(options.engine, options.model, options.dtype)))
         return 0
-    if options.quick and options.out is None:
-        parser.error("--quick would overwrite the whole results; give --out FOLDER")
-    options.jobs = 1
-    begun(options, "live.speed", ROOT / "experiments" / "live", "results/speed")
+    options = begun(parser, arguments, "results/speed")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make(Path(folder) / "checkpoint", **SHAPE)

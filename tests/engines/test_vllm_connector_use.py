@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.fidelity import vllm_side
-from experiments.fidelity.compare import transfer
 from experiments.fidelity.streams import Outcome, grown
+from experiments.live.server import policy_config
 
+transfer = partial(policy_config, clock="steps")
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
 
 

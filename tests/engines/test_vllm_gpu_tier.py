@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Outcome, Talk, grown, of_trace, sampled
+from experiments.live.server import policy_config
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework import registry
 from framework.errors import ConfigError
@@ -43,14 +45,7 @@ class KeepsNothing(ScoredPolicy):
         return bool(block % 2)
 
 
-def transfer(eviction: Any, **options: Any) -> dict[str, Any]:
-    extra = {"eviction": eviction, "clock": "steps", **options}
-    return {
-        "kv_connector": "PolicyConnector",
-        "kv_connector_module_path": "framework.export.vllm_connector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": extra,
-    }
+transfer = partial(policy_config, clock="steps")
 
 
 def place(policy: type) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from experiments.hybrid.equal import (
     in_flight,
     in_vllm,
 )
+from experiments.live.server import policy_config
 from framework import registry
 from framework.errors import Unsupported
 from framework.export.vllm_connector import kv_groups, lead
@@ -35,13 +37,7 @@ LED = [name for name in registry.names("eviction") if not registry.load("evictio
 MIXED = {"num_blocks": 100, "retention": 64, "chunk_tokens": 96}
 
 
-def transfer(eviction: str | None, **options: Any) -> dict[str, Any]:
-    return {
-        "kv_connector": "PolicyConnector",
-        "kv_connector_module_path": "framework.export.vllm_connector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"eviction": eviction, "clock": "steps", **options},
-    }
+transfer = partial(policy_config, clock="steps")
 
 
 def same(found: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Talk, grown, of_trace, sampled
+from experiments.live.server import policy_config
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework.engine.engine import Engine
 from framework.errors import ConfigError
@@ -47,11 +48,7 @@ class Recorder:
 def in_vllm(
     talks: list[Talk], folder: Path, eviction: str | None = "lru", stream: Path | None = None, **limits: Any
 ) -> Account:
-    extra = {"eviction": eviction, "clock": "steps", "explain": str(folder)}
-    transfer = {
-        "kv_connector": "PolicyConnector", "kv_connector_module_path": "framework.export.vllm_connector",
-        "kv_role": "kv_both", "kv_connector_extra_config": extra,
-    }  # fmt: skip
+    transfer = policy_config(eviction, "steps", explain=str(folder))
     scheduler = vllm_side.scheduler_of(transfer=transfer, events=stream is not None, **limits)
     if stream is not None:
         scheduler.kv_event_publisher = Recorder(stream)

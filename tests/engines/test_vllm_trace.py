@@ -9,6 +9,7 @@ import pytest
 
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Talk, grown
+from experiments.live.server import connector_config
 from framework.errors import ConfigError
 from framework.export import vllm_trace
 from framework.replay.description import describe
@@ -19,12 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def transfer(path: Path, **options: Any) -> dict[str, Any]:
-    return {
-        "kv_connector": "TraceConnector",
-        "kv_connector_module_path": "framework.export.vllm_trace",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"path": str(path), **options},
-    }
+    return connector_config("TraceConnector", "vllm_trace", path=str(path), **options)
 
 
 def test_the_replay_of_the_trace_hits_request_by_request_what_vllm_hit(tmp_path: Path) -> None:
