@@ -26,8 +26,7 @@ from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions, Trial
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits
-from framework.model.loading import LoadedModel
-from framework.model.tiny import ByteTokenizer
+from framework.model.loading import ByteTokenizer, LoadedModel
 from framework.sampling import Sampling
 from framework.testing.recorder import ReplayRecorder
 

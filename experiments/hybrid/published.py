@@ -11,7 +11,7 @@ import numpy as np
 from framework.groups.checkpoints import Asked, CheckpointRule, Junctions, Retention
 from framework.groups.kinds import KVGroup
 from framework.groups.memory import Memory, OnePool, PoolPerGroup
-from framework.groups.orders import Coverage
+from framework.groups.named import Coverage
 from framework.groups.replay import GroupCounts, replay_groups
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import WorkloadRequest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.shared import parse, publish, save, table, write_provenance, write_rows
 from framework.api import run
 from framework.engine.pool import block_bytes
-from framework.model.tiny import TINY_CONFIG
+from framework.model.loading import TINY_CONFIG
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

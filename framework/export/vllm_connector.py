@@ -15,8 +15,7 @@ from framework.errors import ConfigError, Unsupported
 from framework.export.host_blocks import build_policy
 from framework.export.pool_facts import GroupFacts, PoolFacts
 from framework.export.vllm_idle import MovesNothing
-from framework.export.vllm_misses import MissWatch
-from framework.export.vllm_watch import PoolWatch
+from framework.export.vllm_watch import MissWatch, PoolWatch
 from framework.groups.kinds import Kind, KVGroup
 
 TESTED = ("0.32.0", "0.33.0")

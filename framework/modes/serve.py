@@ -31,10 +31,9 @@ from framework.model.choice import build_model, model_config
 from framework.model.loading import LoadedModel
 from framework.model.shard import Shard
 from framework.model.tokenizer import encode
-from framework.modes import dense_check, loss_check
-from framework.modes.dense_check import DenseVerdict
+from framework.modes import dense_check
+from framework.modes.dense_check import DenseVerdict, LossVerdict
 from framework.modes.equal_bytes import equal_bytes
-from framework.modes.loss_check import LossVerdict
 from framework.modes.replay import replayed_hit_rate
 from framework.modes.rows import completion_rows, request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
@@ -216,9 +215,9 @@ def compare(
     if loss is None and own_dtype:
         verdicts = dense_check.compare_dense(llm.model, requests, limit, device=llm.device)
         return verdicts or (), dense_check.summarise(verdicts)
-    measured = loss_check.measure_loss(llm.model.decoder, llm.backends, llm.spec, llm.pool, requests, limit, ranks)
+    measured = dense_check.measure_loss(llm.model.decoder, llm.backends, llm.spec, llm.pool, requests, limit, ranks)
     # What rounded K and V lose is for the reader to judge: no backend has declared it.
-    return measured, loss_check.summarise(measured, loss.max_error if loss is not None and own_dtype else None)
+    return measured, dense_check.summarise_loss(measured, loss.max_error if loss is not None and own_dtype else None)
 
 
 def record(llm: LLM, requests: Sequence[Request], path: Path) -> None:

@@ -22,7 +22,7 @@ from experiments.live.server import policy_config
 from framework import registry
 from framework.errors import Unsupported
 from framework.export.vllm_connector import kv_groups, lead
-from framework.groups.orders import Coupled
+from framework.groups.named import Coupled
 from framework.groups.pool import GroupView
 from framework.interfaces.eviction import BlockView
 from framework_builtin.eviction.lru import Lru

@@ -18,8 +18,7 @@ from framework.errors import BackendUnavailable
 from framework.llm import LLM
 from framework.model import sampler
 from framework.model.decoder import Decoder
-from framework.model.loading import LoadedModel
-from framework.model.tiny import TINY_CONFIG, ByteTokenizer
+from framework.model.loading import TINY_CONFIG, ByteTokenizer, LoadedModel
 from framework.modes.dense_check import check_dense
 from framework.sampling import Sampling
 

@@ -16,7 +16,7 @@ from framework_example.hash import Keyed
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
 from framework.llm import LLM, CacheOptions
-from framework.modes.loss_check import measure_loss, summarise
+from framework.modes.dense_check import measure_loss, summarise
 from framework.sampling import Sampling
 from framework.testing import allocator_checks, eviction_checks, hash_checks
 from framework.testing.backend import backend_checks, check_numbers_match_fp64_over_the_grid

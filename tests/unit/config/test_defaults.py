@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 
 from framework import registry
 from framework.config.defaults import default_choices, default_settings, options_of
-from framework.config.hydra.compose import compose
-from framework.config.hydra.source import options_schema
+from framework.config.hydra.compose import compose, options_schema
 from framework.model.options import MODELS
 
 REPOSITORY = Path(__file__).parents[3]

@@ -23,8 +23,7 @@ from torch.utils._pytree import tree_leaves
 from framework.engine import pool, staging
 from framework.engine.staging import Staging
 from framework.model.decoder import Decoder
-from framework.model.loading import LoadedModel
-from framework.model.tiny import TINY_CONFIG, ByteTokenizer
+from framework.model.loading import TINY_CONFIG, ByteTokenizer, LoadedModel
 from framework.sampling import Sampling
 from framework.testing.recorder import ReplayRecorder
 from framework_builtin.backend.torch import TorchBackend

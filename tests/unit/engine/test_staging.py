@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from framework.engine.staging import Staging
 from framework.llm import LLM
 from framework.model.decoder import Decoder
-from framework.model.loading import LoadedModel
-from framework.model.tiny import TINY_CONFIG, ByteTokenizer
+from framework.model.loading import TINY_CONFIG, ByteTokenizer, LoadedModel
 from framework.sampling import Sampling
 from framework.testing.recorder import ReplayRecorder
 

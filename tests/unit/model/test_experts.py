@@ -10,8 +10,8 @@ import torch
 from framework.errors import InvalidArgument
 from framework.model.config import ExpertsConfig
 from framework.model.experts import RoutedExperts
+from framework.model.loading import TINY_CONFIG
 from framework.model.shard import Shard
-from framework.model.tiny import TINY_CONFIG
 
 ROUTED = ExpertsConfig(count=5, per_token=2, intermediate_size=8, bias=True, clamped=True)
 

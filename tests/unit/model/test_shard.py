@@ -21,9 +21,8 @@ from framework.model import checkpoint
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits, greedy
-from framework.model.loading import ModelSource
+from framework.model.loading import TINY_CONFIG, ModelSource
 from framework.model.shard import Shard
-from framework.model.tiny import TINY_CONFIG
 from framework.parallel.messages import Op, Outbox, orders
 from framework.testing.checkpoints import make_checkpoint
 from framework.types import BlockCopy, BlockId

@@ -14,7 +14,7 @@ from framework.llm import LLM, CacheOptions
 from framework.model.checkpoint import weight_targets
 from framework.model.decoder import Decoder
 from framework.model.hf_config import read_hf_config
-from framework.model.tiny import ByteTokenizer
+from framework.model.loading import ByteTokenizer
 from framework.model.tokenizer import CheckpointTokenizer, encode, load_tokenizer
 from framework.sampling import Sampling
 

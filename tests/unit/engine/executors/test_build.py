@@ -14,7 +14,7 @@ from framework.llm import LLM, CacheOptions
 from framework.model.config import ExpertsConfig, ModelConfig
 from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, random_model
-from framework.modes.loss_check import measure_loss
+from framework.modes.dense_check import measure_loss
 from framework.sampling import Sampling
 from framework_builtin.backend.torch import TorchBackend
 

@@ -16,8 +16,8 @@ from framework import api
 from framework.errors import InvalidArgument, PluginError, RankError
 from framework.interfaces.backend import Capabilities, DenseBackend, Loss
 from framework.llm import LLM, CacheOptions
-from framework.modes import loss_check
-from framework.modes.loss_check import measure_loss
+from framework.modes import dense_check
+from framework.modes.dense_check import measure_loss
 from framework.modes.serve import compare
 from framework.sampling import Sampling
 from framework.tracking import read_jsonl, read_result
@@ -61,7 +61,7 @@ def measured(backend: Any, prompts: Any = PROMPTS, **options: Any) -> dict[str, 
     assert [request.status.value for request in requests] == ["finished"] * len(prompts)
     verdicts = measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, 8)
     assert [verdict.request for verdict in verdicts] == list(range(len(prompts)))
-    return loss_check.summarise(verdicts, Rounds.capabilities.lossy.max_error)  # type: ignore[union-attr]
+    return dense_check.summarise_loss(verdicts, Rounds.capabilities.lossy.max_error)  # type: ignore[union-attr]
 
 
 def test_coarser_rounding_loses_more_in_every_measure() -> None:
@@ -94,7 +94,7 @@ def test_a_measuring_pass_that_fails_makes_the_run_a_failure(tmp_path: Path, mon
     def broken(*_: Any) -> Any:
         raise PluginError("the backend wrote nothing")
 
-    monkeypatch.setattr(loss_check, "measure_loss", broken)
+    monkeypatch.setattr(dense_check, "measure_loss", broken)
     config = {
         "workload": {"name": "no_sharing", "num_requests": 2, "new_tokens": 3},
         "cache": {"kv_dtype": "bfloat16"},  # of another dtype than the model's, so it is measured
@@ -110,10 +110,10 @@ def test_a_measuring_pass_that_fails_makes_the_run_a_failure(tmp_path: Path, mon
 
 def test_the_error_is_the_largest_share_of_a_call_and_layer_over_the_heads_of_all_ranks() -> None:
     first, second = [(0.1, 1.0), (0.2, 8.0)], [(0.3, 0.5), (0.1, 2.0)]
-    assert loss_check.attention_error([first]) == 0.1
-    assert loss_check.attention_error([first, second]) == 0.3, "0.3 of 1.0: the largest |V| is the first rank's"
-    assert loss_check.attention_error([[(0.25, 0.0)]]) == 0.25, "all V are 0"
-    assert math.isnan(loss_check.attention_error([first, [(math.nan, 1.0), (0.0, 1.0)]]))
+    assert dense_check.attention_error([first]) == 0.1
+    assert dense_check.attention_error([first, second]) == 0.3, "0.3 of 1.0: the largest |V| is the first rank's"
+    assert dense_check.attention_error([[(0.25, 0.0)]]) == 0.25, "all V are 0"
+    assert math.isnan(dense_check.attention_error([first, [(math.nan, 1.0), (0.0, 1.0)]]))
 
 
 class FailsOnRank1(TorchBackend):
@@ -161,6 +161,6 @@ def test_a_rank_that_fails_in_the_measuring_pass_makes_the_run_a_failure(tmp_pat
 def test_layers_with_and_without_a_window_are_each_measured_by_their_own_backend(monkeypatch: Any) -> None:
     llm = LLM("tiny", cache=CacheOptions(num_blocks=64, kv_dtype="bfloat16"))
     requests, seen = llm.generate(PROMPTS, Sampling(max_tokens=2)), []
-    monkeypatch.setattr(loss_check, "measure_loss", lambda decoder, backend, *rest: seen.append(backend) or [])
+    monkeypatch.setattr(dense_check, "measure_loss", lambda decoder, backend, *rest: seen.append(backend) or [])
     compare(llm, requests, 1)
     assert seen == [llm.backends], "one backend a layer, not the first layer's for all"

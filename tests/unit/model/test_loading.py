@@ -10,9 +10,8 @@ import torch
 from framework.errors import InvalidArgument, ModelError
 from framework.model.dense import dense_attention, dense_logits, greedy
 from framework.model.hf_config import read_hf_config
-from framework.model.loading import load_model, random_model
+from framework.model.loading import BOS, EOS, TINY_CONFIG, ByteTokenizer, load_model, random_model, tiny_decoder
 from framework.model.shapes import SHAPES
-from framework.model.tiny import BOS, EOS, TINY_CONFIG, ByteTokenizer, tiny_decoder
 
 TEXTS = ("Hello, world. ", "You are a helpful assistant. " * 12, "def f(x):\n    return x\n" * 9)
 
