@@ -28,7 +28,7 @@ from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits
 from framework.model.loading import ByteTokenizer, LoadedModel
 from framework.sampling import Sampling
-from framework.testing.recorder import ReplayRecorder
+from framework.testing.attention_runs import ReplayRecorder
 
 SIZES = (1, 2, 4, 8)
 PROMPTS = (3, 900, 40, 257, 16, 511, 128, 700, 64, 33)

@@ -29,8 +29,7 @@ from framework.errors import ConfigError, FrameworkError, RankError
 from framework.model.dense import dense_logits
 from framework.model.loading import ModelSource
 from framework.model.shard import Shard
-from framework.parallel.group import Group
-from framework.parallel.messages import Op, Order, Outbox, orders, packed
+from framework.parallel.messages import Group, Op, Order, Outbox, orders, packed
 
 if TYPE_CHECKING:
     from framework.config.sections import EngineOptions

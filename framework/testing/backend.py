@@ -41,7 +41,7 @@ from framework.testing.attention_runs import (
     supported,
     wrong_lse,
 )
-from framework.testing.backend_checks import (
+from framework.testing.backend_batches import (
     batch_checks,
     check_block_copies_are_exact_and_in_order,
     check_blocks_beyond_2_31_elements_are_addressed,

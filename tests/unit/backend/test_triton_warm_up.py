@@ -22,7 +22,7 @@ from framework.llm import LLM, EngineOptions  # noqa: E402
 from framework.model.config import ModelConfig  # noqa: E402
 from framework.model.loading import random_model  # noqa: E402
 from framework.sampling import Sampling  # noqa: E402
-from framework.testing.recorder import ReplayRecorder  # noqa: E402
+from framework.testing.attention_runs import ReplayRecorder  # noqa: E402
 from framework_builtin.backend.triton import TritonBackend  # noqa: E402
 from framework_builtin.backend.triton_kernels import steps  # noqa: E402
 from framework_builtin.backend.triton_kernels.configs import ARCHS  # noqa: E402

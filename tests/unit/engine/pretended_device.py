@@ -25,7 +25,7 @@ from framework.engine.staging import Staging
 from framework.model.decoder import Decoder
 from framework.model.loading import TINY_CONFIG, ByteTokenizer, LoadedModel
 from framework.sampling import Sampling
-from framework.testing.recorder import ReplayRecorder
+from framework.testing.attention_runs import ReplayRecorder
 from framework_builtin.backend.torch import TorchBackend
 
 DEVICE = "pretended:0"

@@ -16,7 +16,7 @@ from framework.engine.staging import Staging, layout
 from framework.errors import ConfigError, InvariantViolation
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
-from framework.testing.recorder import ReplayRecorder
+from framework.testing.attention_runs import ReplayRecorder
 from framework_builtin.backend.torch import TorchBackend
 from framework_builtin.backend.triton import TritonBackend
 

@@ -20,7 +20,7 @@ from framework.llm import LLM
 from framework.model.decoder import Decoder
 from framework.model.loading import TINY_CONFIG, ByteTokenizer, LoadedModel
 from framework.sampling import Sampling
-from framework.testing.recorder import ReplayRecorder
+from framework.testing.attention_runs import ReplayRecorder
 
 GREEDY = Sampling(max_tokens=10, ignore_eos=True)
 WARM = Sampling(max_tokens=10, temperature=0.8, ignore_eos=True)

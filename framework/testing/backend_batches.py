@@ -18,6 +18,7 @@ from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpe
 from framework.testing.attention_cases import Case, Problem, build_problem, single_row, torch_dtype
 from framework.testing.attention_runs import (
     Make,
+    ReplayRecorder,
     judge,
     pool_bytes,
     prepared,
@@ -27,7 +28,6 @@ from framework.testing.attention_runs import (
     supported,
     wrong_lse,
 )
-from framework.testing.recorder import ReplayRecorder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -218,7 +218,7 @@ def check_blocks_beyond_2_31_elements_are_addressed(make: Make, device: str = "c
         job = pickle.dumps((sys.path, pickle.dumps((make, device))))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise AssertionError(f"make must be picklable (a class, or a functools.partial of one): {error}") from error
-    code = "from framework.testing.backend_checks import far_blocks_main; far_blocks_main()"
+    code = "from framework.testing.backend_batches import far_blocks_main; far_blocks_main()"
     done = subprocess.run([sys.executable, "-c", code], input=job, capture_output=True, timeout=280, check=False)
     if done.returncode == _SKIPPED:
         raise unittest.SkipTest(done.stderr.decode().strip().splitlines()[-1])
