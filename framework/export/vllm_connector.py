@@ -14,7 +14,6 @@ from typing import Any
 from framework.errors import ConfigError, Unsupported
 from framework.export.host_blocks import build_policy
 from framework.export.pool_facts import GroupFacts, PoolFacts
-from framework.export.vllm_idle import MovesNothing
 from framework.export.vllm_watch import MissWatch, PoolWatch
 from framework.groups.kinds import Kind, KVGroup
 
@@ -203,10 +202,50 @@ def _connector_classes() -> dict[str, type]:
     class Nothing(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]
         """What the scheduler's side has to say to the workers' side."""
 
-    classes: dict[str, type] = {"PolicyConnector": PolicyConnector, "Nothing": Nothing}
-    for name, made in classes.items():
-        made.__qualname__ = name
-    return classes
+    return importable(PolicyConnector, Nothing)
+
+
+def importable(*classes: type) -> dict[str, type]:
+    """By name, classes made in a function that a worker's process is to find in its module."""
+    for made in classes:
+        made.__qualname__ = made.__name__
+    return {made.__name__: made for made in classes}
+
+
+class MovesNothing:
+    """Every answer that vLLM asks of a KV connector, of one without bytes to move. Needs no base class of vLLM's."""
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Nothing is handed off that a preemption could spoil."""
+        return False
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Nothing is found outside the pool."""
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Nothing to load."""
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        """Nothing to save: the blocks may be freed."""
+        return False, None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Nothing to load."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing to save."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for."""
+
+    def reset_cache(self) -> bool:
+        """There is no cache of the connector's own."""
+        return True
 
 
 class _Methods(MovesNothing):

@@ -14,8 +14,7 @@ import numpy as np
 
 from framework.engine.executors.costs import work_of
 from framework.errors import ConfigError
-from framework.export.vllm_connector import connector_base
-from framework.export.vllm_idle import MovesNothing
+from framework.export.vllm_connector import MovesNothing, connector_base, importable
 from framework.workload.traces.private import LiveRequest, PrivateTrace
 
 _LOGGER = logging.getLogger(__name__)
@@ -203,7 +202,4 @@ def _connector_classes() -> dict[str, type]:
     class NothingToSay(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]
         """What the scheduler's side has to say to the workers' side."""
 
-    classes: dict[str, type] = {"TraceConnector": TraceConnector, "NothingToSay": NothingToSay}
-    for name, made in classes.items():
-        made.__qualname__ = name
-    return classes
+    return importable(TraceConnector, NothingToSay)

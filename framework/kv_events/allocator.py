@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,21 @@ from framework.interfaces.allocator import Allocator, CacheEvent, Hit
 from framework.kv_events.schema import GPU, BlockRemoved, BlockStored
 from framework.kv_events.stream import EventStream
 from framework.types import BlockHash, BlockId, RequestId, RequestInfo, TableChange, TokenArray, as_tokens
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _settled(method: Method) -> Method:
+    """The method, which takes a request first, with its cache events turned into KV events at the end of each call."""
+
+    def call(self: EventAllocator, request: RequestId, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, request, *args, **kwargs)
+        finally:
+            if self._came:
+                self._settle(request)
+
+    return call  # type: ignore[return-value]
 
 
 class EventAllocator(GuardedAllocator):
@@ -58,40 +73,28 @@ class EventAllocator(GuardedAllocator):
             if self._came:
                 self._settle(request.id)
 
-    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
-        try:
-            return super().extend(request, num_tokens)
-        finally:
-            if self._came:
-                self._settle(request)
+    extend = _settled(GuardedAllocator.extend)
+    withdraw = _settled(GuardedAllocator.withdraw)
+    unref_leading = _settled(GuardedAllocator.unref_leading)
 
+    @_settled
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
         try:
             return super().commit(request, tokens)
         finally:
             self._hold(request, tokens)
-            if self._came:
-                self._settle(request)
 
     def _hold(self, request: RequestId, tokens: TokenArray) -> None:
         held = self._tokens.get(request)
         if held is not None:  # the array is the caller's, who writes on in it
             held += as_tokens(tokens)[len(held) // 4 :].tobytes()
 
+    @_settled
     def promise(self, request: RequestId, tokens: TokenArray) -> None:
         try:
             super().promise(request, tokens)
         finally:
             self._hold(request, tokens)
-            if self._came:
-                self._settle(request)
-
-    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
-        try:
-            return super().withdraw(request)
-        finally:
-            if self._came:
-                self._settle(request)
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         try:
@@ -102,13 +105,6 @@ class EventAllocator(GuardedAllocator):
         finally:
             if self._came:
                 self._settle(child.id)
-
-    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
-        try:
-            return super().unref_leading(request, num_tokens)
-        finally:
-            if self._came:
-                self._settle(request)
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         table: list[int] = []  # a block published by this very call is in the table that ends with it

@@ -1,12 +1,15 @@
-"""KV events without what is private in them: neither tokens nor names, and hashes that only this recording knows."""
+"""Recordings without what is private in them: neither tokens nor names, and hashes that only this recording knows."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from framework.errors import FrameworkError
 from framework.kv_events.schema import BlockRemoved, BlockStored, Event, Hash
 
 _NAME_BYTES = 12
@@ -50,3 +53,33 @@ class Veil:
 
     def _names(self, hashes: Sequence[Hash]) -> list[str]:
         return [self.name(value) for value in hashes]
+
+
+class PrivateFile:
+    """A new file that its owner alone may read; each write is on its way to the disk when it returns.
+
+    Raises:
+        error: the file is there already, or cannot be written.
+    """
+
+    def __init__(self, path: Path, error: type[FrameworkError]) -> None:
+        try:
+            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as fault:
+            raise error(f"{path} is there already; nothing was written: choose another name") from fault
+        except OSError as fault:
+            raise error(f"{path}: cannot be written: {fault.strerror or fault}") from fault
+
+    def write(self, data: bytes) -> None:
+        """All of it.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._handle, left) :]
+
+    def close(self) -> None:
+        """Nothing follows."""
+        os.close(self._handle)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,8 @@ from framework.errors import WorkloadError
 from framework.files.lines import first_lines, open_bytes, read_lines
 from framework.interfaces.records import FieldError
 from framework.kv_events.follower import Numbered
-from framework.kv_events.json_lines import FORMAT, VERSION
 from framework.kv_events.schema import EventBatch, from_array, from_map, rank_of, time_of
+from framework.kv_events.stream import FORMAT, VERSION
 from framework.kv_events.wire import SEQUENCE_BYTES, decode
 
 MAGIC = b"kvlab-kv-events 1\n"
@@ -42,9 +42,8 @@ def is_stream(path: Path) -> bool:
     """Whether a file begins as a recorded stream of KV events."""
     if path.is_dir():
         return False
-    with open_bytes(path) as file:
-        if file.read(len(MAGIC)) == MAGIC:
-            return True
+    if _is_binary(path):
+        return True
     lines = first_lines(path, 1)
     return bool(lines) and looks_so(lines[0][1])
 
@@ -104,17 +103,28 @@ def read_batches(path: Path) -> Iterator[Numbered]:
     if _is_binary(path):
         yield from _messages(path)
         return
+    for number, found in batches_of(read_lines(path)):
+        if isinstance(found, FieldError):
+            raise WorkloadError(f"{path}:{number}: {found}") from found
+        yield found
+
+
+def batches_of(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Numbered | FieldError]]:
+    """Of each line but the header its number, and its batch or what is wrong with it."""
     count = 0
-    for number, line in read_lines(path):
+    for at, (number, line) in enumerate(lines):
         try:
-            if number == 1 and is_header(line):
+            if at == 0 and is_header(line):
                 parse_header(line)
                 continue
             found = batch_of(orjson.loads(line), count)
-        except (FieldError, ValueError) as error:
-            raise WorkloadError(f"{path}:{number}: {error}") from error
-        count = found[0] + 1
-        yield found
+        except FieldError as error:
+            yield number, error
+        except ValueError as error:
+            yield number, FieldError("line", f"no JSON: {error}")
+        else:
+            count = found[0] + 1
+            yield number, found
 
 
 def is_header(line: bytes) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 from framework.errors import WorkloadError
 from framework.files.jsonl import dump_line
 from framework.kv_events.follower import Follower
-from framework.kv_events.json_lines import FORMAT, VERSION
-from framework.kv_events.private import Veil
+from framework.kv_events.private import PrivateFile, Veil
 from framework.kv_events.schema import BlockStored, EventBatch, as_map
+from framework.kv_events.stream import FORMAT, VERSION
 from framework.kv_events.subscriber import Subscriber
 
 _POLL_S = 0.2
@@ -46,7 +45,6 @@ def record(
     *,
     report_hits: bool = False,
     limits: Limits = Limits(),
-    tick: Callable[[int], object] = lambda count: None,
 ) -> Recorded:
     """Write what comes to a new file until a limit is reached or Ctrl-C.
 
@@ -54,7 +52,6 @@ def record(
 
     Args:
         report_hits: whether the publisher reports hits, for the header.
-        tick: called with the batches written so far.
 
     Raises:
         WorkloadError: the file is there already, or cannot be written; or no store came.
@@ -68,7 +65,6 @@ def record(
                 for number, batch in subscriber.batches(_POLL_S):
                     follower.take(number, batch)
                     last = time.monotonic()
-                    tick(writer.num_batches)
                     if _is_over(limits, began, last, writer.num_batches):
                         break
         except KeyboardInterrupt:
@@ -106,12 +102,7 @@ class _Writer:
         self._epoch: float | None = None
         self._begun = False
         self._waiting: list[dict[str, Any]] = []
-        try:
-            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError as error:
-            raise WorkloadError(f"{path} is there already; nothing was written: choose another name") from error
-        except OSError as error:
-            raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
+        self._file = PrivateFile(path, WorkloadError)
 
     def batch(self, number: int, batch: EventBatch, *, report_hits: bool) -> None:
         """Write one batch; times count from the first's."""
@@ -134,10 +125,8 @@ class _Writer:
             self._put(record)
 
     def _put(self, record: Mapping[str, Any]) -> None:
-        data = memoryview(dump_line(record))
         try:
-            while data:
-                data = data[os.write(self._handle, data) :]
+            self._file.write(dump_line(record))
         except OSError as error:
             raise WorkloadError(f"{self._path}: cannot be written: {error.strerror or error}") from error
 
@@ -145,4 +134,4 @@ class _Writer:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        os.close(self._handle)
+        self._file.close()

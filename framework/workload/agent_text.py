@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from framework.errors import ConfigError, WorkloadError
 from framework.files.jsonl import iter_objects
 from framework.interfaces.workload import Sampling, Workload, WorkloadRequest
+from framework.workload.prompts import utf8
 
 _FIELDS: dict[str, type] = {"timestamp": int, "input": str, "output": str, "session_id": str}
 
@@ -96,19 +97,12 @@ def _calls(path: Path, family: str | None, skip_empty: bool) -> Iterator[_Call]:
                     f"{where}: {field}: want {kind.__name__}, found {type(value).__name__} {ascii(value)[:60]}"
                 )
             if isinstance(value, str):
-                _utf8(f"{where}: {field}", value)
+                utf8(f"{where}: {field}", value)
         if not record["input"]:
             if skip_empty:
                 continue
             raise WorkloadError(f"{where}: input: an empty prompt; workload.skip_empty=true leaves such calls out")
         yield call
-
-
-def _utf8(place: str, value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError as fault:
-        raise WorkloadError(f"{place}: holds a lone surrogate at character {fault.start}, which is no text") from None
 
 
 def _objects(path: Path, family: str | None) -> Iterator[_Call]:

@@ -35,7 +35,6 @@ class KVEventStream(Workload):
         self._found: Requests | None = None
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
         path = Path(self.path)
         if not path.is_file():
             raise WorkloadError(

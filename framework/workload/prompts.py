@@ -121,16 +121,12 @@ def _value(name: str, value: Any, kind: type) -> Any:
         return None
     fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
     if not fits or (isinstance(value, bool) and kind is not bool):
-        raise _wrong(name, kind, value)
+        raise WorkloadError(f"{name}: want {kind.__name__}, found {type(value).__name__} {_shown(value)}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise WorkloadError(f"{name}: want a number of 64 bits, found {_shown(value)}")
     if isinstance(value, str):
-        _utf8(name, value)
+        utf8(name, value)
     return float(value) if kind is float else value
-
-
-def _wrong(name: str, kind: type, value: Any) -> WorkloadError:
-    return WorkloadError(f"{name}: want {kind.__name__}, found {type(value).__name__} {_shown(value)}")
 
 
 def _shown(value: Any) -> str:
@@ -140,7 +136,7 @@ def _shown(value: Any) -> str:
     return ascii(value)[:60]
 
 
-def _utf8(name: str, value: str) -> str:
+def utf8(name: str, value: str) -> str:
     """Text that UTF-8 can hold: JSON may spell half of a surrogate pair."""
     try:
         value.encode()
@@ -153,7 +149,7 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         more = "; token ids go into `tokens`" if isinstance(value, list) else ""
         raise WorkloadError(f"prompt: want text that is not empty, found {type(value).__name__} {_shown(value)}{more}")
-    return _utf8("prompt", value)
+    return utf8("prompt", value)
 
 
 def _messages(value: Any) -> tuple[Message, ...]:
@@ -165,7 +161,7 @@ def _messages(value: Any) -> tuple[Message, ...]:
         for name, text in message.items():
             if not isinstance(text, str):
                 raise WorkloadError(f"messages[{index}].{name}: want text, found {type(text).__name__} {_shown(text)}")
-            _utf8(f"messages[{index}].{name}", text)
+            utf8(f"messages[{index}].{name}", text)
     return tuple(value)
 
 

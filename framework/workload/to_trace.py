@@ -37,24 +37,15 @@ def synthetic_trace(
 def as_trace(requests: Iterable[WorkloadRequest], block_tokens: int | None) -> Iterator[WorkloadRequest]:
     """Requests of token ids as a trace records them; see synthetic_trace."""
     for request in requests:
-        if request.tokens is None:
+        tokens = request.tokens
+        if tokens is None:
             raise ConfigError(f"a trace holds token ids, this workload has text; choose one of {', '.join(SYNTHETIC)}")
         output_tokens = request.sampling.max_tokens if request.output_tokens is None else request.output_tokens
         request = replace(request, key="", output_tokens=output_tokens)
-        yield request if block_tokens is None else named(request, block_tokens)
-
-
-def named(request: WorkloadRequest, block_tokens: int) -> WorkloadRequest:
-    """A request of token ids as the names of its blocks; its output becomes a length."""
-    assert request.tokens is not None
-    return replace(
-        request,
-        prompt=None,
-        input_tokens=len(request.tokens),
-        block_ids=name_blocks(request.tokens, block_tokens),
-        block_tokens=block_tokens,
-        output=None,
-    )
+        if block_tokens is not None:
+            ids = name_blocks(tokens, block_tokens)
+            request = replace(request, prompt=None, block_ids=ids, block_tokens=block_tokens, output=None)
+        yield request
 
 
 def with_blocks(requests: Iterable[WorkloadRequest], block_tokens: int) -> Iterator[WorkloadRequest]:

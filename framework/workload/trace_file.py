@@ -58,7 +58,6 @@ class TraceFile(Workload):
         return self.open().in_steps
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        """See Workload."""
         return self.limited(self.open())
 
     def limited(self, trace: Trace) -> Iterator[WorkloadRequest]:

@@ -57,7 +57,6 @@ class Mooncake(JsonLinesReader):
         return _hash_ids(record, self.block_tokens, per_second=1000, session=text(record, "session_id"))
 
     def read_columns(self, content: bytes) -> TraceColumns | None:
-        """See TraceReader."""
         return mooncake_columns(content, self.block_tokens)
 
 
@@ -191,7 +190,6 @@ class Runs(JsonLinesReader):
         return request
 
     def read_columns(self, content: bytes) -> TraceColumns | None:
-        """See TraceReader."""
         return runs_columns(content, self.block_tokens)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import orjson
@@ -16,6 +16,7 @@ from framework.kv_events.reading import (
     MAGIC,
     Header,
     batch_of,
+    batches_of,
     header_of,
     is_header,
     looks_so,
@@ -56,7 +57,8 @@ class KVEventTrace(TraceReader):
             return asked or self.block_tokens
         try:
             size = parse_header(head[0][1]).block_size if head else 0
-            stored = (event for _, line in head if not is_header(line) for event in _events(line))
+            batches = (batch_of(orjson.loads(line), 0)[1] for _, line in head if not is_header(line))
+            stored = (event for batch in batches for event in batch.events)
             size = size or next((e.block_size for e in stored if isinstance(e, BlockStored)), 0)
         except ValueError as error:
             raise FieldError("line", str(error)) from error
@@ -65,10 +67,7 @@ class KVEventTrace(TraceReader):
         return size or asked or self.block_tokens
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
-        """See TraceReader."""
-        header = header_of(path)
-        requests = Requests(header)
-        number = 1
+        requests, number = Requests(header_of(path)), 1
         for number, found in self._batches(lines, path):
             if isinstance(found, FieldError):
                 yield number, found
@@ -84,26 +83,8 @@ class KVEventTrace(TraceReader):
     def _batches(self, lines: Iterator[Line], path: Path) -> Iterator[tuple[int, Numbered | FieldError]]:
         first = next(lines, (1, b""))
         if first[1] == MAGIC.strip():
-            yield from enumerate(read_batches(path), start=1)
-            return
-        count = 0
-        for number, line in chain((first,), lines):
-            try:
-                if number == first[0] and is_header(line):
-                    continue
-                found = batch_of(orjson.loads(line), count)
-            except FieldError as error:
-                yield number, error
-                continue
-            except ValueError as error:
-                yield number, FieldError("line", f"no JSON: {error}")
-                continue
-            count = found[0] + 1
-            yield number, found
-
-
-def _events(line: bytes) -> Sequence[Any]:
-    return batch_of(orjson.loads(line), 0)[1].events
+            return enumerate(read_batches(path), start=1)
+        return batches_of(chain((first,), lines))
 
 
 class Requests:
@@ -159,7 +140,7 @@ class Requests:
             raise FieldError("block_hashes", f"a request of {total} tokens; at most {MAX_TOKENS} can be")
         size, ids = seen.block_size, np.array([self._number(name) for name in seen.prompt], dtype=np.int64)
         prompt = np.repeat(ids, size)
-        output = np.repeat(self._numbers_of(seen.output), size)
+        output = np.repeat(np.array([self._number(name) for name in seen.output], dtype=np.int64), size)
         if not seen.ends_full:  # the prompt goes on into the first block that was generated, or into one nobody names
             rest = output if len(output) else np.array([self._number(None)])
             prompt, output = np.append(prompt, rest[:1]), rest[1:]
@@ -175,6 +156,3 @@ class Requests:
             arrival_s=seen.ts,
             session=seen.session,
         )
-
-    def _numbers_of(self, names: Iterable[Hash]) -> Any:
-        return np.array([self._number(name) for name in names], dtype=np.int64)

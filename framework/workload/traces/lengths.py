@@ -131,21 +131,9 @@ def _input_ready(record: Mapping[str, Any]) -> float:
     return seconds(last, "timestamp")
 
 
-def _lengths(
-    arrival_s: float,
-    record: Mapping[str, str],
-    prompt: str,
-    output: str,
-    session: str | None = None,
-    category: str | None = None,
-) -> WorkloadRequest:
-    return WorkloadRequest(
-        arrival_s=arrival_s,
-        input_tokens=integer(record, prompt, 1),
-        output_tokens=integer(record, output, 0),
-        session=session,
-        category=category,
-    )
+def _lengths(arrival_s: float, record: Mapping[str, str], prompt: str, output: str, **facts: Any) -> WorkloadRequest:
+    lengths: dict[str, Any] = {"input_tokens": integer(record, prompt, 1), "output_tokens": integer(record, output, 0)}
+    return WorkloadRequest(arrival_s=arrival_s, **lengths, **facts)
 
 
 def seconds(record: Mapping[str, Any], field: str) -> float:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
-from framework.kv_events.private import Veil
+from framework.kv_events.private import PrivateFile, Veil
 from framework.kv_events.schema import Hash
 from framework.workload.traces.own_format import FORMAT, VERSION
 
@@ -60,12 +59,7 @@ class PrivateTrace:
         self._size, self._veil = hash_tokens or block_tokens, veil or Veil()
         self._waiting: dict[LiveRequest, None] = {}
         self.num_requests = 0
-        try:
-            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError as error:
-            raise ConfigError(f"{path} is there already; nothing was written: choose another name") from error
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        self._file: PrivateFile | None = PrivateFile(path, ConfigError)
         self._put({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, "private": True, **notes})
 
     def arrived(self, request: LiveRequest) -> None:
@@ -88,7 +82,7 @@ class PrivateTrace:
         Raises:
             OSError: the file cannot be written.
         """
-        if self._handle < 0:
+        if self._file is None:
             return
         try:
             for request in self._waiting:
@@ -96,8 +90,8 @@ class PrivateTrace:
                     self._write(request)
         finally:
             self._waiting.clear()
-            os.close(self._handle)
-            self._handle = -1
+            self._file.close()
+            self._file = None
 
     def _write(self, request: LiveRequest) -> None:
         total = request.total_tokens or request.prompt_tokens
@@ -125,6 +119,5 @@ class PrivateTrace:
         return [number & mask, number >> _BITS & mask, *([0] * (self._size - 2))][: self._size]
 
     def _put(self, record: dict[str, Any]) -> None:
-        data = memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-        while data:
-            data = data[os.write(self._handle, data) :]
+        if self._file is not None:
+            self._file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")

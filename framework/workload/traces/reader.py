@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ _MOST_AT_ONCE = 2**29
 """Bytes of decompressed content that are held at once; a larger file is read line by line."""
 
 
+@dataclass(eq=False)
 class Trace:
     """The requests of one file, in file order, read anew by each iteration in constant memory.
 
@@ -41,22 +42,16 @@ class Trace:
         first_error: text of the first line skipped, "" if none.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        format: str,
-        reader: type[TraceReader],
-        line_tokens: int,
-        block_tokens: int,
-        on_error: OnError,
-        *,
-        in_steps: bool = False,
-    ) -> None:
-        self.path, self.format, self.block_tokens = path, format, block_tokens
-        self.reader, self.line_tokens, self.on_error = reader, line_tokens, on_error
-        self.in_steps = in_steps
-        self.num_requests = self.num_skipped = 0
-        self.first_error = ""
+    path: Path
+    format: str
+    reader: type[TraceReader]
+    line_tokens: int
+    block_tokens: int
+    on_error: OnError
+    in_steps: bool = False
+    num_requests: int = field(default=0, init=False)
+    num_skipped: int = field(default=0, init=False)
+    first_error: str = field(default="", init=False)
 
     def __iter__(self) -> Iterator[WorkloadRequest]:
         """Every request.

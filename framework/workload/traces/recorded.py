@@ -22,7 +22,7 @@ from framework.interfaces.trace import (
     text,
 )
 from framework.workload.traces.block_ids import first_object
-from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, check_header, name_blocks
+from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, answer, check_header, name_blocks
 
 FORMAT, VERSION, WITH_WINDOW = "kvlab-recording", 2, 3
 """Of the header; framework.replay.recording writes the file. WITH_WINDOW is the version of a header with `window`:
@@ -95,10 +95,9 @@ class RecordedRun(JsonLinesReader):
 
 
 def _sampling(record: Mapping[str, Any], output_tokens: int) -> Sampling:
-    n = integer(record, "n", 1) if "n" in record else 1
-    beam_width = integer(record, "beam_width", 1) if "beam_width" in record else 1
+    n, beam_width = (integer(record, key, 1) if key in record else 1 for key in ("n", "beam_width"))
     try:
-        return Sampling(max_tokens=max(1, output_tokens), n=n, beam_width=beam_width, ignore_eos=True)
+        return answer(output_tokens, n, beam_width)
     except FrameworkError as error:
         raise FieldError("sampling", str(error)) from None
 
