@@ -93,7 +93,7 @@ class Evictions:
         groups: dict[str, Sequence[str]] = {
             "age": [age_of(ago) for ago in self.requests_ago.tolist()],
             "depth": deep,
-            "turn": ["unknown" if turn is None else _turn_of(turn) for turn in self.turn],
+            "turn": ["unknown" if turn is None else _range_of(turn, _TURNS) for turn in self.turn],
             "tenant": [tenant or "none" for tenant in self.tenant],
             "category": [category or "none" for category in self.category],
         }
@@ -231,18 +231,13 @@ def _wins(more: Ints, missed: Ints, numbers: Sequence[int]) -> dict[str, Any]:
 
 def age_of(requests_ago: int) -> str:
     """The group of AGES that an eviction so many requests before the miss is summed in."""
-    low = 0
-    for high in AGES:
-        if requests_ago < high:
-            return f"{low}-{high - 1}"
-        low = high
-    return f"{low}+"
+    return _range_of(requests_ago, AGES)
 
 
-def _turn_of(turn: int) -> str:
+def _range_of(value: int, limits: Sequence[int]) -> str:
     low = 0
-    for high in _TURNS:
-        if turn < high:
+    for high in limits:
+        if value < high:
             return str(low) if high - low == 1 else f"{low}-{high - 1}"
         low = high
     return f"{low}+"

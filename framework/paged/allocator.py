@@ -27,7 +27,7 @@ from framework.paged.cache import BlockCache
 from framework.paged.hashing import BlockHasher
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool, LastRequests
-from framework.paged.table import Promises, Table, TableChanges, count_of
+from framework.paged.table import Promises, Table, count_of, without_copies
 from framework.types import (
     BlockCopy,
     BlockHash,
@@ -108,7 +108,6 @@ class PagedAllocator(Allocator):
         self._tables: dict[RequestId, Table] = {}
         self.promises = Promises(self.cache, self._tables, self._requests)
         self._tenants: dict[str, int] = {}
-        self._changes = TableChanges()
         self._checked: TokenArray | None = None  # the tokens of the last lookup: `allocate` follows
         self._priced: tuple[Sequence[int], int, int] = ((), -1, 0)
         self._version = self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
@@ -292,19 +291,19 @@ class PagedAllocator(Allocator):
             need = max(0, need) + len(shared)
         if need <= 0:
             table.shared = False
-            return self._changes.without_copies(size)
+            return without_copies(size)
         if need > pool.num_blocks - pool.used:
             raise self._out_of_blocks(need, self.cache.available())
         pool.access += 1
         if need == 1 and not shared:
             blocks.append(self.cache.take_one())
             self._version += 1
-            return self._changes.without_copies(size)
+            return without_copies(size)
         fresh = self.cache.take(need)
         self._version += 1
         if not shared:
             blocks.fromlist(fresh)
-            return self._changes.without_copies(size)
+            return without_copies(size)
         return self._copy_on_write(table, shared, fresh)
 
     def plan_extend(self, request: RequestId, num_tokens: int) -> None:
@@ -364,7 +363,7 @@ class PagedAllocator(Allocator):
         if known < num_tokens:
             held += data[known:]
         table.committed = num_tokens
-        return self._changes.without_copies(start)
+        return without_copies(start)
 
     def _publish(self, table: Table, full: int, tokens: TokenArray, buffer: memoryview) -> int:
         """Publish the blocks up to `full`, whose tokens are the first of `tokens`, which lie in `buffer`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import NoReturn
 
 import numpy as np
@@ -76,19 +77,8 @@ class Table:
         return table
 
 
-class TableChanges:
-    """Changes without copies, one for each first index. Frozen and costly to make, so each is made once."""
-
-    def __init__(self) -> None:
-        self._made: list[TableChange] = []
-
-    def without_copies(self, start: int) -> TableChange:
-        """The change of a table from logical index `start` on."""
-        try:
-            return self._made[start]
-        except IndexError:
-            self._made += [TableChange(at) for at in range(len(self._made), 2 * start + 1)]
-            return self._made[start]
+without_copies: Callable[[int], TableChange] = cache(TableChange)
+"""The change of a table from a logical index on, without copies: frozen and costly to make, so each is made once."""
 
 
 def count_of(name: str, value: object, least: int) -> int:

@@ -9,8 +9,7 @@ in the request model of `framework.replay.reference`. For a cache whose requests
 prompts do not hit, both are upper bounds only.
 
 `optimum_hits` counts hits, in time that grows with the requests rather than with their blocks. `replay_optimum` counts
-admissions and evictions too, block by block. `replay_flat_belady` is Belady's MIN for independent objects: exact for
-flat streams, and neither bound nor optimum for prefixes.
+admissions and evictions too, block by block.
 
 Why furthest-next-use is exact here though a block needs its ancestors: whoever requests a block requests its
 ancestors, so an ancestor's next use is never later than its descendant's. Keeping the nearest next uses, shallower
@@ -32,7 +31,7 @@ from itertools import accumulate
 import numpy as np
 
 from framework.errors import InvalidArgument
-from framework.replay.paths import CacheOnlyResult, Ints, RequestPaths, flat_paths, summarise
+from framework.replay.paths import CacheOnlyResult, Ints, RequestPaths, summarise
 
 _Entry = tuple[int, int, int]  # (-(next request, depth), -last request, node)
 
@@ -145,11 +144,6 @@ def replay_optimum(paths: RequestPaths, num_blocks: int, *, bypass: bool = True)
         kept = sum(node in resident for node in fresh)
         admitted, evicted = admitted + kept, evicted + before + kept - len(resident)
     return summarise(paths, hits, admitted, evicted)
-
-
-def replay_flat_belady(paths: RequestPaths, num_blocks: int) -> CacheOnlyResult:
-    """Belady's MIN over the trace as a flat stream of independent blocks; every miss is admitted."""
-    return replay_optimum(flat_paths(paths), num_blocks, bypass=False)
 
 
 def _push(heap: list[_Entry], path: list[int], coming: list[int], depths: list[int], scale: int, request: int) -> None:

@@ -290,23 +290,6 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
     )
 
 
-def flat_paths(paths: RequestPaths) -> RequestPaths:
-    """The same references as a flat stream: each its own request of one block, prefixes forgotten.
-
-    What caches of independent objects (libcachesim) see.
-    """
-    count = paths.num_references
-    return RequestPaths(
-        nodes=paths.nodes,
-        starts=np.arange(count + 1, dtype=np.int64),
-        parents=np.full(paths.num_nodes, -1, dtype=np.int32),
-        depths=np.zeros(paths.num_nodes, dtype=np.int32),
-        input_tokens=np.full(count, paths.block_tokens, dtype=np.int64),
-        tenants=paths.tenants[paths.requests],
-        block_tokens=paths.block_tokens,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOnlyResult:
     """Exact counts of one replay.

@@ -41,18 +41,11 @@ class RooflineShape:
     source: str = ""
 
     @classmethod
-    def of(cls, config: ModelConfig, source: str = "framework.model.shapes") -> RooflineShape:
+    def of(cls, config: ModelConfig) -> RooflineShape:
         """The shape of a dense decoder that the framework runs."""
-        return cls(
-            num_parameters=config.num_parameters,
-            active_parameters=config.num_parameters,
-            num_layers=len(config.attention_layers),
-            num_heads=config.num_heads,
-            kv_numbers_per_token=2 * config.num_kv_heads * config.head_dim,
-            kv_vectors_per_token=2 * config.num_kv_heads,
-            pair_flops_per_head=4 * config.head_dim,
-            source=source,
-        )
+        attention = _attention(len(config.attention_layers), config.num_heads, config.num_kv_heads, config.head_dim)
+        count, source = config.num_parameters, "framework.model.shapes"
+        return cls(num_parameters=count, active_parameters=count, source=source, **attention)
 
     def weights_read(self, num_tokens: int) -> float:
         """Weights that a step of `num_tokens` reads, expected, with tokens routed independently and evenly.
@@ -83,20 +76,13 @@ def _attention(num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int
     }
 
 
-def _dense(
-    parameters: float, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int, source: str
+def _shape(
+    parameters: float, attention: dict[str, int], source: str, active: float = 0.0, experts: tuple[int, int] = (1, 1)
 ) -> RooflineShape:
-    count = round(parameters * 1e9)
-    attention = _attention(num_layers, num_heads, num_kv_heads, head_dim)
-    return RooflineShape(num_parameters=count, active_parameters=count, source=source, **attention)
-
-
-def _experts(
-    parameters: float, active: float, experts: tuple[int, int], attention: dict[str, int], source: str
-) -> RooflineShape:
+    """Of numbers of parameters in billions; `active` where not all are. Experts: of a layer, and of a token."""
     return RooflineShape(
         num_parameters=round(parameters * 1e9),
-        active_parameters=round(active * 1e9),
+        active_parameters=round((active or parameters) * 1e9),
         num_experts=experts[0],
         experts_per_token=experts[1],
         source=source,
@@ -115,20 +101,20 @@ _LATENT = {
 }
 
 ROOFLINE_SHAPES: dict[str, RooflineShape] = {name: RooflineShape.of(config) for name, config in SHAPES.items()} | {
-    "llama-2-70b": _dense(68.98, 80, 64, 8, 128, "arXiv 2307.09288; config.json"),
-    "llama-3.1-70b": _dense(70.55, 80, 64, 8, 128, "arXiv 2407.21783; config.json"),
-    "llama-3.1-405b": _dense(405.85, 126, 128, 8, 128, "arXiv 2407.21783; config.json"),
-    "qwen2.5-72b": _dense(72.71, 80, 64, 8, 128, "arXiv 2412.15115; config.json"),
-    "mixtral-8x7b": _experts(46.70, 12.88, (8, 2), _attention(32, 32, 8, 128), "arXiv 2401.04088; config.json"),
-    "qwen3-30b-a3b": _experts(30.53, 3.34, (128, 8), _attention(48, 32, 4, 128), "arXiv 2505.09388; config.json"),
-    "qwen3-235b-a22b": _experts(235.1, 22.2, (128, 8), _attention(94, 64, 4, 128), "arXiv 2505.09388; config.json"),
-    "gpt-oss-120b": _experts(116.8, 5.13, (128, 4), _attention(36, 64, 8, 64), "arXiv 2508.10925"),
-    "deepseek-v3": _experts(671.0, 37.0, (256, 8), _LATENT, "arXiv 2412.19437"),
+    "llama-2-70b": _shape(68.98, _attention(80, 64, 8, 128), "arXiv 2307.09288; config.json"),
+    "llama-3.1-70b": _shape(70.55, _attention(80, 64, 8, 128), "arXiv 2407.21783; config.json"),
+    "llama-3.1-405b": _shape(405.85, _attention(126, 128, 8, 128), "arXiv 2407.21783; config.json"),
+    "qwen2.5-72b": _shape(72.71, _attention(80, 64, 8, 128), "arXiv 2412.15115; config.json"),
+    "mixtral-8x7b": _shape(46.70, _attention(32, 32, 8, 128), "arXiv 2401.04088; config.json", 12.88, (8, 2)),
+    "qwen3-30b-a3b": _shape(30.53, _attention(48, 32, 4, 128), "arXiv 2505.09388; config.json", 3.34, (128, 8)),
+    "qwen3-235b-a22b": _shape(235.1, _attention(94, 64, 4, 128), "arXiv 2505.09388; config.json", 22.2, (128, 8)),
+    "gpt-oss-120b": _shape(116.8, _attention(36, 64, 8, 64), "arXiv 2508.10925", 5.13, (128, 4)),
+    "deepseek-v3": _shape(671.0, _LATENT, "arXiv 2412.19437", 37.0, (256, 8)),
     # Of the PagedAttention paper's evaluation (arXiv 2309.06180, section 6.1): multi-head, no grouped queries.
-    "opt-13b": _dense(12.85, 40, 40, 40, 128, "arXiv 2205.01068"),
-    "opt-66b": _dense(65.72, 64, 72, 72, 128, "arXiv 2205.01068"),
-    "opt-175b": _dense(174.6, 96, 96, 96, 128, "arXiv 2205.01068"),
-    "llama-13b": _dense(13.02, 40, 40, 40, 128, "arXiv 2302.13971"),
+    "opt-13b": _shape(12.85, _attention(40, 40, 40, 128), "arXiv 2205.01068"),
+    "opt-66b": _shape(65.72, _attention(64, 72, 72, 128), "arXiv 2205.01068"),
+    "opt-175b": _shape(174.6, _attention(96, 96, 96, 128), "arXiv 2205.01068"),
+    "llama-13b": _shape(13.02, _attention(40, 40, 40, 128), "arXiv 2302.13971"),
 }
 """Name -> shape. Mooncake's tables (arXiv 2407.00079) are for a dummy model of llama-2-70b's shape."""
 

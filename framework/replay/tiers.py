@@ -31,9 +31,10 @@ class NodeContents:
 
     def __init__(self, paths: RequestPaths, policies: Sequence[EvictionPolicy]) -> None:
         self._paths = paths
-        self._tokens = paths.node_tokens.tolist()
-        self._depths, self._parents = paths.depths.tolist(), paths.parents.tolist()
+        columns: list[list[int]] = [column.tolist() for column in (paths.node_tokens, paths.depths, paths.parents)]
+        self.num_tokens, self.depth, self.parent = (column.__getitem__ for column in columns)
         self._uses, self._last_use = [0] * paths.num_nodes, [0] * paths.num_nodes
+        self.uses, self.last_use = self._uses.__getitem__, self._last_use.__getitem__
         self._tenants: dict[int, int] = {}
         self._with_tenants = bool(paths.tenants.any())
         self._next_use: dict[int, float] | None = {} if any(policy.needs_future for policy in policies) else None
@@ -61,32 +62,17 @@ class NodeContents:
 
     def own_tokens(self, path: Sequence[int]) -> list[int]:
         """Tokens of each block alone."""
-        ends = [0, *(self._tokens[node] for node in path)]
+        ends = [0, *map(self.num_tokens, path)]
         return [end - start for start, end in pairwise(ends)]
 
     def name(self, key: int) -> BlockHash:
         return BlockHash(key.to_bytes(8, "little"))
-
-    def depth(self, key: int) -> int:
-        return int(self._depths[key])
-
-    def num_tokens(self, key: int) -> int:
-        return int(self._tokens[key])
-
-    def parent(self, key: int) -> int:
-        return int(self._parents[key])
 
     def partial(self, key: int) -> bool:
         return bool(self._paths.node_partial[key])
 
     def tenant(self, key: int) -> int:
         return self._tenants.get(key, 0)
-
-    def last_use(self, key: int) -> int:
-        return self._last_use[key]
-
-    def uses(self, key: int) -> int:
-        return self._uses[key]
 
     def next_use(self, key: int) -> float:
         return float("inf") if self._next_use is None else self._next_use.get(key, float("inf"))

@@ -94,10 +94,6 @@ class Link:
         """Seconds that so many bytes add to an operation."""
         return num_bytes / (self.read_bytes_per_s if way == "read" else self.write_bytes_per_s)
 
-    def seconds(self, way: Way, num_bytes: int) -> float:
-        """Of one operation of so many bytes, nothing else under way."""
-        return self.operation_s + self.block_s(way, num_bytes)
-
 
 class LinkTransfers:
     """Transfers that take the time of modelled links on a virtual clock, and move nothing.
@@ -123,7 +119,6 @@ class LinkTransfers:
         self._stored_s: dict[tuple[int, BlockHash], float] = {}
         self._ends: list[tuple[float, int, Copy]] = []
         self._count = 0
-        self.busy_s = dict.fromkeys(self._free_s, 0.0)
 
     def _block_s(self, way: Way, tier: int) -> float:
         return self._links[tier - 1].block_s(way, self._bytes)
@@ -142,7 +137,6 @@ class LinkTransfers:
                 begun.update(ways)
             for way in ways:
                 self._free_s[way] = start + each
-                self.busy_s[way] += each
             if copy.target:
                 self._stored_s[copy.target, copy.key] = start + each
             self._count += 1
@@ -156,7 +150,6 @@ class LinkTransfers:
         """See Transfers. There is no pool."""
 
     def finished(self) -> Sequence[Copy]:
-        """See Transfers."""
         ended, now = list[Copy](), self._now()
         while self._ends and self._ends[0][0] <= now:
             when, _, copy = heapq.heappop(self._ends)
@@ -171,7 +164,6 @@ class LinkTransfers:
 
     @property
     def num_pending(self) -> int:
-        """See Transfers."""
         return len(self._ends)
 
     def wait(self, until: float | None) -> None:
@@ -180,7 +172,6 @@ class LinkTransfers:
             self._wait_until(self._ends[0][0] if until is None else min(self._ends[0][0], until))
 
     def load_times(self, tiers: Sequence[int]) -> tuple[float, ...]:
-        """See Transfers."""
         now, free, times = self._now(), dict[int, float](), list[float]()
         done = now
         for tier in tiers:
@@ -193,5 +184,4 @@ class LinkTransfers:
         return tuple(times)
 
     def close(self, *, drain: bool) -> None:
-        """See Transfers."""
         self._ends.clear()

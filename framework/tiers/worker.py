@@ -109,7 +109,6 @@ class WorkerTransfers:
     # The engine's side
 
     def submit(self, copies: Sequence[Copy]) -> None:
-        """See Transfers."""
         with self._lock:
             for copy in copies:
                 self.num_pending += 1
@@ -124,7 +123,6 @@ class WorkerTransfers:
             self._lock.notify_all()
 
     def remove(self, key: BlockHash, tier: int) -> None:
-        """See Transfers."""
         with self._lock:
             self._of_key[tier, key] += 1
             self._jobs.append(_Job(None, key, tier))
@@ -145,7 +143,6 @@ class WorkerTransfers:
         self._num_staged += 1
 
     def finished(self) -> Sequence[Copy]:
-        """See Transfers."""
         if not self._ended:
             return ()
         with self._lock:
@@ -158,7 +155,6 @@ class WorkerTransfers:
         return ended
 
     def wait(self, until: float | None) -> None:
-        """See Transfers."""
         with self._lock:
             while not self._ended and self.num_pending and self._thread.is_alive():
                 left = None if until is None else until - self._now()
@@ -243,7 +239,6 @@ class WorkerTransfers:
                     self._found.append((number, new))
 
     def discovered(self) -> Sequence[tuple[int, Sequence[BlockHash]]]:
-        """See Transfers."""
         if not self._found:
             return ()
         with self._lock:

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from replay_helpers import best_hits, random_requests, workload
+from replay_helpers import best_hits, flat_paths, random_requests, workload
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.optimum import optimum_hits, replay_flat_belady, replay_optimum
-from framework.replay.paths import flat_paths
+from framework.replay.optimum import optimum_hits, replay_optimum
 from framework.replay.reference import replay
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
@@ -53,7 +52,7 @@ def test_flat_belady_is_the_best_of_a_stream_of_single_blocks() -> None:
     for seed in range(60):
         requests = random_requests(seed, count=9, width=5, longest=1)
         capacity = 1 + seed % 3
-        found = replay_flat_belady(workload(requests), capacity).hit_blocks
+        found = replay_optimum(flat_paths(workload(requests)), capacity, bypass=False).hit_blocks
         assert found == best_hits(requests, capacity, bypass=False), (seed, capacity, requests)
 
 

@@ -40,6 +40,20 @@ def workload(
     )
 
 
+def flat_paths(paths: RequestPaths) -> RequestPaths:
+    """Each reference as its own request of one block, prefixes forgotten: what caches of independent objects see."""
+    count = paths.num_references
+    return RequestPaths(
+        nodes=paths.nodes,
+        starts=np.arange(count + 1, dtype=np.int64),
+        parents=np.full(paths.num_nodes, -1, dtype=np.int32),
+        depths=np.zeros(paths.num_nodes, dtype=np.int32),
+        input_tokens=np.full(count, paths.block_tokens, dtype=np.int64),
+        tenants=paths.tenants[paths.requests],
+        block_tokens=paths.block_tokens,
+    )
+
+
 def random_requests(seed: int, count: int, width: int = 2, longest: int = 4) -> list[list[int]]:
     """Paths in a small tree: `width` choices at each depth, up to `longest` deep."""
     rng = random.Random(seed)

@@ -5,11 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+from replay_helpers import flat_paths
 
 from framework.errors import ConfigError, InvalidArgument, UnknownPlugin, Unsupported
 from framework.export import as_libcachesim
 from framework.export.host_blocks import build_policy
-from framework.replay.paths import build_paths, flat_paths
+from framework.replay.paths import build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest
 

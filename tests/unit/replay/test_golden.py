@@ -6,9 +6,10 @@ import functools
 from pathlib import Path
 
 import pytest
+from replay_helpers import flat_paths
 
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.optimum import optimum_hits, replay_flat_belady, replay_optimum
+from framework.replay.optimum import optimum_hits, replay_optimum
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay, replay_infinite
 from framework.replay.stack import lru_curve
@@ -174,4 +175,5 @@ def test_belady_as_a_policy_with_bypass_hits_as_much_as_the_optimum(traces: Path
 
 @pytest.mark.slow
 def test_flat_belady_on_the_conversation_trace(traces: Path) -> None:
-    assert round(replay_flat_belady(read(traces / CONVERSATION), 10_000).block_hit_rate, 4) == 0.3664
+    paths = flat_paths(read(traces / CONVERSATION))
+    assert round(replay_optimum(paths, 10_000, bypass=False).block_hit_rate, 4) == 0.3664
