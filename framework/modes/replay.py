@@ -31,8 +31,7 @@ from framework.modes.replay_input import block_bytes, groups_input, pool_blocks,
 from framework.modes.rows import request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_component, build_with_policy
-from framework.replay.foresight import Foresight
-from framework.replay.items import feed, trace_items
+from framework.replay.items import Foresight, feed, trace_items
 from framework.replay.roofline import Roofline
 from framework.types import TokenArray
 from framework.workload import requests_of

@@ -39,8 +39,7 @@ from framework.modes.rows import completion_rows, request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.parallel.spread import spread_over
 from framework.registry.components import build_component
-from framework.replay.items import submit
-from framework.replay.recording import write_recording
+from framework.replay.items import submit, write_recording
 from framework.results.layout import RECORDING
 from framework.workload import Workload, WorkloadRequest
 

@@ -5,7 +5,7 @@ File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_tok
 order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of Sampling), `seed`,
 `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the ids and
 log-probabilities of the candidates at each of its steps), and `key`, `session`, `turn`, `category` and `hint` where
-they are known. A reader refuses a version it does not know. `framework.replay.recording` writes it.
+they are known. A reader refuses a version it does not know. `framework.replay.items` writes it.
 """
 
 from __future__ import annotations

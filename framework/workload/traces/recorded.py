@@ -25,7 +25,7 @@ from framework.workload.traces.block_ids import first_object
 from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, answer, check_header, name_blocks
 
 FORMAT, VERSION, WITH_WINDOW = "kvlab-recording", 2, 3
-"""Of the header; framework.replay.recording writes the file. WITH_WINDOW is the version of a header with `window`:
+"""Of the header; framework.replay.items writes the file. WITH_WINDOW is the version of a header with `window`:
 who does not know it would replay other evictions.
 """
 

@@ -17,8 +17,7 @@ from framework.errors import InvalidArgument, RequestFailed
 from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.loading import ByteTokenizer
 from framework.registry.components import build_allocator
-from framework.replay.items import feed
-from framework.replay.recording import write_recording
+from framework.replay.items import feed, write_recording
 from framework.sampling import Sampling
 from framework.workload.recording import read_recording
 

@@ -15,8 +15,7 @@ from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError
 from framework.registry.components import build_allocator
-from framework.replay.foresight import Foresight
-from framework.replay.items import feed, trace_items
+from framework.replay.items import Foresight, feed, trace_items
 from framework.replay.optimum import replay_optimum
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest

@@ -12,8 +12,7 @@ from fake_engines import make_engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_allocator
-from framework.replay.foresight import Foresight
-from framework.replay.items import feed, trace_items
+from framework.replay.items import Foresight, feed, trace_items
 from framework.workload.traces import TraceRequest
 from framework_builtin.eviction.belady import Belady
 
