@@ -8,16 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from experiments.shared import parse, publish, save, trace_path, write_provenance, write_rows
-from experiments.tiers.cells import (
-    LINKS,
-    OPERATION_S,
-    TRACES,
-    all_cells,
-    kept_row,
-    load_rows,
-    rule_row,
-    size_rows,
-)
+from experiments.tiers.cells import LINKS, OPERATION_S, TRACES, all_cells, kept_row, load_rows, rule_row, size_rows
 from experiments.tiers.shown import (
     draw_hit_rates,
     draw_rules,

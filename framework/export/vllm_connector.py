@@ -85,13 +85,7 @@ def lead(
     watch = PoolWatch(manager, facts, hash_of)
     version = importlib.import_module("vllm.version").__version__
     tested = "" if version.partition("+")[0] in TESTED else f"; tested with {' and '.join(TESTED)}, this is {version}"
-    _LOGGER.info(
-        "%s names what vLLM evicts, over %d blocks of %s%s",
-        type(policy).__name__,
-        num_blocks,
-        tokens,
-        tested,
-    )
+    _LOGGER.info("%s names what vLLM evicts, over %d blocks of %s%s", type(policy).__name__, num_blocks, tokens, tested)
     return watch
 
 

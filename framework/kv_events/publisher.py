@@ -40,12 +40,7 @@ class Publisher:
     """
 
     def __init__(
-        self,
-        endpoint: str,
-        replay_endpoint: str | None = None,
-        *,
-        linger_s: float = 0.0,
-        int_hashes: bool = False,
+        self, endpoint: str, replay_endpoint: str | None = None, *, linger_s: float = 0.0, int_hashes: bool = False
     ) -> None:
         zmq = package("zmq")
         package("msgspec")

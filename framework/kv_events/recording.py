@@ -39,13 +39,7 @@ class Limits:
     idle_s: float | None = None
 
 
-def record(
-    subscriber: Subscriber,
-    path: Path,
-    *,
-    report_hits: bool = False,
-    limits: Limits = Limits(),
-) -> Recorded:
+def record(subscriber: Subscriber, path: Path, *, report_hits: bool = False, limits: Limits = Limits()) -> Recorded:
     """Write what comes to a new file until a limit is reached or Ctrl-C.
 
     From the first store on, every batch is on the disk when it came.

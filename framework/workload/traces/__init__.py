@@ -7,12 +7,4 @@ from framework.workload.traces.reader import Trace, detect_format, formats, open
 TraceRequest = WorkloadRequest
 """The name of a trace's request in version 0.1."""
 
-__all__ = [
-    "Trace",
-    "TraceRequest",
-    "WorkloadRequest",
-    "detect_format",
-    "formats",
-    "open_trace",
-    "write_trace",
-]
+__all__ = ["Trace", "TraceRequest", "WorkloadRequest", "detect_format", "formats", "open_trace", "write_trace"]

@@ -12,15 +12,7 @@ from framework import registry
 from framework.errors import FrameworkError, InvalidArgument, PluginError, UnknownPlugin, WorkloadError
 from framework.files.lines import first_lines, read_lines, whole_file
 from framework.guard.boundary import Boundary, construct, is_count, is_own, text_of
-from framework.interfaces.trace import (
-    MAX_TOKENS,
-    FieldError,
-    Line,
-    Record,
-    TraceColumns,
-    TraceReader,
-    WorkloadRequest,
-)
+from framework.interfaces.trace import MAX_TOKENS, FieldError, Line, Record, TraceColumns, TraceReader, WorkloadRequest
 from framework.workload.traces.block_ids import coarsen
 
 OnError = Literal["raise", "skip"]
