@@ -159,6 +159,24 @@ def publish(options: argparse.Namespace, tables: Mapping[str, str]) -> None:
     path.write_text(page, encoding="utf-8")
 
 
+def panels(
+    rows: Sequence[Mapping[str, Any]], by: str, x: tuple[str, float, str], *shown: tuple[str, float, str], **limits: Any
+) -> Figure:
+    """A panel for each value shown, with a line for each of `by`; x and values are (key, unit, label)."""
+    from framework.figures.style import new_axes, new_figure, series_style
+
+    figure, names = new_figure(8.0, 3.4), list(dict.fromkeys(row[by] for row in rows))
+    for place, (panel, (key, unit, label)) in enumerate(zip(figure.subfigures(1, len(shown)), shown, strict=True)):
+        axes = new_axes(panel)
+        for index, name in enumerate(names):
+            mine = [row for row in rows if row[by] == name]
+            axes.plot([row[x[0]] / x[1] for row in mine], [row[key] / unit for row in mine],
+                      label=None if place else name, **series_style(index))  # fmt: skip
+        axes.set(xlabel=x[2], ylabel=label, **limits)
+    figure.legend(loc="outside lower center", ncols=len(names), fontsize="small")
+    return figure
+
+
 def save(figure: Figure, options: argparse.Namespace, name: str) -> None:
     """The figure on white, as SVG (text stays text, equal data gives equal bytes); with --out also as PNG."""
     from matplotlib import rc_context

@@ -112,7 +112,6 @@ def scheduler_of(
     if any(group.kind == "state" for group in groups):
         config.cache_config.mamba_cache_mode = "align"
     groups = groups or (KVGroup(name="full", kind="full", block_tokens=block_size, block_bytes=1),)
-    specs, step, unit = specs_of(groups), alignment(groups), min(group.block_tokens for group in groups)
     config.model_config = _Model(max_model_len=max_model_len, runner_type="generate", skip_tokenizer_init=True)
     manager: Any = scheduling.KVCacheManager
     drops = any(group.lookahead_drop for group in groups)  # which a draft model's configuration would bring
@@ -121,25 +120,15 @@ def scheduler_of(
         return manager(**{**options, "use_eagle": drops})
 
     with patch.object(scheduling, "KVCacheManager", managed):
-        return _scheduler(config, num_blocks, specs, retention, step, unit)
-
-
-def _scheduler(
-    config: VllmConfig, num_blocks: int, specs: list[KVCacheGroupSpec], retention: int | None, step: int, unit: int
-) -> Scheduler:
-    return Scheduler(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=num_blocks + 1,
-            kv_cache_tensors=[],
-            kv_cache_groups=specs,
-            prefix_cache_retention_interval=retention,
-        ),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=step,
-        hash_block_size=unit,
-        log_stats=True,
-    )
+        return Scheduler(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=specs_of(groups),
+                prefix_cache_retention_interval=retention,
+            ),
+            structured_output_manager=StructuredOutputManager(config), log_stats=True,
+            block_size=alignment(groups), hash_block_size=min(group.block_tokens for group in groups),
+        )  # fmt: skip
 
 
 def request_of(name: str, talk: Talk, block_size: int, **facts: Any) -> Request:

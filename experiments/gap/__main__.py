@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.gap import pictures, scoring
+from experiments.gap import scoring
 from experiments.gap.cells import SYNTHETIC, TRACES, Cell, at_hand, bounds, run_all, stream
 from experiments.gap.scoring import FRACTIONS, Field, closed_at, closed_by, closed_by_at, points_over_lru
 from experiments.shared import parse, publish, save, table, trace_path, write_provenance, write_rows
 
 if TYPE_CHECKING:
-    import argparse
+    from matplotlib.figure import Figure
 
 POLICIES = ("hazard",)
+DRAWN = ("lru", "hazard", "pinned optimum", "published optimum")
 QUICK_FRACTIONS = (0.02, 0.1, 0.35)
 LABEL_ERRORS = (0.0, 0.1, 0.17, 0.3, 0.5, 0.83)
 TIME_SIGMAS = (0.0, 1.0, 2.0)
@@ -40,11 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells = _cells(traces, fractions, folder, quick=options.quick)
     results = run_all(cells, options.jobs)
     fields = {trace: bounds(trace, fractions) for trace in traces}
-    anatomy = _anatomy(fields, fractions, results)
-    information = _information(results)
-    parts = {"anatomy": anatomy, "information": information}
-    for name, rows in parts.items():
-        write_rows(options.out / f"{name}.csv", rows)
+    anatomy, information = _anatomy(fields, fractions, results, folder), _information(results)
+    write_rows(options.out / "anatomy.csv", anatomy)
+    write_rows(options.out / "information.csv", information)
     write_provenance(
         options,
         [] if options.quick else [trace_path(TRACES[trace]) for trace in traces],
@@ -53,7 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         units={trace: f"{field.lru.shape[1]} x {stream(trace).unit_name}" for trace, field in fields.items()},
         cpu_s=round(sum(result["cpu_s"] for result in results.values()), 1),
     )
-    _show(options, list(fields), parts, fractions)
+    foretold = table(
+        ["trace", "blocks", "foretold", "error", "gap closed, %"],
+        [[r["trace"], f"{r['capacity_blocks']:,}", r["foretold"], f"{r['error']:g}",
+          _percent(r["closed"], r["low"], r["high"])] for r in information],
+    )  # fmt: skip
+    publish(options, {"anatomy": _anatomy_table(anatomy, fractions), "information": foretold})
+    save(_anatomy_picture(anatomy, list(fields)), options, "anatomy")
+    save(_information_picture(information), options, "information")
     return 0
 
 
@@ -70,31 +76,20 @@ def _cells(traces: Sequence[str], fractions: Sequence[float], folder: Path, *, q
 # What was found
 
 
-def _hits(results: dict[Cell, dict[str, Any]], trace: str, policy: str, fractions: Sequence[float]) -> Any:
-    """(K, U) hits of a policy; None when it was not replayed at all of these capacities."""
-    rows = {
-        c.fraction: r["unit_hits"] for c, r in results.items() if (c.trace, c.policy, c.foretold) == (trace, policy, "")
-    }
-    return np.array([rows[part] for part in fractions], np.float64) if all(f in rows for f in fractions) else None
-
-
 def _anatomy(
-    fields: dict[str, Field], fractions: tuple[float, ...], results: dict[Cell, dict[str, Any]]
+    fields: dict[str, Field], fractions: tuple[float, ...], results: dict[Cell, dict[str, Any]], folder: Path
 ) -> list[dict[str, Any]]:
     """One row a trace, policy and capacity, the bounds among the policies."""
     rows = []
-    names = list(dict.fromkeys(cell.policy for cell in results if not cell.foretold))
     for trace, field in fields.items():
         found = {"lru": field.lru, "pinned optimum": field.optimum, "published optimum": field.published}
-        for name in names:
-            hits = _hits(results, trace, name, fractions)
-            if hits is not None:
-                found[name] = hits
+        for name in POLICIES:
+            hit = [results[Cell(trace, name, part, folder)]["unit_hits"] for part in fractions]
+            found[name] = np.array(hit, np.float64)
         for policy, hits in found.items():
             area, at, points = closed_by(field, hits), closed_at(field, hits), points_over_lru(field, hits)
             for index, part in enumerate(fractions):
-                cost = [r["us_per_block"] for c, r in results.items()
-                        if (c.trace, c.policy, c.fraction, c.foretold) == (trace, policy, part, "")]  # fmt: skip
+                cost = results.get(Cell(trace, policy, part, folder), {}).get("us_per_block", "")
                 rows.append(
                     {
                         "trace": trace,
@@ -108,7 +103,7 @@ def _anatomy(
                         "area_closed": area.value,
                         "area_low": area.low,
                         "area_high": area.high,
-                        "us_per_block": cost[0] if cost else "",
+                        "us_per_block": cost,
                     }
                 )
     return rows
@@ -138,24 +133,6 @@ def _information(results: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _show(
-    options: argparse.Namespace,
-    traces: Sequence[str],
-    parts: dict[str, list[dict[str, Any]]],
-    fractions: Sequence[float],
-) -> None:
-    anatomy, information = parts["anatomy"], parts["information"]
-    tables = {"anatomy": _anatomy_table(anatomy, fractions)}
-    tables["information"] = table(
-        ["trace", "blocks", "foretold", "error", "gap closed, %"],
-        [[r["trace"], f"{r['capacity_blocks']:,}", r["foretold"], f"{r['error']:g}",
-          _percent(r["closed"], r["low"], r["high"])] for r in information],
-    )  # fmt: skip
-    publish(options, tables)
-    save(pictures.anatomy(anatomy, list(traces)), options, "anatomy")
-    save(pictures.information(information), options, "information")
-
-
 def _anatomy_table(anatomy: list[dict[str, Any]], fractions: Sequence[float]) -> str:
     rows = []
     for trace in dict.fromkeys(row["trace"] for row in anatomy):
@@ -172,6 +149,40 @@ def _anatomy_table(anatomy: list[dict[str, Any]], fractions: Sequence[float]) ->
             )  # fmt: skip
     parts = [f"{100 * part:g} %" for part in fractions]
     return table(["trace", "policy", "area closed, %", *parts, "worst, points", "us a block"], rows)
+
+
+def _anatomy_picture(rows: Sequence[dict[str, Any]], traces: Sequence[str]) -> Figure:
+    """Hit rate by block over the capacity, one panel a trace."""
+    from framework.figures.style import COLOURS, MARKERS, new_axes, new_figure
+
+    figure = new_figure(7.0, 3.2 * len(traces))
+    for place, trace in enumerate(traces):
+        axes = new_axes(figure, len(traces), 1, place + 1) if len(traces) > 1 else new_axes(figure)
+        for index, policy in enumerate(name for name in DRAWN if any(row["policy"] == name for row in rows)):
+            mine = [row for row in rows if row["trace"] == trace and row["policy"] == policy]
+            axes.plot([row["capacity_blocks"] for row in mine],
+                      [100 * row["hit_blocks"] / row["references"] for row in mine],
+                      color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)], markersize=4,
+                      linestyle="--" if "optimum" in policy else "-", label=policy)  # fmt: skip
+        axes.set(xscale="log", xlabel="capacity, blocks", ylabel="hit rate by block, %", title=trace)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _information_picture(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Share of the gap closed over the error of what clients foretell."""
+    from framework.figures.style import COLOURS, MARKERS, new_axes, new_figure
+
+    figure = new_figure(7.0, 3.4)
+    axes = new_axes(figure)
+    series = list(dict.fromkeys((row["trace"], row["foretold"]) for row in rows if row["foretold"] != "nothing"))
+    for index, (trace, foretold) in enumerate(series):
+        mine = [row for row in rows if (row["trace"], row["foretold"]) == (trace, foretold)]
+        axes.plot([row["error"] for row in mine], [100 * row["closed"] for row in mine], label=f"{trace}: {foretold}",
+                  color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)])  # fmt: skip
+    axes.set(xlabel="error: share of wrong labels, or sigma of the log of times", ylabel="gap closed, %")
+    axes.legend(fontsize=8)
+    return figure
 
 
 def _percent(value: float, low: float, high: float) -> str:

@@ -1,22 +1,22 @@
-"""Traces and replays of the gap and of the leaderboard, each kept as a file so that none runs twice."""
+"""Traces, policies and replays of the gap and of the leaderboard; each replay is kept, so that none runs twice."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import io
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from experiments.gap.policies import build, kind_of, with_labels, with_times
 from experiments.gap.scoring import Field, field_of
 from experiments.shared import (
     AGENT_TEXT,
@@ -31,10 +31,13 @@ from experiments.shared import (
 )
 from framework import registry
 from framework.interfaces import eviction
+from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.replay_core import ReplayCore
+from framework.registry.components import build_component
 from framework.replay import paths, reference
-from framework.replay.paths import RequestPaths, build_paths
+from framework.replay.paths import KnownRequests, RequestPaths, build_paths
 from framework.replay.reference import core_of, count
+from framework.types import Hint
 from framework.workload.agent_text import AgentText
 from framework.workload.to_trace import synthetic_trace
 from framework.workload.traces import TraceRequest, open_trace
@@ -56,7 +59,7 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One replay: `policy` as `policies.build` takes it, at a share of the trace's distinct blocks.
+    """One replay: `policy` as `build` takes it, at a share of the trace's distinct blocks.
 
     Attributes:
         folder: where its result is kept.
@@ -176,7 +179,7 @@ def run_all(cells: Sequence[Cell], jobs: int) -> dict[Cell, dict[str, Any]]:
 def _replayed(cell: Cell) -> dict[str, Any]:
     requests, start = _paths(cell.trace, cell.foretold), time.process_time()
     capacity = max(1, round(cell.fraction * requests.num_nodes))
-    policy = build(cell.policy, requests, capacity)
+    policy = build(cell.policy, capacity, requests.block_tokens)
     with contextlib.redirect_stderr(io.StringIO()):  # which says what the core has no version of
         by_core, found = count(_core(), requests, policy, capacity)
     spent = time.process_time() - start
@@ -208,3 +211,58 @@ def sources(kind: type) -> list[Path]:
             values = vars(sys.modules[name]).values()
             names += [str(getattr(value, "__module__", None) or getattr(value, "__name__", "")) for value in values]
     return [found[name] for name in sorted(found)]
+
+
+def kind_of(name: str) -> type[EvictionPolicy]:
+    """The class of what `build` makes."""
+    found: type[EvictionPolicy] = registry.load("eviction", name.split(" ")[0])
+    return found
+
+
+def build(name: str, capacity: int, block_tokens: int) -> EvictionPolicy:
+    """An installed policy: "NAME OPTION=JSON ..."."""
+    policy, *options = name.split(" ")
+    chosen = {"name": policy, **{key: json.loads(value) for key, value in (part.split("=", 1) for part in options)}}
+    shared = {"num_blocks": capacity, "seed": 0, "block_size": block_tokens}
+    built: EvictionPolicy = build_component("eviction", chosen, shared)
+    return built
+
+
+def continuations(paths: RequestPaths) -> tuple[list[bool], list[float]]:
+    """(R,) whether a later prompt extends each request's, and (R,) seconds until the first such arrives."""
+    last: dict[int, int] = {}
+    known = paths.known
+    times = known.arrival if known is not None else [float(i) for i in range(paths.num_requests)]
+    extended, gaps = [False] * paths.num_requests, [0.0] * paths.num_requests
+    for request, (start, full) in enumerate(zip(paths.starts.tolist(), paths.full_blocks.tolist(), strict=False)):
+        path = paths.nodes[start : start + full].tolist()
+        for node in path:
+            before = last.get(node)
+            if before is not None and not extended[before]:
+                extended[before], gaps[before] = True, (times[request] or 0.0) - (times[before] or 0.0)
+        if path:
+            last[path[-1]] = request
+    return extended, gaps
+
+
+def with_labels(paths: RequestPaths, error: float) -> RequestPaths:
+    """The trace whose clients say whether they will continue, wrong with this probability."""
+    extended, _ = continuations(paths)
+    wrong = np.random.default_rng(0).random(len(extended)) < error
+    hints = [Hint(continues=float(truth != lie)) for truth, lie in zip(extended, wrong.tolist(), strict=True)]
+    return _with_hints(paths, hints)
+
+
+def with_times(paths: RequestPaths, sigma: float) -> RequestPaths:
+    """The trace whose clients say when they come back, with a log-normal error; who does not come back says nothing."""
+    extended, gaps = continuations(paths)
+    noise = np.exp(np.random.default_rng(0).normal(0.0, sigma, len(gaps)))
+    hints = [
+        Hint(returns_s=gap * factor) if truth else None
+        for truth, gap, factor in zip(extended, gaps, noise.tolist(), strict=True)
+    ]
+    return _with_hints(paths, hints)
+
+
+def _with_hints(paths: RequestPaths, hints: Sequence[Hint | None]) -> RequestPaths:
+    return replace(paths, known=replace(paths.known or KnownRequests.empty(), hint=list(hints)))

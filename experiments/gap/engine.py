@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.gap.cells import TRACES, agent_text, sources
-from experiments.gap.policies import kind_of
+from experiments.gap.cells import TRACES, agent_text, kind_of, sources
 from experiments.shared import (
     CONVERSATION,
     begun,

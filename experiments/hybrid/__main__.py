@@ -143,20 +143,19 @@ def cells(paths: RequestPaths, model: str, share: float, choices: Choices = CHOI
     return rows
 
 
-def _comparable(rows: Rows) -> Rows:
-    """Those of traces, models and budgets at which no sharing refused a request."""
-    refused = {(row["trace"], row["model"], row["budget"]) for row in rows if row["refused"]}
-    return [row for row in rows if (row["trace"], row["model"], row["budget"]) not in refused]
-
-
 def _rules(rows: Rows) -> str:
-    """Percent of prompt tokens: hit, lost to each kind; of the bound: hit; of the budget: stranded, states."""
+    """Percent of prompt tokens: hit, lost to each kind; of the bound: hit; of the budget: stranded, states.
+
+    Of traces, models and budgets at which no sharing refused a request.
+    """
+    refused = {(row["trace"], row["model"], row["budget"]) for row in rows if row["refused"]}
+    comparable = [row for row in rows if (row["trace"], row["model"], row["budget"]) not in refused]
     names = ("hit_rate", *(f"lost_{kind}" for kind in KINDS), "stranded", "checkpoints")
     lines = []
     for model in MODELS:
         for sharing in SHARINGS:
             for choice in CHOICES:
-                own = [row for row in _comparable(rows)
+                own = [row for row in comparable
                        if (row["model"], row["sharing"], row["rule"]) == (model, sharing, choice)]  # fmt: skip
                 if own:
                     of_bound = [row["hit_rate"] / row["bound"] for row in own]

@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.gap.cells import SYNTHETIC, TRACES, Cell, at_hand, bounds, file_of, run_all, stream
+from experiments.gap.cells import SYNTHETIC, TRACES, Cell, at_hand, bounds, build, file_of, run_all, stream
 from experiments.gap.scoring import closed_by, points_over_lru
 from experiments.leaderboard.entry import Entry, read_entries, with_installed
 from experiments.shared import ROOT, begun, parser_of, save, table
 from framework import registry
 from framework.errors import FrameworkError
 from framework.interfaces import CONTRACT, CONTRACT_MINOR
-from framework.interfaces.eviction import EvictionPolicy
-from framework.registry.components import build_component
 from framework.report.statistics import paired
 from framework.testing import eviction_checks
 
@@ -88,10 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
               "left_out": left_out, "rows": ranked}  # fmt: skip
     (options.out / "leaderboard.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     page = _page(ranked, record)
-    if options.publish:
-        (ROOT / "docs" / "leaderboard.md").write_text(page, encoding="utf-8")
-    else:
-        (options.out / "leaderboard.md").write_text(page, encoding="utf-8")
+    ((ROOT / "docs" if options.publish else options.out) / "leaderboard.md").write_text(page, encoding="utf-8")
     save(_picture(ranked), options, "leaderboard")
     print(page)
     return 0
@@ -113,12 +108,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _build(entry: Entry, capacity: int, block_tokens: int) -> EvictionPolicy:
-    shared = {"num_blocks": capacity, "block_size": block_tokens, "seed": 0}
-    built: EvictionPolicy = build_component("eviction", {"name": entry.policy, **entry.options}, shared)
-    return built
-
-
 def judge(entry: Entry) -> list[str]:
     """Why an entry has no valid stamp, whatever the trace; empty when it has."""
     against = []
@@ -129,7 +118,7 @@ def judge(entry: Entry) -> list[str]:
         against.append("it may exceed the capacity")
     for check in eviction_checks:
         try:
-            check(lambda: _build(entry, 64, 16))
+            check(lambda: build(entry.spec, 64, 16))
         except Exception as error:
             against.append(f"kit: {check.__name__}: {str(error).splitlines()[0]}")
             break
@@ -202,12 +191,8 @@ def _chosen(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Entry
 
 def _reasons(options: argparse.Namespace, revision: str) -> list[str]:
     """Why no row of this run is valid."""
-    found = []
-    if options.quick:
-        found.append("--quick: two capacities")
-    if revision.endswith("+") or not revision:
-        found.append("the checkout has changes that no revision names")
-    return found
+    unnamed = revision.endswith("+") or not revision
+    return ["--quick: two capacities"] * options.quick + ["the checkout has changes that no revision names"] * unnamed
 
 
 def _revision() -> str:

@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def spec(self) -> str:
-        """As experiments.gap.policies.build takes it."""
+        """As experiments.gap.cells.build takes it."""
         return " ".join([self.policy, *(f"{key}={json.dumps(value)}" for key, value in self.options.items())])
 
 

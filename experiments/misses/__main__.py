@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.shared import CONVERSATION, parse, trace_path, write_provenance, write_rows
+from experiments.shared import AGENTIC, CONVERSATION, parse, trace_path, write_provenance, write_rows
 from framework.misses.account import AGES, Account, age_of
 from framework.registry.components import build_component
 from framework.replay.misses import LossLog, explain
@@ -14,7 +14,6 @@ from framework.replay.paths import RequestPaths, trace_paths
 from framework.replay.reference import replay
 from framework.workload.traces import open_trace
 
-AGENTIC = "agentic_coding_100_sessions.jsonl.gz"
 SIZES = {CONVERSATION: (3_000, 10_000, 30_000), AGENTIC: (1_000, 3_000, 10_000)}
 POLICIES = ("lru", "hazard", "optimum")
 

@@ -6,15 +6,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments.shared import parse, publish, save, table, write_provenance, write_rows
+from experiments.shared import panels, parse, publish, save, table, write_provenance, write_rows
 from framework.api import run
 from framework.engine.pool import block_bytes
 from framework.model.loading import TINY_CONFIG
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "int8")
 FLOAT32_BLOCKS = (48, 96, 192)
@@ -33,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_rows(options.out / "precision.csv", rows)
     write_provenance(options, [], workload=workload, model="tiny", block_size=BLOCK_SIZE, seed=0)
     publish(options, {"precision": _table(rows)})
-    save(_plot(rows), options, "precision")
+    shown = ("hit_rate", 1, "hit rate"), ("agreement", 1, "agrees with dense")
+    save(panels(rows, "kv_dtype", ("kv_bytes", 1024, "pool, KiB"), *shown), options, "precision")
     return 0
 
 
@@ -99,25 +97,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
             for row in rows
         ],
     )  # fmt: skip
-
-
-def _plot(rows: Sequence[dict[str, Any]]) -> Figure:
-    from framework.figures.style import new_axes, new_figure, series_style
-
-    figure = new_figure(8.0, 3.4)
-    panels = figure.subfigures(1, 2)
-    for panel, (key, label) in zip(
-        list(panels.flat), (("hit_rate", "hit rate"), ("agreement", "agrees with dense")), strict=True
-    ):
-        axes = new_axes(panel)
-        for index, dtype in enumerate(DTYPES):
-            mine = [row for row in rows if row["kv_dtype"] == dtype]
-            axes.plot([row["kv_bytes"] / 1024 for row in mine], [row[key] for row in mine],
-                      label=dtype if key == "hit_rate" else None, **series_style(index))  # fmt: skip
-        axes.set_xlabel("pool, KiB")
-        axes.set_ylabel(label)
-    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
-    return figure
 
 
 if __name__ == "__main__":

@@ -9,12 +9,20 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments.shared import AGENTIC, ROOT, parse, publish, save, table, trace_path, write_provenance, write_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from experiments.shared import (
+    AGENTIC,
+    ROOT,
+    panels,
+    parse,
+    publish,
+    save,
+    table,
+    trace_path,
+    write_provenance,
+    write_rows,
+)
 
 REQUESTS = (1_183, 2_366, 4_732)
 """The trace's first quarter and half, and all of it."""
@@ -38,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_rows(options.out / "scaling.csv", rows)
     write_provenance(options, [path], words=list(COMMAND))
     publish(options, {"scaling": _table(rows)})
-    save(_plot(rows), options, "scaling")
+    x = ("block_references", 1e6, "block references, millions")
+    shown = ("cpu_s", 1, "CPU, s"), ("peak_bytes", 2**20, "peak memory, MiB")
+    save(panels(rows, "mode", x, *shown, xlim=(0, None), ylim=(0, None)), options, "scaling")
     return 0
 
 
@@ -84,26 +94,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
             for row in rows
         ],
     )  # fmt: skip
-
-
-def _plot(rows: Sequence[dict[str, Any]]) -> Figure:
-    from framework.figures.style import new_axes, new_figure, series_style
-
-    figure = new_figure(8.0, 3.4)
-    panels = figure.subfigures(1, 2)
-    shown = (("cpu_s", 1, "CPU, s"), ("peak_bytes", 2**20, "peak memory, MiB"))
-    for panel, (key, unit, label) in zip(list(panels.flat), shown, strict=True):
-        axes = new_axes(panel)
-        for index, mode in enumerate(MODES):
-            mine = [row for row in rows if row["mode"] == mode]
-            axes.plot([row["block_references"] / 1e6 for row in mine], [row[key] / unit for row in mine],
-                      label=mode if key == "cpu_s" else None, **series_style(index))  # fmt: skip
-        axes.set_xlabel("block references, millions")
-        axes.set_ylabel(label)
-        axes.set_xlim(0)
-        axes.set_ylim(0)
-    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
-    return figure
 
 
 if __name__ == "__main__":

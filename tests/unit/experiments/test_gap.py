@@ -22,7 +22,7 @@ from framework_builtin.eviction.lru import Lru
 @pytest.fixture
 def experiments(repository: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     monkeypatch.syspath_prepend(str(repository))
-    names = ("gap.scoring", "gap.policies", "gap.cells", "leaderboard.entry", "leaderboard.__main__")
+    names = ("gap.scoring", "gap.cells", "leaderboard.entry", "leaderboard.__main__")
     return {name: importlib.import_module(f"experiments.{name}") for name in names}
 
 
@@ -55,7 +55,7 @@ def test_half_way_between_them_is_a_half(experiments) -> None:
 
 
 def test_labels_are_wrong_as_often_as_asked(experiments) -> None:
-    policies = experiments["gap.policies"]
+    policies = experiments["gap.cells"]
     draw = random.Random(0)
     chats = [[number * 10 + depth for depth in range(turn + 1)] for turn in range(3) for number in range(200)]
     draw.shuffle(chats)
