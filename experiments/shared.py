@@ -85,11 +85,8 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
-
-
-def _plain(value: Any) -> Any:
-    return f"{value:.6f}" if isinstance(value, float) else value
+        for row in rows:
+            writer.writerow({key: f"{value:.6f}" if isinstance(value, float) else value for key, value in row.items()})
 
 
 def write_provenance(options: argparse.Namespace, traces: Iterable[Path], **facts: Any) -> None:

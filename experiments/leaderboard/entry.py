@@ -66,9 +66,5 @@ def with_installed(entries: Iterable[Entry]) -> list[Entry]:
     """These entries, and every installed policy that none of them enters, at its defaults."""
     entered = list(entries)
     names = {entry.policy for entry in entered}
-    others = [name for name in registry.names("eviction") if name not in names]
-    return entered + [Entry(name=name, policy=name, by=_distribution(name)) for name in others]
-
-
-def _distribution(name: str) -> str:
-    return str(registry.find("eviction", name).distribution)
+    others = [registry.find("eviction", name) for name in registry.names("eviction") if name not in names]
+    return entered + [Entry(name=other.name, policy=other.name, by=str(other.distribution)) for other in others]

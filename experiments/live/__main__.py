@@ -20,8 +20,18 @@ from typing import Any
 import numpy as np
 
 from experiments.live.checkpoint import make
-from experiments.live.clients import Answer, Ask, Client, drawn
-from experiments.live.server import Server, both, counting_evictions, policy_config, serving, trace_config
+from experiments.live.server import (
+    Answer,
+    Ask,
+    Client,
+    Server,
+    both,
+    counting_evictions,
+    drawn,
+    policy_config,
+    serving,
+    trace_config,
+)
 from experiments.shared import parse, publish, table, write_provenance, write_rows
 
 BLOCK, BLOCKS, LONGEST = 32, 96, 1024

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.live.checkpoint import VOCABULARY, make
-from experiments.live.clients import Ask, Client, drawn
-from experiments.live.server import Server, policy_config, serving, trace_config
+from experiments.live.server import Ask, Client, Server, drawn, policy_config, serving, trace_config
 from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
 from framework.interfaces.workload import WorkloadRequest
 from framework.report.statistics import paired

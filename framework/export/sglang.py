@@ -101,8 +101,8 @@ class ScoreStrategy:
         """(score, -depth, node id), compared in order."""
         depth, tokens = _place(node)
         host = self._host
-        host.admitted[1], host.last_access[1], host.hits[1] = node.creation_time, node.last_access_time, _hits(node)
-        host.key[1] = _key(node)
+        host.admitted[1], host.last_access[1] = node.creation_time, node.last_access_time
+        host.hits[1], host.key[1] = max(0, int(node.hit_count) - 1), _key(node)
         _describe(host, 1, _Place(node, depth, tokens))
         return (self._policy.score(self._block, time.monotonic()), -depth, node.id)
 
@@ -234,10 +234,6 @@ def _place(node: Any) -> tuple[int, int]:
     while node.parent is not None:
         depth, tokens, node = depth + 1, tokens + len(node.key), node.parent
     return depth, tokens
-
-
-def _hits(node: Any) -> int:
-    return max(0, int(node.hit_count) - 1)
 
 
 def _key(node: Any) -> BlockHash:

@@ -128,7 +128,7 @@ class TimedSteps:
             after the next is scheduled.
 
     Raises:
-        ConfigError: the file is there already, or cannot be written.
+        ConfigError: the file is there already, or cannot be written. OSError, of any method: it no longer can be.
     """
 
     def __init__(self, path: Path, *, ahead: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -141,11 +141,7 @@ class TimedSteps:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}; choose another name") from error
 
     def scheduled(self, output: Any) -> None:
-        """A step begins: vLLM's SchedulerOutput.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """A step begins: vLLM's SchedulerOutput."""
         now, since = self._clock(), self._since
         self._since = now
         if len(self._pending) > self._ahead:
@@ -158,21 +154,13 @@ class TimedSteps:
         self._pending.append(work_of(num_new, computed))
 
     def idle(self) -> None:
-        """Every request has ended.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Every request has ended."""
         for step in self._pending:
             self._write(step, None)
         self._pending = []
 
     def close(self) -> None:
-        """Nothing follows.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Nothing follows."""
         self.idle()
         self._file.close()
 

@@ -128,14 +128,18 @@ class RequestFinder:
         return now - request.last_ts > idle
 
     def _end(self, request: SeenRequest) -> SeenRequest:
-        tail = (request.output or request.prompt)[-1]
-        self._open[tail].remove(request)
-        if not self._open[tail]:
-            del self._open[tail]
+        self._close(request)
         self.counts.num_requests += 1
         self.counts.prompt_blocks += len(request.prompt)
         self.counts.hit_blocks += request.hits
         return request
+
+    def _close(self, request: SeenRequest) -> None:
+        """It does not end at its last block any more."""
+        tail = (request.output or request.prompt)[-1]
+        self._open[tail].remove(request)
+        if not self._open[tail]:
+            del self._open[tail]
 
     def _stored(self, event: BlockStored, now: float, started: set[int]) -> None:
         names, self._block_size = [*event.block_hashes], event.block_size
@@ -191,10 +195,7 @@ class RequestFinder:
         self._open.setdefault(request.prompt[-1], []).append(request)
 
     def _extend(self, request: SeenRequest, names: list[Hash], *, ends_full: bool, at_once: bool) -> None:
-        tail = (request.output or request.prompt)[-1]
-        self._open[tail].remove(request)
-        if not self._open[tail]:
-            del self._open[tail]
+        self._close(request)
         if not request.output and (at_once or len(names) > 1):
             request.prompt += names
             request.ends_full = ends_full

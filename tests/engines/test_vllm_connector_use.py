@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.fidelity import vllm_side
 from experiments.fidelity.streams import Outcome, grown
-from experiments.live.server import policy_config
+from experiments.live.server import both, policy_config
 
 transfer = partial(policy_config, clock="steps")
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
@@ -47,16 +47,12 @@ def test_the_default_clock_is_seconds_since_the_start() -> None:
 def test_with_a_connector_that_loads_blocks_lru_is_still_vllms_own_order() -> None:
     other = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
 
-    def beside(*connectors: Any) -> Any:
-        extra = {"connectors": [*connectors]}
-        return {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
-
-    stock, _ = through(beside(other))
+    stock, _ = through(both(other))
     assert len(stock.evicted) > 100
     for connectors in ((transfer("lru"), other), (other, transfer("lru"))):
-        led, scheduler = through(beside(*connectors))
+        led, scheduler = through(both(*connectors))
         assert type(scheduler.kv_cache_manager.block_pool.free_block_queue).__name__ == "PolicyQueue"
         assert (led.evicted, led.hits, led.steps) == (stock.evicted, stock.hits, stock.steps)
-    other_policy, scheduler = through(beside(transfer("s3fifo"), other))
+    other_policy, scheduler = through(both(transfer("s3fifo"), other))
     assert scheduler.kv_cache_manager.block_pool.free_block_queue.failure is None
     assert other_policy.evicted != stock.evicted

@@ -196,18 +196,6 @@ def test_evicted_blocks_are_reused_first() -> None:
     assert scheduler.connector.watch.queue.failure is None
 
 
-def test_it_combines_with_another_connector() -> None:
-    other = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
-    multi = {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [transfer("lru"), other]},
-    }
-    scheduler = vllm_side.scheduler_of(num_blocks=100, transfer=multi)
-    pool = scheduler.kv_cache_manager.block_pool
-    assert type(pool.free_block_queue).__name__ == "PolicyQueue"
-
-
 def test_another_version_with_the_same_hooks_is_led_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,7 +57,22 @@ class Mooncake(JsonLinesReader):
         return _hash_ids(record, self.block_tokens, per_second=1000, session=text(record, "session_id"))
 
     def read_columns(self, content: bytes) -> TraceColumns | None:
-        return mooncake_columns(content, self.block_tokens)
+        """A file of MooncakeLine; None where a line is anything else."""
+        rows = _rows(content, MooncakeLine)
+        lists = None if rows is None else _flat_lists([row.hash_ids for row in rows])
+        if rows is None or lists is None:
+            return None
+        tenants = _known([row.tenant or None for row in rows])
+        return _columns(
+            rows,
+            self.block_tokens,
+            run_starts=lists[1],
+            firsts=lists[0],
+            tenants=[tenant or "" for tenant in tenants] if tenants else None,
+            sessions=_known([row.session_id or None for row in rows]),
+            categories=_known([row.type or None for row in rows]),
+            turns=_known([row.turn for row in rows]),
+        )
 
 
 class HashIds(Mooncake):
@@ -190,7 +205,27 @@ class Runs(JsonLinesReader):
         return request
 
     def read_columns(self, content: bytes) -> TraceColumns | None:
-        return runs_columns(content, self.block_tokens)
+        """A file of RunsLine; None where a line is anything else."""
+        rows = _rows(content, RunsLine)
+        if rows is None:
+            return None
+        pairs = np.array(list(chain.from_iterable(row.runs for row in rows)), dtype=np.int64).reshape(-1, 2)
+        seen: Counter[str] = Counter()
+        turns: list[int | None] = []
+        for row in rows:
+            turns.append(seen[row.scope] if row.scope else None)
+            seen[row.scope or ""] += 1
+        return _columns(
+            rows,
+            self.block_tokens,
+            run_starts=np.concatenate(([0], np.cumsum([len(row.runs) for row in rows]))).astype(np.int64),
+            firsts=pairs[:, 0].copy(),
+            counts=pairs[:, 1].copy(),
+            salts=[row.scope or "" for row in rows],
+            sessions=_known([row.scope or None for row in rows]),
+            categories=_known([None if row.sub is None else "sub-agent" if row.sub else "agent" for row in rows]),
+            turns=_known(turns),
+        )
 
 
 def _pair(run: Any) -> tuple[int, int]:
@@ -269,53 +304,17 @@ class RunsLine(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     model: str | None = None
 
 
-def mooncake_columns(content: bytes, block_tokens: int) -> TraceColumns | None:
-    """A file of MooncakeLine; None where a line is anything else."""
-    rows = _rows(content, MooncakeLine)
-    lists = None if rows is None else _flat_lists([row.hash_ids for row in rows])
-    if rows is None or lists is None:
-        return None
-    ids, starts = lists
-    tenants = _known([row.tenant or None for row in rows])
-    columns = TraceColumns(
+def _columns(
+    rows: Sequence[MooncakeLine] | Sequence[RunsLine], block_tokens: int, **columns: Any
+) -> TraceColumns | None:
+    """Of all rows; None where times or lengths cannot be."""
+    found = TraceColumns(
         arrival_s=np.array([row.timestamp for row in rows]) / 1000,
         input_tokens=np.array([row.input_length for row in rows], dtype=np.int64),
-        run_starts=starts,
-        firsts=ids,
-        tenants=[tenant or "" for tenant in tenants] if tenants else None,
-        sessions=_known([row.session_id or None for row in rows]),
-        categories=_known([row.type or None for row in rows]),
-        turns=_known([row.turn for row in rows]),
         output_tokens=[row.output_length for row in rows],
+        **columns,
     )
-    return columns if _plausible(columns, block_tokens) else None
-
-
-def runs_columns(content: bytes, block_tokens: int) -> TraceColumns | None:
-    """A file of RunsLine; None where a line is anything else."""
-    rows = _rows(content, RunsLine)
-    if rows is None:
-        return None
-    pairs = np.array(list(chain.from_iterable(row.runs for row in rows)), dtype=np.int64).reshape(-1, 2)
-    seen: dict[str, int] = {}
-    turns: list[int | None] = []
-    for scope in (row.scope or None for row in rows):
-        turns.append(None if scope is None else seen.get(scope, 0))
-        if scope is not None:
-            seen[scope] = seen.get(scope, 0) + 1
-    columns = TraceColumns(
-        arrival_s=np.array([row.timestamp for row in rows]) / 1000,
-        input_tokens=np.array([row.input_length for row in rows], dtype=np.int64),
-        run_starts=np.concatenate(([0], np.cumsum([len(row.runs) for row in rows]))).astype(np.int64),
-        firsts=pairs[:, 0].copy(),
-        counts=pairs[:, 1].copy(),
-        salts=[row.scope or "" for row in rows],
-        sessions=_known([row.scope or None for row in rows]),
-        categories=_known([None if row.sub is None else "sub-agent" if row.sub else "agent" for row in rows]),
-        turns=_known(turns),
-        output_tokens=[row.output_length for row in rows],
-    )
-    return columns if _plausible(columns, block_tokens) else None
+    return found if _plausible(found, block_tokens) else None
 
 
 def _rows(content: bytes, kind: type[T]) -> list[T] | None:

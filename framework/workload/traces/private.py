@@ -50,7 +50,7 @@ class PrivateTrace:
         veil: for tests.
 
     Raises:
-        ConfigError: the file is there already, or cannot be written.
+        ConfigError: the file is there already, or cannot be written. OSError, of any method: it no longer can be.
     """
 
     def __init__(
@@ -67,21 +67,13 @@ class PrivateTrace:
         self._waiting[request] = None
 
     def ended(self) -> None:
-        """Write those whose turn it is.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write those whose turn it is."""
         while self._waiting and (first := next(iter(self._waiting))).total_tokens is not None:
             del self._waiting[first]
             self._write(first)
 
     def close(self) -> None:
-        """Write those that have ended, leave out those that have not, and close the file. Idempotent.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write those that have ended, leave out those that have not, and close the file. Idempotent."""
         if self._file is None:
             return
         try:
