@@ -27,8 +27,8 @@ class BlockPool:
     """What is known of `num_blocks` blocks: a column a fact, indexed by block id; entry 0 is the null block.
 
     A block is in one of three states: *free* (in the free set), *in use* (`ref` above 0), *cached* (neither). A block
-    with a `block_hash` is published; cached blocks always are. Columns are `array.array`: fast one at a time in Python,
-    and `column(name)` is a zero-copy NumPy view. About 57 bytes a block, and its hash.
+    with a `block_hash` is published; cached blocks always are. Columns are `array.array`: fast one at a time in Python.
+    About 57 bytes a block, and its hash.
 
     The free set is a sparse set: `free` is a stack, `slot[b]` where b lies in it; any member leaves in O(1).
 
@@ -109,12 +109,6 @@ class BlockPool:
             partial=ConstantColumn(value=False, length=size),  # only full blocks are published
             **facts,
         )
-
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """Column `name` as a read-only NumPy view, (num_blocks + 1,), entry 0 the null block's. Live."""
-        values = np.frombuffer(getattr(self, name), dtype=getattr(getattr(self, name), "typecode", "B"))
-        values.flags.writeable = False
-        return values
 
     def set_next_use(self, blocks: Iterable[int], access: float) -> None:
         """For a replay driver that knows the future: the access count of the next request for these blocks.

@@ -11,13 +11,12 @@ import pytest
 from fake_engines import make_engine
 from faulty_tiering import UntilTheFirstMiss
 from replay_helpers import workload
+from stepped_worker import Stepped, load, stepped, store
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor
 from framework.engine.tiers.engine_tiers import tier_maker
 from framework.engine.tiers.records import TierSetup
-from framework.guard.store import GuardedStore
-from framework.interfaces.store import BlockFormat
 from framework.interfaces.tiering import Event, TierBlock, Tiering
 from framework.registry.components import build_allocator
 from framework.replay.reference import replay
@@ -25,11 +24,8 @@ from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.sampling import Sampling
 from framework.tiers.movement import LowerTiers
 from framework.tiers.tier import Tier
-from framework.tiers.transfers import Copy, Link, LinkTransfers
-from framework.tiers.worker import WorkerTransfers
-from framework.types import BlockHash
+from framework.tiers.transfers import Link, LinkTransfers
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.store.host import Host
 from framework_builtin.tiering.on_eviction import OnEviction
 from framework_builtin.tiering.on_second_hit import OnSecondHit
 from framework_builtin.tiering.write_through import WriteThrough
@@ -102,27 +98,27 @@ def no_more_is_evicted_than_room_is_needed(make: Callable[[], Any]) -> None:
 
 def stores_go_on_under_a_stream_of_loads(make: Callable[[], Any]) -> None:
     """Within a few loads, however many more are asked for."""
-    moves = make()(Bytes(), [opened()], lambda: 0.0)
-    moves.submit([copy("a", 0, 1)])
+    moves = stepped(make())[0]
+    moves.submit([store("a", 1)])
     moves.step()
-    moves.submit([copy("b", 0, 1)])
+    moves.submit([store("b", 1)])
     done: list[str] = []
     for _ in range(50):
-        moves.submit([copy("a", 1, 0)])
+        moves.submit([load("a", 1)])
         done += moves.step()
-    assert "b" in done[:10], "0 bytes were stored in all this time"
+    assert "b to 1" in done[:10], "0 bytes were stored in all this time"
 
 
 def a_load_does_not_wait_for_the_stores_before_it(make: Callable[[], Any]) -> None:
     """A request that waits for its blocks has them after one store at most, whatever was evicted before."""
-    moves = make()(Bytes(), [opened()], lambda: 0.0)
-    moves.submit([copy("a", 0, 1)])
+    moves = stepped(make())[0]
+    moves.submit([store("a", 1)])
     moves.step()
     for number in range(30):
-        moves.submit([copy(f"evicted {number}", 0, 1)])
-    moves.submit([copy("a", 1, 0)])
+        moves.submit([store(f"evicted {number}", 1)])
+    moves.submit([load("a", 1)])
     done = [name for _ in range(2) for name in moves.step()]
-    assert "a" in done, "the load waits behind 30 stores"
+    assert "a to 0" in done, "the load waits behind 30 stores"
 
 
 # What they are tried on
@@ -146,17 +142,6 @@ def evicts_half(self: LowerTiers, tier: Tier, now: float) -> bool:
     return _make_room(self, tier, now)
 
 
-class Stepped(WorkerTransfers):
-    """One job a call of `step`, in this thread."""
-
-    def _start(self) -> None:
-        pass
-
-    def step(self) -> list[str]:
-        self._carry_out()
-        return [copy.key.decode() for copy in self.finished()]
-
-
 class LoadsAlways(Stepped):
     """Whoever waits to be stored waits until nobody loads."""
 
@@ -169,30 +154,6 @@ class FirstIn(Stepped):
 
     def _must_wait(self, load: Any) -> bool:
         return True
-
-
-class Bytes:
-    block_bytes = 4
-
-    def read(self, block: int, into: Any = None) -> Callable[[], Any]:
-        data = np.zeros(4, dtype=np.uint8) if into is None else into
-        return lambda: data
-
-    def allocate(self, num_bytes: int) -> memoryview:
-        return np.empty(num_bytes, dtype=np.uint8).data
-
-    def write(self, block: int, data: Any) -> None:
-        pass
-
-
-def opened() -> GuardedStore:
-    store = GuardedStore(Host())
-    store.open(BlockFormat("m", "uint8", "NHD", 1, "sha256", 4), 50)
-    return store
-
-
-def copy(name: str, source: int, target: int) -> Copy:
-    return Copy(BlockHash(name.encode()), source, target, 1)
 
 
 def replayed(blocks: int) -> tuple[Engine, Any]:

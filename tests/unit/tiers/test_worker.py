@@ -3,67 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
+from stepped_worker import Bytes, Stepped, load, stepped, store
 
 from framework.errors import StoreFailed
-from framework.guard.store import GuardedStore
-from framework.interfaces.store import BlockFormat, Store
-from framework.tiers import worker
-from framework.tiers.transfers import Copy
+from framework.interfaces.store import BlockFormat
 from framework.tiers.worker import WorkerTransfers
 from framework.types import BlockHash
 from framework_builtin.store.host import Host
-
-FORMAT = BlockFormat("m", "uint8", "NHD", 1, "sha256", 4)
-
-
-class Bytes:
-    block_bytes = 4
-
-    def __init__(self) -> None:
-        self.blocks = np.arange(400, dtype=np.uint8).reshape(100, 4)
-
-    def read(self, block: int, into: Any = None) -> Callable[[], Any]:
-        data = np.empty(4, dtype=np.uint8) if into is None else into
-        data[:] = self.blocks[block]
-        return lambda: data
-
-    def allocate(self, num_bytes: int) -> memoryview:
-        return np.empty(num_bytes, dtype=np.uint8).data
-
-    def write(self, block: int, data: Any) -> None:
-        self.blocks[block] = data
-
-
-class Stepped(WorkerTransfers):
-    """One job a call of `step`, in this thread."""
-
-    def _start(self) -> None:
-        pass
-
-    def step(self) -> list[str]:
-        self._carry_out()
-        return [f"{copy.key.decode()} to {copy.target}" for copy in self.finished()]
-
-
-def stepped(kind: type[WorkerTransfers] = Stepped, stores: Sequence[Store] | None = None) -> tuple[Any, Bytes]:
-    pool = Bytes()
-    guarded = [GuardedStore(store) for store in (stores or [Host(), Host()])]
-    for store in guarded:
-        store.open(FORMAT, 50)
-    return kind(pool, guarded, lambda: 0.0), pool
-
-
-def store(name: str, block: int, tier: int = 1) -> Copy:
-    return Copy(BlockHash(name.encode()), 0, tier, block)
-
-
-def load(name: str, block: int, tier: int = 1) -> Copy:
-    return Copy(BlockHash(name.encode()), tier, 0, block)
 
 
 def test_loads_go_ahead_of_stores_but_not_of_their_own() -> None:
@@ -75,28 +24,6 @@ def test_loads_go_ahead_of_stores_but_not_of_their_own() -> None:
     assert [moves.step() for _ in range(4)] == [["a to 0"], ["b to 1"], ["c to 1"], ["c to 0"]]
     assert pool.blocks[10].tolist() == pool.blocks[1].tolist()
     assert pool.blocks[11].tolist() == pool.blocks[3].tolist()
-
-
-class AlwaysLoads(Stepped):
-    """The faulty order: whoever waits to be stored waits until nobody loads."""
-
-    def _must_wait(self, load: Any) -> bool:
-        return False
-
-
-@pytest.mark.parametrize("kind", [Stepped, AlwaysLoads])
-def test_stores_are_not_starved_by_loads(kind: type[WorkerTransfers]) -> None:
-    """A drain of one engine stored 0 bytes in half an hour."""
-    moves, _ = stepped(kind)
-    moves.submit([store("a", 1)])
-    moves.step()
-    moves.submit([store("b", 2)])
-    seen = []
-    for number in range(50):
-        moves.submit([load("a", 10 + number)])
-        seen += moves.step()
-    assert ("b to 1" in seen) is (kind is Stepped)
-    assert kind is not Stepped or seen.index("b to 1") <= worker._MOST_LOADS
 
 
 def test_an_evicted_block_is_read_when_it_is_released_and_once() -> None:
