@@ -12,7 +12,7 @@ from framework.interfaces.eviction import BlockView
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework.tiers.movement import LowerTiers
 from framework.tiers.tier import Tier
-from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, RequestFacts
+from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.eviction.sieve import Sieve
@@ -26,36 +26,15 @@ class Tree:
     def __init__(self) -> None:
         self.last: dict[Node, int] = {}
         self.counts: dict[Node, int] = {}
-
-    def name(self, key: Node) -> BlockHash:
-        return BlockHash(bytes(key))
-
-    def depth(self, key: Node) -> int:
-        return len(key) - 1
-
-    def num_tokens(self, key: Node) -> int:
-        return 16 * len(key)
-
-    def parent(self, key: Node) -> Node:
-        return key[:-1]
-
-    def partial(self, key: Node) -> bool:
-        return False
-
-    def tenant(self, key: Node) -> int:
-        return 0
-
-    def last_use(self, key: Node) -> int:
-        return self.last[key]
-
-    def uses(self, key: Node) -> int:
-        return self.counts[key]
-
-    def next_use(self, key: Node) -> float:
-        return float("inf")
-
-    def last_request(self, key: Node) -> RequestFacts:
-        return UNKNOWN_REQUEST
+        self.name = lambda key: BlockHash(bytes(key))
+        self.depth = lambda key: len(key) - 1
+        self.num_tokens = lambda key: 16 * len(key)
+        self.parent = lambda key: key[:-1]
+        self.partial = lambda key: False
+        self.tenant = lambda key: 0
+        self.last_use, self.uses = self.last.__getitem__, self.counts.__getitem__
+        self.next_use = lambda key: float("inf")
+        self.last_request = lambda key: UNKNOWN_REQUEST
 
 
 class Erratic(Tiering):

@@ -60,6 +60,12 @@ def random_requests(seed: int, count: int, width: int = 2, longest: int = 4) -> 
     return [[rng.randrange(width) for _ in range(rng.randint(1, longest))] for _ in range(count)]
 
 
+def flushed(prompt: list[int], times: int, pool: int) -> list[list[int]]:
+    """A prompt, again and again, each time after others filled the pool."""
+    fill = random.Random(0)
+    return [ids for _ in range(times) for ids in (prompt, *([fill.randrange(10**6)] for _ in range(pool)))]
+
+
 def slow_replay(
     requests: Sequence[Sequence[int]], capacity: int, key: Key, leaf_first: bool = False
 ) -> tuple[list[int], int, int]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from faulty_tiering import UntilTheFirstMiss
-from replay_helpers import random_requests, workload
+from replay_helpers import flushed, random_requests, workload
 
 from framework.errors import InvalidArgument, PluginError
 from framework.interfaces.eviction import EvictionPolicy
@@ -209,12 +208,6 @@ def test_what_a_rule_does_not_load_is_recomputed() -> None:
     assert below.request_hits == [(0, 0), (0, 0), (0, 2)]
     assert below.lower.tiers[0].counts.read == 2, "what is recomputed is not read"
     assert below.lower.tiers[0].counts.dropped == 4, "the pool has all four again"
-
-
-def flushed(prompt: list[int], times: int, pool: int) -> list[list[int]]:
-    """A prompt, again and again, each time after others filled the pool."""
-    fill = random.Random(0)
-    return [ids for _ in range(times) for ids in (prompt, *([fill.randrange(10**6)] for _ in range(pool)))]
 
 
 def test_a_threshold_counts_what_was_recomputed_and_what_lies_behind_a_miss() -> None:

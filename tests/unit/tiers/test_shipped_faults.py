@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from fake_engines import make_engine
 from faulty_tiering import UntilTheFirstMiss
-from replay_helpers import workload
+from replay_helpers import flushed, workload
 from stepped_worker import Stepped, load, stepped, store
 
 from framework.engine.engine import Engine
@@ -38,12 +37,6 @@ def tier_after(prompts: list[list[int]], rule: Tiering, pool: int, blocks: int) 
     replay(paths, Lru(), pool, below=below)
     below.lower.check()
     return below.lower.tiers[0]
-
-
-def flushed(prompt: list[int], times: int, pool: int) -> list[list[int]]:
-    """A prompt, again and again, each time after others filled the pool."""
-    fill = random.Random(0)
-    return [ids for _ in range(times) for ids in (prompt, *([fill.randrange(10**6)] for _ in range(pool)))]
 
 
 # The checks
