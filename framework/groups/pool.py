@@ -115,7 +115,6 @@ class Pool:
 
     @property
     def used(self) -> int:
-        """Blocks in use by requests."""
         return self.num_blocks - len(self.free) - self.unreferenced
 
     def find(self, group: int, node: int) -> int:

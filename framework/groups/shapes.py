@@ -32,7 +32,6 @@ def groups_of(
     block_tokens: int = 16,
     layout: Literal["by_kind", "one_page"] = "by_kind",
     kv_bytes: int = 2,
-    state_bytes: int = 4,
     num_drafts: int = 0,
 ) -> tuple[KVGroup, ...]:
     """The groups of a model, full attention first.
@@ -43,14 +42,14 @@ def groups_of(
             holds a state.
         layout: `by_kind` has one group a kind. `one_page` splits kinds into groups of equally many layers, as many as
             the kind with the fewest has, whose blocks all have the bytes of one page; what does not fill it is padding.
-        kv_bytes, state_bytes: a number of K and V, and of a recurrent state. Convolutions keep 2.
+        kv_bytes: a number of K and V. Recurrent states keep 4 for each, convolutions 2.
         num_drafts: tokens that a draft model proposes, for each of which a convolution keeps one more.
 
     Raises:
         ConfigError: an unknown name, or a configuration that does not name its layers in a way known here.
     """
     try:
-        kinds = _layers(_config(config), kv_bytes, state_bytes, num_drafts)
+        kinds = _layers(_config(config), kv_bytes, num_drafts)
     except KeyError as error:
         raise ConfigError(f"the model's configuration has no {error}, which its groups are made from; give the "
                           "config.json of a decoder, or a named shape") from error  # fmt: skip
@@ -133,7 +132,7 @@ def _config(config: Mapping[str, Any] | str) -> Mapping[str, Any]:
     return dict(found.get("text_config", found)) if isinstance(found, Mapping) else {}
 
 
-def _layers(config: Mapping[str, Any], kv_bytes: int, state_bytes: int, num_drafts: int) -> dict[Kind, _Layers]:
+def _layers(config: Mapping[str, Any], kv_bytes: int, num_drafts: int) -> dict[Kind, _Layers]:
     types = _types(config)
     if "kv_lora_rank" in config:  # multi-head latent attention: one vector and its rotary part
         token = (config["kv_lora_rank"] + config["qk_rope_head_dim"]) * kv_bytes
@@ -144,7 +143,7 @@ def _layers(config: Mapping[str, Any], kv_bytes: int, state_bytes: int, num_draf
     found: dict[Kind, _Layers] = {}
     for kind in dict.fromkeys(types):
         if kind == "state":
-            found[kind] = _Layers(types.count(kind), _state(config, state_bytes, num_drafts))
+            found[kind] = _Layers(types.count(kind), _state(config, num_drafts))
         else:
             length = {"full": 0, "window": config.get("sliding_window"), "chunk": config.get("attention_chunk_size")}[
                 kind
@@ -178,7 +177,7 @@ def _types(config: Mapping[str, Any]) -> list[Kind]:
     return ["full"] * count
 
 
-def _state(config: Mapping[str, Any], state_bytes: int, num_drafts: int) -> int:
+def _state(config: Mapping[str, Any], num_drafts: int) -> int:
     """Bytes of one layer's recurrent state: a matrix a head, and what the short convolution looks back to."""
     if linear := config.get("linear_attn_config"):
         heads, key, value = linear["num_heads"], linear["head_dim"], linear["head_dim"]
@@ -187,7 +186,7 @@ def _state(config: Mapping[str, Any], state_bytes: int, num_drafts: int) -> int:
         heads, key, value = (config[f"linear_{name}"] for name in ("num_value_heads", "key_head_dim", "value_head_dim"))
         channels = 2 * config["linear_num_key_heads"] * key + heads * value
         kernel = config["linear_conv_kernel_dim"]
-    return int(heads * key * value * state_bytes + (kernel - 1 + num_drafts) * channels * 2)
+    return int(heads * key * value * 4 + (kernel - 1 + num_drafts) * channels * 2)
 
 
 def _qwen(num_layers: int, width: int, num_kv_heads: int, num_value_heads: int) -> dict[str, Any]:

@@ -169,7 +169,6 @@ class Account:
         }
 
     def sentence(self) -> str:
-        """The account in one sentence."""
         counts = self.totals("tokens")
         missed = sum(counts.values()) - counts["hit"]
         if not missed:

@@ -281,7 +281,6 @@ class BlockCache:
                 raise InvalidArgument(f"commit into block {block}, which is published with other content; extend first")
 
     def _undo_publication(self, new: Sequence[int], pinned: Sequence[int]) -> None:
-        """Undo a publication that the policy did not take."""
         self.index.remove(new[::-1])
         self.host.unpin(pinned)
 
@@ -371,7 +370,6 @@ class BlockCache:
             raise
 
     def leave(self, block: int) -> int:
-        """See framework.guard.policy.Tree."""
         above = self.index.parent(block)
         if not above:
             return 0
@@ -379,7 +377,6 @@ class BlockCache:
         return above if not self.pool.ref[above] and self.is_leaf(above) else 0
 
     def stay(self, block: int) -> None:
-        """See framework.guard.policy.Tree."""
         above = self.index.parent(block)
         self.pool.children[above] += above > 0
 

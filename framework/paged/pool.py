@@ -67,7 +67,6 @@ class BlockPool:
 
     @cached_property
     def tenant(self) -> array[int]:
-        """Who a block's content belongs to."""
         return array("i", [0]) * (self.num_blocks + 1)
 
     @cached_property
@@ -231,7 +230,6 @@ def indices(blocks: Sequence[int]) -> npt.NDArray[np.intp]:
 
 
 def gather(column: Sequence[_Fact], blocks: Sequence[int]) -> tuple[_Fact, ...]:
-    """The column's entry of each of these blocks."""
     return itemgetter(*blocks)(column) if len(blocks) > 1 else tuple(column[block] for block in blocks)
 
 

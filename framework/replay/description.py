@@ -77,7 +77,6 @@ class TraceDescription:
     sharing: Sharing | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)
 
 

@@ -141,11 +141,9 @@ class Foresight:
         self._known = np.zeros(self._paths.num_nodes)
 
     def attach(self, engine: Engine) -> None:
-        """From here on the engine's allocator knows."""
         engine.state.foresee = self
 
     def __call__(self, seq: Sequence, returning: bool) -> list[float]:
-        """See EngineState.foresee."""
         number = seq.request.number
         if returning:
             return [float(number + 1)] * (len(seq.tokens) // self._size)

@@ -38,11 +38,9 @@ class KnownRequests:
 
     @classmethod
     def empty(cls) -> KnownRequests:
-        """For no request yet."""
         return cls([], [], [], [], [], [], [])
 
     def add(self, request: WorkloadRequest) -> None:
-        """One more request."""
         self.arrival.append(request.arrival_s)
         self.session.append(request.session)
         self.category.append(request.category)

@@ -201,7 +201,6 @@ class _Replay:
         return summarise(self.paths, request_hits, self.num_admitted, self.num_evicted)
 
     def _begin(self, below: ReplayTiers, request: int, path: list[int], blocks: list[Any]) -> int:
-        """See ReplayTiers.begin."""
         if self.losses is None:
             return below.begin(request, path, blocks)
         lying = [below.lower.where(node) > 0 for node in path]
@@ -213,7 +212,6 @@ class _Replay:
         return self._children_of(block) > 0
 
     def _decline(self, block: int) -> None:
-        """The policy would not keep this block of the request at hand."""
         node = self.node_of[block]
         self._give_up(node, block)
         self.num_resident -= 1

@@ -204,7 +204,6 @@ class Roofline:
         return self._kv_bytes
 
     def __call__(self, step: Step, rows: Rows) -> float:
-        """Seconds for `step`."""
         return self._seconds_of(step.num_new, step.computed)
 
     def prefill_s(self, cached: int, tokens: int) -> float:

@@ -74,7 +74,6 @@ class _Fenwick:
         return self._values[slot]
 
     def prefix(self, count: int) -> int:
-        """Sum of the first `count` slots."""
         total, tree = 0, self._tree
         while count:
             total += tree[count]
@@ -85,12 +84,12 @@ class _Fenwick:
 Histogram = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-def distance_histogram(distances: Ints, bins_per_octave: int = 4) -> Histogram:
-    """(edges (n + 1,), counts (n,)) of the finite distances, in bins of equal ratio."""
+def distance_histogram(distances: Ints) -> Histogram:
+    """(edges (n + 1,), counts (n,)) of the finite distances, four bins of equal ratio an octave."""
     finite = distances[distances > 0]
     if not len(finite):
         return np.array([1, 2]), np.array([0])
     octaves = int(np.ceil(np.log2(finite.max() + 1)))
-    edges = np.unique(np.round(2 ** (np.arange(octaves * bins_per_octave + 1) / bins_per_octave)).astype(np.int64))
+    edges = np.unique(np.round(2 ** (np.arange(4 * octaves + 1) / 4)).astype(np.int64))
     edges[-1] = max(int(edges[-1]), int(finite.max()) + 1)
     return edges, np.histogram(finite, edges)[0]

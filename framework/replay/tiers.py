@@ -103,7 +103,6 @@ class ReplayTiers:
         self._new: frozenset[int] = frozenset()
 
     def evicted(self, request: int, node: int) -> None:
-        """The pool gave up this node."""
         self.lower.evicted(node, self._now)
 
     def begin(self, request: int, path: Sequence[int], blocks: Sequence[Any]) -> int:
@@ -124,7 +123,6 @@ class ReplayTiers:
         self.lower.settle(held, self._new, self._now)
 
     def end(self) -> None:
-        """The request is over."""
         self.lower.end(self._now)
 
     @property

@@ -116,7 +116,6 @@ class LowerTiers:
                 self._ask(tier.number, key, "used", now, pinned=pinned)
 
     def evicted(self, key: Key, now: float) -> None:
-        """The pool gave up this content."""
         self._ask(0, key, "evicted", now, pinned=False)
 
     def end(self, now: float) -> None:

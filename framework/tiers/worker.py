@@ -246,7 +246,6 @@ class WorkerTransfers:
         return found
 
     def _carry_out(self) -> None:
-        """Do the next job."""
         with self._lock:
             if not self._loads and not self._jobs:  # dropped meanwhile
                 return

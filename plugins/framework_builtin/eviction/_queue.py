@@ -44,12 +44,10 @@ class Queue:
         return shown
 
     def show(self, block: BlockId) -> None:
-        """It is a candidate now."""
         self._shown.add(block)
         self._stack(block)
 
     def hide(self, block: BlockId) -> None:
-        """It is a candidate no longer."""
         self._shown.discard(block)
 
     def front(self) -> BlockId | None:
@@ -126,7 +124,6 @@ class Ghosts:
         return self._values.pop(key, None)
 
     def drop_oldest(self) -> None:
-        """Forget the oldest."""
         self._values.popitem(last=False)
 
     def trim(self) -> None:

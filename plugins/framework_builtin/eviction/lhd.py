@@ -173,7 +173,6 @@ class _Model:
         self.densities = self._table.ravel().data
 
     def learn(self) -> None:
-        """Take in what happened since the last time."""
         for counts, where in ((self._hits, self.hit_at), (self._evictions, self.evicted_at)):
             counts += np.bincount(where, minlength=counts.size).reshape(counts.shape) if where else 0.0
             counts *= 0.9
