@@ -12,7 +12,6 @@ import numpy as np
 
 from experiments.shared import CONVERSATION, parse, publish, save, table, trace_path, write_provenance, write_rows
 from framework.registry.components import build_component
-from framework.replay.optimum import replay_optimum
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import CacheOnlyResult, replay, replay_infinite
 from framework.workload.traces import open_trace
@@ -70,11 +69,9 @@ def _replayed(cell: Cell) -> CacheOnlyResult:
     paths = paths_of(full)
     if size is None:
         return replay_infinite(paths)
-    if policy == "optimum":
-        return replay_optimum(paths, size)
     name, _, leaf_first = policy.partition(" ")
     built = build_component("eviction", name, {"num_blocks": size, "block_size": paths.block_tokens, "seed": 0})
-    return replay(paths, built, size, leaf_first=bool(leaf_first))
+    return replay(paths, built, size, leaf_first=bool(leaf_first), bypass=built.bypass)
 
 
 def _row(cell: Cell) -> dict[str, Any]:

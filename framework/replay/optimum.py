@@ -8,8 +8,8 @@ content then (`EvictionPolicy.keep`) is held to it too. Both are exact: no sched
 in the request model of `framework.replay.reference`. For a cache whose requests overlap, or that caches outputs which
 prompts do not hit, both are upper bounds only.
 
-`optimum_hits` counts hits, in time that grows with the requests rather than with their blocks. `replay_optimum` counts
-admissions and evictions too, block by block.
+`optimum_hits` counts hits, in time that grows with the requests rather than with their blocks. A cache-only replay with
+the policy `optimum`, or `belady` for the pinned one, hits the same, and counts admissions and evictions too.
 
 Why furthest-next-use is exact here though a block needs its ancestors: whoever requests a block requests its
 ancestors, so an ancestor's next use is never later than its descendant's. Keeping the nearest next uses, shallower
@@ -31,9 +31,7 @@ from itertools import accumulate
 import numpy as np
 
 from framework.errors import InvalidArgument
-from framework.replay.paths import CacheOnlyResult, Ints, RequestPaths, summarise
-
-_Entry = tuple[int, int, int]  # (-(next request, depth), -last request, node)
+from framework.replay.paths import Ints, RequestPaths
 
 
 def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool, held: int | None = None) -> Ints:
@@ -49,7 +47,8 @@ def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool, held: in
     O(log R) a run of equal next requests, of which there are a few a request: 0.1 s for 1.3 million references, once
     `paths.next_runs` are made.
     """
-    _check_capacity(num_blocks)
+    if num_blocks < 1:
+        raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
     kept = _Kept(paths.num_requests)
     hits = np.zeros(paths.num_requests, dtype=np.int64)
     for request, (ends, following) in enumerate(paths.next_runs):
@@ -96,64 +95,6 @@ class _Kept:
             self._total -= gone
             if not self._counts[request]:
                 heapq.heappop(self._furthest)
-
-
-def _check_capacity(num_blocks: int) -> None:
-    if num_blocks < 1:
-        raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
-
-
-def replay_optimum(paths: RequestPaths, num_blocks: int, *, bypass: bool = True) -> CacheOnlyResult:
-    """Keep, after each request, the blocks with the nearest next request, shallower first among equals.
-
-    Among blocks that nobody requests again and that lie equally deep, the one requested last goes first.
-
-    Args:
-        bypass: the request's own blocks compete with the resident ones, so a block of no further use costs nothing.
-            False: its first `num_blocks` blocks are resident after it, whatever their future, and only others go.
-
-    `admitted` counts blocks kept after the request that brought them, so that `evictions` are real removals.
-
-    Raises:
-        InvalidArgument: `num_blocks` below 1.
-
-    O(log n) a reference.
-    """
-    _check_capacity(num_blocks)
-    resident: dict[int, int] = {}  # node -> its next request
-    heap: list[_Entry] = []  # furthest next request first, then deepest, stale entries included
-    depths, scale = paths.depths.tolist(), int(paths.depths.max(initial=0)) + 1
-    bounds, hits, admitted, evicted = paths.starts.tolist(), [], 0, 0
-    for request, path in enumerate(paths.walk()):
-        num_hits = next((i for i, node in enumerate(path) if node not in resident), len(path))
-        hits.append(num_hits)
-        before = len(resident)
-        if not bypass:
-            path = path[:num_blocks]
-        coming = paths.next_requests[bounds[request] : bounds[request] + len(path)].tolist()
-        fresh = [node for node in path if node not in resident]
-        resident.update(zip(path, coming, strict=True))
-        if bypass:
-            _push(heap, path, coming, depths, scale, request)
-        while len(resident) > num_blocks:
-            node, expected = _pop(heap, scale)
-            if resident.get(node) == expected:
-                del resident[node]
-        if not bypass:
-            _push(heap, path, coming, depths, scale, request)
-        kept = sum(node in resident for node in fresh)
-        admitted, evicted = admitted + kept, evicted + before + kept - len(resident)
-    return summarise(paths, hits, admitted, evicted)
-
-
-def _push(heap: list[_Entry], path: list[int], coming: list[int], depths: list[int], scale: int, request: int) -> None:
-    for node, following in zip(path, coming, strict=True):
-        heapq.heappush(heap, (-(following * scale + depths[node]), -request, node))
-
-
-def _pop(heap: list[_Entry], scale: int) -> tuple[int, int]:
-    rank, _, node = heapq.heappop(heap)
-    return node, -rank // scale
 
 
 def tier_optima(paths: RequestPaths, sizes: Sequence[int], *, pinned: bool) -> tuple[int, ...]:

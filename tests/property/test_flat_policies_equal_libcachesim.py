@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from replay_helpers import flat_paths
 
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.optimum import replay_optimum
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest, open_trace
 from framework_builtin.eviction.arc import Arc
+from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.clock import Clock
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.gdsf import Gdsf
@@ -175,4 +175,4 @@ def test_flat_belady_equals_libcachesims(tmp_path: Path) -> None:
     for node, future in zip(paths.nodes.tolist(), following, strict=True):
         next_access = future if future < paths.num_requests else 2**62
         hits += cache.get(libcachesim.Request(obj_id=node + 1, obj_size=1, next_access_vtime=next_access))
-    assert replay_optimum(paths, 100, bypass=False).hit_blocks == hits
+    assert replay(paths, Belady(), 100).hit_blocks == hits

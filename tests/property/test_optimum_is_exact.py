@@ -12,21 +12,14 @@ from replay_helpers import best_hits, flat_paths, random_requests, workload
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.optimum import optimum_hits, replay_optimum
+from framework.replay.optimum import optimum_hits
+from framework.replay.paths import CacheOnlyResult, RequestPaths
 from framework.replay.reference import replay
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
-
-
-@pytest.mark.parametrize("bypass", [True, False])
-def test_no_schedule_hits_more_than_the_optimum(bypass: bool) -> None:
-    for seed in range(80):
-        requests = random_requests(seed, count=7, width=2, longest=3)
-        capacity = 1 + seed % 4
-        found = replay_optimum(workload(requests), capacity, bypass=bypass).hit_blocks
-        assert found == best_hits(requests, capacity, bypass), (seed, capacity, requests)
+from framework_builtin.eviction.optimum import Optimum
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -38,55 +31,46 @@ def test_no_schedule_hits_more_than_the_optimum_counted_by_coming_requests(pinne
         assert found == best_hits(requests, capacity, bypass=not pinned), (seed, capacity, requests)
 
 
+def by_policy(paths: RequestPaths, capacity: int, *, pinned: bool) -> CacheOnlyResult:
+    return replay(paths, Belady() if pinned else Optimum(), capacity, bypass=not pinned)
+
+
 @pytest.mark.parametrize("pinned", [True, False])
 def test_counting_coming_requests_and_moving_blocks_hit_alike(pinned: bool) -> None:
     for seed in range(40):
         paths = workload(random_requests(seed, count=150, width=3, longest=7))
         for capacity in (1, 3, 9, 40):
-            slow = replay_optimum(paths, capacity, bypass=not pinned).request_hits
-            fast = optimum_hits(paths, capacity, pinned=pinned)
-            assert fast.tolist() == slow.tolist(), (seed, capacity)
+            fast = optimum_hits(paths, capacity, pinned=pinned).tolist()
+            assert fast == by_policy(paths, capacity, pinned=pinned).request_hits.tolist(), (seed, capacity)
+            assert pinned or fast == replay(paths, Belady(), capacity, bypass=True).request_hits.tolist()
 
 
 def test_flat_belady_is_the_best_of_a_stream_of_single_blocks() -> None:
     for seed in range(60):
         requests = random_requests(seed, count=9, width=5, longest=1)
         capacity = 1 + seed % 3
-        found = replay_optimum(flat_paths(workload(requests)), capacity, bypass=False).hit_blocks
+        found = by_policy(flat_paths(workload(requests)), capacity, pinned=True).hit_blocks
         assert found == best_hits(requests, capacity, bypass=False), (seed, capacity, requests)
 
 
-@pytest.mark.parametrize("policy", [Lru, Lfu, Arc, Belady])
+@pytest.mark.parametrize("policy", [Lru, Lfu, Arc])
 def test_no_policy_beats_the_optimum(policy: type[EvictionPolicy]) -> None:
     for seed in range(30):
         paths = workload(random_requests(seed, count=120, width=3, longest=5))
         for capacity in (1, 5, 17, 60):
-            ceiling = replay_optimum(paths, capacity).hit_blocks
-            forced = replay_optimum(paths, capacity, bypass=False).hit_blocks
+            forced, ceiling = (int(optimum_hits(paths, capacity, pinned=pinned).sum()) for pinned in (True, False))
             found = replay(paths, policy(), capacity).hit_blocks
             assert found <= forced <= ceiling, (policy.__name__, seed, capacity)
 
 
-def test_belady_through_the_callbacks_equals_both_optima() -> None:
-    for seed in range(30):
-        paths = workload(random_requests(seed, count=120, width=3, longest=5))
-        for capacity in (1, 4, 20):
-            for bypass in (True, False):
-                optimum = replay_optimum(paths, capacity, bypass=bypass)
-                found = replay(paths, Belady(), capacity, bypass=bypass)
-                assert found.request_hits.tolist() == optimum.request_hits.tolist(), (seed, capacity, bypass)
-
-
 def test_the_optimum_counts_what_it_keeps() -> None:
     paths = workload([[1], [2], [1], [2], [3]])
-    result = replay_optimum(paths, 1)
+    result = by_policy(paths, 1, pinned=False)
     assert (result.hit_blocks, result.admitted, result.evictions) == (1, 1, 0), "2 and 3 are declined, 1 stays"
-    forced = replay_optimum(paths, 1, bypass=False)
+    forced = by_policy(paths, 1, pinned=True)
     assert (forced.hit_blocks, forced.admitted, forced.evictions) == (0, 5, 4)
 
 
 def test_an_empty_cache_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="num_blocks"):
-        replay_optimum(flat_paths(workload([[1]])), 0)
     with pytest.raises(InvalidArgument, match="num_blocks"):
         optimum_hits(workload([[1]]), 0, pinned=True)

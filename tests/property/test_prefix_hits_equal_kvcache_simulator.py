@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.replay.optimum import replay_optimum
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import CacheOnlyResult, replay
 from framework.workload.traces import TraceRequest, open_trace
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.eviction.optimum import Optimum
 
 policies = pytest.importorskip("kvcache_sim.policies", reason="kvcache-simulator is not installed")
 plans = pytest.importorskip("kvcache_sim.plan")
@@ -24,7 +24,7 @@ parser = pytest.importorskip("kvcache_sim.trace")
 
 OURS = {
     "lru": lambda paths, size: replay(paths, Lru(), size),
-    "optimal": lambda paths, size: replay_optimum(paths, size),
+    "optimal": lambda paths, size: replay(paths, Optimum(), size, bypass=True),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from replay_helpers import flat_paths
 
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.optimum import optimum_hits, replay_optimum
+from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay, replay_infinite
 from framework.replay.stack import lru_curve
@@ -19,6 +19,7 @@ from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.eviction.optimum import Optimum
 
 CONVERSATION, AGENTIC = "mooncake_conversation_trace.jsonl.gz", "agentic_coding_100_sessions.jsonl.gz"
 CAPACITIES = (100_000, 50_000, 30_000, 20_000, 10_000, 5_000, 3_000, 1_000)
@@ -71,7 +72,7 @@ def test_policies_on_the_conversation_trace(traces: Path, name: str, size: int, 
 
 @pytest.mark.parametrize(("name", "size", "hits"), cases(("optimum",)))
 def test_the_optimum_on_the_conversation_trace(traces: Path, name: str, size: int, hits: int) -> None:
-    assert replay_optimum(read(traces / CONVERSATION), size).hit_blocks == hits
+    assert replay(read(traces / CONVERSATION), Optimum(), size, bypass=True).hit_blocks == hits
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_full_blocks_only_on_the_conversation_trace(traces: Path) -> None:
     golden = {100_000: 104_926, 50_000: 102_724, 30_000: 95_337, 10_000: 62_005, 1_000: 12_990}
     assert dict(zip(golden, lru_curve(paths, list(golden)), strict=True)) == golden
     assert replay(paths, Lru(), 10_000).hit_blocks == golden[10_000]
-    assert replay_optimum(paths, 1_000).hit_blocks == 54_977
+    assert optimum_hits(paths, 1_000, pinned=False).sum() == 54_977
 
 
 def test_one_pass_gives_lru_at_every_capacity(traces: Path) -> None:
@@ -136,15 +137,6 @@ def test_policies_on_the_agentic_trace(traces: Path, name: str, size: int, hits:
     assert replay(read(traces / AGENTIC, 512), POLICIES[name](), size).hit_blocks == hits
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "hits"),
-    [(10_000, 1_272_370), (5_000, 1_246_117), (3_000, 1_180_175), (2_000, 1_091_031), (1_000, 848_623)],
-)
-def test_the_optimum_on_the_agentic_trace(traces: Path, size: int, hits: int) -> None:
-    assert replay_optimum(read(traces / AGENTIC, 512), size).hit_blocks == hits
-
-
 BOTH_OPTIMA = {
     CONVERSATION: {
         10_000: (105_710, 105_710), 5_000: (98_448, 97_995), 3_000: (84_953, 84_121), 1_000: (55_019, 51_705),
@@ -168,12 +160,11 @@ def test_both_optima_counted_by_coming_requests(traces: Path, name: str, size: i
 def test_belady_as_a_policy_with_bypass_hits_as_much_as_the_optimum(traces: Path) -> None:
     paths = read(traces / CONVERSATION)
     assert replay(paths, Belady(), 1_000, bypass=True).hit_blocks == 55_019
-    assert replay(paths, Belady(), 1_000).request_hits.tolist() == (
-        replay_optimum(paths, 1_000, bypass=False).request_hits.tolist()
-    )
+    pinned = optimum_hits(paths, 1_000, pinned=True)
+    assert replay(paths, Belady(), 1_000).request_hits.tolist() == pinned.tolist()
 
 
 @pytest.mark.slow
 def test_flat_belady_on_the_conversation_trace(traces: Path) -> None:
     paths = flat_paths(read(traces / CONVERSATION))
-    assert round(replay_optimum(paths, 10_000, bypass=False).block_hit_rate, 4) == 0.3664
+    assert round(replay(paths, Belady(), 10_000).block_hit_rate, 4) == 0.3664
