@@ -21,10 +21,14 @@ import numpy as np
 
 from experiments.live.checkpoint import make
 from experiments.live.server import (
+    LIKE_VLLM,
+    LIMITS,
+    LONGEST,
     Answer,
     Ask,
     Client,
     Server,
+    arguments_of,
     both,
     counting_evictions,
     drawn,
@@ -34,20 +38,10 @@ from experiments.live.server import (
 )
 from experiments.shared import parse, publish, table, write_provenance, write_rows
 
-BLOCK, BLOCKS, LONGEST = 32, 96, 1024
-ROWS, STEP_TOKENS = 8, 512
-ARGUMENTS = (
-    "--enforce-eager", "--block-size", str(BLOCK), "--max-model-len", str(LONGEST), "--max-num-seqs", str(ROWS),
-)  # fmt: skip
-ROOMY = (*ARGUMENTS, "--num-gpu-blocks-override", str(BLOCKS), "--max-num-batched-tokens", str(STEP_TOKENS))
-CROWDED = (
-    *ARGUMENTS, "--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "128", "--scheduling-policy", "priority",
-)  # fmt: skip
-REPLAYED = (
-    "mode=replay", "workload=trace", "run.progress=false", "allocator={name: prefix, duplicates: keep, watermark: 0.0}",
-    "engine.scheduling=running_first", f"cache.block_size={BLOCK}", f"cache.num_blocks={BLOCKS - 1}",
-    f"engine.max_batch_tokens={STEP_TOKENS}", f"engine.max_batch_requests={ROWS}", f"engine.max_model_len={LONGEST}",
-)  # fmt: skip
+BLOCKS = 96
+ROOMY = arguments_of(BLOCKS)
+CROWDED = (*arguments_of(40, step_tokens=128), "--scheduling-policy", "priority")
+REPLAYED = ("mode=replay", "workload=trace", *LIKE_VLLM, *LIMITS, f"cache.num_blocks={BLOCKS - 1}")
 WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
     "conversations": ("conversations", {"num_sessions": 80, "rate_per_s": 1.0, "think_s": 20.0, "turns": 4.0}),
     "long conversations": (

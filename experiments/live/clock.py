@@ -24,13 +24,25 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.live.checkpoint import VOCABULARY, make
-from experiments.live.server import Ask, Client, Server, drawn, policy_config, serving, trace_config
+from experiments.live.server import (
+    LIKE_VLLM,
+    LIMITS,
+    LONGEST,
+    Ask,
+    Client,
+    Server,
+    arguments_of,
+    drawn,
+    policy_config,
+    serving,
+    trace_config,
+)
 from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
 from framework.interfaces.workload import WorkloadRequest
 from framework.report.statistics import paired
 from framework.workload.traces.own_format import write_trace
 
-BLOCK, BLOCKS, LONGEST, ROWS, STEP_TOKENS = 32, 256, 1024, 8, 512
+BLOCKS = 256
 SHAPE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
 LOADS = (0.3, 0.6, 0.9)
 """Arrivals a second as a share of what the engine does when all requests are there at once."""
@@ -119,17 +131,13 @@ class Bench:
                 kept.write_text("\n".join(steps.read_text(encoding="utf-8").splitlines()[before:]) + "\n")
                 return kept
 
-            vllm_order = (
-                "engine.scheduling=running_first",
-                "allocator={name: prefix, duplicates: keep, watermark: 0.0}",
-            )
-            rows, fit = self._engine(steps, measured, vllm_order)
+            rows, fit = self._engine(steps, measured, LIKE_VLLM)
         with ExitStack() as servers:  # all at once: repeats of the policies take turns
             led = {
                 policy: self._asking(servers.enter_context(self._vllm(policy, COMPARED_BLOCKS, policy_config(policy))))
                 for policy in POLICIES
             }
-            return rows, fit, self._policies(led, fit, vllm_order)
+            return rows, fit, self._policies(led, fit, LIKE_VLLM)
 
     def ours(self) -> tuple[Rows, dict[str, Any], Rows]:
         """`mode=serve`, each run a process of its own; times are the engine's."""
@@ -148,11 +156,7 @@ class Bench:
         return rows, fit, self._policies(led, fit, ())
 
     def _vllm(self, name: str, blocks: int, transfer: Mapping[str, Any]) -> AbstractContextManager[Server]:
-        arguments = (
-            "--enforce-eager", "--block-size", str(BLOCK), "--max-model-len", str(LONGEST), "--max-num-seqs", str(ROWS),
-            "--num-gpu-blocks-override", str(blocks + 1), "--max-num-batched-tokens", str(STEP_TOKENS),
-        )  # fmt: skip
-        return serving(self.model, self.folder / f"{name}.log", arguments, transfer)
+        return serving(self.model, self.folder / f"{name}.log", arguments_of(blocks + 1), transfer)
 
     def _asking(self, server: Server) -> Measure:
         """Measures with a client of `server`, which starts each time with an empty cache."""
@@ -240,10 +244,8 @@ class Bench:
         out = self.folder / "run"
         self._python(
             "framework.run", "workload=trace", f"workload.path={self._trace(workload)}", f"workload.speed={speed}",
-            f"run.dir={out}", "run.progress=false", "run.overwrite=true", f"cache.block_size={BLOCK}",
-            f"cache.num_blocks={COMPARED_BLOCKS if workload == COMPARED else BLOCKS}",
-            f"engine.max_batch_tokens={STEP_TOKENS}", f"engine.max_batch_requests={ROWS}",
-            f"engine.max_model_len={LONGEST}", *overrides,
+            f"run.dir={out}", "run.overwrite=true", *LIMITS,
+            f"cache.num_blocks={COMPARED_BLOCKS if workload == COMPARED else BLOCKS}", *overrides,
         )  # fmt: skip
         rows = [json.loads(line) for line in (out / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
         rows.sort(key=lambda row: row["request"])

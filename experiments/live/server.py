@@ -25,6 +25,14 @@ from framework.kv_events.subscriber import Subscriber
 from framework.registry.components import build_component
 
 START_S = 600.0
+BLOCK, LONGEST, ROWS, STEP_TOKENS = 32, 1024, 8, 512
+LIMITS = (
+    f"cache.block_size={BLOCK}", f"engine.max_batch_tokens={STEP_TOKENS}", f"engine.max_batch_requests={ROWS}",
+    f"engine.max_model_len={LONGEST}", "run.progress=false",
+)  # fmt: skip
+"""Of our engine, those that `arguments_of` gives vLLM."""
+LIKE_VLLM = ("engine.scheduling=running_first", "allocator={name: prefix, duplicates: keep, watermark: 0.0}")
+"""Choices that are not our defaults."""
 MODEL = "small"
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -117,6 +125,14 @@ def counting_evictions(endpoint: str) -> Iterator[Callable[[], int]]:
         finally:
             stop.set()
             thread.join()
+
+
+def arguments_of(num_blocks: int, step_tokens: int = STEP_TOKENS) -> tuple[str, ...]:
+    """Of `vllm serve`, the null block counted."""
+    return (
+        "--enforce-eager", "--block-size", str(BLOCK), "--max-model-len", str(LONGEST), "--max-num-seqs", str(ROWS),
+        "--num-gpu-blocks-override", str(num_blocks), "--max-num-batched-tokens", str(step_tokens),
+    )  # fmt: skip
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_rows(options.out / "hit_rates.csv", rows)
     write_rows(options.out / "trace.csv", [{"quantity": key, "value": value} for key, value in facts.items()])
     write_provenance(options, [path])
-    publish(options, _tables(rows, facts))
-    save(_plot(rows), options, "hit_rates")
+    found = dict(zip(cells, rows, strict=True))
+    publish(options, _tables(found, facts))
+    save(_plot(found), options, "hit_rates")
     return 0
 
 
@@ -106,25 +107,19 @@ def trace_facts() -> dict[str, float]:
 
 # What a reader sees
 
-Rows = list[dict[str, Any]]
+Found = Mapping[Cell, Mapping[str, Any]]
 
 
-def _find(rows: Rows, policy: str, size: int | None, full: bool) -> dict[str, Any] | None:
-    wanted = ("infinite", "", full) if size is None else (policy, size, full)
-    return next((r for r in rows if (r["policy"], r["capacity_blocks"], r["full_blocks_only"]) == wanted), None)
-
-
-def rate(rows: Rows, policy: str, size: int | None, definition: str) -> float:
+def rate(found: Found, policy: str, size: int | None, definition: str) -> float:
     """The hit rate of one cell under a definition; NaN where it was not run. "full blocks" counts in blocks."""
-    row = _find(rows, policy, size, definition == "full blocks")
-    if row is None:
-        return float("nan")
-    key = "blocks" if definition == "full blocks" else definition.replace(" ", "_")
-    return float(row[f"rate_{key}"])
+    full = definition == "full blocks"
+    row = found.get(("infinite" if size is None else policy, size, full))
+    key = "blocks" if full else definition.replace(" ", "_")
+    return float("nan") if row is None else float(row[f"rate_{key}"])
 
 
-def _tables(rows: Rows, facts: dict[str, float]) -> dict[str, str]:
-    ceilings = [f"{100 * rate(rows, 'infinite', None, definition):.2f} %" for definition in DEFINITIONS]
+def _tables(found: Found, facts: dict[str, float]) -> dict[str, str]:
+    ceilings = [f"{100 * rate(found, 'infinite', None, definition):.2f} %" for definition in DEFINITIONS]
     two = table(
         ["quantity", "paper", "measured"],
         [
@@ -137,54 +132,50 @@ def _tables(rows: Rows, facts: dict[str, float]) -> dict[str, str]:
             ),
         ],
     )
-    sizes = [size for size in CAPACITIES if _find(rows, "lru", size, False)]
-    policies = [policy for policy in POLICIES if _find(rows, policy, sizes[0], False)]
+    sizes = [size for size in CAPACITIES if ("lru", size, False) in found]
+    policies = [policy for policy in POLICIES if (policy, sizes[0], False) in found]
     header = ["policy", *(f"{size:,}" for size in sizes)]
-    hits = table(header, [[p, *(f"{_hits(rows, p, s, False):,}" for s in sizes)] for p in policies])
-    full = table(header, [[p, *(f"{_hits(rows, p, s, True):,}" for s in sizes)] for p in policies])
+    hits, full = (
+        table(header, [[p, *(f"{found[p, s, whole]['hit_blocks']:,}" for s in sizes)] for p in policies])
+        for whole in (False, True)
+    )
     rates = table(
         ["policy", "definition", *header[1:]],
-        [[p, d, *(f"{100 * rate(rows, p, s, d):.1f}" for s in sizes)] for p in policies for d in DEFINITIONS],
+        [[p, d, *(f"{100 * rate(found, p, s, d):.1f}" for s in sizes)] for p in policies for d in DEFINITIONS],
     )
     shape = table(
         ["policy", "source", *("infinite" if s is None else f"{s:,}" for s in ARXIV_CAPACITIES)],
-        [line for policy, values in ARXIV_TABLE_1.items() for line in _shape(rows, policy, values)],
+        [line for policy, values in ARXIV_TABLE_1.items() for line in _shape(found, policy, values)],
     )
     return {"table-2": two, "hits": hits, "hits-full": full, "rates": rates, "shape": shape}
 
 
-def _hits(rows: Rows, policy: str, size: int, full: bool) -> int:
-    row = _find(rows, policy, size, full)
-    assert row is not None
-    return int(row["hit_blocks"])
-
-
-def _shape(rows: Rows, policy: str, values: Sequence[float]) -> list[list[str]]:
+def _shape(found: Found, policy: str, values: Sequence[float]) -> list[list[str]]:
     """The table's rates and ours, each divided by its own infinite cache's."""
-    ours = [rate(rows, policy, size, "blocks") for size in ARXIV_CAPACITIES]
+    ours = [rate(found, policy, size, "blocks") for size in ARXIV_CAPACITIES]
     return [
         [policy, "arXiv Table 1", *(f"{value / values[0]:.2f}" for value in values)],
         [policy, "this trace", *(f"{value / ours[0]:.2f}" for value in ours)],
     ]
 
 
-def _plot(rows: Rows) -> Figure:
+def _plot(found: Found) -> Figure:
     from framework.figures.style import new_axes, new_figure, series_style
 
     figure = new_figure(9.0, 3.9)
     left, right = figure.subfigures(1, 2)
-    sizes = [size for size in CAPACITIES if _find(rows, "lru", size, False)]
+    sizes = [size for size in CAPACITIES if ("lru", size, False) in found]
     axes = new_axes(left)
     for index, policy in enumerate(POLICIES):
-        axes.plot(sizes, [100 * rate(rows, policy, s, "tokens") for s in sizes], label=policy, **series_style(index))
+        axes.plot(sizes, [100 * rate(found, policy, s, "tokens") for s in sizes], label=policy, **series_style(index))
     axes.set_title("by policy, in tokens", fontsize="medium")
     more = new_axes(right)
     for index, definition in enumerate(DEFINITIONS):
         style = series_style(index)
-        more.plot(sizes, [100 * rate(rows, "lru", s, definition) for s in sizes], label=f"lru, {definition}", **style)
+        more.plot(sizes, [100 * rate(found, "lru", s, definition) for s in sizes], label=f"lru, {definition}", **style)
     more.set_title("lru, by definition", fontsize="medium")
     for panel in (axes, more):
-        panel.axhline(100 * rate(rows, "infinite", None, "tokens"), color="#888888", linewidth=0.8)
+        panel.axhline(100 * rate(found, "infinite", None, "tokens"), color="#888888", linewidth=0.8)
         panel.set(xscale="log", xlabel="capacity, blocks of 512 tokens", ylabel="hit rate, %", ylim=(0, 40))
         panel.legend(fontsize="small", loc="lower right")
     return figure

@@ -12,8 +12,8 @@ from framework.errors import WorkloadError
 from framework.files.jsonl import dump_line
 from framework.kv_events.follower import Follower
 from framework.kv_events.private import PrivateFile, Veil
-from framework.kv_events.schema import BlockStored, EventBatch, as_map
-from framework.kv_events.stream import FORMAT, VERSION
+from framework.kv_events.schema import BlockStored, Event, EventBatch
+from framework.kv_events.stream import JsonLines
 from framework.kv_events.subscriber import Subscriber
 
 _POLL_S = 0.2
@@ -94,29 +94,25 @@ class _Writer:
         self._path, self._veil = path, Veil()
         self.num_batches = self.num_stored = 0
         self._epoch: float | None = None
-        self._begun = False
-        self._waiting: list[dict[str, Any]] = []
+        self._lines: JsonLines | None = None
+        self._waiting: list[tuple[int, float, list[Event]]] = []
         self._file = PrivateFile(path, WorkloadError)
 
     def batch(self, number: int, batch: EventBatch, *, report_hits: bool) -> None:
         """Write one batch; times count from the first's."""
         stored = [event for event in batch.events if isinstance(event, BlockStored)]
         self._epoch = batch.ts if self._epoch is None else self._epoch
-        events = [as_map(self._veil.event(event)) for event in batch.events]
-        self._waiting.append({"seq": number, "ts": round(batch.ts - self._epoch, 6), "events": events})
+        events = [self._veil.event(event) for event in batch.events]
+        self._waiting.append((number, round(batch.ts - self._epoch, 6), events))
         self.num_batches += 1
         self.num_stored += sum(len(event.block_hashes) for event in stored)
-        if stored or self._begun:
-            self._write(stored[0].block_size if stored else 0, report_hits)
-
-    def _write(self, block_size: int, report_hits: bool) -> None:
-        if not self._begun:
-            self._begun = True
-            self._put({"format": FORMAT, "version": VERSION, "clock": "seconds", "block_size": block_size,
-                       "report_hits": report_hits, "private": True})  # fmt: skip
-        waiting, self._waiting = self._waiting, []
-        for record in waiting:
-            self._put(record)
+        if self._lines is None and stored:
+            header = {"clock": "seconds", "block_size": stored[0].block_size, "report_hits": report_hits}
+            self._lines = JsonLines(self._put, **header, private=True)
+        if self._lines is not None:
+            for waiting in self._waiting:
+                self._lines.put(*waiting)
+            self._waiting.clear()
 
     def _put(self, record: Mapping[str, Any]) -> None:
         try:

@@ -24,8 +24,8 @@ _FLAGS = "--log-requests --log-requests-level 3 --log-requests-format json"
 class Converted:
     """Requests written, and those left out because the log has their text alone."""
 
-    num_requests: int = 0
-    num_without_tokens: int = 0
+    num_requests: int
+    num_without_tokens: int
 
 
 def convert(source: Path, target: Path, *, block_tokens: int) -> Converted:
@@ -42,7 +42,7 @@ def convert(source: Path, target: Path, *, block_tokens: int) -> Converted:
         WorkloadError: no such log, a line of it that is damaged, or no request with tokens in it.
         ConfigError: the target is there already, or cannot be written.
     """
-    found, counts = list[tuple[float, LiveRequest]](), Converted()
+    found = list[tuple[float, LiveRequest]]()
     for path in _files(source):
         for number, line in read_lines(path):
             try:
@@ -51,7 +51,6 @@ def convert(source: Path, target: Path, *, block_tokens: int) -> Converted:
                 raise WorkloadError(f"{path}:{number}: {error}") from error
             if ended is not None:
                 found.append(ended)
-                counts.num_without_tokens += not ended[1].hashes
     whole = sorted((entry for entry in found if entry[1].hashes), key=lambda entry: entry[0])
     if not whole:
         raise WorkloadError(f"{source}: no request with token ids among {len(found)}; SGLang logs them with {_FLAGS}")
@@ -61,8 +60,7 @@ def convert(source: Path, target: Path, *, block_tokens: int) -> Converted:
         trace.arrived(request)
         trace.ended()
     trace.close()
-    counts.num_requests = trace.num_requests
-    return counts
+    return Converted(trace.num_requests, len(found) - len(whole))
 
 
 def _files(source: Path) -> Sequence[Path]:
