@@ -100,7 +100,7 @@ def _rows(name: str, talks: Sequence[Talk], policy: str | None) -> Rows:
     theirs = in_vllm(talks, policy, **limits)
     rows = []
     for choices in (OF_VLLM, *(EITHER if name in ONE_BY_ONE else ()), DEFAULTS):
-        ours = in_replay(talks, policy, hash_scheme(), choices=choices, **limits)
+        ours = in_replay(talks, policy, hash_scheme(), **choices, **limits)
         rows.append({"stream": name, "requests": len(talks), "policy": policy, **choices, **differences(theirs, ours)})
     return rows
 

@@ -36,14 +36,12 @@ def in_vllm(talks: Sequence[Talk], eviction: Any, **limits: Any) -> Outcome:
 
 
 def in_replay(
-    talks: Sequence[Talk], eviction: Any, hash: HashScheme, *, watermark: float = 0.0,
-    choices: Mapping[str, str] = OF_VLLM, **limits: Any,
+    talks: Sequence[Talk], eviction: Any, hash: HashScheme, *, watermark: float = 0.0, duplicates: str = "keep",
+    **limits: Any,
 ) -> Outcome:  # fmt: skip
     """Through the engine of mode=replay, with vLLM's choices where they differ."""
-    allocator = {"name": "prefix", "watermark": watermark, "duplicates": choices["duplicates"]}
-    scheduling: Any = choices["scheduling"]
-    settings = our_side.Settings(**limits, allocator=allocator, eviction=eviction, hash=hash, scheduling=scheduling)
-    return our_side.run(talks, settings)
+    allocator = {"name": "prefix", "watermark": watermark, "duplicates": duplicates}
+    return our_side.run(talks, our_side.Settings(allocator=allocator, eviction=eviction, hash=hash, **limits))
 
 
 def differences(theirs: Outcome, ours: Outcome) -> dict[str, Any]:

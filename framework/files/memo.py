@@ -1,4 +1,4 @@
-"""Results that several runs of one folder share, each computed once."""
+"""What is computed once: results that several runs of one folder share, and SHA-256 of files that nobody changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,22 @@ def remembered(folder: Path | None, facts: Mapping[str, Any], compute: Callable[
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, {"facts": plain, "value": value})
     return value
+
+
+def sha256_of(path: Path) -> str:
+    """Of the file's bytes, hexadecimal.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = path.stat()
+    return _sha256(path, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _sha256(path: Path, inode: int, size: int, changed_ns: int) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+        return digest.hexdigest()

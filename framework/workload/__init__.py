@@ -10,19 +10,14 @@ from framework.errors import WorkloadError
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.workload import Message, Workload, WorkloadRequest
 
-__all__ = ["Message", "Workload", "WorkloadRequest", "build", "make", "names", "requests_of", "stream"]
-
-
-def names() -> tuple[str, ...]:
-    """The workloads that are installed."""
-    return tuple(registry.names("workload"))
+__all__ = ["Message", "Workload", "WorkloadRequest", "build", "make", "requests_of", "stream"]
 
 
 def make(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> Workload:
     """The workload of `workload=name`; its options are checked, nothing is read or drawn.
 
     Args:
-        name: one of `names()`.
+        name: an installed workload's.
         options: keyword arguments of its constructor.
         seed: the same seed makes the same requests, in any process.
 

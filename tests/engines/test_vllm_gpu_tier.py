@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.fidelity import our_side, vllm_side
+from experiments.fidelity import compare, vllm_side
 from experiments.fidelity.streams import Outcome, Talk, grown, of_trace, sampled
 from experiments.live.server import policy_config
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
@@ -62,16 +62,9 @@ def in_vllm(talks: list[Talk], eviction: Any = None, *, num_blocks: int = 200, *
     return outcome, scheduler
 
 
-def in_replay(
-    talks: list[Talk], eviction: Any, *, duplicates: str = "keep", watermark: float = 0.0, **limits: Any
-) -> Outcome:
-    settings = our_side.Settings(
-        **{"num_blocks": 200, "max_batch_requests": 1, **limits},
-        allocator={"name": "prefix", "watermark": watermark, "duplicates": duplicates},
-        eviction=eviction,
-        hash=vllm_side.hash_scheme(),
-    )
-    return our_side.run(talks, settings)
+def in_replay(talks: list[Talk], eviction: Any, **limits: Any) -> Outcome:
+    limits = {"num_blocks": 200, "max_batch_requests": 1, **limits}
+    return compare.in_replay(talks, eviction, vllm_side.hash_scheme(), **limits)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from framework import registry
+
 
 @pytest.fixture(scope="module")
 def readme(repository: Path) -> str:
@@ -57,11 +59,10 @@ def test_every_built_in_is_listed(readme: str, kind: str) -> None:
 
 
 def test_every_workload_is_listed(readme: str) -> None:
-    from framework import workload
 
     built_in = readme.partition("## What is built in")[2]
     row = next(line for line in built_in.splitlines() if line.startswith("| [`workload`]"))
-    assert not [name for name in workload.names() if f"`{name}`" not in row]
+    assert not [name for name in registry.names("workload") if f"`{name}`" not in row]
 
 
 def test_every_link_to_a_file_leads_somewhere(readme: str, repository: Path) -> None:
