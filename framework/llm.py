@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.config.check import NO_TIERING, checked_tiers
+from framework.config.check import NO_TIERING, parse_tiers
 from framework.config.sections import CacheOptions as CacheOptions
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
@@ -121,7 +121,7 @@ class LLM:
         if below.tiering not in (NO_TIERING, {"name": NO_TIERING}) and not below.tiers:
             raise ConfigError(f"tiering={shown(below.tiering)} has no tier to move blocks to; give tiers as well")
         require_no_foresight(eviction)
-        self._tiering, self._tiers = below.tiering, checked_tiers(below.tiers)
+        self._tiering, self._tiers = below.tiering, parse_tiers(below.tiers)
         require_one_rank(self._tiers, options.tensor_parallel_size)
         self.device, self.seed = default_device(device), self._trial.seed
         chosen = backend

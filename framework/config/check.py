@@ -10,10 +10,10 @@ from typing import Any
 from framework import registry
 from framework.config.config import GROUPS, Choice, Config
 from framework.config.defaults import conf_folder, default_choices
-from framework.config.sections import SECTIONS, GroupOptions
-from framework.config.tiers import parse_tiers
+from framework.config.sections import SECTIONS, GroupOptions, TierOptions
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing, shown
+from framework.results.metrics.cache import MOST_TIERS
 
 COMPOSITIONS = ("experiment", "sweep")
 """Groups of the command line that leave nothing of their own in a configuration."""
@@ -51,7 +51,7 @@ def parse(config: Mapping[str, Any]) -> Config:
         elif key in GROUPS:
             values[key] = component(key, value)
         elif key == "tiers":
-            values[key] = parse_tiers(value, component)
+            values[key] = parse_tiers(value)
         else:
             values[key] = value
     for group in GROUPS:
@@ -125,13 +125,40 @@ def check_tiering(config: Config) -> None:
         )
 
 
-def checked_tiers(tiers: Any) -> tuple[dict[str, Any], ...]:
-    """A list of tiers as the Python API takes it, checked and with its defaults.
+_TIER_EXAMPLE = "{store: host, num_blocks: 20000, eviction: lru}"
+
+
+def parse_tiers(value: Any) -> tuple[dict[str, Any], ...]:
+    """Each tier as `{"store": {"name": ..., ...}, "eviction": {"name": ..., ...}, "num_blocks": ...}`, checked.
+
+    Args:
+        value: a list of mappings. `store` and `eviction` are names, or mappings with a name and options.
 
     Raises:
-        ConfigError, UnknownPlugin and the like: see `parse_tiers`.
+        ConfigError: no list, too many, an unknown or missing key, a wrong value; names the tier.
+        UnknownPlugin and the like: a store or a policy that cannot be had.
     """
-    return parse_tiers(tiers, component)
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"tiers must be a list of mappings, found {shown(value)}; as in tiers=[{_TIER_EXAMPLE}]")
+    if len(value) > MOST_TIERS:
+        raise ConfigError(f"tiers has {len(value)} entries; at most {MOST_TIERS} are taken")
+    return tuple(_tier(f"tiers[{number}]", entry) for number, entry in enumerate(value))
+
+
+def _tier(key: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{key} must be a mapping, found {shown(entry)}; as in {_TIER_EXAMPLE}")
+    for needed in ("store", "num_blocks"):
+        if needed not in entry:
+            raise ConfigError(f"{key} has no {needed}; as in {_TIER_EXAMPLE}")
+    store = "null" if entry["store"] is None else entry["store"]  # YAML's null is a name here
+    eviction = entry.get("eviction") or "lru"
+    parts = {"store": component("store", store).plain(), "eviction": component("eviction", eviction).plain()}
+    try:
+        options = TierOptions.parse({name: one for name, one in entry.items() if name not in parts})
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {str(error).removeprefix('tiers.')}") from error
+    return {**parts, **options.plain()}
 
 
 def check_kv_events(config: Config) -> None:

@@ -15,11 +15,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from framework import registry
-from framework.config.check import component
+from framework.config.check import parse_tiers
 from framework.config.config import GROUPS, Config
 from framework.config.hydra.overrides import by_name
 from framework.config.sections import SECTIONS
-from framework.config.tiers import parse_tiers
 from framework.errors import ConfigError, FrameworkError
 from framework.model.options import MODELS
 from framework.registry.signatures import convert, did_you_mean, listing, signature
@@ -239,7 +238,7 @@ def _check(key: str, value: Any, composed: Callable[[], Mapping[str, Any]]) -> N
         if name in {field.name for field in fields(SECTIONS[first])}:  # an unknown one is another sentence
             SECTIONS[first].check(name, value)
     elif key == "tiers":
-        parse_tiers(value, component)
+        parse_tiers(value)
     elif first in GROUPS and name:
         _check_option(first, name, value, composed)
     elif key in ("mode", "executor", "seed", "device"):
