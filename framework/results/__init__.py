@@ -5,7 +5,6 @@
 
 from framework.results.catalogue import CATALOGUE
 from framework.results.metric import Metric
-from framework.results.records import Run
-from framework.results.table import Results, read
+from framework.results.records import Results, Run, read
 
 __all__ = ["CATALOGUE", "Metric", "Results", "Run", "read"]
