@@ -223,11 +223,6 @@ class RunOptions(Section):
     explain: bool = setting(
         False, "one cause for each missed prompt token: in requests.jsonl, result.json, regret.jsonl"
     )
-    explain_contents: int = setting(
-        2**20,
-        "explain: contents remembered, and prompt blocks of all requests; what was lost first is forgotten first",
-        at_least=1,
-    )
     record: bool = setting(False, "serve: write recording.jsonl, for workload=recording")
     report: bool = setting(True, "a sweep: tables, plots and a page at its end")
     log_every: int = setting(1, "steps between two lines of metrics.jsonl", at_least=1)

@@ -30,6 +30,8 @@ from framework.tracking.provenance import headline
 
 KINDS = ("allocator", "eviction", "hash", "backend")
 OnBegin = Callable[[Path], object]
+_MOST_CONTENTS = 2**22
+"""Lost contents that a run with run.explain=true remembers, of some 300 bytes each."""
 
 
 class Session:
@@ -166,8 +168,7 @@ class Session:
         config = self.config
         if not self.settings.explain:
             return None
-        most = self.settings.explain_contents
-        return Ledger(config.cache.block_size, policy=config.eviction.name, most_contents=most)
+        return Ledger(config.cache.block_size, policy=config.eviction.name, most_contents=_MOST_CONTENTS)
 
     def explained_by(self, ledger: Ledger, num_blocks: int) -> dict[str, int]:
         """The ledger's account, against LRU and the optimum of `num_blocks`: `explained`, and what the result says."""

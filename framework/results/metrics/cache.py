@@ -78,7 +78,7 @@ def causes() -> Iterator[Metric]:
                 "Tokens computed once more because their request was preempted, beside the prompt tokens.",
                 hide_zero=True)  # fmt: skip
     yield cache("missed_forgotten_contents", "blocks", "", "contents forgotten",
-                "Lost contents forgotten for want of room (run.explain_contents): a miss of one counts as new.",
+                "Lost contents forgotten for want of room (4,194,304 are remembered): a miss of one counts as new.",
                 hide_zero=True)  # fmt: skip
 
 
