@@ -89,7 +89,6 @@ class _Tally:
         self.scopes: set[Namespace] = set()
         self.first_s: float | None = None
         self.last_s = 0.0
-        self.full_blocks = 0
 
     def watch(self, requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:
         for request in requests:

@@ -9,7 +9,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from plain_caches import plain_fifo, plain_lru, read_plainly
-from replay_helpers import random_requests, workload
 
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
@@ -19,16 +18,6 @@ from framework_builtin.eviction.lru import Lru
 
 PLAIN = {"lru": (Lru, plain_lru), "fifo": (Fifo, plain_fifo)}
 slow = pytest.mark.slow
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_on_random_trees(name: str) -> None:
-    policy, plain = PLAIN[name]
-    for seed in range(40):
-        requests = random_requests(seed, count=150, width=2 + seed % 4, longest=2 + seed % 6)
-        named = [[tuple(ids[: i + 1]) for i in range(len(ids))] for ids in requests]
-        for size in (1, 4, 11, 40):
-            assert replay(workload(requests), policy(), size).hit_blocks == plain(named, size), (seed, size)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from framework.errors import InvalidArgument, NoCandidate
 from framework.interfaces.eviction import BlockView
 from framework.types import BlockId
-from framework_builtin.eviction._drawn import DrawnPolicy
+from framework_builtin.eviction.random import DrawnPolicy
 
 _AGES = 20_000
 _CLASSES = 16

@@ -3,10 +3,48 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections.abc import Sequence
+from typing import Any
 
 from framework.errors import NoCandidate
+from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.types import BlockId
-from framework_builtin.eviction._drawn import DrawnPolicy
+
+
+class DrawnPolicy(EvictionPolicy):
+    """Keeps the candidates and where each stands, O(1) every call; what `victim` chose is forgotten when they change.
+
+    `_members` are the candidates in any order, `_place` each block's index there or -1, `_choice` is the subclass's.
+    """
+
+    def attach(self, blocks: BlockView) -> None:
+        super().attach(blocks)
+        self._members: list[BlockId] = []
+        self._place = array("i", [-1]) * len(blocks.depth)
+        self._choice: Any = None
+
+    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+        for block in blocks:
+            self._remove(block)
+
+    def release(self, blocks: Sequence[BlockId], now: float) -> None:
+        for block in blocks:
+            self._place[block] = len(self._members)
+            self._members.append(block)
+        self._choice = None
+
+    def evicted(self, block: BlockId, now: float) -> None:
+        if self._place[block] >= 0:
+            self._remove(block)
+
+    def _remove(self, block: BlockId) -> None:
+        at, last = self._place[block], self._members.pop()
+        if last != block:
+            self._members[at] = last
+            self._place[last] = at
+        self._place[block] = -1
+        self._choice = None
 
 
 class Random(DrawnPolicy):
