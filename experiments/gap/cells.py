@@ -35,7 +35,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.replay_core import ReplayCore
 from framework.registry.components import build_component
 from framework.replay import paths, reference
-from framework.replay.paths import KnownRequests, RequestPaths, build_paths
+from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import core_of, count
 from framework.types import Hint
 from framework.workload.agent_text import AgentText
@@ -265,4 +265,5 @@ def with_times(paths: RequestPaths, sigma: float) -> RequestPaths:
 
 
 def _with_hints(paths: RequestPaths, hints: Sequence[Hint | None]) -> RequestPaths:
-    return replace(paths, known=replace(paths.known or KnownRequests.empty(), hint=list(hints)))
+    assert paths.known is not None
+    return replace(paths, known=replace(paths.known, hint=list(hints)))

@@ -36,19 +36,6 @@ class KnownRequests:
     hint: list[Hint | None]
     output_tokens: list[int | None]
 
-    @classmethod
-    def empty(cls) -> KnownRequests:
-        return cls([], [], [], [], [], [], [])
-
-    def add(self, request: WorkloadRequest) -> None:
-        self.arrival.append(request.arrival_s)
-        self.session.append(request.session)
-        self.category.append(request.category)
-        self.tenant.append(request.tenant or None)
-        self.turn.append(request.turn)
-        self.hint.append(request.hint)
-        self.output_tokens.append(request.output_tokens)
-
 
 @dataclass(frozen=True, eq=False)
 class RequestPaths:
@@ -255,23 +242,22 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
     """
     interner = _Interner()
     paths: list[Ints32] = []
-    arrivals: list[float] = []
     lengths: list[int] = []
     tenants: dict[str, int] = {}
     tenant_of: list[int] = []
     sizes: set[int] = set()
-    known = KnownRequests.empty()
+    facts: list[tuple[Any, ...]] = []  # in the order of KnownRequests
     for request in requests:
         if request.block_ids is None:
             raise WorkloadError("this trace has lengths only; a cache needs block ids or tokens")
         sizes.add(request.block_tokens)
         ids = request.block_ids[: request.num_full_blocks] if full_blocks_only else request.block_ids
-        if arrivals and request.arrival_s < arrivals[-1]:
-            raise WorkloadError(f"request {len(arrivals)} arrives before the one ahead of it; sort the trace by time")
+        if facts and request.arrival_s < facts[-1][0]:
+            raise WorkloadError(f"request {len(facts)} arrives before the one ahead of it; sort the trace by time")
         paths.append(np.array(interner.path(request.namespace, ids.tolist()), dtype=np.int32))
-        arrivals.append(request.arrival_s)
         lengths.append(request.input_tokens)
-        known.add(request)
+        facts.append((request.arrival_s, request.session, request.category, request.tenant or None, request.turn,
+                      request.hint, request.output_tokens))  # fmt: skip
         tenant_of.append(tenants.setdefault(request.tenant or request.namespace.salt, len(tenants)))
     if len(sizes) != 1:
         raise WorkloadError(f"a trace has blocks of one size, found {sorted(sizes) or 'no request'}")
@@ -283,7 +269,7 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
         input_tokens=np.array(lengths, dtype=np.int64),
         tenants=np.array(tenant_of, dtype=np.int32),
         block_tokens=sizes.pop(),
-        known=known,
+        known=KnownRequests(*map(list, zip(*facts, strict=True))),
         ids=np.array(interner.ids, dtype=np.int64) if interner.num_namespaces > 1 else None,
     )
 
