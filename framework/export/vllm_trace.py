@@ -80,15 +80,13 @@ class TraceMethods(MovesNothing):
         self._live[request.request_id] = live
         self.trace.arrived(live)
 
-    def scheduled(self, num_tokens: int) -> None:
-        """A step was scheduled; one without a token is none."""
-        self._num_steps += num_tokens > 0
-
-    def timed(self, scheduler_output: Any) -> None:
-        """The same step, for the file of steps."""
+    def scheduled(self, output: Any) -> None:
+        """A step was scheduled, as vLLM's SchedulerOutput says; one without a token is none."""
         steps = self.steps
-        if steps is not None and scheduler_output.total_num_scheduled_tokens:
-            self._guarded(lambda: steps.scheduled(scheduler_output))
+        if output.total_num_scheduled_tokens:
+            self._num_steps += 1
+            if steps is not None:
+                self._guarded(lambda: steps.scheduled(output))
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         """A request has ended, however."""
@@ -183,8 +181,7 @@ def _connector_classes() -> dict[str, type]:
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Nothing for the workers."""
-            self.scheduled(scheduler_output.total_num_scheduled_tokens)
-            self.timed(scheduler_output)
+            self.scheduled(scheduler_output)
             return NothingToSay()
 
     class NothingToSay(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]

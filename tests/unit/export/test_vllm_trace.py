@@ -31,8 +31,8 @@ def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_
     connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=4)))
     one, two = Request("1", 5), Request("2", 6)
     connector.on_new_request(one)
-    connector.scheduled(7)
-    connector.scheduled(0)  # nothing to compute: no step
+    connector.scheduled(SimpleNamespace(total_num_scheduled_tokens=7))
+    connector.scheduled(SimpleNamespace(total_num_scheduled_tokens=0))  # nothing to compute: no step
     connector.on_new_request(two)
     one.num_tokens = 8
     assert connector.request_finished_all_groups(one, ()) == (False, None)
@@ -84,15 +84,15 @@ def test_a_step_lasts_until_its_end_is_seen_and_the_last_one_has_none(
     connector.steps = TimedSteps(tmp_path / "steps", ahead=ahead, clock=lambda: next(times))
     for name in "ab":
         connector.on_new_request(Request(name, 9))
-    connector.timed(scheduled({"a": (5, 4)}, {}))
-    connector.timed(scheduled({}, {}))  # nothing to compute: no step
-    connector.timed(scheduled({"b": (9, 0)}, {"a": (1, 9)}))
-    connector.timed(scheduled({}, {"a": (1, 10), "b": (1, 9)}))
+    connector.scheduled(scheduled({"a": (5, 4)}, {}))
+    connector.scheduled(scheduled({}, {}))  # nothing to compute: no step
+    connector.scheduled(scheduled({"b": (9, 0)}, {"a": (1, 9)}))
+    connector.scheduled(scheduled({}, {"a": (1, 10), "b": (1, 9)}))
     for name in "ab":
         connector.request_finished_all_groups(Request(name, 9), ())
     connector.on_new_request(Request("c", 9))
-    connector.timed(scheduled({"c": (3, 0)}, {}))  # long after: the wait is no step's
-    connector.timed(scheduled({}, {"c": (1, 3)}))
+    connector.scheduled(scheduled({"c": (3, 0)}, {}))  # long after: the wait is no step's
+    connector.scheduled(scheduled({}, {"c": (1, 3)}))
     connector.shutdown()
     lines = [json.loads(line) for line in (tmp_path / "steps").read_text().splitlines()]
     assert [line["step_s"] for line in lines] == [*seconds, *([None, None] if ahead else [1.0, None])]
