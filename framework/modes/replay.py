@@ -12,6 +12,7 @@ from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.costs import StepCosts
 from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.engine.request import Request
 from framework.engine.text import RecordedEnd
 from framework.engine.tiers.engine_tiers import tier_maker
 from framework.engine.tiers.records import MakeTiers
@@ -28,7 +29,6 @@ from framework.kv_events.stream import EventStream
 from framework.misses.ledger import Ledger
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import block_bytes, groups_input, pool_blocks, what_fewer_bits_buy, workload_of
-from framework.modes.rows import request_row
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_component, build_with_policy
 from framework.replay.items import Foresight, feed, trace_items
@@ -393,3 +393,37 @@ def _executor(
         )
     step_time = StepCosts.read(options.costs) if options.costs else constant_step(options.step_s)
     return ReplayExecutor(step_time, outputs=outputs)
+
+
+def request_row(request: Request, *, unit: str = "s", tiers: int = 0, ledger: Ledger | None = None) -> dict[str, Any]:
+    """What became of one request, its generated tokens left out.
+
+    Args:
+        unit: of the run's clock, which ends the names of the times: "s" or "steps".
+        tiers: how many there are below the pool, from which blocks may have come.
+        ledger: of the engine, where it has one: the prompt's missed tokens by cause follow.
+    """
+    loaded: dict[str, Any] = {}
+    if tiers:
+        by_tier = request.tier_tokens or {}
+        loaded = {f"tier{tier}_tokens": by_tier.get(tier, 0) for tier in range(1, tiers + 1)}
+        loaded[f"load_{unit}"] = request.load_s
+    return {
+        "request": request.number,
+        "key": request.key,
+        "tenant": request.tenant,
+        "priority": request.priority,
+        "session": request.session,
+        "status": request.status.value,
+        "reason": request.reason,
+        "prompt_tokens": len(request.prompt),
+        "cached_tokens": request.num_cached_tokens,
+        "output_tokens": sum(len(completion.tokens) for completion in request.completions),
+        "recomputed_tokens": request.num_recomputed_tokens,
+        "preemptions": request.num_preemptions,
+        f"arrival_{unit}": request.arrival_s,
+        f"first_token_{unit}": request.first_token_s,
+        f"finished_{unit}": request.finished_s,
+        **loaded,
+        **(ledger.row(request.number) if ledger is not None else {}),
+    }

@@ -16,7 +16,6 @@ from framework.groups.memory import Memory
 from framework.groups.named import memory_of, rule_of
 from framework.groups.shapes import groups_of
 from framework.interfaces.workload import Workload
-from framework.modes.equal_bytes import equal_bytes
 from framework.registry.components import build_component
 from framework.replay.curves import capacity_blocks
 from framework.replay.paths import RequestPaths, build_paths, trace_paths
@@ -117,6 +116,19 @@ def what_fewer_bits_buy(config: Config, num_blocks: int, hit_rate: Callable[[int
         return {"kv_dtype": stored}
     size, own = (block_bytes(options, one) for one in (cache, replace(cache, kv_dtype=None)))
     return {"kv_dtype": stored, **equal_bytes(num_blocks, size, own, hit_rate)}
+
+
+def equal_bytes(
+    num_blocks: int, stored_bytes: int, own_bytes: int, hit_rate: Callable[[int], float | None]
+) -> dict[str, Any]:
+    """The blocks that a pool of `num_blocks` would have in the model's dtype, and their hit rate; null without a block.
+
+    Args:
+        stored_bytes, own_bytes: of a block, in the dtype of the pool and in the model's.
+        hit_rate: of a pool of so many blocks.
+    """
+    blocks = num_blocks * stored_bytes // own_bytes
+    return {"equal_bytes_num_blocks": blocks, "equal_bytes_hit_rate": hit_rate(blocks) if blocks else None}
 
 
 def block_bytes(options: ReplayOptions, cache: CacheOptions) -> int:

@@ -18,7 +18,7 @@ from framework.engine.executors.checks import attention_spec, default_device, re
 from framework.engine.kv_scales import require_scales
 from framework.engine.limits import LengthWarning
 from framework.engine.pool import block_bytes
-from framework.engine.request import Request
+from framework.engine.request import Completion, Request
 from framework.errors import ConfigError
 from framework.guard.backend import GuardedBackend
 from framework.guard.facts import Reporting, reported
@@ -33,9 +33,8 @@ from framework.model.shard import Shard
 from framework.model.tokenizer import encode
 from framework.modes import dense_check
 from framework.modes.dense_check import DenseVerdict, LossVerdict
-from framework.modes.equal_bytes import equal_bytes
-from framework.modes.replay import replayed_hit_rate
-from framework.modes.rows import completion_rows, request_row
+from framework.modes.replay import replayed_hit_rate, request_row
+from framework.modes.replay_input import equal_bytes
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.parallel.spread import spread_over
 from framework.registry.components import build_component
@@ -284,5 +283,19 @@ def served_row(
     row = request_row(request, tiers=tiers, ledger=ledger)
     row["dense"] = None if verdict is None else "equal" if verdict.differs_at is None else "differs"
     row["dense_differs_at"] = None if verdict is None else verdict.differs_at
-    row["completions"] = completion_rows(request)
+    row["completions"] = [_completion(completion) for completion in request.completions]
+    return row
+
+
+def _completion(completion: Completion) -> dict[str, Any]:
+    """What a model generated: text, tokens and, where they were asked for, log-probabilities."""
+    row: dict[str, Any] = {
+        "text": completion.text,
+        "tokens": completion.tokens,
+        "finish_reason": completion.finish_reason,
+        "logprob": completion.cumulative_logprob,
+    }
+    if completion.logprobs is not None:
+        row["token_logprobs"] = [position.chosen for position in completion.logprobs]
+        row["top_logprobs"] = [[list(pair) for pair in position.top] for position in completion.logprobs]
     return row

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework import api
-from framework.modes.equal_bytes import equal_bytes
+from framework.modes.replay_input import equal_bytes
 from framework.replay.roofline import Roofline
 from framework.results.layout import RECORDING
 
