@@ -269,8 +269,7 @@ def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Pa
 def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator[Outcome]:
     from hydra.core.global_hydra import GlobalHydra
 
-    from framework.config.hydra.launch import single_run, single_run_config
-    from framework.config.hydra.multirun import multirun
+    from framework.config.hydra.multirun import multirun, single_run, single_run_config
     from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
 
     words = list(args.overrides)
@@ -305,7 +304,7 @@ def _finish(outcomes: Sequence[Outcome]) -> None:
                 raise
             complain(f"no report of {folder}: {sentence(error)}")
     if sweeps:
-        from framework.report.kernel import print_sweep
+        from framework.report.console import print_sweep
 
         print_sweep([outcome.directory for outcome in outcomes if outcome.directory])
     for outcome in outcomes:

@@ -1,10 +1,10 @@
-"""What a run's numbers are made of: its configuration, the framework's and its plugins' code, the files it reads."""
+"""What a run's numbers are made of: configuration, code and files read; and which jobs differ in none of it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from framework import registry
 from framework.errors import FrameworkError
 from framework.files.jsonl import to_plain
 from framework.files.memo import sha256_of
+from framework.registry.signatures import signature
 
 NOT_IN_HASH = frozenset(
     {
@@ -21,6 +22,7 @@ NOT_IN_HASH = frozenset(
 """Keys of `run` that say where a job writes or how it is watched, not what it computes."""
 _FOLDERS = ("workload", "model")
 """Groups whose options may name a folder that is read: a trace of many files, a checkpoint."""
+_KINDS_OF_A_REPLAY = ("allocator", "eviction", "hash")
 _LARGE_BYTES = 256 * 2**20
 
 Identity = dict[str, str]
@@ -132,3 +134,48 @@ def _is_input(path: Path, folders: bool) -> bool:
         return path.is_file() or (folders and path.is_dir())
     except (OSError, ValueError):  # a text that no file system takes as a name
         return False
+
+
+class Repeats:
+    """Receives each job of a sweep in turn; knows which repeat an earlier one but for an unused seed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[frozenset[str], str | None] = {}
+        """Overrides but for the seed -> the policy whose seed is unused; "" not asked yet; None where it is used."""
+        self.names: dict[str, int] = {}
+        """What the repeated jobs ran, and how many of them there were."""
+
+    def repeats(self, words: Sequence[str], config: Callable[[], Mapping[str, Any]]) -> bool:
+        """Whether the job of these overrides differs from an earlier one in a seed that it does not use.
+
+        Args:
+            config: gives the job's configuration: resolved, plain and checked. Asked for the second of such jobs only.
+        """
+        bare = [word.lstrip("+") for word in words]
+        if not any(word.startswith("seed=") for word in bare):
+            return False
+        rest = frozenset(word for word in bare if not word.startswith("seed="))
+        if rest not in self._seen:
+            self._seen[rest] = ""
+            return False
+        if self._seen[rest] == "":
+            plain = config()
+            self._seen[rest] = None if uses_seed(plain) else str(plain["eviction"]["name"])
+        policy = self._seen[rest]
+        if policy is None:
+            return False
+        name = f"eviction={policy}"
+        self.names[name] = self.names.get(name, 0) + 1
+        return True
+
+
+def uses_seed(config: Mapping[str, Any]) -> bool:
+    """Whether two runs of this configuration with other seeds may differ.
+
+    A component draws from the run's seed if its constructor has a parameter `seed`. A replay of a trace or of a
+    recording has no other source of chance; other modes have the model, the workload, sampling and time.
+    """
+    if config.get("mode") != "replay" or config["workload"]["name"] not in ("trace", "recording"):
+        return True
+    kinds = ("eviction",) if config.get("executor") == "cache_only" else _KINDS_OF_A_REPLAY
+    return any("seed" in signature(registry.load(kind, config[kind]["name"])).names() for kind in kinds)

@@ -1,4 +1,6 @@
-"""Hydra's multirun as a resumable sweep: every word is checked before a job starts, finished jobs are not launched.
+"""Hydra's run, composed once instead of twice, and its multirun as a resumable sweep.
+
+Every word of a sweep is checked before a job starts, and finished jobs are not launched.
 
 In this process jobs run one by one under a progress bar; a launcher (joblib, submitit, ray) gets what is missing.
 """
@@ -21,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
-from hydra.core.utils import run_job, setup_globals
+from hydra.core.utils import configure_log, run_job, setup_globals
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -29,13 +31,13 @@ from framework import registry
 from framework.cli.progress import sweep_progress
 from framework.config.check import check_below
 from framework.config.hydra.compose import checked
+from framework.config.hydra.sentences import HYDRA_ERRORS
 from framework.errors import ConfigError, FrameworkError
 from framework.files.atomic import no_empty_folders
 from framework.files.secrets import masked
 from framework.results.layout import RESULT, SWEEP
-from framework.sweep.identity import identity
+from framework.sweep.identity import Repeats, identity
 from framework.sweep.job import Outcome, folder_name, require_sweep_folder, what_changed
-from framework.sweep.seeds import Repeats
 from framework.sweep.watch import Watch
 
 Task = Callable[[DictConfig], Outcome]
@@ -343,3 +345,39 @@ def _outcomes(returned: Any) -> Iterator[Outcome]:
             yield from _outcomes(entry)
     elif returned is not None and isinstance(returned.return_value, Outcome):
         yield returned.return_value
+
+
+def single_run_config(hydra: Any, name: str, words: Sequence[str]) -> DictConfig | None:
+    """The configuration of the one run that `words` ask for; None where they, or a file they name, ask for a sweep.
+
+    Raises:
+        hydra's own errors: a word that cannot be composed.
+    """
+    try:
+        config: DictConfig = hydra.compose_config(config_name=name, overrides=list(words), run_mode=RunMode.RUN)
+    except HYDRA_ERRORS:
+        if hydra.get_mode(name, list(words)) == RunMode.MULTIRUN:
+            return None
+        raise
+    if config.hydra.mode == RunMode.MULTIRUN:
+        return None
+    config.hydra.mode = RunMode.RUN
+    return config
+
+
+def single_run(hydra: Any, name: str, config: DictConfig, task: Callable[[DictConfig], Any]) -> Any:
+    """What `task` returns for this configuration, run as `hydra.run` does: in its folder, between its callbacks."""
+    directory = Path(str(config.hydra.run.dir)).absolute()
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    callbacks = Callbacks(config)
+    callbacks.on_run_start(config=config, config_name=name)
+    with no_empty_folders(directory):
+        done = run_job(
+            hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=callbacks),
+            task_function=task,
+            config=config,
+            job_dir_key="hydra.run.dir",
+            job_subdir_key=None,
+        )
+    callbacks.on_run_end(config=config, config_name=name, job_return=done)
+    return done.return_value

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from framework.sweep import identity as identities
-from framework.sweep.identity import components, digest_of, identity, inputs
+from framework.sweep.identity import Repeats, components, digest_of, identity, inputs, uses_seed
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -77,3 +77,43 @@ def test_what_a_run_writes_is_no_input_and_folders_are_those_of_traces_and_model
     (folder / "model" / "file.json").write_text("[]")
     assert digest_of(folder / "model") != before
     assert digest_of(folder / "missing") == ""
+
+
+REPLAY = {
+    "mode": "replay",
+    "executor": "cache_only",
+    "workload": {"name": "trace"},
+    "allocator": {"name": "prefix_cow"},
+    "eviction": {"name": "lru"},
+    "hash": {"name": "sha256"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "uses"),
+    [
+        ({}, False),
+        ({"executor": "none"}, False),
+        ({"executor": "roofline"}, False),
+        ({"workload": {"name": "recording"}, "executor": "none"}, False),
+        ({"eviction": {"name": "random"}}, True),
+        ({"mode": "serve"}, True),
+        ({"mode": "kernel"}, True),
+        ({"workload": {"name": "chat"}}, True),
+    ],
+)
+def test_a_replay_uses_the_seed_where_a_component_s_constructor_takes_it(changes: dict[str, Any], uses: bool) -> None:
+    assert uses_seed({**REPLAY, **changes}) is uses
+
+
+def test_the_first_of_the_jobs_that_differ_in_an_unused_seed_is_run() -> None:
+    repeats = Repeats()
+    jobs = [([f"+eviction={name}", "cache.num_blocks=8", f"seed={seed}"], name) for seed in (4, 5, 6) for name in "ab"]
+    names = {"a": "lru", "b": "random"}
+    found = [
+        repeats.repeats(words, lambda name=name: {**REPLAY, "eviction": {"name": names[name]}}) for words, name in jobs
+    ]
+    assert found == [False, False, True, False, True, False]
+    assert repeats.names == {"eviction=lru": 2}
+    assert not repeats.repeats(["eviction=lru", "cache.num_blocks=16", "seed=5"], lambda: REPLAY)
+    assert not repeats.repeats(["eviction=lru"], lambda: REPLAY), "no seed was asked for"
