@@ -22,7 +22,7 @@ from framework.kernel.bench import build, judge_timed, num_pools, time_on_cpu
 from framework.kernel.cells import Cell, cells, for_device
 from framework.kernel.floors import floor_s, work_of
 from framework.kernel.grid import Ceilings
-from framework.report.kernel import print_kernel
+from framework.report.console import print_kernel
 from framework_builtin.backend.gather import GatherBackend
 from framework_builtin.backend.torch import TorchBackend
 
