@@ -140,9 +140,9 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def clipped(label: str, most: int = 40) -> str:
+def clipped(label: str) -> str:
     """A label that leaves room for the axes."""
-    return label if len(label) <= most else f"{label[: most - 1]}…"
+    return label if len(label) <= 40 else f"{label[:39]}…"
 
 
 def save(figure: Figure, path: Any) -> None:

@@ -44,7 +44,7 @@ def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
 
 def _measure(grid: Grid, session: Session) -> None:
     """Every cell, written and printed as it is known; then the picture of all."""
-    with cell_progress(enabled=session.progress) as tick:
+    with cell_progress(enabled=session.settings.progress) as tick:
         for step, row in enumerate(grid.run()):
             session.run.writer(KERNEL).write(row)
             session.log(step, {key: value for key, value in row.items() if isinstance(value, (int, float))})

@@ -89,7 +89,7 @@ def full_replay(session: Session) -> dict[str, Any]:
     def work() -> None:
         if options.offline_reference:  # first: what it cannot be made for is refused before the work is done
             reference.update(offline_reference(session.config))
-        for number, _ in enumerate(feed(engine, source.items, progress=session.progress), start=1):
+        for number, _ in enumerate(feed(engine, source.items, progress=session.settings.progress), start=1):
             if number % log_every == 0 and (log_every > 1 or number < 10_000 or number % 100 == 0):
                 row = engine.metrics.step_row(engine.state)
                 session.log(engine.state.step_number, in_steps(row) if unit == "steps" else row)

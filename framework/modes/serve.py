@@ -79,7 +79,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], ledger
 
     def work() -> None:
         requests.extend(submit_workload(llm, items))
-        llm.drain(progress=session.progress, on_step=on_step)
+        llm.drain(progress=session.settings.progress, on_step=on_step)
         llm.engine.check()
         llm.engine.state.tiers.close(drain=True)  # before the result, which says what failed at the end as well
 

@@ -82,11 +82,6 @@ class Session:
         self._stack.__exit__(kind, error, trace)
 
     @property
-    def progress(self) -> bool:
-        """Whether a bar is wanted."""
-        return self.settings.progress
-
-    @property
     def shared_folder(self) -> Path | None:
         """Where the jobs of a sweep keep what they share; None outside a sweep. After `begin`."""
         return self.run.path.parent / SHARED if (self.run.path / JOB).exists() else None

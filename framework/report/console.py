@@ -185,11 +185,11 @@ def print_kernel(result: Mapping[str, Any], *, file: IO[str] | None = None, widt
         console.print(f"results in {result['run_directory']}", soft_wrap=True)
 
 
-def print_sweep(directories: Sequence[str | Path], *, file: IO[str] | None = None, width: int | None = None) -> None:
+def print_sweep(directories: Sequence[str | Path]) -> None:
     """One table over several kernel runs' directories, backends side by side; nothing where none has rows."""
     rows = [row for folder in directories for row in _rows(Path(folder))]
     if rows:
-        print_rows(rows, _console(file, width, 100))
+        print_rows(rows, _console(None, None, 100))
 
 
 def print_rows(rows: Sequence[Row], console: Console) -> None:

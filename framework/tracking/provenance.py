@@ -36,7 +36,6 @@ def collect(
     argv: Sequence[str] | None = None,
     inputs: Sequence[Path] = (),
     other_inputs: Mapping[str, str] | None = None,
-    outputs: Sequence[Path] = (),
     checkout: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A plain dict for `provenance.json`. Imports no library: versions come from the installed metadata.
@@ -49,10 +48,9 @@ def collect(
         argv: the command line; default this process's.
         inputs: files of requests that the run reads, such as its trace; each is named with its SHA-256.
         other_inputs: dotted key -> digest of what else it reads, such as its model.
-        outputs: folders that the run writes to; what lies there makes no checkout dirty.
         checkout: what `checkout_state` said before the run's first output; None asks it now.
     """
-    state = checkout_state(outputs) if checkout is None else checkout
+    state = checkout_state() if checkout is None else checkout
     return {
         "package": {
             "name": DISTRIBUTION,

@@ -300,10 +300,10 @@ def compose_normal(overrides: Sequence[str], path: ConfigSearchPath, config_name
     return config
 
 
-def create_hydra(path: ConfigSearchPath, name: str = "kvlab") -> Hydra:
+def create_hydra(path: ConfigSearchPath) -> Hydra:
     """A Hydra over this search path, installed as the global one."""
     GlobalHydra.instance().clear()
-    return Hydra.create_main_hydra2(task_name=name, config_search_path=path)
+    return Hydra.create_main_hydra2(task_name="kvlab", config_search_path=path)
 
 
 def del_hydra(config: DictConfig) -> None:

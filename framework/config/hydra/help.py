@@ -40,13 +40,9 @@ Exit status: 0 done, 1 a run failed, 2 invalid command, configuration or input,
 """
 
 
-def help_text(width: int | None = None) -> str:
-    """Usage, plugins with their options, groups with theirs, settings; `*` marks a default.
-
-    Args:
-        width: columns; null: the terminal's, 100 where there is none.
-    """
-    width = max(60, width or shutil.get_terminal_size((100, 24)).columns)
+def help_text() -> str:
+    """Usage, plugins with their options, groups with theirs, settings, as wide as the terminal; `*` marks a default."""
+    width = max(60, shutil.get_terminal_size((100, 24)).columns)
     folder = conf_folder()
     defaults = default_choices(folder)
     parts = [_USAGE]
