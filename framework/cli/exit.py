@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn, ParamSpec
 
-from framework.cli import signals
-from framework.errors import FrameworkError
+from framework.errors import FrameworkError, Interrupted
 from framework.files.atomic import is_disk_failure
 
 DONE, FAILED, INVALID = 0, 1, 2
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 P = ParamSpec("P")
 
 
@@ -30,8 +34,8 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
         except BrokenPipeError:
             raise  # `| head` has read enough: see `exit_with`
         except KeyboardInterrupt as error:
-            complain(f"interrupted by {signals.describe(error)}")
-            return signals.exit_status(error)
+            complain(f"interrupted by {describe(error)}")
+            return exit_status(error)
         except Exception as error:
             if full_error() or output_failed(error):
                 raise
@@ -47,7 +51,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         if getattr(sys, name) is None:  # closed by the shell, as by `>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
-        with signals.interrupts():
+        with interrupts():
             status = main()
             sys.stdout.flush()
     except BrokenPipeError:
@@ -59,8 +63,8 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         drop_output()
         status = DONE
     except KeyboardInterrupt as error:
-        complain(f"interrupted by {signals.describe(error)}")
-        status = signals.exit_status(error)
+        complain(f"interrupted by {describe(error)}")
+        status = exit_status(error)
     except OSError as error:
         complain(f"standard output cannot be written: {error.strerror}")
         drop_output()
@@ -114,3 +118,40 @@ def output_failed(error: BaseException) -> bool:
 
 def _is_about_a_path(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.filename is not None
+
+
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """In the main thread, raise Interrupted at SIGTERM and SIGHUP, once; more of them do not disturb the writing.
+
+    A signal that somebody else handles, or that is ignored (nohup), stays as it is; nested use changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    taken = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    came = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if not came:
+            came = True
+            raise Interrupted(number)
+
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def exit_status(error: BaseException) -> int:
+    """Of a process ended by Ctrl-C or a signal, as shells count: 130, or 128 and the signal's number."""
+    return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
+
+
+def describe(error: BaseException) -> str:
+    """What interrupted: "SIGTERM", "SIGHUP" or "Ctrl-C"."""
+    return signal.Signals(error.number).name if isinstance(error, Interrupted) else "Ctrl-C"

@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from framework import tracking
-from framework.cli.exit import complain
-from framework.cli.signals import describe, interrupts
+from framework.cli.exit import complain, describe, interrupts
 from framework.config.config import Config
 from framework.engine.limits import shortened
 from framework.errors import FrameworkError
