@@ -37,8 +37,7 @@ from framework.files.atomic import no_empty_folders
 from framework.files.secrets import masked
 from framework.results.layout import RESULT, SWEEP
 from framework.sweep.identity import Repeats, identity
-from framework.sweep.job import Outcome, folder_name, require_sweep_folder, what_changed
-from framework.sweep.watch import Watch
+from framework.sweep.job import Outcome, Watch, folder_name, require_sweep_folder, what_changed
 
 Task = Callable[[DictConfig], Outcome]
 MOST_JOBS = 100_000
