@@ -37,6 +37,10 @@ _KEPT_BYTES = 31 * 2**20
 twice that back. With one such buffer freed the activations of a step reuse the pages of the last: the page faults, 5 %
 of a prefill's time, are a twentieth of what they were. Source: mallopt(3), M_MMAP_THRESHOLD."""
 
+_CACHED_BYTES = 8 * 2**20
+"""Of gate and up: prefills of 2,048 rows in float32 took 4 to 12 % longer in one part than in four
+(tests/bench/test_bench_serve.py, `-k in_parts`)."""
+
 
 class Decoder(nn.Module):
     """The families of `framework.model.config`: everything of the model but attention's memory.
@@ -257,10 +261,18 @@ class DecoderLayer(nn.Module):
             x = x + mixed if rows is None else x[rows] + mixed[rows]
         else:
             x = self._attend(x, rope, attention, rows)
-        thought = self._mlp(self._norm(x, self.post_norm))
-        if self.mlp_end_norm is not None:
-            thought = self._norm(thought, self.mlp_end_norm)
-        return x.add_(thought)
+        for part in self._parts(x):
+            thought = self._mlp(self._norm(part, self.post_norm))
+            if self.mlp_end_norm is not None:
+                thought = self._norm(thought, self.mlp_end_norm)
+            part.add_(thought)
+        return x
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x (T, E), on a CPU in parts of so many rows that an MLP's activations of one stay in the cache."""
+        if self.group is not None or self.experts is not None or getattr(self.gate_up, "packed", None) is None:
+            return (x,)
+        return torch.split(x, max(1, _CACHED_BYTES // (len(self.gate_up) * x.element_size())))
 
     def _attend(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attention: Attention, rows: Tensor | None

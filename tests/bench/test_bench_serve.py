@@ -166,3 +166,29 @@ def test_what_the_matrix_products_of_a_step_take_alone(benchmark, tokens):
     assert len(weights) == 4 * decoder.config.num_layers
     benchmark.extra_info["cpu_ms"] = 1e3 * min(spent)
     print(f"\n{tokens} tokens: {1e3 * min(spent):.1f} ms of CPU, {flop / min(spent) / 1e9:.0f} GFLOP/s", end="")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_mlp_in_parts_that_stay_in_the_cache_beside_one_part(benchmark, dtype, monkeypatch):
+    """Layers over 2,048 rows without their attention: `whole_over_parts`, interleaved, wall time."""
+    from framework.model import decoder as module
+
+    model = random_model("qwen3-100m", dtype=dtype)
+    LLM(model, backend="gather", cache=CacheOptions(num_blocks=8))  # packs the weights
+    tokens, positions = torch.randint(0, 1000, (2048,)), torch.arange(2048)
+    limits, ratios = (module._CACHED_BYTES, 2**60), []
+
+    def one_pass(limit):
+        monkeypatch.setattr(module, "_CACHED_BYTES", limit)
+        start = time.perf_counter()
+        model.decoder(tokens, positions, lambda layer, q, k, v: q)
+        return time.perf_counter() - start
+
+    def one_round():
+        parts, whole = (one_pass(limit) for limit in limits)
+        ratios.append(whole / parts)
+
+    benchmark.pedantic(one_round, rounds=10, warmup_rounds=1)
+    low, middle, high = np.percentile(ratios[1:], (10, 50, 90))
+    benchmark.extra_info["whole_over_parts"] = middle
+    print(f"\n{dtype}: {middle:.2f} ({low:.2f} to {high:.2f})", end="")

@@ -3,13 +3,20 @@
 import pytest
 import torch
 
+from framework.model import decoder as decoder_module
 from framework.model.loading import load_model
 
 
+@pytest.mark.parametrize("rows_a_part", [1, 5, 1000])
 @pytest.mark.parametrize("rows", [1, 5, 32])
-def test_packed_weights_give_the_same_logits(rows):
+def test_packed_weights_give_the_same_logits_in_parts_of_any_size(rows, rows_a_part, monkeypatch):
     plain, packed = load_model("tiny").decoder, load_model("tiny").decoder
     assert packed.prepack()
+    row_bytes = 4 * len(packed.layers[0].gate_up)
+    monkeypatch.setattr(decoder_module, "_CACHED_BYTES", rows_a_part * row_bytes)
+    assert [len(part) for part in packed.layers[0]._parts(torch.zeros(7, 3))] == {1: [1] * 7, 5: [5, 2]}.get(
+        rows_a_part, [7]
+    )
     tokens, positions = torch.arange(rows) * 7 % 256, torch.arange(rows)
 
     def attention(layer, q, k, v):
