@@ -16,7 +16,7 @@ from framework_example.hash import Keyed
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
 from framework.llm import LLM, CacheOptions
-from framework.modes.dense_check import measure_loss, summarise
+from framework.modes.dense_check import measure_loss, summarise_loss
 from framework.sampling import Sampling
 from framework.testing import allocator_checks, eviction_checks, hash_checks
 from framework.testing.backend import backend_checks, check_numbers_match_fp64_over_the_grid
@@ -60,7 +60,7 @@ def test_a_run_reports_what_the_backend_loses(tmp_path: Path) -> None:
     llm = LLM("tiny", backend=Int8Reader(), cache=CacheOptions(num_blocks=64, block_size=4))
     requests = llm.generate([[1, 2, 3, 4, 5], [9, 8, 7]], Sampling(max_tokens=12))
     verdicts = measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, 8)
-    found = summarise(verdicts, 0.05)
+    found = summarise_loss(verdicts, 0.05)
     assert 0.0 < found["attention_error"] < 0.05, found
     assert (found["loss_exceeded"], found["dense_mismatches"]) == (0, None), found
     assert 0.0 < found["dense_kl_divergence"] < 0.1, found
