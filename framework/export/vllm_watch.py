@@ -312,7 +312,7 @@ class PoolWatch:
     def _known_of(self, facts: PoolFacts, request: Any) -> _Known:
         known = self._known.get(request.request_id)
         if known is None:
-            tenant = request.cache_salt or (request.lora_request.lora_name if request.lora_request else "")
+            tenant = _tenant(request)
             known = _Known(-request.priority, facts.tenant(tenant), None)
             if facts.requests is not None:
                 known.facts = self._describe(facts, request, tenant)
@@ -412,8 +412,7 @@ class MissWatch:
             if first:
                 ledger.leave(number)
         elif first:
-            tenant = request.cache_salt or (request.lora_request.lora_name if request.lora_request else "")
-            ledger.admit(number, number, cached, tenant=tenant)
+            ledger.admit(number, number, cached, tenant=_tenant(request))
             self._hit_tokens += cached
             self._prompt_tokens += request.num_prompt_tokens
         elif name not in self._running:
@@ -487,6 +486,11 @@ class MissWatch:
         result = {"status": "ok", "mode": "vllm", "eviction": account.policy, **counts, **account.results()}
         (self._folder / REGRET).write_bytes(b"".join(map(dump_line, account.evictions.rows(account.policy))))
         (self._folder / RESULT).write_text(json_text(result, indent=2) + "\n")
+
+
+def _tenant(request: Any) -> str:
+    """Whose blocks no other request may find: vLLM's cache salt, or else the adapter."""
+    return request.cache_salt or (request.lora_request.lora_name if request.lora_request else "")
 
 
 def _open(folder: Path) -> Any:
