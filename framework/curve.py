@@ -103,7 +103,7 @@ def _capacities(options: argparse.Namespace, paths: RequestPaths) -> list[int]:
 
     bytes_per_block = None
     if options.shape:
-        roofline = Roofline(shape=options.shape, dtype=options.dtype)
+        roofline = Roofline(shape=options.shape, kv_dtype=options.dtype)
         bytes_per_block = roofline.kv_bytes_per_token * paths.block_tokens
     texts = [text for text in options.capacities.split(",") if text.strip()]
     if not texts:

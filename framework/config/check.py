@@ -195,9 +195,8 @@ def check_groups(config: Config) -> None:
         "tiers": list(config.tiers), "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
         "allocator": allocator if allocator != default_choices(conf_folder())["allocator"] else None,
         "replay.core": config.replay.core if config.replay.core != "python" else None,
-        "cache.kv_dtype": config.cache.kv_dtype, "replay.window": config.replay.window,
-        "replay.offline_reference": config.replay.offline_reference,
-        "kv_events": config.kv_events.file or config.kv_events.publish,
+        "cache.kv_dtype": config.cache.kv_dtype, "kv_events": config.kv_events.file or config.kv_events.publish,
+        "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
     }  # fmt: skip
     for key, value in of_one_group.items():
         if value:

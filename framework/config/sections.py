@@ -90,10 +90,9 @@ class EngineOptions(Section):
     )
     tensor_parallel_size: int = setting(
         1,
-        "ranks that share the model, each a process and, on CUDA, a device",
+        "ranks that share the model, each a process and, on CUDA, a device; executor=roofline: devices that do",
         at_least=1,
         at_most=1024,
-        of_a_model=True,
     )
     collective_timeout_s: float = setting(
         300.0,
@@ -117,9 +116,10 @@ class ReplayOptions(Section):
     leaf_first: bool = setting(False, "executor=cache_only: evict only blocks without resident children")
     core: str = setting("python", "executor=cache_only: what counts, python or an installed replay core")
     full_blocks_only: bool = setting(False, "executor=cache_only: a partial last block is never cached")
-    optimum: bool = setting(True, "executor=cache_only: also run the offline optimum and report the gap to it")
-    offline_reference: bool = setting(
-        False, "executor=none and roofline: replay once more with offline next use as the policy, twice the time"
+    optimum: Literal["auto", True, False] = setting(
+        "auto",
+        "also report the gap to the offline optimum: auto (with executor=cache_only) | true (executor=none and "
+        "roofline replay once more with offline next use as the policy, twice the time) | false",
     )
     capacity: str | None = setting(
         None, "in place of cache.num_blocks: 40GiB of K and V; executor=cache_only: or 25% of the trace's blocks"
@@ -128,16 +128,8 @@ class ReplayOptions(Section):
     slo_tpot_s: float = setting(0.1, "goodput: most seconds for each later token", above=0)
     device: str = setting("h200", "executor=roofline: h200 | h100 | a100 | l40s")
     shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.replay.roofline")
-    dtype: str = setting("bfloat16", "executor=roofline and capacity: of weights, K and V")
     efficiency: float = setting(
         0.8, "executor=roofline: share of the device's ceilings that is reached", above=0, at_most=1
-    )
-    num_devices: int = setting(1, "executor=roofline: devices that share the model", at_least=1, at_most=4096)
-    window: int | None = setting(
-        None,
-        "executor=none and roofline: sliding window of all layers, tokens; blocks behind it are freed early; null: "
-        "none, or the recorded model's",
-        at_least=1,
     )
     groups: Mapping[str, Any] | None = setting(
         None, "several kinds of KV in place of one, as {model: gemma-3-27b, rule: dense}; see docs/hybrid.md"

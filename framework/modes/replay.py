@@ -87,7 +87,7 @@ def full_replay(session: Session) -> dict[str, Any]:
     bought: dict[str, Any] = {}
 
     def work() -> None:
-        if options.offline_reference:  # first: what it cannot be made for is refused before the work is done
+        if options.optimum is True:  # first: what it cannot be made for is refused before the work is done
             reference.update(offline_reference(session.config))
         for number, _ in enumerate(feed(engine, source.items, progress=session.settings.progress), start=1):
             if number % log_every == 0 and (log_every > 1 or number < 10_000 or number % 100 == 0):
@@ -270,7 +270,6 @@ def build_engine(
         )
     else:  # no length is too long for windows and states alone: the allocator says what never fits
         allocator, policy = _over_groups(config)
-    window = _window(config, recording)
     executor = _executor(config, recording, outputs, step_clock=step_clock)
     to_raise = f"cache.num_blocks: the pool's {allocator.num_blocks} blocks hold {pool} tokens"
     advice = f"raise {to_raise if max_len == pool else 'engine.max_model_len'}"
@@ -288,7 +287,7 @@ def build_engine(
             max_model_len=max_len,
             length_advice=advice,
             eos_token_ids=recording.eos_token_ids if recording else (),
-            window=window,
+            window=recording.window if recording else None,
         ),
         options=engine_options,
         virtual_clock=True,
@@ -313,18 +312,7 @@ def _over_groups(config: Config) -> tuple[Allocator, EvictionPolicy]:
 
 def _tier_maker(config: Config, executor: Executor, shared: Mapping[str, Any], *, timed: bool) -> MakeTiers:
     """Tiers behind links on the executor's clock; where that counts steps (not `timed`), copies take no time."""
-    options = config.replay
-    device = Roofline(
-        device=options.device,
-        shape=options.shape,
-        dtype=options.dtype,
-        kv_dtype=config.cache.kv_dtype,
-        efficiency=options.efficiency,
-        overhead_s=0.0,
-        num_devices=options.num_devices,
-    )
-    most = config.engine.max_batch_tokens
-
+    options, device, most = config.replay, _roofline(config, overhead_s=0.0), config.engine.max_batch_tokens
     costs = StepCosts.read(options.costs) if options.costs else None
 
     def recompute_s(cached: int, tokens: int) -> float:
@@ -348,23 +336,6 @@ def _tier_maker(config: Config, executor: Executor, shared: Mapping[str, Any], *
     )
 
 
-def _window(config: Config, recording: Recording | None) -> int | None:
-    """The sliding window of all layers of the model that a replay stands for.
-
-    Raises:
-        ConfigError: replay.window is another than that of the recorded model.
-    """
-    asked = config.replay.window
-    if recording is None or asked == recording.window:
-        return asked
-    if asked is not None:
-        raise ConfigError(
-            f"replay.window is {asked}, the recorded model's is {recording.window or 'none'}; leave it null, so that "
-            "the replay does what the run did"
-        )
-    return recording.window
-
-
 def _executor(
     config: Config,
     recording: Recording | None,
@@ -379,20 +350,20 @@ def _executor(
     if step_clock:
         return ReplayExecutor(constant_step(0.0), outputs=outputs, step_clock=True)
     if config.executor == "roofline":
-        return ReplayExecutor(
-            Roofline(
-                device=options.device,
-                shape=options.shape,
-                dtype=options.dtype,
-                kv_dtype=config.cache.kv_dtype,
-                efficiency=options.efficiency,
-                num_devices=options.num_devices,
-                window=options.window,
-            ),
-            outputs=outputs,
-        )
+        return ReplayExecutor(_roofline(config), outputs=outputs)
     step_time = StepCosts.read(options.costs) if options.costs else constant_step(options.step_s)
     return ReplayExecutor(step_time, outputs=outputs)
+
+
+def _roofline(config: Config, **options: float) -> Roofline:
+    return Roofline(
+        device=config.replay.device,
+        shape=config.replay.shape,
+        kv_dtype=config.cache.kv_dtype,
+        efficiency=config.replay.efficiency,
+        num_devices=config.engine.tensor_parallel_size,
+        **options,
+    )
 
 
 def request_row(request: Request, *, unit: str = "s", tiers: int = 0, ledger: Ledger | None = None) -> dict[str, Any]:

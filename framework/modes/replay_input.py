@@ -107,14 +107,13 @@ def groups_input(config: Config, parents: list[int], working_set: int | None = N
 
 
 def what_fewer_bits_buy(config: Config, num_blocks: int, hit_rate: Callable[[int], float | None]) -> dict[str, Any]:
-    """The dtype of K and V where `cache.kv_dtype` names one; and where it is not replay.dtype, see `equal_bytes`."""
-    options, cache = config.replay, config.cache
-    stored = cache.kv_dtype
+    """The dtype of K and V where `cache.kv_dtype` names one; and where it is not bfloat16, see `equal_bytes`."""
+    cache, stored = config.cache, config.cache.kv_dtype
     if stored is None:
         return {}
-    if stored == options.dtype:
+    if stored == "bfloat16":
         return {"kv_dtype": stored}
-    size, own = (block_bytes(options, one) for one in (cache, replace(cache, kv_dtype=None)))
+    size, own = (block_bytes(config.replay, one) for one in (cache, replace(cache, kv_dtype=None)))
     return {"kv_dtype": stored, **equal_bytes(num_blocks, size, own, hit_rate)}
 
 
@@ -133,5 +132,5 @@ def equal_bytes(
 
 def block_bytes(options: ReplayOptions, cache: CacheOptions) -> int:
     """Bytes of K and V a block, of the model shape that a replay assumes and the dtype that K and V are to have."""
-    roofline = Roofline(shape=options.shape, dtype=options.dtype, kv_dtype=cache.kv_dtype)
+    roofline = Roofline(shape=options.shape, kv_dtype=cache.kv_dtype)
     return roofline.kv_bytes_per_token * cache.block_size

@@ -135,13 +135,13 @@ DEVICES = {
     "l40s": Device(bytes_per_s=0.864e12, flops_per_s=362e12, source="vendor: L40S specification, dense bf16"),
 }
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-_KV_BYTES = {**_BYTES, "float64": 8, "int8": 1}
+_KV_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+_WEIGHT_BYTES = 2
 _INT8_SCALE_BYTES = 4
 
 
 class Roofline:
-    """Seconds a step takes: the larger of bytes over bandwidth and operations over rate, plus a fixed overhead.
+    """Seconds a step takes in bfloat16: the larger of bytes over bandwidth and operations over rate, and an overhead.
 
     Bytes: the weights that its tokens touch once, K and V of every row's context once, K and V of the new tokens
     written. Operations: two an active weight and token, and attention's for each (query, key) pair. Weights and heads
@@ -151,12 +151,10 @@ class Roofline:
     Args:
         device: a name in DEVICES.
         shape: a name in framework.replay.roofline.ROOFLINE_SHAPES.
-        dtype: of weights, and of K and V without `kv_dtype`.
-        kv_dtype: of K and V; int8 has a scale of 4 bytes for each token's vector. None: `dtype`.
+        kv_dtype: of K and V; int8 has a scale of 4 bytes for each token's vector. None: bfloat16, as the weights.
         efficiency: reached share of the ceilings, 0 to 1. Calibrate it with a kernel run.
         overhead_s: fixed seconds a step.
         num_devices: devices that share the model, each with these ceilings.
-        window: tokens that every layer sees, the own one included; None: all before.
     """
 
     def __init__(
@@ -164,36 +162,25 @@ class Roofline:
         *,
         device: str = "h200",
         shape: str = "llama-3.1-8b",
-        dtype: str = "bfloat16",
         kv_dtype: str | None = None,
         efficiency: float = 0.8,
         overhead_s: float = 0.0005,
         num_devices: int = 1,
-        window: int | None = None,
     ) -> None:
+        stored = kv_dtype or "bfloat16"
         named: tuple[tuple[str, str, Collection[str]], ...] = (
             ("replay.device", device, DEVICES),
             ("replay.shape", shape, ROOFLINE_SHAPES),
-            ("replay.dtype", dtype, _BYTES),
-            ("cache.kv_dtype", kv_dtype or dtype, _KV_BYTES),
+            ("cache.kv_dtype", stored, _KV_BYTES),
         )
         for what, name, known in named:
             if name not in known:
                 raise ConfigError(f"{what} {name!r} is unknown; known: {', '.join(known)}")
-        if not 0 < efficiency <= 1:
-            raise ConfigError(f"replay.efficiency must be above 0 and at most 1, found {efficiency}")
-        if overhead_s < 0:
-            raise ConfigError(f"overhead_s must be at least 0, found {overhead_s}")
-        if num_devices < 1:
-            raise ConfigError(f"replay.num_devices must be at least 1, found {num_devices}")
-        self._window = window
         self.shape = model = ROOFLINE_SHAPES[shape]
         self._bandwidth = DEVICES[device].bytes_per_s * efficiency * num_devices
         self._rate = DEVICES[device].flops_per_s * efficiency * num_devices
         self._overhead_s = overhead_s
-        self._weight_size = _BYTES[dtype]
         self._flops_per_token = 2.0 * model.active_parameters
-        stored = kv_dtype or dtype
         scales = _INT8_SCALE_BYTES * model.kv_vectors_per_token if stored == "int8" else 0
         self._kv_bytes = model.num_layers * (_KV_BYTES[stored] * model.kv_numbers_per_token + scales)
         self._pair_flops = float(model.pair_flops_per_head * model.num_heads * model.num_layers)
@@ -214,10 +201,6 @@ class Roofline:
         """Seconds to compute `new` tokens a row after the `before` tokens a row whose KV is there."""
         tokens, context = int(new.sum()), int((before + new).sum())
         pairs = float((new * before + new * (new + 1) // 2).sum())
-        if self._window is not None:
-            context -= int(np.maximum(0, before + 1 - self._window).sum())
-            last, first = (np.maximum(0, count - self._window) for count in (before + new, before))
-            pairs -= float((last * (last + 1) // 2 - first * (first + 1) // 2).sum())
-        moved = self._weight_size * self.shape.weights_read(tokens) + self._kv_bytes * (context + tokens)
+        moved = _WEIGHT_BYTES * self.shape.weights_read(tokens) + self._kv_bytes * (context + tokens)
         work = self._flops_per_token * tokens + self._pair_flops * pairs
         return self._overhead_s + max(moved / self._bandwidth, work / self._rate)

@@ -17,7 +17,6 @@ _NOT_SETTINGS = re.compile(r"^(run|tracker|sweep|experiment|hydra)(\.|$)")
 _MOST, _DEEPEST, _LONGEST = 2000, 12, 500
 _REPLAY_CLOCK = ("step_s", "costs", "slo_ttft_s", "slo_tpot_s")
 _ROOFLINE = ("device", "efficiency")
-_POOL_BYTES = ("shape", "dtype")
 _TIERS = ("tiering", "tiers")
 
 
@@ -63,13 +62,13 @@ def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:
             words += ["engine", "faults", "hash", *(f"replay.{key}" for key in _REPLAY_CLOCK)]
             words += [] if config.get("tiers") else [*_TIERS]
         else:
-            words += [*_TIERS, "replay.leaf_first", "replay.full_blocks_only", "replay.optimum"]
+            words += [*_TIERS, "replay.leaf_first", "replay.full_blocks_only"]
         if executor != "roofline":
             words += [f"replay.{key}" for key in _ROOFLINE]
             if not config.get("tiers") and (
                 not replay or replay.get("capacity") is None
             ):  # then nothing asks for the bytes of a block
-                words += [f"replay.{key}" for key in _POOL_BYTES]
+                words.append("replay.shape")
     return re.compile("|".join(rf"{re.escape(word)}(\.|$)" for word in words))
 
 

@@ -103,7 +103,7 @@ REPLAYS: list[tuple[str, ...]] = [
     (*CACHE_ONLY, *TRACE, "replay.capacity=lots"), (*CACHE_ONLY, *TRACE, "replay.capacity=-1%"),
     (*CACHE_ONLY, *TRACE, "replay.capacity=1e400%"), (*CACHE_ONLY, *TRACE, f"replay.capacity={LONG}GiB"),
     (*CACHE_ONLY, *TRACE, "replay.capacity=0%"), (*CACHE_ONLY, *TRACE, "replay.capacity=4GiB", "replay.shape=none"),
-    (*CACHE_ONLY, *TRACE, "replay.capacity=4GiB", "replay.dtype=none"), (*CACHE_ONLY, *TRACE, "replay.step_s=nan"),
+    (*CACHE_ONLY, *TRACE, "replay.step_s=nan"),
     (*CACHE_ONLY, *TRACE, "cache.num_blocks=null"), (*REPLAY, *TRACE, "cache.num_blocks=null"),
     (*REPLAY, *TRACE, "replay.capacity=25%"), (*REPLAY, *TRACE, "executor=roofline", "replay.device=z80"),
     (*REPLAY, *TRACE, "executor=roofline", "replay.shape=gpt9"), (*REPLAY, *TRACE, "replay.efficiency=2"),

@@ -53,7 +53,7 @@ METRICS: tuple[Metric, ...] = (
            "fewer kv heads than ranks the sum holds copies.", note="the pool's tensors"),
     memory("equal_bytes_num_blocks", "blocks", "", "blocks in the model's dtype",
            "Blocks that the bytes of this pool's blocks would hold with K and V of the model's dtype (of a replay, of "
-           "replay.dtype); where cache.kv_dtype is another.", note="in as many bytes"),
+           "bfloat16); where cache.kv_dtype is another.", note="in as many bytes"),
     memory("equal_bytes_hit_rate", "share", "", "hit rate of those",
            "Hit rate of the same requests, replayed over those blocks: what the narrower pool buys is the difference "
            "to `hit_rate`. Requests that no longer fit are left out; null where there is no block.",

@@ -95,9 +95,9 @@ def test_a_roofline_moves_k_and_v_in_their_own_dtype() -> None:
 
 
 def test_where_no_request_fits_into_the_other_pool_there_is_no_hit_rate(tmp_path: Path) -> None:
-    narrow = replay(tmp_path, "none", {"num_blocks": 3, "kv_dtype": "float8_e4m3fn"}, offline_reference=True)
+    narrow = replay(tmp_path, "none", {"num_blocks": 3, "kv_dtype": "float8_e4m3fn"}, optimum=True)
     assert (narrow["equal_bytes_num_blocks"], narrow["equal_bytes_hit_rate"]) == (1, None), narrow
-    alone = replay(tmp_path / "alone", "none", {"num_blocks": 1}, offline_reference=True)
+    alone = replay(tmp_path / "alone", "none", {"num_blocks": 1}, optimum=True)
     assert (alone["num_rejected"], alone["hit_rate"], alone["gap_to_offline_next_use"]) == (40, None, None), alone
 
 

@@ -189,7 +189,7 @@ def test_a_reference_that_cannot_be_made_is_refused_before_the_work(tmp_path: Pa
     monkeypatch.setattr("framework.modes.replay.feed", no_work)
     monkeypatch.setattr(PrefixAllocator, "takes_future", False)
     with pytest.raises(ConfigError, match="does not take the future"):
-        by_request(tmp_path / "asked", path, offline_reference=True)
+        by_request(tmp_path / "asked", path, optimum=True)
 
 
 def test_a_full_replay_reports_its_gap_to_offline_next_use_when_asked(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_full_replay_reports_its_gap_to_offline_next_use_when_asked(tmp_path: 
                      "hash_ids": [name * 10 + depth for depth in range(4)] + [10_000 + at]})  # fmt: skip
     path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     plain = by_request(tmp_path / "plain", path)
-    asked = by_request(tmp_path / "asked", path, offline_reference=True)
+    asked = by_request(tmp_path / "asked", path, optimum=True)
     assert "offline_next_use_hit_rate" not in plain
     assert asked["hit_rate"] == plain["hit_rate"], "the run itself is the same"
     best = asked["offline_next_use_hit_rate"]

@@ -55,7 +55,7 @@ def test_only_settings_that_the_mode_reads_are_listed(tmp_path: Path) -> None:
     assert cache_only == shared | {"executor", "replay.optimum", "replay.capacity"}
     assert roofline == shared | {
         "executor", "hash", "engine.max_batch_tokens", "replay.step_s", "replay.device", "replay.capacity",
-        "replay.shape",
+        "replay.shape", "replay.optimum",
     }  # fmt: skip
     assert serve == shared | {"hash", "model", "engine.max_batch_tokens", "cache.layout"}
 
