@@ -1,4 +1,4 @@
-"""The offline optimum over groups: the most tokens that any choice of checkpoints and blocks could hit.
+"""A bound of the hits over groups of KV: what no choice of checkpoints and blocks could exceed.
 
 Rules. A request is one atomic access: it hits the longest prefix at which every group has what it needs, computes the
 rest, and then any of what it computed and of what was resident stays, at every place that is a multiple of the groups'
@@ -9,114 +9,39 @@ no order of eviction hits more under a budget of the same bytes, requests one at
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import pairwise
 
 from framework.errors import InvalidArgument
-from framework.groups.kinds import KVGroup, alignment, find_hit
+from framework.groups.kinds import KVGroup, alignment
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
-
-Content = tuple[int, int]
-"""(group, node)"""
-Contents = frozenset[Content]
-
-
-class _Trace:
-    """A trace of few requests as sets of contents. Nodes are prefixes of one alignment or less, the paths' unit."""
-
-    def __init__(self, paths: RequestPaths, groups: Sequence[KVGroup]) -> None:
-        self.groups, self.step, self.unit = groups, alignment(groups), paths.block_tokens
-        self.paths, self.prompts = list(paths.walk()), paths.input_tokens.tolist()
-        self.wide = [group.block_tokens // self.unit for group in groups]
-
-    def needs(self, request: int, place: int) -> Contents | None:
-        """What a hit of `place` tokens needs; None where a draft model would look beyond the prompt."""
-        path, found = self.paths[request], set[Content]()
-        for g, group in enumerate(self.groups):
-            for number in group.needs(place):
-                at = (number + 1) * self.wide[g] - 1
-                if at >= len(path):
-                    return None
-                found.add((g, path[at]))
-        return frozenset(found)
-
-    def hit(self, request: int, kept: Contents) -> int:
-        path = self.paths[request]
-
-        def present(group: int, block: int) -> bool:
-            at = (block + 1) * self.wide[group] - 1
-            return at < len(path) and (group, path[at]) in kept
-
-        return find_hit(self.groups, present, self.prompts[request] - 1).tokens
-
-    def after(self, request: int, kept: Contents, hit: int) -> Contents:
-        """All that could stay after a request."""
-        path = self.paths[request]
-        computed = {(g, path[at]) for g, wide in enumerate(self.wide) for at in range(wide - 1, len(path), wide)
-                    if (at + 1) * self.unit > hit}  # fmt: skip
-        return kept | computed
-
-    def num_bytes(self, kept: Contents) -> int:
-        return sum(self.groups[g].block_bytes for g, _ in kept)
-
-
-def optimum_tokens(paths: RequestPaths, groups: Sequence[KVGroup], num_bytes: int) -> int:
-    """Most tokens that can be hit in all requests together. Exact; time grows exponentially: for a dozen requests.
-
-    What is kept is always what some later requests, each at one place, are going to need; all else is of no use.
-    """
-    trace = _Trace(paths, groups)
-    count = len(trace.paths)
-    goals = [
-        [need for place in range(trace.step, trace.prompts[j], trace.step) if (need := trace.needs(j, place))]
-        for j in range(count)
-    ]
-
-    def choices(coming: int, able: Contents, kept: Contents) -> Iterator[Contents]:
-        """Every set worth keeping out of `able` for the requests from `coming` on."""
-        if coming == count:
-            yield kept
-            return
-        for need in (frozenset[Content](), *goals[coming]):
-            more = kept | need & able
-            if trace.num_bytes(more) <= num_bytes:
-                yield from choices(coming + 1, able, more)
-
-    @cache
-    def best(request: int, kept: Contents) -> int:
-        if request == count:
-            return 0
-        hit = trace.hit(request, kept)
-        able = trace.after(request, kept, hit)
-        return hit + max(best(request + 1, stay) for stay in set(choices(request + 1, able, frozenset())))
-
-    return best(0, frozenset())
 
 
 def bound_tokens(paths: RequestPaths, groups: Sequence[KVGroup], num_bytes: int) -> int:
     """At least as many tokens as any schedule can hit, for whole traces. The smaller of two bounds:
 
-    * of full attention alone: the exact optimum of its blocks, when all other groups are free and always there;
+    * of full attention alone, where there is any: the exact optimum of its blocks, when all other groups are free;
     * of space and time: what a hit needs lies idle since its node was last asked for, in disjoint intervals for any two
       requests, and all intervals together have no more than the budget times the gaps between requests. Each request
       takes one place; fractions of places are allowed, so that the best choice is greedy.
 
     Raises:
-        InvalidArgument: the paths' unit is not the groups' alignment, or a draft's lookahead, or no full attention.
+        InvalidArgument: the paths' unit is not the groups' alignment, or a draft's lookahead.
 
     O(references of the trace times the blocks of the widest window), then a sort.
     """
     step = alignment(groups)
-    full = [group for group in groups if group.kind == "full"]
-    if paths.block_tokens != step or not full or any(group.lookahead_drop for group in groups):
+    if paths.block_tokens != step or any(group.lookahead_drop for group in groups):
         raise InvalidArgument(f"the bound is for paths of the groups' alignment, {step} tokens, found "
-                              f"{paths.block_tokens}, with full attention and no lookahead")  # fmt: skip
-    full_bytes = sum(group.block_bytes * step // group.block_tokens for group in full)
+                              f"{paths.block_tokens}, and no lookahead")  # fmt: skip
+    best = _space_time(paths, groups, num_bytes, step)
+    full_bytes = sum(group.block_bytes * step // group.block_tokens for group in groups if group.kind == "full")
+    if not full_bytes:
+        return best
     alone = optimum_hits(paths, max(1, num_bytes // full_bytes), pinned=False)
     most = (paths.input_tokens - 1) // step
-    return min(int(alone.clip(max=most).sum()) * step, _space_time(paths, groups, num_bytes, step))
+    return min(int(alone.clip(max=most).sum()) * step, best)
 
 
 def _space_time(paths: RequestPaths, groups: Sequence[KVGroup], num_bytes: int, step: int) -> int:

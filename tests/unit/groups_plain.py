@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, combinations
 
 import numpy as np
 
@@ -57,7 +56,7 @@ def memories(groups: Sequence[KVGroup], num_bytes: int, paths: RequestPaths,
     """The three ways to share, fresh; those that refuse the groups are left out."""
     given = {"num_bytes": num_bytes, "parents": paths.parents.tolist(), "unit": paths.block_tokens}
     made: dict[str, Memory] = {"one pool": OnePool(groups, policy, **given)}
-    if len({each.block_tokens for each in groups}) == 1:
+    if len({each.block_tokens for each in groups}) == 1 and any(each.kind == "full" for each in groups):
         shares = [1 / len(groups)] * len(groups)
         made["pool per group"] = PoolPerGroup(groups, policy, shares=shares, **given)
     return {**made, "two levels": TwoLevel(groups, policy, **given)}
@@ -87,8 +86,3 @@ def _can_resume(each: KVGroup, blocks: set[int], tokens: int) -> bool:
     }[each.kind]
     reached = tokens + each.block_tokens * each.lookahead_drop
     return all(at // each.block_tokens in blocks for at in range(reached) if reads(at))
-
-
-def subsets(contents: Iterable[object]) -> Iterable[frozenset[object]]:
-    found = list(contents)
-    return map(frozenset, chain.from_iterable(combinations(found, size) for size in range(len(found) + 1)))
