@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> None:
     from framework.figures.style import require_format
     from framework.replay.curves import hit_curves
-    from framework.replay.paths import trace_paths
+    from framework.replay.paths import build_paths
 
     if options.limit is not None and options.limit < 1:
         raise ConfigError(f"--limit must be at least 1, found {options.limit}")
@@ -77,7 +78,7 @@ def _run(options: argparse.Namespace) -> None:
     if trace.block_tokens == 0:
         next(iter(trace))  # a trace without requests is that, whatever its format
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared, every hit rate is 0")
-    paths = trace_paths(trace, limit=options.limit, full_blocks_only=options.full_blocks_only)
+    paths = build_paths(islice(trace, options.limit), full_blocks_only=options.full_blocks_only)
     name = trace.path.name if options.limit is None else f"{trace.path.name}, first {paths.num_requests:,} requests"
     capacities = _capacities(options, paths)
     policies = list(dict.fromkeys(name.strip() for name in options.policies.split(",") if name.strip()))

@@ -19,10 +19,10 @@ def plot(trace: Path) -> dict[str, str]:
     from framework.figures import curve
     from framework.figures.style import as_svg
     from framework.replay.curves import hit_curves
-    from framework.replay.paths import trace_paths
+    from framework.replay.paths import build_paths
     from framework.workload.traces import open_trace
 
-    paths = trace_paths(open_trace(str(trace)))
+    paths = build_paths(open_trace(str(trace)))
     points = hit_curves(paths, {name: name for name in POLICIES}, list(CAPACITIES))
     lines = []
     for name in POLICIES:

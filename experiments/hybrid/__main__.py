@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from framework.groups.named import SHARINGS, memory_of, rule_of
 from framework.groups.optimum import bound_tokens
 from framework.groups.replay import replay_groups
 from framework.groups.shapes import groups_of
-from framework.replay.paths import RequestPaths, trace_paths
+from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces import open_trace
 
 UNIT = 512
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     traces = {"drawn": drawn()} if options.quick else {}
     for path in used:
         trace = open_trace(path, block_tokens=UNIT)
-        traces[path.name] = trace_paths(trace, limit=TRACES[path.name], full_blocks_only=True)
+        traces[path.name] = build_paths(islice(trace, TRACES[path.name]), full_blocks_only=True)
     for name, paths in traces.items():
         for model in MODELS:
             for share in BUDGETS[4:5] if options.quick else BUDGETS:

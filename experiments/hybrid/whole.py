@@ -18,7 +18,7 @@ from experiments.shared import (
     write_rows,
 )
 from framework.groups.named import SHARINGS
-from framework.replay.paths import trace_paths
+from framework.replay.paths import build_paths
 from framework.workload.traces import open_trace
 
 BUDGETS = {CONVERSATION: (1 / 16, 1 / 4), AGENTIC: (1 / 16,)}
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Budget by budget, each cell kept as soon as it is there."""
     options = begun(parser_of(__doc__, "hybrid.whole"), arguments, "results/whole")
     used, rows = [*map(trace_path, TRACES)], Rows()
-    traces = {path.name: trace_paths(open_trace(path, block_tokens=UNIT), full_blocks_only=True) for path in used}
+    traces = {path.name: build_paths(open_trace(path, block_tokens=UNIT), full_blocks_only=True) for path in used}
     choices = {name: CHOICES[name] for name in WHOLE}
     for name, paths in traces.items():
         for share in BUDGETS[name]:

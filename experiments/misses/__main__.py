@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from experiments.shared import AGENTIC, CONVERSATION, parse, trace_path, write_provenance, write_rows
 from framework.misses.account import AGES, Account, age_of
 from framework.registry.components import build_component
 from framework.replay.misses import LossLog, explain
-from framework.replay.paths import RequestPaths, trace_paths
+from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import open_trace
 
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(__doc__, "misses", arguments)
     rows, sums = list[dict[str, Any]](), list[dict[str, Any]]()
     for name, sizes in SIZES.items():
-        paths = trace_paths(open_trace(trace_path(name)), limit=500 if options.quick else None)
+        paths = build_paths(islice(open_trace(trace_path(name)), 500 if options.quick else None))
         for num_blocks in sizes[: 1 if options.quick else None]:
             for policy in POLICIES:
                 account = account_of(paths, policy, num_blocks)

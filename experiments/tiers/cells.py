@@ -13,7 +13,7 @@ import numpy as np
 from experiments.shared import AGENTIC, CONVERSATION, digest, kept, trace_path
 from framework.registry.components import build_component
 from framework.replay.optimum import shares_of_best, tier_optima
-from framework.replay.paths import CacheOnlyResult, RequestPaths, trace_paths
+from framework.replay.paths import CacheOnlyResult, RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.replay.roofline import Roofline
 from framework.replay.stack import lru_curve, reuse_distances
@@ -58,7 +58,7 @@ def all_cells() -> list[Cell]:
 @functools.cache
 def paths_of(trace: str) -> RequestPaths:
     """A trace in blocks of 512 tokens, once a process."""
-    return trace_paths(TraceFile(path=trace_path(TRACES[trace])).open(512))
+    return build_paths(TraceFile(path=trace_path(TRACES[trace])).open(512))
 
 
 def kept_row(out: Path, make: Callable[[Any], dict[str, Any]], cell: tuple[Any, ...]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def _recorded(options: argparse.Namespace) -> dict[str, Account]:
 def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Account]:
     from framework.registry.components import build_component
     from framework.replay.misses import LossLog, explain
-    from framework.replay.paths import trace_paths
+    from framework.replay.paths import build_paths
     from framework.replay.reference import replay
 
     trace = open_trace(options.file[0], format=options.format, block_tokens=options.block_tokens)
@@ -114,7 +115,7 @@ def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Ac
     if trace.block_tokens == 0:
         next(iter(trace))  # a trace without requests is that, whatever its format
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared, every block is new")
-    paths = trace_paths(trace, limit=options.limit, full_blocks_only=options.full_blocks_only)
+    paths = build_paths(islice(trace, options.limit), full_blocks_only=options.full_blocks_only)
     shared = {"num_blocks": options.num_blocks, "block_size": paths.block_tokens, "seed": options.seed}
     found = {}
     for name in names:

@@ -80,27 +80,6 @@ def first_lines(path: str | Path, count: int) -> list[tuple[int, bytes]]:
         return list(islice(lines, count))
 
 
-def whole_file(path: str | Path, most: int) -> bytes | None:
-    """The file's content, decompressed; None where that is more than `most` bytes, has a line above MAX_LINE_BYTES or
-    is damaged: `read_lines` says where.
-
-    Raises:
-        WorkloadError: unreadable.
-    """
-    with open_bytes(path) as file:
-        try:
-            content = file.read(most + 1)
-        except Exception as error:
-            if not _is_damage(error):
-                raise
-            return None
-    if len(content) > most:
-        return None
-    if len(content) > MAX_LINE_BYTES and max(map(len, content.split(b"\n"))) > MAX_LINE_BYTES:
-        return None
-    return content
-
-
 def read_lines(path: str | Path) -> Generator[tuple[int, bytes], None, None]:
     """(line number from 1, line without its end) of every line that is not blank. A byte-order mark is dropped.
 

@@ -24,7 +24,6 @@ from framework.interfaces.records import (
     number,
     text,
 )
-from framework.interfaces.trace_columns import TraceColumns
 from framework.interfaces.workload import BlockIdArray, Hint, Message, Namespace, Sampling, WorkloadRequest
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "Namespace",
     "Record",
     "Sampling",
-    "TraceColumns",
     "TraceReader",
     "WorkloadRequest",
     "check_block_count",
@@ -109,17 +107,6 @@ class TraceReader(ABC):
 
         A FieldError that is raised instead ends the file. Memory should hold one request, not the file.
         """
-
-    def read_columns(self, content: bytes) -> TraceColumns | None:
-        """A faster way to read a whole file for a cache-only replay, where a reader has one.
-
-        Optional. The same requests as `read` yields, in file order, which is order of arrival; the kit compares. None
-        where the file is not plainly the format's, so that `read` says what is wrong with it.
-
-        Args:
-            content: of the file, decompressed.
-        """
-        return None
 
 
 class JsonLinesReader(TraceReader):

@@ -18,7 +18,7 @@ from framework.groups.shapes import groups_of
 from framework.interfaces.workload import Workload
 from framework.registry.components import build_component
 from framework.replay.curves import capacity_blocks
-from framework.replay.paths import RequestPaths, build_paths, trace_paths
+from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.roofline import Roofline
 from framework.workload import requests_of
 from framework.workload.to_trace import as_trace
@@ -49,8 +49,6 @@ def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: b
             f"executor=cache_only counts whole trace blocks of {trace.block_tokens} tokens; set "
             f"cache.block_size={trace.block_tokens} or a multiple, or use executor=none"
         )
-    if found.speed == 1.0:
-        return trace_paths(trace, limit=found.limit, full_blocks_only=full_blocks_only)
     return build_paths(found.limited(trace), full_blocks_only=full_blocks_only)
 
 

@@ -7,17 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from framework.errors import WorkloadError
-from framework.interfaces.trace_columns import TraceColumns
 from framework.interfaces.workload import Namespace, WorkloadRequest
 from framework.types import Hint, PolicyTime, RequestFacts
-from framework.workload.traces.reader import Trace
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
@@ -190,49 +188,8 @@ class RequestPaths:
             yield self.nodes[start:end].tolist()
 
 
-class _Interner:
-    """Numbers (parent, id) pairs in order of first sight."""
-
-    def __init__(self) -> None:
-        self.parents: list[int] = []
-        self.depths: list[int] = []
-        self.ids: list[int] = []
-        self._roots: dict[Namespace, dict[int, int]] = {}
-        self._seconds: dict[tuple[Namespace | None, int, int], int] = {}
-
-    @property
-    def num_namespaces(self) -> int:
-        return len(self._roots)
-
-    def path(self, scope: Namespace, ids: list[int]) -> list[int]:
-        """Node numbers of one request. The usual case, an id with one parent, is one dictionary look-up a block."""
-        known, parents, parent = self._roots.setdefault(scope, {}), self.parents, -1
-        path: list[int] = []
-        for block in ids:
-            node = known.get(block)
-            if node is None:
-                node = known[block] = self._new(parent, block)
-            elif parents[node] != parent:
-                node = self._second(scope, parent, block)
-            path.append(node)
-            parent = node
-        return path
-
-    def _second(self, scope: Namespace, parent: int, block: int) -> int:
-        key = (scope if parent < 0 else None, parent, block)
-        if key not in self._seconds:
-            self._seconds[key] = self._new(parent, block)
-        return self._seconds[key]
-
-    def _new(self, parent: int, block: int) -> int:
-        self.ids.append(block)
-        self.parents.append(parent)
-        self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
-        return len(self.parents) - 1
-
-
 def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool = False) -> RequestPaths:
-    """Number the blocks of a trace whose requests come in order of arrival.
+    """Number the blocks of a trace whose requests come in order of arrival. O(E), and a sort where ids have large gaps.
 
     Args:
         full_blocks_only: leave out a partial last block, as engines do that cache full blocks only.
@@ -240,9 +197,10 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
     Raises:
         WorkloadError: no request, one without block ids or out of order, or blocks of several sizes.
     """
-    interner = _Interner()
-    paths: list[Ints32] = []
+    names: list[Ints] = []
     lengths: list[int] = []
+    namespaces: dict[Namespace, int] = {}
+    namespace_of: list[int] = []
     tenants: dict[str, int] = {}
     tenant_of: list[int] = []
     sizes: set[int] = set()
@@ -251,27 +209,85 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
         if request.block_ids is None:
             raise WorkloadError("this trace has lengths only; a cache needs block ids or tokens")
         sizes.add(request.block_tokens)
-        ids = request.block_ids[: request.num_full_blocks] if full_blocks_only else request.block_ids
         if facts and request.arrival_s < facts[-1][0]:
             raise WorkloadError(f"request {len(facts)} arrives before the one ahead of it; sort the trace by time")
-        paths.append(np.array(interner.path(request.namespace, ids.tolist()), dtype=np.int32))
+        names.append(request.block_ids[: request.num_full_blocks] if full_blocks_only else request.block_ids)
         lengths.append(request.input_tokens)
         facts.append((request.arrival_s, request.session, request.category, request.tenant or None, request.turn,
                       request.hint, request.output_tokens))  # fmt: skip
+        namespace_of.append(namespaces.setdefault(request.namespace, len(namespaces)))
         tenant_of.append(tenants.setdefault(request.tenant or request.namespace.salt, len(tenants)))
     if len(sizes) != 1:
         raise WorkloadError(f"a trace has blocks of one size, found {sorted(sizes) or 'no request'}")
-    return RequestPaths(
-        nodes=np.concatenate(paths) if paths else np.empty(0, np.int32),
-        starts=np.concatenate([[0], np.cumsum([len(path) for path in paths])]).astype(np.int64),
-        parents=np.array(interner.parents, dtype=np.int32),
-        depths=np.array(interner.depths, dtype=np.int32),
+    ids = np.concatenate(names)
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in names])])
+    keys = _keys(ids, np.repeat(namespace_of, np.diff(starts)))
+    nodes, parents, depths = _numbered(keys, starts) or _numbered_in_turn(keys, starts)
+    found = RequestPaths(
+        nodes=nodes,
+        starts=starts,
+        parents=parents,
+        depths=depths,
         input_tokens=np.array(lengths, dtype=np.int64),
         tenants=np.array(tenant_of, dtype=np.int32),
         block_tokens=sizes.pop(),
         known=KnownRequests(*map(list, zip(*facts, strict=True))),
-        ids=np.array(interner.ids, dtype=np.int64) if interner.num_namespaces > 1 else None,
     )
+    return found if len(namespaces) < 2 else replace(found, ids=ids[found.is_first])
+
+
+_LOOSE = 4
+"""Keys may have gaps, up to so many times as many as there are references, before they are sorted."""
+
+
+def _keys(ids: Ints, groups: Ints) -> Ints:
+    """(E,) a number for each reference, equal where id and namespace are; at most a few times E."""
+    if not len(ids):
+        return ids
+    keys = _without_gaps(ids)
+    return _without_gaps(groups * (keys.max() + 1) + keys)
+
+
+def _without_gaps(keys: Ints) -> Ints:
+    if keys.max() <= _LOOSE * len(keys) + 2**16:
+        return keys
+    return np.unique(keys, return_inverse=True)[1].reshape(-1)
+
+
+def _numbered(keys: Ints, starts: Ints) -> tuple[Ints32, Ints32, Ints32] | None:
+    """Nodes (E,), their parents and depths (N,), in order of first reference; None where a key has two parents."""
+    order = np.arange(len(keys), dtype=np.int32)
+    first_of = np.empty(int(keys.max(initial=-1)) + 1, dtype=np.int32)
+    first_of[keys[::-1]] = order[::-1]  # the last one written stays: the first reference
+    new = np.flatnonzero(first_of[keys] == order)
+    first_of[keys[new]] = order[: len(new)]  # from here on a key's number
+    nodes = first_of[keys]
+    above = np.empty_like(nodes)
+    above[1:] = nodes[:-1]
+    begins = np.repeat(starts[:-1], np.diff(starts))
+    above[order == begins] = -1
+    parents = above[new]
+    if not np.array_equal(parents[nodes], above):
+        return None
+    depths = (new - begins[new]).astype(np.int32)
+    return nodes, parents, depths
+
+
+def _numbered_in_turn(keys: Ints, starts: Ints) -> tuple[Ints32, Ints32, Ints32]:
+    """The same where a key may have several parents, each of which makes it another node: one block at a time."""
+    numbers: dict[tuple[int, int], int] = {}
+    nodes, parents, depths = list[int](), list[int](), list[int]()
+    for start, end in pairwise(starts.tolist()):
+        parent = -1
+        for depth, key in enumerate(keys[start:end].tolist()):
+            node = numbers.get((parent, key))
+            if node is None:
+                node = numbers[parent, key] = len(parents)
+                parents.append(parent)
+                depths.append(depth)
+            nodes.append(node)
+            parent = node
+    return np.array(nodes, dtype=np.int32), np.array(parents, dtype=np.int32), np.array(depths, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,173 +338,3 @@ def summarise(paths: RequestPaths, hits: Sequence[int] | Ints32, admitted: int, 
 def replay_infinite(paths: RequestPaths) -> CacheOnlyResult:
     """The cache that never evicts: the ceiling of every policy."""
     return summarise(paths, paths.infinite_hits.tolist(), admitted=paths.num_nodes, evictions=0)
-
-
-_LOOSE = 4
-"""Ids may be numbered with gaps, up to so many times as many as there are references, before they are sorted."""
-
-
-def trace_paths(trace: Trace, *, limit: int | None = None, full_blocks_only: bool = False) -> RequestPaths:
-    """`build_paths` of an open trace's first `limit` requests, at once where its reader and numbering can.
-
-    Raises:
-        WorkloadError: see Trace and build_paths.
-    """
-    columns = trace.read_columns() if limit is None else None
-    if columns is not None:
-        found = column_paths(
-            columns,
-            line_tokens=trace.line_tokens,
-            block_tokens=trace.block_tokens,
-            full_blocks_only=full_blocks_only,
-        )
-        if found is not None:
-            return found
-    return build_paths(islice(trace, limit), full_blocks_only=full_blocks_only)
-
-
-def column_paths(
-    columns: TraceColumns, *, line_tokens: int, block_tokens: int, full_blocks_only: bool
-) -> RequestPaths | None:
-    """What `build_paths` makes of the same requests; None where an id stands below two others.
-
-    O(E), besides a sort where ids have large gaps.
-
-    Args:
-        line_tokens: tokens a block, as the columns have them.
-        block_tokens: tokens a block of the paths, a multiple: every k-th id is kept, see `coarsen`.
-    """
-    ids, starts = _ids(columns, line_tokens, block_tokens // line_tokens, full_blocks_only)
-    numbered = _number(*_keys(ids, starts, columns.salts), starts) if len(ids) < 2**31 else None
-    if numbered is None:
-        return None
-    nodes, parents, depths = numbered
-    found = RequestPaths(
-        nodes=nodes,
-        starts=starts,
-        parents=parents,
-        depths=depths,
-        input_tokens=columns.input_tokens,
-        tenants=_tenants(columns),
-        block_tokens=block_tokens,
-        known=_known(columns),
-    )
-    return found if len({*(columns.salts or ())}) < 2 else replace(found, ids=ids[found.is_first])
-
-
-def _ids(columns: TraceColumns, line_tokens: int, factor: int, full_blocks_only: bool) -> tuple[AnyInts, Ints]:
-    """The block ids (E,) of the size asked for, and where each request's begin (R + 1,)."""
-    before = columns.block_starts
-    if factor == 1 and not full_blocks_only and columns.counts is None:
-        return columns.firsts, before
-    counts = np.ones(len(columns.firsts), dtype=np.int64) if columns.counts is None else columns.counts
-    run_requests = np.repeat(np.arange(len(columns.input_tokens)), np.diff(columns.run_starts))
-    limits = np.diff(before)
-    if factor > 1 or full_blocks_only:
-        limits = np.minimum(limits, columns.input_tokens // line_tokens)
-    ends = np.cumsum(counts)
-    begin = ends - counts - before[run_requests]  # place of a run's first block in its request
-    end = np.minimum(begin + counts, limits[run_requests])
-    kept = np.maximum(end // factor - begin // factor, 0)
-    first = columns.firsts + (begin // factor + 1) * factor - 1 - begin
-    offset = np.cumsum(kept) - kept
-    total, largest = int(kept.sum()), int((columns.firsts + counts).max(initial=0))
-    ids = np.arange(total, dtype=np.int32 if max(largest, factor * total) < 2**31 else np.int64)
-    ids *= factor
-    ids += np.repeat((first - factor * offset).astype(ids.dtype), kept)
-    starts = np.concatenate(([0], np.cumsum(limits // factor)))
-    return ids, starts
-
-
-def _keys(ids: AnyInts, starts: Ints, salts: list[str] | None) -> tuple[AnyInts, int]:
-    """A number below the second value for each reference, equal where id and namespace are."""
-    if not len(ids):
-        return ids, 0
-    if salts is None:
-        keys, space = ids, int(ids.max()) + 1
-    else:
-        numbers: dict[str, int] = {}
-        groups = np.array([numbers.setdefault(salt, len(numbers)) for salt in salts])
-        lengths = np.diff(starts)
-        some = lengths > 0
-        largest = np.zeros(len(numbers), dtype=np.int64)
-        np.maximum.at(largest, groups[some], np.maximum.reduceat(ids, starts[:-1][some]) + 1)
-        if float(largest.astype(np.float64).sum()) >= 2**62:
-            largest[:] = -1  # sorted below, one namespace after another
-        ends = np.cumsum(largest)
-        space = int(ends[-1])
-        if 0 <= space < 2**31:
-            ids = ids.astype(np.int32)
-        keys = ids + np.repeat((ends - largest).astype(ids.dtype)[groups], lengths)
-        if space < 0:
-            pairs = np.stack((np.repeat(groups, lengths), ids), 1)
-            keys = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
-            return keys, int(keys.max()) + 1
-    if space > _LOOSE * len(ids) + 2**16:
-        keys = np.unique(keys, return_inverse=True)[1].reshape(-1)
-        space = int(keys.max()) + 1
-    return keys, space
-
-
-def _number(keys: AnyInts, space: int, starts: Ints) -> tuple[Ints32, Ints32, Ints32] | None:
-    """Nodes (E,), their parents and depths (N,), in order of first reference; None where a key has two parents."""
-    if space < 2**31:
-        keys = keys.astype(np.int32, copy=False)
-    nodes, is_new = _in_order(keys, space)
-    above = np.empty_like(nodes)
-    above[1:] = nodes[:-1]
-    above[starts[:-1][np.diff(starts) > 0]] = -1
-    new = np.flatnonzero(is_new)
-    parents = above.take(new)
-    if not np.array_equal(parents[nodes], above):  # not `take`, which makes the indices 64 bits wide at once
-        return None
-    del above
-    num_new = np.zeros(len(keys) + 1, dtype=np.int32)
-    np.cumsum(is_new, out=num_new[1:])
-    begins = np.repeat(starts[:-1].astype(np.int32), np.diff(num_new.take(starts)))
-    depths = new.astype(np.int32) - begins
-    return nodes, parents, depths
-
-
-def _in_order(keys: AnyInts, space: int) -> tuple[Ints32, npt.NDArray[np.bool_]]:
-    """A number (E,) for each key, in order of first reference; and whether a reference is its key's first (E,)."""
-    highest = np.maximum.accumulate(keys)
-    is_new = np.empty(len(keys), dtype=np.bool_)
-    is_new[:1] = True
-    np.greater(highest[1:], highest[:-1], out=is_new[1:])
-    if len(keys) and keys[0] == 0 and np.count_nonzero(is_new) == highest[-1] + 1:
-        return keys.astype(np.int32, copy=False), is_new  # as many steps up as keys: they are numbered so already
-    del highest
-    order = np.arange(len(keys), dtype=np.int32)
-    first_of = np.empty(space, dtype=np.int32)
-    first_of[keys[::-1]] = order[::-1]  # the last one written stays: the first reference
-    np.equal(first_of[keys], order, out=is_new)
-    del order
-    new = np.flatnonzero(is_new)
-    first_of[keys[new]] = np.arange(len(new), dtype=np.int32)  # from here on a key's number
-    return first_of[keys], is_new
-
-
-def _tenants(columns: TraceColumns) -> Ints32:
-    """(R,) small numbers in order of first appearance: of tenants, and of salts where there is no tenant."""
-    count, numbers = len(columns.input_tokens), dict[str, int]()
-    if columns.tenants is None and columns.salts is None:
-        return np.zeros(count, dtype=np.int32)
-    names = [
-        tenant or salt
-        for tenant, salt in zip(columns.tenants or [""] * count, columns.salts or [""] * count, strict=True)
-    ]
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int32)
-
-
-def _known(columns: TraceColumns) -> KnownRequests:
-    unknown = [None] * len(columns.input_tokens)
-    return KnownRequests(
-        arrival=columns.arrival_s.tolist(),
-        session=columns.sessions or [*unknown],
-        category=columns.categories or [*unknown],
-        tenant=[tenant or None for tenant in columns.tenants] if columns.tenants else [*unknown],
-        turn=columns.turns or [*unknown],
-        hint=[*unknown],
-        output_tokens=columns.output_tokens or [*unknown],
-    )

@@ -7,14 +7,13 @@ own `example`, whole and damaged; a reader without one is only shown what is not
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain, pairwise
 from pathlib import Path
 from random import Random
 
 from framework.errors import FrameworkError
-from framework.interfaces.trace import FieldError, Line, TraceColumns, TraceReader, WorkloadRequest
+from framework.interfaces.trace import FieldError, Line, TraceReader, WorkloadRequest
 from framework.testing.driver import Violation
 from framework.workload.traces.reader import Trace, lines_of
 
@@ -96,60 +95,6 @@ def check_reading_again_gives_the_same(make: Make) -> None:
         _need(reader, list(_trace(make(), path)) == list(_trace(make(), path)), "a fresh reader reads something else")
 
 
-def check_columns_are_what_is_read(make: Make) -> None:
-    """Where a reader reads a whole file at once, it yields the requests of its lines, and nothing of damaged ones."""
-    reader, draw = make(), Random(1)
-    with _example(reader) as path:
-        if path is None or type(reader).read_columns is TraceReader.read_columns:
-            return
-        good = path.read_bytes()
-        _need(reader, _trace(reader, path).read_columns() is not None, "does not read its own example at once")
-        for content in (good, *damaged(good, draw)):
-            path.write_bytes(content)
-            try:
-                trace = _trace(reader, path)
-                found = trace.read_columns()
-            except FrameworkError:
-                continue
-            if found is None:
-                continue
-            try:
-                wanted = list(trace)
-            except FrameworkError as error:
-                raise Violation(f"{type(reader).__name__}: reads at once what its lines refuse: {error}") from error
-            _need(
-                reader,
-                requests_as_columns(wanted) == plain_columns(found),
-                "columns are not the lines' requests",
-                content,
-            )
-
-
-def requests_as_columns(requests: list[WorkloadRequest]) -> list[object]:
-    """Of each request what a replay of it reads."""
-    return [
-        (
-            request.arrival_s, request.input_tokens, [] if request.block_ids is None else request.block_ids.tolist(),
-            request.namespace.salt, request.tenant, request.session, request.category, request.turn,
-        )
-        for request in requests
-    ]  # fmt: skip
-
-
-def plain_columns(found: TraceColumns) -> list[object]:
-    """The same of columns."""
-    count = len(found.input_tokens)
-    counts = [1] * len(found.firsts) if found.counts is None else found.counts.tolist()
-    runs = [list(range(first, first + length)) for first, length in zip(found.firsts.tolist(), counts, strict=True)]
-    bounds, unknown = found.run_starts.tolist(), [None] * count
-    blocks = [list(chain.from_iterable(runs[start:end])) for start, end in pairwise(bounds)]
-    columns: tuple[Sequence[object], ...] = (
-        found.arrival_s.tolist(), found.input_tokens.tolist(), blocks, found.salts or [""] * count,
-        found.tenants or [""] * count, found.sessions or unknown, found.categories or unknown, found.turns or unknown,
-    )  # fmt: skip
-    return list(zip(*columns, strict=True))
-
-
 def check_damage_is_named(make: Make) -> None:
     """Whatever byte is changed or cut off, reading ends in requests or in an error that names the file's line."""
     reader, draw = make(), Random(0)
@@ -195,5 +140,4 @@ trace_checks = (
     check_its_example_is_read,
     check_reading_again_gives_the_same,
     check_damage_is_named,
-    check_columns_are_what_is_read,
 )

@@ -17,7 +17,7 @@ from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator
 from framework.replay.items import feed, trace_items
 from framework.replay.misses import LossLog, explain
-from framework.replay.paths import trace_paths
+from framework.replay.paths import build_paths
 from framework.replay.reference import replay
 from framework.workload.trace_file import TraceFile
 from framework.workload.traces import open_trace
@@ -47,7 +47,7 @@ def interleaved(benchmark, plain, explained):
 
 @pytest.mark.benchmark(group="explain")
 def test_cache_only(benchmark, traces):
-    paths = trace_paths(open_trace(traces / "mooncake_conversation_trace.jsonl.gz"))
+    paths = build_paths(open_trace(traces / "mooncake_conversation_trace.jsonl.gz"))
 
     def explained():
         log = LossLog()

@@ -2,8 +2,7 @@
 
 pytest tests/bench/test_bench_trace_to_hits.py --benchmark-only -s
 
-`read` is opening, parsing and numbering blocks; `line by line` is how a file is read that is not plainly of its format;
-`parse alone` is msgspec over the lines. `count` is the replay by the fastest installed core, else in Python.
+`read` is opening, parsing and numbering blocks. `count` is the replay by the fastest installed core, else in Python.
 The counts are exact and asserted; time is only printed. KVLAB_BENCH_ROUNDS=3 by default.
 """
 
@@ -11,21 +10,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
 from framework import registry
-from framework.files.lines import whole_file
 from framework.replay.optimum import optimum_hits
-from framework.replay.paths import build_paths, trace_paths
+from framework.replay.paths import build_paths
 from framework.replay.reference import PYTHON, core_of, count
 from framework.workload.traces import open_trace
-from framework.workload.traces.block_ids import MooncakeLine, RunsLine
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
 
@@ -51,7 +44,7 @@ def test_trace_file_to_hits(
 
     def one_round() -> None:
         start = time.process_time()
-        paths = trace_paths(open_trace(traces / file, block_tokens=block_tokens))
+        paths = build_paths(open_trace(traces / file, block_tokens=block_tokens))
         read = time.process_time()
         _, found = count(core_of(CORE), paths, Lru(), CAPACITY)
         spent.append((read - start, time.process_time() - read))
@@ -62,39 +55,6 @@ def test_trace_file_to_hits(
     rate = references / (read + counted) / 1e6
     benchmark.extra_info["M references/s"] = round(rate, 2)
     print(f"\n{rate:6.2f} M references/s of CPU (read {read:.4f} s, count {counted:.4f} s, {CORE})", end="")
-
-
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize(("file", "block_tokens", "references", "hits"), TRACES, ids=["conversation", "agentic"])
-def test_what_reading_is_made_of(
-    benchmark, traces: Path, file: str, block_tokens: int | None, references: int, hits: int
-) -> None:
-    if not (traces / file).exists():
-        pytest.skip(f"no {file} among the traces")
-    spent: dict[str, list[float]] = {}
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        start = time.process_time()
-        found = work()
-        spent.setdefault(name, []).append(time.process_time() - start)
-        return found
-
-    def one_round() -> None:
-        content = timed("inflate alone", lambda: whole_file(traces / file, 2**29))
-        kind = MooncakeLine if block_tokens is None else RunsLine
-        timed("parse alone", lambda: msgspec.json.Decoder(kind).decode_lines(content.rstrip(b"\n")))
-        trace = open_trace(traces / file, block_tokens=block_tokens)
-        fast = timed("at once", lambda: trace_paths(trace))
-        slow = timed("line by line", lambda: build_paths(iter(trace)))
-        assert fast.num_references == slow.num_references == references
-        assert all(np.array_equal(getattr(fast, name), getattr(slow, name)) for name in ("nodes", "parents", "depths"))
-        kept = sum(getattr(fast, name).nbytes for name in ("nodes", "starts", "parents", "depths", "input_tokens"))
-        assert kept <= 16 * references, f"{kept / references:.1f} bytes a reference"
-
-    benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
-    for name, times in spent.items():
-        benchmark.extra_info[f"{name} ms"] = round(1e3 * min(times), 1)
-        print(f"\n{name:18} {1e3 * min(times):7.1f} ms of CPU", end="")
 
 
 OPTIMA = [(TRACES[0], 105_710, 105_710), (TRACES[1], 1_272_370, 1_272_334)]
@@ -111,7 +71,7 @@ def test_the_offline_optima(
     spent = []
 
     def one_round() -> None:
-        paths = trace_paths(open_trace(traces / file, block_tokens=block_tokens))
+        paths = build_paths(open_trace(traces / file, block_tokens=block_tokens))
         start = time.process_time()
         found = [int(optimum_hits(paths, CAPACITY, pinned=bound).sum()) for bound in (False, True)]
         both = time.process_time()

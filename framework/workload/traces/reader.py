@@ -10,16 +10,14 @@ from typing import Any, Literal
 
 from framework import registry
 from framework.errors import FrameworkError, InvalidArgument, PluginError, UnknownPlugin, WorkloadError
-from framework.files.lines import first_lines, read_lines, whole_file
+from framework.files.lines import first_lines, read_lines
 from framework.guard.boundary import Boundary, construct, is_count, is_own, text_of
-from framework.interfaces.trace import MAX_TOKENS, FieldError, Line, Record, TraceColumns, TraceReader, WorkloadRequest
+from framework.interfaces.trace import MAX_TOKENS, FieldError, Line, Record, TraceReader, WorkloadRequest
 from framework.workload.traces.block_ids import coarsen
 
 OnError = Literal["raise", "skip"]
 
 _READ = (WorkloadRequest, FieldError)
-_MOST_AT_ONCE = 2**29
-"""Bytes of decompressed content that are held at once; a larger file is read line by line."""
 
 
 @dataclass(eq=False)
@@ -69,29 +67,6 @@ class Trace:
                 f"; {self.num_skipped:,} lines were skipped; the first: {self.first_error}" if self.first_error else ""
             )
             raise WorkloadError(f"{self.path} holds 0 requests{first}; there is nothing to replay")
-
-    def read_columns(self) -> TraceColumns | None:
-        """Every request at once, as the file has them, where its reader has a fast way; else None: iterate.
-
-        Raises:
-            WorkloadError: the file cannot be read.
-            PluginError: the reader raised.
-        """
-        reader = _made(self.reader)
-        if not _reads_at_once(self.reader) or reader.absolute_times or reader.unsorted or self.path.is_dir():
-            return None
-        content = whole_file(self.path, _MOST_AT_ONCE)
-        if content is None:
-            return None
-        reader.block_tokens = self.line_tokens
-        boundary = _boundary(self.reader)
-        found: Any = boundary.call("read_columns", reader.read_columns, content)
-        if found is not None and not isinstance(found, TraceColumns):
-            boundary.wrong("read_columns", "must return TraceColumns or None", found)
-        if found is not None:
-            self.num_requests, self.num_skipped, self.first_error = len(found.input_tokens), 0, ""
-        columns: TraceColumns | None = found
-        return columns
 
     def _accepted(self, record: WorkloadRequest | FieldError, last: float) -> WorkloadRequest:
         if isinstance(record, FieldError):
@@ -148,15 +123,6 @@ class Trace:
             raise WorkloadError(f"{message}; on_error=skip leaves such lines out and counts them") from error
         self.num_skipped += 1
         self.first_error = self.first_error or message
-
-
-def _reads_at_once(reader: type[TraceReader]) -> bool:
-    """Whether it has a `read_columns` that knows of its `read` and `parse`: no subclass changed these alone."""
-    defines = {name: place for place, kind in reversed(list(enumerate(reader.__mro__))) for name in vars(kind)}
-    own = defines["read_columns"]
-    return reader.read_columns is not TraceReader.read_columns and all(
-        own <= defines.get(name, own) for name in ("read", "parse")
-    )
 
 
 def _arrival(record: WorkloadRequest | FieldError) -> float:

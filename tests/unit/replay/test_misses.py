@@ -30,7 +30,7 @@ from framework.misses.account import (
 )
 from framework.registry.components import build_component
 from framework.replay.misses import LossLog, explain
-from framework.replay.paths import RequestPaths, build_paths, trace_paths
+from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.workload.traces import TraceRequest, open_trace
@@ -241,7 +241,7 @@ def test_the_latest_eight_namespaces_are_asked_what_they_hold() -> None:
 
 @pytest.mark.skipif(TRACES is None, reason="KVLAB_TRACES names no folder of traces")
 def test_the_conversation_trace_under_lru_has_the_published_anatomy() -> None:
-    paths = trace_paths(open_trace(Path(str(TRACES)) / "mooncake_conversation_trace.jsonl.gz"))
+    paths = build_paths(open_trace(Path(str(TRACES)) / "mooncake_conversation_trace.jsonl.gz"))
     blocks = explain_lru(paths, 10_000).totals("blocks")
     assert sum(blocks.values()) == 288_500
     assert {outcome: count for outcome, count in blocks.items() if count} == {
