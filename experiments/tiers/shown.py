@@ -42,16 +42,15 @@ def draw_hit_rates(rows: Rows) -> Figure:
 
 def draw_writes(rows: Rows) -> Figure:
     """Bytes written below against hits saved, along the host tier's capacity."""
-    from framework.figures import tradeoff
-    from framework.figures.curve import Line
+    from framework.figures import curve
 
     block = Roofline(shape=SHAPES[0]).kv_bytes_per_token * 512
     lines = []
     for rule in dict.fromkeys(row["rule"] for row in rows):
         points = sorted((row["host_hit_blocks"], row["stored_blocks"]) for row in rows if row["rule"] == rule)
         stored = [count * block / 1e12 for _, count in points]
-        lines.append(Line(label=rule, x=[hits for hits, _ in points], y=stored))
-    return tradeoff.draw(lines, x_label="blocks hit in the host tier", y_label="written to it, TB")
+        lines.append(curve.Line(label=rule, x=[hits for hits, _ in points], y=stored))
+    return curve.draw(lines, x_label="blocks hit in the host tier", y_label="written to it, TB", measured_x=True)
 
 
 def rule_table(rows: Rows) -> str:

@@ -11,7 +11,7 @@ from framework.results.layout import EVENTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SOURCE, ORDER = EVENTS, 1
+SOURCE = EVENTS
 TITLE = "Block map"
 NOTE = "A line while a block's content can be found by its hash; blanks are free, or not yet full."
 

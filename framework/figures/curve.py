@@ -1,4 +1,4 @@
-"""One metric over a size: a line a series, with reference curves such as the optimum's."""
+"""One metric over a size or over another metric: a line a series, with reference curves such as the optimum's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from framework.figures.style import INK, clipped, legend, new_axes, new_figure, power_ticks, series_style, styled
+from framework.figures.style import (
+    INK,
+    clipped,
+    legend,
+    new_axes,
+    new_figure,
+    power_ticks,
+    series_style,
+    short,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,14 +44,15 @@ class Line:
 
 
 @styled
-def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "") -> Figure:
+def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", measured_x: bool = False) -> Figure:
     """The lines over one pair of axes.
 
     Args:
         lines: at least one; x is logarithmic where it is spread like powers.
+        measured_x: x was measured like y, as throughput beside latency: x is linear, y begins at 0.
     """
     figure = new_figure(height_in=3.0 + 0.17 * -(-len(lines) // 3))
-    axes = new_axes(figure)
+    axes = new_axes(figure, grid="both" if measured_x else "y")
     index = references = 0
     for line in lines:
         if line.reference:
@@ -57,7 +68,11 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "") 
                     x, interval[0], yerr=[[0.0], [interval[1] - interval[0]]], fmt="none", capsize=2, elinewidth=0.9,
                     color=drawn.get_color(), alpha=0.55,
                 )  # fmt: skip
-    power_ticks(axes, sorted({x for line in lines for x in line.x}))
+    if measured_x:
+        axes.xaxis.set_major_formatter(lambda value, _: short(value))
+        axes.set_ylim(bottom=0)
+    else:
+        power_ticks(axes, sorted({x for line in lines for x in line.x}))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     if title:

@@ -11,7 +11,7 @@ from framework.results.layout import EVENTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SOURCE, ORDER = EVENTS, 3
+SOURCE = EVENTS
 TITLE = "Fork tree"
 NOTE = "Solid: a request's first sequence; dashed: a fork of it, which shares its blocks until it writes."
 

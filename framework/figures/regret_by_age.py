@@ -12,7 +12,7 @@ from framework.results.layout import REGRET
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SOURCE, ORDER = REGRET, 7
+SOURCE = REGRET
 TITLE = "What evictions cost, by age"
 NOTE = (
     "Prompt tokens that were evicted and asked for again, by requests since the eviction; the optimum of the same "

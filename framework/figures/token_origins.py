@@ -1,4 +1,4 @@
-"""Where prompt tokens came from: a Sankey diagram from prompts to the pool, the tiers below it, and computation."""
+"""Where prompt tokens came from over the run: the pool, tiers below it, and each cause of a miss."""
 
 from __future__ import annotations
 
@@ -6,86 +6,84 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from framework.figures.style import COLOURS, HATCHES, INK, new_axes, new_figure, short, styled
+import numpy as np
+import numpy.typing as npt
+
+from framework.figures.style import COLOURS, HATCHES, legend, new_axes, new_figure, styled
+from framework.misses.account import OUTCOMES, key_of
 from framework.results.layout import REQUESTS
 from framework.results.metric import is_number
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SOURCE, ORDER = REQUESTS, 5
+SOURCE = REQUESTS
 TITLE = "Where prompt tokens came from"
-NOTE = "All requests of the run; widths are proportional to tokens, to blocks in a cache-only replay."
+NOTE = (
+    "Shares of the prompt tokens of neighbouring requests (of blocks in a cache-only replay with tiers); in the legend "
+    "those of all requests. Causes of misses need run.explain=true."
+)
+_BINS = 60
 
-_GAP = 0.08  # of the whole, between two origins
-_LEFT, _RIGHT, _BAR = 0.0, 1.0, 0.04
+Records = Sequence[Mapping[str, Any]]
 
 
 @styled
-def draw(records: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """One ribbon an origin; None where no tier lies below the pool.
+def draw(records: Records) -> Figure | None:
+    """Stacked shares over requests; None of a run without tiers that does not say why it missed.
 
     Args:
-        records: lines of `requests.jsonl`, with `tier1_tokens` (or `tier1_blocks`) and so on.
+        records: lines of `requests.jsonl`, with `tier1_tokens` (or `tier1_blocks`) and so on, or `missed_new_tokens`
+            and so on.
     """
+    records = [record for record in records if is_number(record.get("cached_tokens", record.get("hit_blocks")))]
     origins, unit = _origins(records)
-    total = sum(origins.values())
-    if not total:
+    origins = {name: counts for name, counts in origins.items() if counts.any()}
+    if not origins:
         return None
-    figure = new_figure(height_in=2.6)
-    axes = new_axes(figure, grid="")
-    axes.set_axis_off()
-    shown = {name: count for name, count in origins.items() if count}
-    left, right = 1.0 + _GAP * (len(shown) - 1) / 2, 1.0 + _GAP * (len(shown) - 1)
-    _bar(axes, _LEFT, left - 1.0, left, INK, "")
-    axes.text(_LEFT - 0.03, left - 0.5, f"prompts\n{short(total)} {unit}", ha="right", va="center")
-    for index, (name, count) in enumerate(shown.items()):
-        share = count / total
-        colour, hatch = COLOURS[index % len(COLOURS)], HATCHES[index % len(HATCHES)]
-        _ribbon(axes, left, right, share, colour)
-        _bar(axes, _RIGHT, right - share, right, colour, hatch)
-        axes.text(_RIGHT + _BAR + 0.03, right - share / 2, f"{name}: {short(count)}, {100 * share:.1f} %", va="center")
-        left, right = left - share, right - share - _GAP
-    axes.set_xlim(-0.55, 2.1)
-    axes.set_ylim(-0.02, 1.02 + _GAP * (len(shown) - 1))
+    counts = np.stack([*origins.values()])  # (origins, requests)
+    bins = min(_BINS, len(records))
+    edges = np.linspace(0, len(records), bins + 1).astype(int)
+    sums = np.add.reduceat(counts, edges[:-1], axis=1)
+    tops = np.cumsum(100 * sums / np.maximum(1, sums.sum(axis=0)), axis=0)
+    figure = new_figure(height_in=2.9 + 0.1 * len(origins))
+    axes = new_axes(figure)
+    floor = np.zeros(bins)
+    for at, (name, top) in enumerate(zip(origins, tops, strict=True)):
+        share = 100 * counts[at].sum() / counts.sum()
+        axes.fill_between(
+            edges, np.append(floor, floor[-1]), np.append(top, top[-1]), step="post", linewidth=0,
+            label=f"{name}, {share:.1f} %", facecolor=COLOURS[at % len(COLOURS)], hatch=HATCHES[at % len(HATCHES)],
+            edgecolor="white",
+        )  # fmt: skip
+        floor = top
+    axes.set_xlim(0, len(records))
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("requests, in the order of the log")
+    axes.set_ylabel(f"prompt {unit}, %")
+    legend(axes, len(origins), columns=2)
     return figure
 
 
-def _origins(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], str]:
-    """Origin -> tokens or blocks, from the pool down to what was computed; nothing without tiers."""
+def _origins(records: Records) -> tuple[dict[str, npt.NDArray[np.float64]], str]:
+    """Origin -> tokens or blocks of each request, from the pool down to what was computed; and which of the two."""
     keys = {key for record in records for key in record}
-    for unit, whole, found in (("tokens", "prompt_tokens", "cached_tokens"), ("blocks", "prompt_blocks", "hit_blocks")):
+
+    def column(key: str) -> npt.NDArray[np.float64]:
+        return np.array([record[key] if is_number(record.get(key)) else 0 for record in records], dtype=np.float64)
+
+    for unit, whole, cached in (
+        ("tokens", "prompt_tokens", "cached_tokens"),
+        ("blocks", "prompt_blocks", "hit_blocks"),
+    ):
         tiers = sorted(int(match[1]) for key in keys if (match := re.fullmatch(rf"tier(\d+)_{unit}", key)))
-        if tiers:
-            below = {f"tier {tier}": _total(records, f"tier{tier}_{unit}") for tier in tiers}
-            cached = _total(records, found)
-            return {
-                "the pool": max(0.0, cached - sum(below.values())),
-                **below,
-                "computed": max(0.0, _total(records, whole) - cached),
-            }, unit
+        explained = key_of("new", unit) in keys
+        if not tiers and not explained:
+            continue
+        hits = {f"hit in tier {tier}": column(f"tier{tier}_{unit}") for tier in tiers}
+        pool = np.maximum(0, column(cached) - sum(hits.values()))
+        missed = {outcome: column(key_of(outcome, unit)) for outcome in OUTCOMES[1:]}
+        if not explained:
+            missed = {"computed": np.maximum(0, column(whole) - column(cached))}
+        return {"hit in the pool" if tiers else "hit": pool, **hits, **missed}, unit
     return {}, ""
-
-
-def _total(records: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(sum(record[key] for record in records if is_number(record.get(key))))
-
-
-def _bar(axes: Axes, x: float, low: float, high: float, colour: str, hatch: str) -> None:
-    axes.fill_between([x, x + _BAR], low, high, facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.4)
-
-
-def _ribbon(axes: Axes, left: float, right: float, share: float, colour: str) -> None:
-    """From `left` downwards on the left to `right` downwards on the right, both as wide as `share`."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    start, end = _LEFT + _BAR, _RIGHT
-    middle = (start + end) / 2
-    points = [
-        (start, left), (middle, left), (middle, right), (end, right),
-        (end, right - share), (middle, right - share), (middle, left - share), (start, left - share), (start, left),
-    ]  # fmt: skip
-    codes = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]
-    axes.add_patch(PathPatch(Path(points, codes), facecolor=colour, alpha=0.45, linewidth=0.0))

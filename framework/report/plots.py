@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from framework.figures import curve, differences, of_runs, ranking, search_history, search_settings, tradeoff
+from framework.figures import block_map, curve, fork_tree, intervals, memory, regret_by_age, token_origins, trials
 from framework.files.jsonl import read_jsonl
 from framework.report import columns
 from framework.report.sentences import column_of_differences
@@ -20,6 +20,8 @@ from framework.results.settings import Value
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+OF_RUNS = (memory, block_map, fork_tree, token_origins, regret_by_age)
+"""The figures of single runs, in the order of a page; each says which file it draws from."""
 MOST_SERIES = 9
 """Lines that a reader can distinguish; where there are more, the best and the baseline are shown."""
 _MOST_BARS, _MOST_PANELS, _MOST_STACKS, _MOST_LOGGED = 40, 8, 8, 4
@@ -65,7 +67,8 @@ def pictures_of(study: Study) -> list[Plot]:
     for _, setting in study.ranked:
         run = setting.runs[0]
         words = study.label(setting) if study.keys else run.name
-        for name, module in of_runs():
+        for module in OF_RUNS:
+            name = module.__name__.rpartition(".")[2]
             most = _MOST_STACKS if name == "memory" else _MOST_LOGGED
             if shown.get(name, 0) < most and (figure := _of_run(module, run)) is not None:
                 shown[name] = shown.get(name, 0) + 1
@@ -92,13 +95,13 @@ def _differences(study: Study) -> Iterator[Plot]:
         return
     column = column_of_differences(study)
     rows = [
-        differences.Row(
+        intervals.Row(
             label=study.name_of(made.challenger),
-            pooled=column.scale * made.difference.mean,
+            value=column.scale * made.difference.mean,
             interval=None
             if made.difference.low is None or made.difference.high is None
             else (column.scale * made.difference.low, column.scale * made.difference.high),
-            settings=[column.scale * number for number in made.by_setting.values()],
+            parts=[column.scale * number for number in made.by_setting.values()],
         )
         for made in found
     ]
@@ -106,9 +109,9 @@ def _differences(study: Study) -> Iterator[Plot]:
     yield Plot(
         name="differences",
         title=f"{title(study.metric)} against {study.baseline}",
-        note="Circles: the difference in each setting. Diamond: over all settings, with its 95 % interval where "
+        note="Open circles: the difference in each setting. Filled: over all settings, with its 95 % interval where "
         "something independent repeats.",
-        figure=differences.draw(rows, x_label=f"{column.head} minus {study.baseline}'s{unit}"),
+        figure=intervals.draw(rows, x_label=f"{column.head} minus {study.baseline}'s{unit}", zero=True),
     )
 
 
@@ -240,7 +243,7 @@ def _dots(study: Study) -> Plot:
         mean = setting.means[study.metric]
         baseline = bool(study.compared_keys) and study.compared(setting)[0] == study.baseline
         dots.append(
-            ranking.Dot(
+            intervals.Row(
                 label=study.label(setting),
                 value=column.scale * mean.value,
                 baseline=baseline,
@@ -249,7 +252,7 @@ def _dots(study: Study) -> Plot:
         )
     bars = f" {_BARS}" if any(dot.interval for dot in dots) else ""
     note = f"Means over seeds; the square is the baseline.{bars}"
-    figure = ranking.draw(dots, x_label=column.head)
+    figure = intervals.draw(dots, x_label=column.head)
     return Plot(name="settings", title=f"{title(study.metric)} of each setting", note=note, figure=figure)
 
 
@@ -281,7 +284,7 @@ def _tradeoff(study: Study) -> Iterator[Plot]:
     note = "Down and to the right is better. Each point is the mean over the seeds of one setting."
     if len(order) > MOST_SERIES:
         note += f" The fastest {MOST_SERIES}; {len(order) - MOST_SERIES} more are in the table."
-    figure = tradeoff.draw(lines, x_label=xs.head, y_label=ys.head)
+    figure = curve.draw(lines, x_label=xs.head, y_label=ys.head, measured_x=True)
     yield Plot(name="throughput_latency", title="Latency over throughput", note=note, figure=figure)
 
 
@@ -289,20 +292,17 @@ def _of_search(study: Study, found: Trials) -> Iterator[Plot]:
     best = found.best
     if best is None:
         return
-    values = [(trial.number, trial.value) for trial in found.trials]
-    yield Plot(
-        name="history",
-        title="History of the search",
-        note=f"{len(found.trials)} trials in the order the sampler asked for them.",
-        figure=search_history.draw(values, found.best_so_far(), y_label=title(found.metric)),
-    )
     runs = [(run, number) for run in study.good if (number := run.number(found.metric)) is not None]
-    keys = study.keys[:_MOST_PANELS]
-    if keys and runs:
-        panels = {key: [(run.settings.get(key), n, run.path.name == best.folder) for run, n in runs] for key in keys}
-        yield Plot(
-            name="varied",
-            title=f"{title(found.metric)} over what varied",
-            note=f"A dot is a run; the square is the best trial, {best.number}.",
-            figure=search_settings.draw(panels, y_label=title(found.metric)),
-        )
+    panels = {
+        key: [(run.settings.get(key), number, run.path.name == best.folder) for run, number in runs]
+        for key in study.keys[:_MOST_PANELS]
+    }
+    yield Plot(
+        name="trials",
+        title=f"History of the search, and {title(found.metric)} over what varied",
+        note=f"{len(found.trials)} trials in the order the sampler asked for them. Below, a dot is a run; the square "
+        f"is the best trial, {best.number}.",
+        figure=trials.draw(
+            [trial.value for trial in found.trials], panels, maximize=found.maximize, y_label=title(found.metric)
+        ),
+    )

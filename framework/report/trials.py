@@ -43,14 +43,6 @@ class Trials:
         good = [(self._cost(trial.value), trial.number, trial) for trial in self.trials if trial.value is not None]
         return min(good)[2] if good else None
 
-    def best_so_far(self) -> list[tuple[int, float]]:
-        """(number, value) of each trial that beat all before."""
-        steps: list[tuple[int, float]] = []
-        for trial in self.trials:
-            if trial.value is not None and (not steps or self._cost(trial.value) < self._cost(steps[-1][1])):
-                steps.append((trial.number, trial.value))
-        return steps
-
     def _cost(self, value: float) -> float:
         return -value if self.maximize else value
 

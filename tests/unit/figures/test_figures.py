@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
+import pkgutil
 from types import ModuleType
 from typing import Any
 
@@ -11,10 +13,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from framework import figures
+from framework.figures import curve, intervals, regret_by_age, token_origins, trials
 from framework.figures.curve import Line
-from framework.figures.differences import Row
-from framework.figures.ranking import Dot
+from framework.figures.intervals import Row
 from framework.figures.style import WIDTH_IN, as_svg, save, short
+from framework.report.plots import OF_RUNS
 
 KINDS = ("live", "internal", "reserved", "external", "cached_idle", "free")
 STEPS = [
@@ -40,31 +43,28 @@ REGRETS = [
     for age in (3, 900)
 ]  # fmt: skip
 NAMED = {"x_label": "x", "y_label": "y"}
-DOTS = [Dot(label="a", value=1.0, interval=(0.9, 1.1)), Dot(label="b", value=2.0, baseline=True)]
+ROWS = [Row(label="a", value=1.0, interval=(0.9, 1.1), parts=[1, 2]), Row(label="b", value=2.0, baseline=True)]
+TIERS = [{**step, "tier1_blocks": 3 * step["step"], "tier2_blocks": 1, "loading": 1} for step in STEPS]
 BARS = [(0.5, 1.5), None, (2.5, 3.5)]
 LINES = [Line(label=f"policy_{i}", x=[8, 64, 512], y=[1.0 * i, 2.0, 3.0], intervals=BARS) for i in range(9)]
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "memory": ((STEPS,), {}),
+    "memory": ((TIERS,), {}),
     "block_map": ((EVENTS,), {}),
-    "evictions": ((EVENTS,), {}),
     "fork_tree": ((EVENTS,), {}),
     "roofline": ((KERNEL,), {}),
     "curve": (([*LINES, Line(label="optimum", x=[8, 512], y=[4, 4], reference=True)],), NAMED),
-    "tradeoff": ((LINES,), NAMED),
-    "ranking": ((DOTS,), {"x_label": "x"}),
-    "differences": (([Row(label="a", pooled=1.0, interval=(0.5, 1.5), settings=[1, 2])],), {"x_label": "x"}),
+    "intervals": ((ROWS,), {"x_label": "x", "zero": True}),
     "reuse_distance": ((np.array([1.0, 2, 4]), np.array([3, 1]), 10), {}),
     "token_origins": (([{"prompt_tokens": 9, "cached_tokens": 5, "tier1_tokens": 2, "tier2_tokens": 1}],), {}),
-    "tiers_over_time": (([{"time_s": s, "tier1_blocks": 3 * s, "tier2_blocks": s, "loading": 1} for s in (0, 1)],), {}),
-    "miss_causes": (([{"cached_tokens": 5, "missed_new_tokens": 4, "missed_evicted_tokens": 1}] * 3,), {}),
     "regret_by_age": ((REGRETS,), {}),
-    "search_history": (([(1, 0.5), (2, None), (3, 0.7)], [(1, 0.5), (3, 0.7)]), {"y_label": "y"}),
-    "search_settings": (({"a": [(1, 2.0, True)], "b": [("x", 2.0, False)]},), {"y_label": "y"}),
+    "trials": (
+        ([0.5, None, 0.7], {"a": [(1, 2.0, True)], "b": [("x", 2.0, False)]}), {"maximize": True, "y_label": "y"},
+    ),
 }  # fmt: skip
 
 
 def drawn(name: str) -> Figure:
-    module: ModuleType = figures.load(name)
+    module: ModuleType = importlib.import_module(f"framework.figures.{name}")
     positional, named = ARGUMENTS[name]
     figure = module.draw(*positional, **named)
     assert isinstance(figure, Figure), name
@@ -72,7 +72,7 @@ def drawn(name: str) -> Figure:
 
 
 def test_every_file_of_the_room_is_a_figure_and_is_drawn_here() -> None:
-    assert figures.names() == sorted(ARGUMENTS)
+    assert {module.name for module in pkgutil.iter_modules(figures.__path__)} == {*ARGUMENTS, "style"}
 
 
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
@@ -89,24 +89,16 @@ def test_a_figure_is_as_wide_as_a_phone_can_show_and_its_text_stays_text(name: s
     assert 'aria-label="a &quot;title&quot;"' in svg
 
 
-def test_the_figures_of_a_run_name_the_file_that_they_draw_from() -> None:
-    found = list(figures.of_runs())
-    assert [name for name, _ in found] == [
-        "memory", "block_map", "evictions", "fork_tree", "tiers_over_time", "token_origins", "miss_causes",
-        "regret_by_age",
-    ]  # fmt: skip
-    for name, module in found:
-        assert module.SOURCE in ("metrics.jsonl", "events.jsonl", "requests.jsonl", "regret.jsonl"), name
-        assert module.TITLE, name
-        assert module.NOTE.endswith("."), name
-        assert module.draw([]) is None, name
+@pytest.mark.parametrize("module", OF_RUNS, ids=lambda module: module.TITLE)
+def test_a_figure_of_a_run_names_the_file_that_it_draws_from_and_needs_something_in_it(module: Any) -> None:
+    assert module.SOURCE in ("metrics.jsonl", "events.jsonl", "requests.jsonl", "regret.jsonl")
+    assert module.NOTE.endswith(".")
+    assert module.draw([]) is None
 
 
 def test_what_matplotlib_would_read_as_mathematics_or_hide_is_shown_as_it_is() -> None:
     labels = [r"$\frac{", "_hidden", "a$b$c"]
-    figure = figures.load("curve").draw(
-        [Line(label=label, x=[1, 2], y=[1, 2]) for label in labels], x_label="$x", y_label="%"
-    )
+    figure = curve.draw([Line(label=label, x=[1, 2], y=[1, 2]) for label in labels], x_label="$x", y_label="%")
     svg = as_svg(figure, "t")
     for text in (r"$\frac{", "_hidden", "a$b$c", "$x"):
         assert text in svg, text
@@ -123,7 +115,39 @@ def test_numbers_on_an_axis_are_short() -> None:
     assert [short(value) for value in (0.5, 64, 3000, 1.5e6)] == ["0.5", "64", "3k", "1.5M"]
 
 
-def test_the_first_and_last_row_of_differences_are_not_cut_by_the_frame() -> None:
-    rows = [Row(label=label, pooled=1.0, interval=None, settings=[1.0]) for label in "abc"]
-    low, high = figures.load("differences").draw(rows, x_label="x").axes[0].get_ylim()
+def test_the_first_and_last_row_are_not_cut_by_the_frame() -> None:
+    low, high = intervals.draw([Row(label=label, value=1.0) for label in "abc"], x_label="x").axes[0].get_ylim()
     assert (high, low) == (-0.5, 2.5), "the first on top, half a row beyond both"
+
+
+def test_the_best_so_far_goes_up_or_down_with_the_direction_and_past_failed_trials() -> None:
+    for maximize, best in ((True, [2.0, 2.0, 3.0]), (False, [2.0, 2.0, 2.0])):
+        axes = trials.draw([2.0, None, 3.0], {}, maximize=maximize, y_label="y").axes[0]
+        assert list(axes.lines[0].get_ydata()) == best
+
+
+def origins(*rows: dict[str, int]) -> dict[str, float]:
+    """Legend of the picture of where tokens came from: name -> share in percent."""
+    figure = token_origins.draw(rows)
+    assert figure is not None
+    texts = [text.get_text().removesuffix(" %").rpartition(", ") for text in figure.legends[0].get_texts()]
+    assert max(patch.get_paths()[0].vertices[:, 1].max() for patch in figure.axes[0].collections) == pytest.approx(100)
+    return {name: float(share) for name, _, share in texts}
+
+
+def test_where_tokens_came_from_is_split_by_tier_and_by_cause_as_far_as_the_run_says() -> None:
+    tiers = {"prompt_tokens": 10, "cached_tokens": 6, "tier1_tokens": 2, "tier2_tokens": 1}
+    assert origins(tiers, tiers) == {"hit in the pool": 30, "hit in tier 1": 20, "hit in tier 2": 10, "computed": 40}
+    blocks = {"prompt_blocks": 4, "hit_blocks": 3, "tier1_blocks": 1}
+    assert origins(blocks) == {"hit in the pool": 50, "hit in tier 1": 25, "computed": 25}
+    new = {"cached_tokens": 30, "missed_new_tokens": 60, "missed_evicted_tokens": 10}
+    assert origins(new, {**new, "cached_tokens": 0}) == pytest.approx({"hit": 17.6, "new": 70.6, "evicted": 11.8})
+    assert token_origins.draw([{"request": 0, "prompt_tokens": 5, "cached_tokens": 3}]) is None
+
+
+def test_a_bar_is_what_was_computed_again_and_its_lower_part_the_optimum_s() -> None:
+    rows = [{**REGRETS[0], "tokens": 512, "optimum_tokens": 512}, {**REGRETS[1], "tokens": 100, "optimum_tokens": 0}]
+    figure = regret_by_age.draw(rows)
+    assert figure is not None
+    heights = [[bar.get_height() for bar in bars] for bars in figure.axes[0].containers]
+    assert heights == [[512, 0, 0, 0, 0, 0], [0, 0, 0, 100, 0, 0]]

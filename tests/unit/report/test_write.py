@@ -118,8 +118,7 @@ def test_the_page_shows_every_part(example: str) -> None:
     for heading in ("Ranking", "Against lru", "Plots", "Inside single runs", "Runs that did not end well"):
         assert heading in example, heading
     for title in ("hit rate over capacity (blocks)", "hit rate against lru", "Latency over throughput",
-                  "Memory over time", "Block map",
-                  "Evictions", "Fork tree"):  # fmt: skip
+                  "Memory over time", "Block map", "Fork tree"):  # fmt: skip
         assert title in example, title
     for layer in ("live", "internal", "reserved", "external", "cached, idle", "free"):
         assert f">{layer}<" in example, layer
