@@ -206,53 +206,48 @@ def _is_sweep(hydra: Any) -> bool:
 def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     from hydra._internal.utils import get_args_parser
 
-    from framework.config import defaults
-    from framework.config.hydra import compose, overrides
-    from framework.config.hydra.overrides import groups_of
+    from framework.config.hydra.compose import CONFIG_NAME, create_hydra
+    from framework.config.hydra.overrides import normalise
+    from framework.config.hydra.source import search_path
 
     _refuse_unreadable(arguments)
     parser = get_args_parser()
     parser.error = _refuse_option(parser)  # type: ignore[method-assign]
     args = parser.parse_intermixed_args(arguments)  # -m may stand between two overrides
-    conf = defaults.conf_folder()
-    groups = groups_of(conf)
     for word in args.overrides:
         for pattern, instead in _NOT_HYDRAS.items():
             if re.match(rf"\+*{pattern}", word):
                 raise ConfigError(f"{word} {instead}")
-    args.overrides = overrides.normalise(args.overrides, groups, lambda word: Path(word).exists())
-    name = args.config_name or compose.CONFIG_NAME
-    if not args.shell_completion:
-        overrides.check_choices(args.overrides)
+    args.overrides = normalise(args.overrides)
+    name = args.config_name or CONFIG_NAME
     if args.shell_completion:
         from framework.config.hydra.completion import complete
 
-        path = compose.search_path(conf, args.config_dir)
-        print(complete("".join(arguments[-1:]), groups, path))  # noqa: T201
+        print(complete("".join(arguments[-1:]), search_path(args.config_dir)))  # noqa: T201
     elif args.cfg or args.info or args.hydra_help:
-        _inspect(args, parser, conf, name)
+        _inspect(args, parser, name)
     else:
         if args.experimental_rerun:
             raise ConfigError("--experimental-rerun is not supported; repeat the overrides of the run's config.yaml")
-        path = compose.search_path(conf, args.config_dir, importable_only=True)
-        outcomes.extend(_run(args, compose.create_hydra(path), name, path))
+        path = search_path(args.config_dir, importable_only=True)
+        outcomes.extend(_run(args, create_hydra(path), name, path))
         if not outcomes:
             raise ConfigError(
                 "the sweep has no job: a range is empty or a glob matches nothing; --help lists what is installed"
             )
 
 
-def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Path, name: str) -> None:
+def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, name: str) -> None:
     """`--cfg`, `--info` and `--hydra-help` are Hydra's own, over our search path; the config is checked first."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from framework.config.hydra import compose
-    from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
+    from framework.config.hydra.compose import HYDRA_ERRORS, checked, compose_normal, create_hydra, refusal
+    from framework.config.hydra.source import search_path
 
-    path = compose.search_path(conf, args.config_dir)
+    path = search_path(args.config_dir)
     if args.cfg:
-        compose.checked(compose.compose_normal(args.overrides, path, name), missing_allowed=True)
-    hydra = compose.create_hydra(path)
+        checked(compose_normal(args.overrides, path, name), missing_allowed=True)
+    hydra = create_hydra(path)
     try:
         if args.cfg:
             hydra.show_cfg(name, args.overrides, args.cfg, args.package, args.resolve)
@@ -261,7 +256,7 @@ def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Pa
         else:
             hydra.hydra_help(name, parser, args)
     except HYDRA_ERRORS as error:
-        raise as_config_error(error, args.overrides, path) from error
+        raise refusal(error, args.overrides, path) from error
     finally:
         GlobalHydra.instance().clear()
 
@@ -269,8 +264,8 @@ def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, conf: Pa
 def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator[Outcome]:
     from hydra.core.global_hydra import GlobalHydra
 
+    from framework.config.hydra.compose import HYDRA_ERRORS, refusal
     from framework.config.hydra.multirun import multirun, single_run, single_run_config
-    from framework.config.hydra.sentences import HYDRA_ERRORS, as_config_error
 
     words = list(args.overrides)
     words.append("hydra.output_subdir=null")  # Hydra would write before we know whose folder it is
@@ -281,7 +276,7 @@ def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator
         else:
             yield single_run(hydra, name, config, job)
     except HYDRA_ERRORS as error:
-        raise as_config_error(error, args.overrides, path) from error
+        raise refusal(error, args.overrides, path) from error
     except OSError as error:  # Hydra makes the run directory before the job begins
         raise RunDirectoryError(
             error.errno or 0,

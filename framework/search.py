@@ -149,14 +149,12 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from framework.config.defaults import conf_folder
-    from framework.config.hydra.compose import create_hydra, search_path
-    from framework.config.hydra.overrides import check_choices, groups_of, normalise
+    from framework.config.hydra.compose import create_hydra
+    from framework.config.hydra.overrides import normalise
+    from framework.config.hydra.source import search_path
 
-    folder = conf_folder()
-    words = normalise(overrides, groups_of(folder), lambda word: Path(word).exists())
-    check_choices(words)
-    loader = create_hydra(search_path(folder, importable_only=True)).config_loader
+    words = normalise(overrides)
+    loader = create_hydra(search_path(importable_only=True)).config_loader
     try:
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
     except HydraException as error:

@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import Any
 
 from framework import registry
-from framework.config.config import GROUPS, Choice, Config
-from framework.config.defaults import conf_folder, default_choices
+from framework.config.config import GROUPS, Choice, Config, default_choices
 from framework.config.sections import SECTIONS, GroupOptions, TierOptions
 from framework.errors import ConfigError
+from framework.model.options import model_options
 from framework.registry.signatures import did_you_mean, listing, shown
 from framework.results.metrics.cache import MOST_TIERS
 
@@ -56,7 +56,7 @@ def parse(config: Mapping[str, Any]) -> Config:
             values[key] = value
     for group in GROUPS:
         if group not in values:
-            values[group] = Choice(str(default_choices(conf_folder())[group]))  # not imported: perhaps never used
+            values[group] = Choice(str(default_choices()[group]))  # not imported: perhaps never used
     if "run" not in values:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)
@@ -193,7 +193,7 @@ def check_groups(config: Config) -> None:
     allocator = config.allocator.name
     of_one_group = {
         "tiers": list(config.tiers), "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
-        "allocator": allocator if allocator != default_choices(conf_folder())["allocator"] else None,
+        "allocator": allocator if allocator != default_choices()["allocator"] else None,
         "replay.core": config.replay.core if config.replay.core != "python" else None,
         "cache.kv_dtype": config.cache.kv_dtype, "kv_events": config.kv_events.file or config.kv_events.publish,
         "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
@@ -217,6 +217,8 @@ def component(group: str, node: Any) -> Choice:
     options = {str(key): value for key, value in node.items() if key != "name"}
     if group in registry.kinds():
         options = registry.check_options(group, node["name"], options)
+    elif group == "model":
+        model_options(node["name"], options)
     return Choice(node["name"], options)
 
 

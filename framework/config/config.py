@@ -1,12 +1,16 @@
-"""A configuration, typed and checked, as a mode receives it."""
+"""A configuration, typed and checked, as a mode receives it, and its defaults. Knows no Hydra."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
+from framework import registry
 from framework.config.sections import (
+    SECTIONS,
     CacheOptions,
     EngineOptions,
     FaultOptions,
@@ -15,7 +19,9 @@ from framework.config.sections import (
     ReplayOptions,
     RunOptions,
 )
-from framework.config.setting import Section, plain, setting
+from framework.config.setting import Section, plain, setting, settings_of
+from framework.errors import ConfigError
+from framework.model.options import MODELS
 
 Mode = Literal["serve", "replay", "kernel"]
 Executor = Literal["model", "none", "roofline", "cache_only"]
@@ -77,3 +83,50 @@ class Config(Section):
 
 GROUPS = tuple(field_.name for field_ in fields(Config) if field_.type == "Choice")
 """The groups of components, in the order they are shown."""
+
+
+def conf_folder() -> Path:
+    """The conf folder: inside the package (wheel), else next to it (checkout).
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"no conf/config.yaml in {package} nor next to it; reinstall with `pip install -e .`")
+
+
+@lru_cache(maxsize=1)
+def default_choices() -> dict[str, str | None]:
+    """Group -> its default option, in the order of config.yaml's defaults list."""
+    import yaml
+
+    with (conf_folder() / "config.yaml").open(encoding="utf-8") as file:
+        entries: list[Any] = yaml.safe_load(file)["defaults"]
+    choices: dict[str, str | None] = {}
+    for entry in entries:
+        if isinstance(entry, dict):
+            for group, option in entry.items():
+                if not str(group).startswith("override "):
+                    choices[str(group).split()[-1]] = option
+    return choices
+
+
+def options_of(group: str) -> list[str]:
+    """Every option of a group: our YAML files, the models and, for a kind of plugin, the entry points."""
+    names = {path.stem for path in (conf_folder() / group).glob("*.yaml")}
+    if group == "model":
+        names.update(MODELS)
+    if group in registry.groups():
+        names.update(registry.names(group))
+    return sorted(names)
+
+
+def default_settings() -> dict[str, Any]:
+    """Every setting that has a default, as YAML holds it: the top level, then the sections."""
+    found = {key: plain(default) for key, default, _ in settings_of(Config)}
+    for name, section in SECTIONS.items():
+        found[name] = {key.rpartition(".")[2]: plain(default) for key, default, _ in settings_of(section)}
+    return found

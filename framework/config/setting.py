@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from enum import Enum
 from functools import cache
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar, cast
@@ -122,10 +123,14 @@ class Section:
 
 
 def plain(value: Any) -> Any:
-    """A value as YAML and JSON hold it: a tuple is a list, a path is text."""
+    """A value as YAML and JSON hold it: a tuple or a set is a list, a path is text, a member of an Enum its name."""
     if isinstance(value, PurePath):
         return str(value)
-    return [plain(entry) for entry in value] if isinstance(value, tuple) else value
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, (tuple, set, frozenset)) else value
 
 
 def settings_of(section: type[Section]) -> Iterator[tuple[str, Any, str]]:

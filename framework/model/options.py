@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework.errors import ConfigError
-from framework.registry.options import call_checked
+from framework.registry import checked_options
+from framework.registry.signatures import signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,4 @@ def model_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
     """
     if name not in MODELS:
         raise ConfigError(f"no model {name!r}; there are {', '.join(MODELS)}; a path or hub id is model=checkpoint")
-    choice: Any = MODELS[name]
-    chosen: ModelOptions = call_checked(f"model.{name}", choice, options)
-    return chosen
+    return MODELS[name](**checked_options("model", name, options, signature(MODELS[name])))

@@ -71,10 +71,7 @@ def test_its_configuration_survives_pickling(acme: Path, elsewhere: Path) -> Non
     import pickle
 
     config = compose(["+hash=acme", "hash.rounds=3", "backend=gather"])
-    again = pickle.loads(pickle.dumps(config))
-    assert again == config
-    with pytest.raises(Exception, match="could not be converted"):
-        again.hash.rounds = "many"
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_it_is_in_the_help_with_its_distribution_and_not_imported(acme: Path, command: Any) -> None:

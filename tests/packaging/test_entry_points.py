@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from framework import registry
-from framework.config.defaults import conf_folder
+from framework.config.config import conf_folder
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra.core.config_search_path import ConfigSearchPath
@@ -13,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from framework.config.hydra.compose import CONFIG_NAME, create_hydra
-from framework.config.hydra.overrides import Groups, normalise
+from framework.config.hydra.overrides import normalise
 from framework.errors import ConfigError, FrameworkError
 from framework.registry.signatures import did_you_mean
 
@@ -47,7 +46,7 @@ def removal() -> str:
     return "complete -r kvcache-framework python python3 2>/dev/null; unset -f _kvcache_framework\n"
 
 
-def complete(request: str, groups: Groups, path: ConfigSearchPath) -> str:
+def complete(request: str, path: ConfigSearchPath) -> str:
     """The text to print for `-sc REQUEST`: `install=bash`, `uninstall=bash` or `query=bash`.
 
     Raises:
@@ -57,12 +56,12 @@ def complete(request: str, groups: Groups, path: ConfigSearchPath) -> str:
     if request in answers:
         return answers[request]()
     if request == "query=bash":
-        return "\n".join(choices(os.environ.get("COMP_LINE", ""), groups, path))
+        return "\n".join(choices(os.environ.get("COMP_LINE", ""), path))
     allowed = [*answers, "query=bash"]
     raise ConfigError(f"-sc takes one of {', '.join(allowed)}, found {request!r}{did_you_mean(request, allowed)}")
 
 
-def choices(line: str, groups: Groups, path: ConfigSearchPath) -> list[str]:
+def choices(line: str, path: ConfigSearchPath) -> list[str]:
     """What may follow the last word of a shell's line, in the user's own spelling; empty when the line is wrong."""
     words = _COMMAND.sub("", line).split(" ")
     words, word = [entry for entry in words[:-1] if entry], words[-1]
@@ -70,9 +69,9 @@ def choices(line: str, groups: Groups, path: ConfigSearchPath) -> list[str]:
         return [flag for flag in _FLAGS if flag.startswith(word)]
     sign = re.match(r"^\+*", word)
     assert sign is not None
-    earlier = normalise([entry for entry in words if "=" in entry], groups, lambda entry: Path(entry).exists())
     previous = GlobalHydra.instance().hydra
     try:
+        earlier = normalise([entry for entry in words if "=" in entry])
         plugin = BashCompletion(create_hydra(path).config_loader)
         found = plugin._query(CONFIG_NAME, " ".join([*earlier, word[sign.end() :]]))
     except (FrameworkError, HydraException, OmegaConfBaseException, SystemExit):

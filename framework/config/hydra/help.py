@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 import textwrap
-from pathlib import Path
 from typing import Any
 
 from framework import registry
-from framework.config.config import Config
-from framework.config.defaults import conf_folder, default_choices, options_of
+from framework.config.config import Config, default_choices, options_of
 from framework.config.sections import SECTIONS
 from framework.config.setting import Section, settings_of
 from framework.registry.sources import first_sentence
@@ -43,11 +41,10 @@ Exit status: 0 done, 1 a run failed, 2 invalid command, configuration or input,
 def help_text() -> str:
     """Usage, plugins with their options, groups with theirs, settings, as wide as the terminal; `*` marks a default."""
     width = max(60, shutil.get_terminal_size((100, 24)).columns)
-    folder = conf_folder()
-    defaults = default_choices(folder)
+    defaults = default_choices()
     parts = [_USAGE]
     parts.extend(_plugins(kind, defaults.get(kind), width) for kind in registry.kinds())
-    parts.append(_groups(folder, defaults, width))
+    parts.append(_groups(defaults, width))
     parts.append(_settings(width))
     parts.append(_FOOT)
     return "\n".join(parts)
@@ -71,12 +68,12 @@ def _plugins(kind: str, default: str | None, width: int) -> str:
     return "\n".join([f"{chosen}:", *lines, ""])
 
 
-def _groups(folder: Path, defaults: dict[str, str | None], width: int) -> str:
+def _groups(defaults: dict[str, str | None], width: int) -> str:
     lines = ["other groups (* default):"]
     for group, default in defaults.items():
         if group in registry.groups():
             continue
-        options = [f"*{name}" if name == default else name for name in options_of(group, folder)]
+        options = [f"*{name}" if name == default else name for name in options_of(group)]
         lines.append(_row(f"  {group + '=':<12}", ", ".join(options) or "none yet", width))
     return "\n".join([*lines, ""])
 

@@ -30,8 +30,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from framework import registry
 from framework.cli.progress import sweep_progress
 from framework.config.check import check_below
-from framework.config.hydra.compose import checked
-from framework.config.hydra.sentences import HYDRA_ERRORS
+from framework.config.hydra.compose import HYDRA_ERRORS, checked, refusal, without_hydra
 from framework.errors import ConfigError, FrameworkError
 from framework.files.atomic import no_empty_folders
 from framework.files.secrets import masked
@@ -69,6 +68,13 @@ class _Sweep:
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
         return config
+
+    def checked_words(self, number: int, words: Sequence[str]) -> DictConfig:
+        """The same; raises FrameworkError where a word cannot be composed."""
+        try:
+            return self.composed(number, words)
+        except HYDRA_ERRORS as error:
+            raise refusal(error, words, self.context.config_loader.get_search_path()) from error
 
     def plan(self, jobs: Sequence[Sequence[str]]) -> list[_Job]:
         """The jobs but for those that would repeat another."""
@@ -181,13 +187,6 @@ def _folder(hydra: Any, words: Sequence[str]) -> Path | None:
     return Path(str(hydra.sweep.dir)).absolute() / folder_name(words)
 
 
-def without_hydra(config: DictConfig) -> DictConfig:
-    """A composed configuration as the task function gets it."""
-    copied = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    copied._set_parent(None)
-    return copied
-
-
 def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Iterator[Outcome]:
     parser = OverridesParser.create(config_loader=sweep.context.config_loader)
     # A word of the command line replaces the same key of a conf/sweep file.
@@ -200,7 +199,7 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     _require_so_many(merged)
     check_below("run.sweep", str(sweep.config.run.sweep))
     jobs = sweeper.split_arguments(merged, None)[0]
-    composed = [sweep.composed(number, words) for number, words in enumerate(_representatives(jobs))]
+    composed = [sweep.checked_words(number, words) for number, words in enumerate(_representatives(jobs))]
     for sentence in dict.fromkeys(said for config in composed for said in _clashes(config)):
         print(sentence, file=sys.stderr)  # noqa: T201
     if not jobs:

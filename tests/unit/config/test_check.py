@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from framework import registry
 from framework.api import run
 from framework.config.check import parse, without_effect
-from framework.config.config import GROUPS, Config
-from framework.config.defaults import conf_folder, default_choices, default_settings
+from framework.config.config import GROUPS, Config, default_choices, default_settings
 from framework.config.hydra.compose import compose
 from framework.config.sections import SECTIONS, EngineOptions, RunOptions
 from framework.errors import ConfigError, FrameworkError, UnknownPlugin
@@ -28,7 +27,7 @@ HERE = {"run": {"dir": "somewhere"}}
 def test_absent_keys_have_the_defaults_of_the_command_line() -> None:
     config = parse(HERE)
     assert {group: choice.name for group, choice in config.choices().items()} == {
-        group: name for group, name in default_choices(conf_folder()).items() if group in GROUPS
+        group: name for group, name in default_choices().items() if group in GROUPS
     }
     assert config.engine == EngineOptions()
     assert config.run == RunOptions(dir="somewhere")
@@ -42,7 +41,7 @@ def test_the_plain_configuration_parses_to_itself() -> None:
 
 def test_every_top_level_key_and_group_is_known(repository: Path) -> None:
     written = yaml.safe_load((repository / "conf" / "config.yaml").read_text())
-    groups = {group for group in default_choices(repository / "conf") if group not in ("experiment", "sweep")}
+    groups = {group for group in default_choices() if group not in ("experiment", "sweep")}
     assert groups == set(GROUPS)
     assert set(default_settings()) | groups == {field.name for field in fields(Config)}
     assert set(written) == {"defaults", "run", "hydra"}, "a setting has its default in config/sections.py"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from framework import registry
-from framework.config.defaults import default_choices, default_settings, options_of
-from framework.config.hydra.compose import compose, options_schema
+from framework.config.config import default_choices, default_settings, options_of
+from framework.config.hydra.compose import compose
+from framework.config.hydra.source import options_node
 from framework.model.options import MODELS
 
 REPOSITORY = Path(__file__).parents[3]
@@ -29,15 +29,14 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def repeated(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a file says that would hold without it: choices, settings, options of what it chooses."""
-    choices = default_choices(REPOSITORY / "conf")
+    choices = default_choices()
     entries = [entry for entry in values.get("defaults", []) if isinstance(entry, dict)]
     chosen = {str(group).removeprefix("override /"): name for entry in entries for group, name in entry.items()}
     found = {group: name for group, name in chosen.items() if choices.get(group) == name}
     defaults = dict(leaves(default_settings()))
     for group, name in {**choices, **chosen}.items():
         if name is not None and group in registry.groups():
-            options = OmegaConf.to_container(options_schema(group, name), throw_on_missing=False)
-            defaults |= leaves(options, f"{group}.") if isinstance(options, dict) else {}
+            defaults |= leaves(options_node(group, name), f"{group}.")
     own = {key: value for key, value in values.items() if key not in ("defaults", "hydra")}
     return found | {key: value for key, value in leaves(own) if key in defaults and defaults[key] == value}
 
@@ -61,5 +60,5 @@ def test_options_of_plugins_and_models_have_no_files() -> None:
 
 
 def test_the_models_are_choices_like_plugins() -> None:
-    assert options_of("model", REPOSITORY / "conf") == sorted(MODELS)
+    assert options_of("model") == sorted(MODELS)
     assert compose(["model=random"]).model == {"name": "random", "shape": "qwen3-100m", "dtype": "auto", "seed": None}

@@ -1,0 +1,207 @@
+"""What Hydra composes a configuration of: sections, models and entry points as its configs, beside folders of YAML."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import MISSING, OmegaConf
+
+from framework import registry
+from framework.config.config import conf_folder, default_settings
+from framework.config.setting import plain
+from framework.errors import ConfigError, FrameworkError, InvalidPlugin
+from framework.model.options import MODELS
+from framework.registry.signatures import Parameter, signature
+
+SCHEME = "plugins"
+FILES = "yaml"
+"""The scheme of folders of YAML files, as Hydra's `file`, whose aliases are bounded."""
+MOST_NODES = 100_000
+"""Of a YAML file with its aliases written out: ten lines can stand for 10**10."""
+EVERY = f"{SCHEME}://every"
+IMPORTABLE = f"{SCHEME}://importable"
+"""Lists only plugins that can be imported, so that a sweep's `glob(*)` passes over broken ones."""
+SETTINGS = "settings"
+"""The config of every section with its defaults, first in config.yaml's defaults list."""
+MODEL = "model"
+"""The group of the choices of model, which are no plugins."""
+PRESETS = "framework.conf"
+"""Entry-point group of optional YAML presets; the value is a dotted package path."""
+
+Names: TypeAlias = list[str]  # the class below has a method called list
+
+
+class PluginConfigSource(ConfigSource):
+    """The groups are the kinds of plugins and `model`, and there is `settings`. Loading one imports that one class."""
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        self._names: dict[str, Names] = {}
+
+    @staticmethod
+    def scheme() -> str:
+        return SCHEME
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path.strip("/") in ("", *_groups())
+
+    def is_config(self, config_path: str) -> bool:
+        group, name = _parts(config_path)
+        return (group, name) == ("", SETTINGS) or (group in _groups() and self._has(group, name))
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
+        group = config_path.strip("/")
+        if not group:
+            return sorted(_groups()) if results_filter != ObjectType.CONFIG else []
+        return self._listed(group) if group in _groups() and results_filter != ObjectType.GROUP else []
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        group, name = _parts(config_path)
+        if not self.is_config(config_path):
+            raise ConfigLoadError(f"Config not found : {config_path}")
+        values = options_node(group, name) if group else default_settings()
+        return ConfigResult(
+            config=OmegaConf.create(values), path=self.full_path(), provider=self.provider, header={"package": None}
+        )
+
+    def _listed(self, group: str) -> Names:
+        if group not in self._names:
+            names = sorted(MODELS) if group == MODEL else registry.names(group)
+            if self.path == "importable" and group != MODEL:
+                names = [name for name in names if _imports(group, name)]
+            self._names[group] = names
+        return self._names[group]
+
+    def _has(self, group: str, name: str) -> bool:
+        """Whether it can be chosen, be it by `DISTRIBUTION:NAME` or by its place."""
+        if group == MODEL:
+            return name in MODELS
+        try:
+            return bool(registry.find(group, name))
+        except FrameworkError:
+            return False
+
+
+def _parts(config_path: str) -> tuple[str, str]:
+    group, slash, name = config_path.strip("/").removesuffix(".yaml").partition("/")
+    return (group, name) if slash else ("", group)
+
+
+def _imports(kind: str, name: str) -> bool:
+    try:
+        registry.load(kind, name)
+    except FrameworkError as error:
+        print(f"skipped: {error}", file=sys.stderr)  # noqa: T201
+        return False
+    return True
+
+
+def _groups() -> tuple[str, ...]:
+    return (*registry.groups(), MODEL)
+
+
+def options_node(group: str, name: str) -> dict[str, Any]:
+    """A component as a configuration holds it: `name`, then its own options with their defaults, `???` without one.
+
+    Raises:
+        UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: see `registry.load`.
+    """
+    parameters: Iterable[Parameter]
+    if group == MODEL:
+        parameters = signature(MODELS[name]).parameters
+    else:
+        parameters = registry.own_options(registry.load(group, name)).parameters
+    node = {one.name: MISSING if one.required else _held(plain(one.default)) for one in parameters}
+    if "name" in node:
+        raise InvalidPlugin(f"{group} {name!r}: an option may not be called 'name', which says which plugin is meant")
+    return {"name": name, **node}
+
+
+def _held(value: Any) -> Any:
+    return value if isinstance(value, (str, bytes, int, float, list, dict)) else None
+
+
+class BoundedFiles(FileConfigSource):
+    """A folder of YAML files. One whose aliases stand for more than MOST_NODES entries is a ConfigError."""
+
+    @staticmethod
+    def scheme() -> str:
+        return FILES
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path) / self._normalize_file_name(config_path)
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        found = _num_nodes(yaml.compose(text, Loader=yaml.SafeLoader), {}) if "&" in text and "*" in text else 0
+        if found > MOST_NODES:
+            raise ConfigError(f"{path}: its aliases stand for {found:.3g} entries; at most {MOST_NODES:,}")
+        return super().load_config(config_path)
+
+
+def _num_nodes(node: Any, known: dict[int, int]) -> int:
+    """Of a YAML tree with its aliases written out. Raises RecursionError where one lies within itself."""
+    if id(node) not in known:
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = [part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))]
+        known[id(node)] = 1 + sum(_num_nodes(part, known) for part in pairs)
+    return known[id(node)]
+
+
+class EveryPlugin(SearchPathPlugin):
+    """Puts the entry points, and plugins' YAML presets, behind the framework's conf folder on Hydra's search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for provider, folder in preset_folders():
+            search_path.append(provider, f"{FILES}://{folder}")
+        search_path.append("entry points", EVERY)
+
+
+def preset_folders() -> list[tuple[str, Path]]:
+    """Distribution and folder of every readable preset package. Imports none; an unreadable one is named on stderr."""
+    folders = []
+    for point, distribution in registry.points(PRESETS):
+        path = registry.source_path(point.value)
+        folder = path.parent if path is not None and path.is_file() else path
+        if folder is None or not folder.is_dir():
+            print(f"skipped: presets {point.name!r}: no folder {point.value}", file=sys.stderr)  # noqa: T201
+            continue
+        folders.append((distribution, folder))
+    return folders
+
+
+def search_path(config_dir: str | Path | None = None, *, importable_only: bool = False) -> ConfigSearchPath:
+    """The conf folder, `config_dir`, plugins' presets, then every entry point.
+
+    Args:
+        importable_only: list only plugins that can be imported, for `glob(*)`.
+
+    Raises:
+        ConfigError: `config_dir` is no folder.
+    """
+    for plugin in (PluginConfigSource, BoundedFiles, EveryPlugin):
+        Plugins.instance().register(plugin)  # idempotent
+    path = create_config_search_path(f"{FILES}://{conf_folder()}")
+    assert isinstance(path, ConfigSearchPathImpl)
+    for element in path.get_path():
+        if element.path == EVERY and importable_only:
+            element.path = IMPORTABLE
+    if config_dir is not None:
+        extra = Path(config_dir).absolute()
+        if not extra.is_dir():
+            raise ConfigError(f"--config-dir: no folder {str(config_dir)!r}; give an existing folder of YAML groups")
+        path.prepend("command line", f"{FILES}://{extra}", SearchPathQuery(provider="schema"))
+    return path
