@@ -26,7 +26,8 @@ from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions, Trial
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits
-from framework.model.loading import ByteTokenizer, LoadedModel
+from framework.model.loading import LoadedModel
+from framework.model.tokenizer import ByteTokenizer
 from framework.sampling import Sampling
 from framework.testing.attention_runs import ReplayRecorder
 

@@ -94,13 +94,6 @@ class EngineOptions(Section):
         at_least=1,
         at_most=1024,
     )
-    collective_timeout_s: float = setting(
-        300.0,
-        "seconds a rank may keep the others waiting before the run fails",
-        at_least=1,
-        at_most=10**9,
-        of_a_model=True,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from framework.errors import ConfigError
 
 if TYPE_CHECKING:
-    from framework.parallel.ranks import Ranks
+    from framework.model.ranks import Ranks, Worker
 
 DEFAULT_BLOCKS = 1024  # on a CPU, where nothing is asked
 _DEFAULT_FRACTION = 0.9  # of a GPU's free memory, where nothing is asked
@@ -85,5 +85,12 @@ def pool_blocks(
         return num_blocks_for(fraction, device, needed=needed(), **sizes)
     if device.startswith("cpu"):
         fraction /= ranks.size  # they share the host's memory
-    others: list[int] = ranks.call("blocks_for", fraction=fraction, **sizes)
+    others: list[int] = ranks.call(_blocks_of, fraction, sizes)
     return min(num_blocks_for(fraction, device, **sizes), *others)
+
+
+def _blocks_of(worker: Worker, fraction: float, sizes: dict[str, Any]) -> int:
+    """On another rank: see `num_blocks_for`, of its device."""
+    from framework.engine.pool import num_blocks_for
+
+    return num_blocks_for(fraction, worker.device, **sizes)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +14,15 @@ from framework.errors import ModelError, OutOfMemory
 from framework.model.config import DTYPES, ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.memory import free_bytes
+from framework.model.options import Checkpoint, Random, model_options
+from framework.model.ranks import Ranks
 from framework.model.shapes import SHAPES
 from framework.model.shard import WHOLE, Shard
-from framework.model.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from framework.parallel.ranks import Ranks
-
-BOS, EOS, END_OF_TURN = 256, 257, 258
-ROLES = {"system": 259, "user": 260, "assistant": 261, "tool": 262}
+from framework.model.tokenizer import BOS, BYTE_VOCABULARY, EOS, ByteTokenizer, Tokenizer
 
 TINY_CONFIG = ModelConfig(
     family="qwen3",
-    vocab_size=263,
+    vocab_size=BYTE_VOCABULARY,
     hidden_size=64,
     num_layers=2,
     num_heads=4,
@@ -40,45 +36,6 @@ TINY_CONFIG = ModelConfig(
 )
 
 _PRINTABLE = range(32, 127)
-
-
-class ByteTokenizer:
-    """UTF-8 bytes are tokens 0 to 255; bos, eos, end of turn and one marker a role follow.
-
-    Args:
-        vocab_size: of the model, when it is larger than what the tokenizer itself uses (263).
-        eos_token_ids: give none for random weights that are to generate to the requested length.
-    """
-
-    has_text = True
-
-    def __init__(self, vocab_size: int = TINY_CONFIG.vocab_size, eos_token_ids: tuple[int, ...] = (EOS,)):
-        if vocab_size < TINY_CONFIG.vocab_size:
-            raise ModelError(f"a byte tokenizer needs {TINY_CONFIG.vocab_size} token ids, the model has {vocab_size}")
-        self.vocab_size = vocab_size
-        self.eos_token_ids = eos_token_ids
-
-    def encode(self, text: str) -> list[int]:
-        """bos, then the bytes of `text`."""
-        return [BOS, *text.encode("utf-8", errors="surrogatepass")]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The bytes among `ids`; those that are no UTF-8 become U+FFFD."""
-        return bytes(token for token in ids if 0 <= token < 256).decode("utf-8", errors="replace")
-
-    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """bos, then per message its role's marker, its bytes and an end of turn; last the assistant's marker.
-
-        Raises:
-            ModelError: a role without a marker.
-        """
-        ids = [BOS]
-        for message in messages:
-            role = message.get("role", "")
-            if role not in ROLES:
-                raise ModelError(f"the tiny model knows no role '{role}'; known: {', '.join(ROLES)}")
-            ids += [ROLES[role], *message.get("content", "").encode(), END_OF_TURN]
-        return [*ids, ROLES["assistant"]]
 
 
 def tiny_decoder(
@@ -120,10 +77,6 @@ def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         return values.mul_(keep)
     gain = 4.0 if name in ("output", "down") else 1.0
     return values.mul_(gain * shape[1] ** -0.5)
-
-
-Spread: TypeAlias = "Callable[[ModelSource, str], Ranks]"
-"""Loads a model over several ranks, given its source and the device: see `framework.parallel.spread.spread_over`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,14 +160,15 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
     seed: int = 0,
-    spread: Spread | None = None,
+    tensor_parallel_size: int = 1,
 ) -> LoadedModel:
     """A model by name: "tiny", a local folder with a Hugging Face checkpoint, or a hub id ("Qwen/Qwen3-0.6B").
 
     Args:
         dtype: of the weights in memory; None or "auto" takes the checkpoint's own (float32 for "tiny").
         seed: of the tiny model's weights; a checkpoint has none to draw.
-        spread: over several ranks, as `framework.parallel.spread.spread_over(size)` does. Close the model when done.
+        tensor_parallel_size: ranks that the model is divided over, each a process and, on CUDA, a device. Close such a
+            model when done.
 
     Raises:
         ModelError: nothing there, offline, an unsupported family or feature, or weights that do not fit the config.
@@ -223,7 +177,7 @@ def load_model(
     """
     if str(name_or_path) == "tiny":
         source = ModelSource(name="tiny", kind="tiny", config=TINY_CONFIG, dtype=as_dtype(dtype), seed=seed)
-        return _load(source, ByteTokenizer(), device, spread)
+        return _load(source, ByteTokenizer(), device, tensor_parallel_size)
     from framework.model.checkpoint import find_checkpoint, read_config
     from framework.model.tokenizer import load_tokenizer
 
@@ -233,13 +187,13 @@ def load_model(
     source = ModelSource(
         name=str(name_or_path), kind="checkpoint", config=config, folder=folder.absolute(), dtype=as_dtype(dtype)
     )
-    return _load(source, tokenizer, device, spread)
+    return _load(source, tokenizer, device, tensor_parallel_size)
 
 
-def _load(source: ModelSource, tokenizer: Tokenizer, device: str | torch.device, spread: Spread | None) -> LoadedModel:
-    if spread is None:
+def _load(source: ModelSource, tokenizer: Tokenizer, device: str | torch.device, num_ranks: int) -> LoadedModel:
+    if num_ranks == 1:
         return LoadedModel(source.decoder(device), tokenizer, source.config, source.name)
-    ranks = spread(source, str(device))
+    ranks = Ranks.start(source.decoder, source.config, num_ranks, str(device))
     return LoadedModel(ranks.decoder, tokenizer, source.config, source.name, ranks)
 
 
@@ -262,7 +216,7 @@ def random_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
     seed: int = 0,
-    spread: Spread | None = None,
+    tensor_parallel_size: int = 1,
 ) -> LoadedModel:
     """A model of a known shape with random weights: for speed, not for sense. Needs no download.
 
@@ -271,7 +225,7 @@ def random_model(
     Args:
         shape: a name in `framework.model.shapes.SHAPES`, or a config with a vocabulary of at least 263.
         seed: equal seeds give equal weights on one kind of device, however many ranks there are.
-        spread: see `load_model`.
+        tensor_parallel_size: see `load_model`.
 
     Raises:
         ModelError: no shape of that name.
@@ -282,7 +236,45 @@ def random_model(
     config, name = (SHAPES[shape], shape) if isinstance(shape, str) else (shape, f"random-{shape.family}")
     tokenizer = ByteTokenizer(config.vocab_size, eos_token_ids=())
     source = ModelSource(name=name, kind="random", config=config, dtype=as_dtype(dtype), seed=seed)
-    return _load(source, tokenizer, device, spread)
+    return _load(source, tokenizer, device, tensor_parallel_size)
+
+
+def build_model(
+    name: str, options: Mapping[str, Any], *, device: str = "cpu", seed: int = 0, tensor_parallel_size: int = 1
+) -> LoadedModel:
+    """The model that `model=name` means: the embedded tiny one, a checkpoint by path or hub id, or random weights.
+
+    Args:
+        options: see framework.model.options.
+        seed: of random weights where the options do not say.
+        tensor_parallel_size: see `load_model`.
+
+    Raises:
+        ConfigError: no such choice, or an option it does not have.
+        ModelError, InvalidArgument, RankError: see `load_model`.
+    """
+    chosen = model_options(name, options)
+    shared: dict[str, Any] = {"dtype": chosen.dtype, "device": device, "tensor_parallel_size": tensor_parallel_size}
+    if isinstance(chosen, Random):
+        return random_model(chosen.shape, seed=seed if chosen.seed is None else chosen.seed, **shared)
+    if isinstance(chosen, Checkpoint):
+        return load_model(chosen.path, **shared)
+    return load_model("tiny", seed=chosen.seed, **shared)
+
+
+def model_config(name: str, options: Mapping[str, Any]) -> ModelConfig | None:
+    """The shape of the model that `build_model` would build, without its weights.
+
+    None: a shape that is not known; `build_model` says so.
+
+    Raises:
+        ConfigError: as `build_model`.
+        ModelError: the checkpoint cannot be found or its config not be read.
+    """
+    chosen = model_options(name, options)
+    if isinstance(chosen, Random):
+        return SHAPES.get(chosen.shape)
+    return read_model_config(chosen.path if isinstance(chosen, Checkpoint) else "tiny")
 
 
 def _draw_random(decoder: Decoder, seed: int) -> None:

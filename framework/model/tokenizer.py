@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +10,10 @@ from framework.errors import InvalidArgument, ModelError
 from framework.model.config import ModelConfig
 from framework.types import TokenArray, as_tokens
 
-_MOST_CHARACTERS = 2**26  # of a rendered conversation: above what any context holds
+BOS, EOS, END_OF_TURN = 256, 257, 258
+ROLES = {"system": 259, "user": 260, "assistant": 261, "tool": 262}
+BYTE_VOCABULARY = 263
+"""Token ids of a ByteTokenizer."""
 
 
 class Tokenizer(Protocol):
@@ -77,6 +78,45 @@ def _require_unicode(what: str, text: str) -> None:
         raise InvalidArgument(
             f"{what} holds a lone surrogate, U+{ord(text[error.start]):04X} at character {error.start}: no Unicode text"
         ) from error
+
+
+class ByteTokenizer:
+    """UTF-8 bytes are tokens 0 to 255; bos, eos, end of turn and one marker a role follow.
+
+    Args:
+        vocab_size: of the model, when it is larger than what the tokenizer itself uses (263).
+        eos_token_ids: give none for random weights that are to generate to the requested length.
+    """
+
+    has_text = True
+
+    def __init__(self, vocab_size: int = BYTE_VOCABULARY, eos_token_ids: tuple[int, ...] = (EOS,)):
+        if vocab_size < BYTE_VOCABULARY:
+            raise ModelError(f"a byte tokenizer needs {BYTE_VOCABULARY} token ids, the model has {vocab_size}")
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+
+    def encode(self, text: str) -> list[int]:
+        """bos, then the bytes of `text`."""
+        return [BOS, *text.encode("utf-8", errors="surrogatepass")]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The bytes among `ids`; those that are no UTF-8 become U+FFFD."""
+        return bytes(token for token in ids if 0 <= token < 256).decode("utf-8", errors="replace")
+
+    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """bos, then per message its role's marker, its bytes and an end of turn; last the assistant's marker.
+
+        Raises:
+            ModelError: a role without a marker.
+        """
+        ids = [BOS]
+        for message in messages:
+            role = message.get("role", "")
+            if role not in ROLES:
+                raise ModelError(f"the tiny model knows no role '{role}'; known: {', '.join(ROLES)}")
+            ids += [ROLES[role], *message.get("content", "").encode(), END_OF_TURN]
+        return [*ids, ROLES["assistant"]]
 
 
 def load_tokenizer(folder: Path, config: ModelConfig) -> CheckpointTokenizer | NoTokenizer:
@@ -200,106 +240,25 @@ class CheckpointTokenizer:
             raise ModelError("this checkpoint has no chat template; give plain text prompts")
         try:
             template = _chat_environment().from_string(self._template)
-            return _joined(template.generate(messages=list(messages), add_generation_prompt=True, **self._special))
+            return str(template.render(messages=list(messages), add_generation_prompt=True, **self._special))
         except Exception as error:  # a template is a program from elsewhere, and raises what it likes
             raise ModelError(f"the chat template refuses these messages: {type(error).__name__}: {error}") from error
 
 
-def _joined(pieces: Iterable[Any]) -> str:
-    text = ""
-    for piece in pieces:
-        text += str(piece)
-        if len(text) > _MOST_CHARACTERS:
-            raise ValueError(f"its text has more than {_MOST_CHARACTERS:,} characters")
-    return text
-
-
-def _bounded(apply: Callable[..., Any], num_subjects: int) -> Callable[..., Any]:
-    """A filter or method of a template that takes no number, such as a width, above _MOST_CHARACTERS."""
-
-    @functools.wraps(apply)  # with Jinja's marks, such as pass_context
-    def bounded(*given: Any, **options: Any) -> Any:
-        for one in (*given[num_subjects:], *options.values()):
-            if isinstance(one, int) and one > _MOST_CHARACTERS:
-                raise ValueError(f"{one} is no width: a text has at most {_MOST_CHARACTERS:,} characters")
-        made = apply(*given, **options)
-        if isinstance(made, str):
-            _joined((made,))
-        return made
-
-    return bounded
-
-
 def _chat_environment() -> Any:
-    """Jinja as transformers sets it up (`chat_template_utils`), sandboxed: a template is a program from elsewhere.
-
-    NOTE: `run.timeout_s` ends no single call that makes gigabytes, so widths, products and sums are bounded before it.
-    One `join`, `replace` or `format` of arguments that are themselves millions long is not: it ends by memory.
-    """
+    """Jinja as transformers sets it up (`chat_template_utils`), sandboxed: a template is a program from elsewhere."""
     import json
     from datetime import datetime
 
     from jinja2 import TemplateError
-    from jinja2.compiler import CodeGenerator
     from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    class Code(CodeGenerator):
-        def visit_Concat(self, node: Any, frame: Any) -> None:  # noqa: N802
-            self.write("concat((")  # the environment's, where Jinja writes its own, which nothing bounds
-            for one in node.nodes:
-                self.visit(one, frame)
-                self.write(", ")
-            self.write("))")
-
-    class Formatter(SandboxedFormatter):
-        def format_field(self, value: Any, format_spec: str) -> Any:
-            if re.search(r"\d{5}", format_spec):
-                raise TemplateError(f"a format of so many characters: {format_spec}")
-            return super().format_field(value, format_spec)
-
-    class Bounded(ImmutableSandboxedEnvironment):
-        """Also refuses sums and products of texts and lists, powers and formats that are too long."""
-
-        intercepted_binops = frozenset(("+", "*", "**", "%"))
-        code_generator_class = Code
-        concat = staticmethod(_joined)  # of `~`, macros and captured blocks
-
-        def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-            if super().wrap_str_format(value) is None:
-                return None
-            made = functools.partial(Formatter(self).vformat, value.__self__)
-            if value.__name__ == "format_map":
-                return lambda named: _joined((made((), named),))
-            return lambda *given, **named: _joined((made(given, named),))
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [len(side) for side in (left, right) if hasattr(side, "__len__")]
-            times = [abs(side) for side in (left, right) if isinstance(side, int)]
-            if operator == "%" and isinstance(left, str) and re.search(r"%[^a-zA-Z%]*(\*|\d{5})", left):
-                raise TemplateError("a format of so many characters")
-            if operator == "+" and sum(sizes) > _MOST_CHARACTERS:
-                raise TemplateError(f"a sum of more than {_MOST_CHARACTERS:,} entries")
-            if operator == "*" and sizes and times and sizes[0] * times[0] > _MOST_CHARACTERS:
-                raise TemplateError(f"a product of more than {_MOST_CHARACTERS:,} entries")
-            if operator == "**" and isinstance(right, int) and abs(right) > 1024:
-                raise TemplateError(f"a power of {right}")
-            return super().call_binop(context, operator, left, right)
-
-        def call(self, context: Any, method: Any, *given: Any, **options: Any) -> Any:
-            subject = isinstance(getattr(method, "__self__", None), (str, bytes))
-            return super().call(context, _bounded(method, 0) if subject else method, *given, **options)
-
-    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.filters["format"] = lambda text, *given, **named: environment.call_binop(
-        None, "%", text, named or given
-    )
-    for name, one in environment.filters.items():
-        environment.filters[name] = _bounded(one, 2 if hasattr(one, "jinja_pass_arg") else 1)
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,8 @@ from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits
 from framework.model.loading import LoadedModel
-
-if TYPE_CHECKING:
-    from framework.parallel.ranks import Ranks
+from framework.model.ranks import Ranks
+from framework.parallel.serving import measure_gaps
 
 _TIE = 1e-5
 
@@ -150,14 +149,14 @@ def measure_loss(
     backends = [backend] * len(pool.layers) if isinstance(backend, AttentionBackend) else backend
     verdicts = []
     for request in greedy_requests(requests)[:limit]:
-        asked: dict[str, Any] = {"tokens": _tokens_of(request), "num_prompt": len(request.prompt)}
+        asked = _tokens_of(request), len(request.prompt)
         if ranks is None:
-            got, gaps = served_pass(decoder, backends, spec, pool, **asked)
+            got, gaps = served_pass(decoder, backends, spec, pool, *asked)
             verdicts.append(_verdict(decoder, request, got, [gaps]))
             continue
-        ranks.post("served_pass", **asked)
+        ranks.post(measure_gaps, *asked)
         with ranks.in_step():
-            got, gaps = served_pass(decoder, backends, spec, pool, **asked)
+            got, gaps = served_pass(decoder, backends, spec, pool, *asked)
             others = ranks.answers()
         verdicts.append(_verdict(decoder, request, got, [gaps, *others]))
     return verdicts

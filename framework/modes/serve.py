@@ -27,8 +27,7 @@ from framework.guard.workload import GuardedWorkload
 from framework.kv_events.stream import EventStream
 from framework.llm import LLM, Tiers, Trial
 from framework.misses.ledger import Ledger
-from framework.model.choice import build_model, model_config
-from framework.model.loading import LoadedModel
+from framework.model.loading import LoadedModel, build_model, model_config
 from framework.model.shard import Shard
 from framework.model.tokenizer import encode
 from framework.modes import dense_check
@@ -36,7 +35,6 @@ from framework.modes.dense_check import DenseVerdict, LossVerdict
 from framework.modes.replay import replayed_hit_rate, request_row
 from framework.modes.replay_input import equal_bytes
 from framework.modes.session import KINDS, OnBegin, Session, names_of
-from framework.parallel.spread import spread_over
 from framework.registry.components import build_component
 from framework.replay.items import submit, write_recording
 from framework.results.layout import RECORDING
@@ -122,13 +120,12 @@ def check_backend(config: Config) -> None:
 
 def load_model(config: Config) -> LoadedModel:
     """The model that `config` names, on its device."""
-    options = config.engine
     return build_model(
         config.model.name,
         config.model.options,
         device=default_device(config.device),
         seed=config.seed,
-        spread=spread_over(options.tensor_parallel_size, timeout_s=options.collective_timeout_s),
+        tensor_parallel_size=config.engine.tensor_parallel_size,
     )
 
 

@@ -1,8 +1,11 @@
 """A model that is loaded to be served, and the executor over it: in this process, or over several that share it."""
 
+# Shapes: B rows of a step  T packed tokens
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,14 +18,13 @@ from framework.engine.executors.checks import attention_spec, require_backend
 from framework.engine.executors.model import ModelExecutor
 from framework.engine.kv_scales import require_scales
 from framework.engine.rows import IntArray, Rows
-from framework.errors import ConfigError, Unsupported
+from framework.engine.served_pass import Gaps, served_pass
+from framework.errors import ConfigError, RankError, Unsupported
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.loading import LoadedModel, load_model, read_model_config
+from framework.model.ranks import Call, Ranks, Worker
 from framework.model.shard import Shard
-from framework.parallel.messages import Outbox
-from framework.parallel.ranks import Ranks
-from framework.parallel.spread import spread_over
-from framework.registry.components import Component
+from framework.registry.components import Component, build_component
 from framework.types import BlockCopy
 
 T = TypeVar("T")
@@ -39,8 +41,8 @@ class LeaderExecutor:
 
     def __init__(self, inner: Executor, ranks: Ranks) -> None:
         self.inner, self.ranks = inner, ranks
-        self._outbox = Outbox()
-        self._turn = ranks.take_turn()
+        self._calls: list[Call] = []
+        ranks.leader = self
 
     def begin_step(self, number: int) -> None:
         """See Executor."""
@@ -60,14 +62,13 @@ class LeaderExecutor:
         Raises:
             RankError: the interrupted step left the other ranks in the middle of it, which ended them.
         """
-        self.ranks.require_turn(self._turn)
-        self._outbox = Outbox()
-        self._outbox.reset()
+        self._require_ranks()
+        self._calls = [(execute, ("reset",))]
         self.inner.reset()
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""
-        self._outbox.set_table(row, start, ids)
+        self._calls.append((execute, ("set_table", row, start, ids.copy())))
         self.inner.set_table(row, start, ids)
 
     def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
@@ -80,17 +81,17 @@ class LeaderExecutor:
 
     def clear_table(self, row: int) -> None:
         """See Executor."""
-        self._outbox.clear_table(row)
+        self._calls.append((execute, ("clear_table", row)))
         self.inner.clear_table(row)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """See Executor."""
-        self._outbox.copy_blocks(copies)
+        self._calls.append((execute, ("copy_blocks", list(copies))))
         self.inner.copy_blocks(copies)
 
     def fresh(self, ids: npt.NDArray[np.int32]) -> None:
         """See Executor."""
-        self._outbox.fresh(ids)
+        self._calls.append((execute, ("fresh", ids.copy())))
         self.inner.fresh(ids)
 
     def forward(self, step: Step, rows: Rows) -> None:
@@ -99,10 +100,10 @@ class LeaderExecutor:
         Raises:
             RankError: another rank failed, or another LLM has taken the ranks over.
         """
-        self.ranks.require_turn(self._turn)
-        self._outbox.forward(step, rows)
+        self._require_ranks()
+        calls, self._calls = self._calls, []
         with self.ranks.in_step():
-            self.ranks.group.send(self._outbox.take())
+            self.ranks.tell([*calls, (forward, (step, rows.tokens[_packed(step)]))])
             self.inner.forward(step, rows)
 
     def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
@@ -121,11 +122,64 @@ class LeaderExecutor:
         """See Executor."""
         self.inner.wait_until(when)
 
+    def _require_ranks(self) -> None:
+        self.ranks.require_alive()
+        if self.ranks.leader is not self:
+            raise RankError("another LLM was made over the same ranks, and their KV pool is now its own; load twice")
+
     def _drawn(self, draw: Callable[[], T]) -> T:
         """What `draw` reads of the device means nothing if a rank died meanwhile."""
         drawn = draw()
         self.ranks.require_alive()
         return drawn
+
+
+def _packed(step: Step) -> tuple[IntArray, IntArray]:
+    """Row and position (T,) of each token that `step` computes, packed row by row."""
+    ends = np.cumsum(step.num_new)
+    position = np.arange(int(ends[-1])) + np.repeat(step.computed - (ends - step.num_new), step.num_new)
+    return np.repeat(step.rows, step.num_new), position
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What serves another rank's part of the model."""
+
+    executor: ModelExecutor
+    spec: AttentionSpec
+    rows: Rows
+
+
+def serve(worker: Worker, chosen: Component, spec: AttentionSpec, seed: int, facts: dict[str, Any]) -> None:
+    """On another rank: make the executor, with a backend, a pool and tables of its own. A former one is dropped.
+
+    Args:
+        spec: of one rank's heads. facts: of `make_executor`.
+    """
+    worker.serving = None
+    backend = build_component("backend", chosen, {"seed": seed})
+    require_backend(backend, spec, worker.device)
+    executor = make_executor(worker.decoder, backend, spec, device=worker.device, **facts)
+    worker.serving = Serving(executor, spec, Rows(facts["options"].max_batch_requests, facts["max_len"]))
+
+
+def execute(worker: Worker, name: str, *arguments: Any) -> None:
+    """On another rank: a method of the executor."""
+    getattr(worker.serving.executor, name)(*arguments)
+
+
+def forward(worker: Worker, step: Step, tokens: IntArray) -> None:
+    """On another rank: compute the step's tokens (T,), packed row by row."""
+    rows = worker.serving.rows
+    rows.tokens[_packed(step)] = tokens
+    rows.length[step.rows] = step.computed + step.num_new
+    worker.serving.executor.forward(step, rows)
+
+
+def measure_gaps(worker: Worker, tokens: list[int], num_prompt: int) -> Gaps:
+    """On another rank: what attention over its heads lost; see `served_pass`."""
+    own: Serving = worker.serving
+    return served_pass(worker.decoder, own.executor.by_layer, own.spec, own.executor.pool, tokens, num_prompt)[1]
 
 
 def load_served(
@@ -147,7 +201,7 @@ def load_served(
         if held != size:
             raise ConfigError(
                 f"engine.tensor_parallel_size is {size}, the model was loaded over {held} ranks; "
-                f"load it with load_model(..., spread=spread_over({size})), or give its name"
+                f"load it with load_model(..., tensor_parallel_size={size}), or give its name"
             )
         return model
     whole = read_model_config(model)
@@ -155,8 +209,7 @@ def load_served(
     shape = Shard(0, size).config(whole)
     spec = attention_spec(shape, str(shape.dtype), cache.block_size, cache.layout, cache.kv_dtype)
     require_backend(backend, spec, device)
-    spread = spread_over(size, timeout_s=options.collective_timeout_s)
-    return load_model(model, device=device, spread=spread)
+    return load_model(model, device=device, tensor_parallel_size=size)
 
 
 def serving_executor(
@@ -179,10 +232,8 @@ def serving_executor(
     if ranks is None:
         own = make_executor(decoder, backend, spec, device=device, **facts)
         return own, own
-    ranks.post("serve", backend=chosen, spec=spec, seed=seed, **facts)
+    ranks.post(serve, chosen, spec, seed, facts)
     with ranks.in_step():
         own = make_executor(decoder, backend, spec, device=device, **facts)
         ranks.answers()
-    from framework.parallel.serving import LeaderExecutor
-
     return LeaderExecutor(own, ranks), own

@@ -70,7 +70,7 @@ SERVE: list[tuple[str, ...]] = [
     (f"engine.max_model_len={HUGE}",), (f"engine.chunk_size={HUGE}",),
     ("engine.max_batch_tokens=0",), ("engine.graph_batch_sizes=[0]",), ("engine.graph_batch_sizes=many",),
     ("engine.tensor_parallel_size=1024",), ("engine.tensor_parallel_size=0",), ("engine.cuda_graphs=true",),
-    ("engine.collective_timeout_s=inf",), ("run.stall_timeout_s=nan",), (f"run.timeout_s={LONG}",),
+    ("run.stall_timeout_s=nan",), (f"run.timeout_s={LONG}",),
     ("run.timeout_s=0",), ("run.log_every=0",), ("run.check_requests=-1",), ("device=quantum",), ("device=cuda:99",),
     ("device=meta",), ("device=",), ("model=random", "model.shape=qwen4"), ("model=random", "model.dtype=int8"),
     ("model=checkpoint", "model.path=."), ("model=checkpoint", "model.path=good.jsonl"), ("model=a/b/c/d",),

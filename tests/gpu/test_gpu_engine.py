@@ -18,7 +18,8 @@ from framework.errors import BackendUnavailable
 from framework.llm import LLM
 from framework.model import sampler
 from framework.model.decoder import Decoder
-from framework.model.loading import TINY_CONFIG, ByteTokenizer, LoadedModel
+from framework.model.loading import TINY_CONFIG, LoadedModel
+from framework.model.tokenizer import ByteTokenizer
 from framework.modes.dense_check import check_dense
 from framework.sampling import Sampling
 

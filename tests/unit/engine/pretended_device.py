@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 from framework.engine import pool, staging
 from framework.engine.staging import Staging
 from framework.model.decoder import Decoder
-from framework.model.loading import TINY_CONFIG, ByteTokenizer, LoadedModel
+from framework.model.loading import TINY_CONFIG, LoadedModel
+from framework.model.tokenizer import ByteTokenizer
 from framework.sampling import Sampling
 from framework.testing.attention_runs import ReplayRecorder
 from framework_builtin.backend.torch import TorchBackend

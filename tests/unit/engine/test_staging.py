@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from framework.engine.staging import Staging
 from framework.llm import LLM
 from framework.model.decoder import Decoder
-from framework.model.loading import TINY_CONFIG, ByteTokenizer, LoadedModel
+from framework.model.loading import TINY_CONFIG, LoadedModel
+from framework.model.tokenizer import ByteTokenizer
 from framework.sampling import Sampling
 from framework.testing.attention_runs import ReplayRecorder
 

@@ -15,7 +15,7 @@ from framework.engine.request import Status
 from framework.engine.text import RecordedEnd, StopTexts, TextStream, cut_at_stop, num_certain
 from framework.errors import InvalidArgument, RequestFailed
 from framework.llm import LLM, CacheOptions, EngineOptions
-from framework.model.loading import ByteTokenizer
+from framework.model.tokenizer import ByteTokenizer
 from framework.registry.components import build_allocator
 from framework.replay.items import feed, write_recording
 from framework.sampling import Sampling

@@ -10,8 +10,9 @@ import torch
 from framework.errors import InvalidArgument, ModelError
 from framework.model.dense import dense_attention, dense_logits, greedy
 from framework.model.hf_config import read_hf_config
-from framework.model.loading import BOS, EOS, TINY_CONFIG, ByteTokenizer, load_model, random_model, tiny_decoder
+from framework.model.loading import TINY_CONFIG, build_model, load_model, model_config, random_model, tiny_decoder
 from framework.model.shapes import SHAPES
+from framework.model.tokenizer import BOS, EOS, ByteTokenizer
 
 TEXTS = ("Hello, world. ", "You are a helpful assistant. " * 12, "def f(x):\n    return x\n" * 9)
 
@@ -200,6 +201,23 @@ def test_a_config_of_transformers_4_and_one_of_5_mean_the_same():
     five = base | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2}, "dtype": "bfloat16"}
     assert read_hf_config(four) == read_hf_config(five)
     assert read_hf_config(four).eos_token_ids == (3, 4)
+
+
+def first_weights(run_seed: int = 0, **options: object) -> torch.Tensor:
+    return next(iter(build_model("tiny", options, seed=run_seed).decoder.parameters())).detach()
+
+
+def test_the_tiny_model_is_the_same_whatever_the_run_s_seed() -> None:
+    assert torch.equal(first_weights(), first_weights(run_seed=7))
+    assert not torch.equal(first_weights(), first_weights(seed=7))
+
+
+def test_the_shape_of_a_configured_model_is_known_before_its_weights() -> None:
+    assert model_config("random", {}) is SHAPES["qwen3-100m"]
+    assert model_config("random", {"shape": "nobody"}) is None
+    assert model_config("tiny", {}) == build_model("tiny", {}).config
+    with pytest.raises(ModelError):
+        model_config("checkpoint", {"path": "/no/such/folder"})
 
 
 PINNED_WEIGHTS = ["-0.50695", "0.00690", "0.53806"]

@@ -9,13 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from framework.engine.executors.base import Step
-from framework.engine.rows import Rows
 from framework.errors import InvalidArgument
 from framework.model import checkpoint
 from framework.model.config import ModelConfig
@@ -23,9 +20,7 @@ from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits, greedy
 from framework.model.loading import TINY_CONFIG, ModelSource
 from framework.model.shard import Shard
-from framework.parallel.messages import Op, Outbox, orders
 from framework.testing.checkpoints import make_checkpoint
-from framework.types import BlockCopy, BlockId
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 101,
@@ -192,28 +187,3 @@ def test_a_checkpoint_of_another_shape_is_refused_by_a_part_as_by_the_whole(tmp_
             source.decoder("cpu", shard)
         messages.append(str(caught.value))
     assert messages[0] == messages[1], messages
-
-
-def test_orders_arrive_as_they_were_given() -> None:
-    rows, box = Rows(4, 32), Outbox()
-    rows.tokens[:] = np.arange(4 * 32).reshape(4, 32)
-    step = Step(9, np.array([2, 0]), np.array([1, 3]), np.array([5, 2]), 1, np.array([0, 1]))
-    box.set_table(2, 1, np.array([7, 8], dtype=np.int32))
-    box.clear_table(3)
-    box.copy_blocks([BlockCopy(BlockId(4), BlockId(5)), BlockCopy(BlockId(5), BlockId(6))])
-    box.fresh(np.empty(0, dtype=np.int32))
-    box.forward(step, rows)
-    box.dense([1, 2])
-    box.stop()
-    set_table, clear, copy, fresh, forward, dense, stop = orders(box.take())
-    assert (set_table.op, set_table.numbers, set_table.ids.tolist()) == (Op.SET_TABLE, (2, 1), [7, 8])
-    assert (clear.op, clear.numbers) == (Op.CLEAR_TABLE, (3,))
-    assert [(pair.source, pair.destination) for pair in copy.copies] == [(4, 5), (5, 6)]
-    assert fresh.ids.tolist() == []
-    assert forward.ids.tolist() == [2 * 32 + 5, 2, 3, 4], forward.ids
-    received = forward.step
-    assert (received.number, received.num_decodes) == (9, 1)
-    for name in ("rows", "num_new", "computed", "sampled"):
-        assert getattr(received, name).tolist() == getattr(step, name).tolist(), name
-    assert (dense.op, dense.ids.tolist(), stop.op) == (Op.DENSE, [1, 2], Op.STOP)
-    assert len(box.take()) == 0, "what was sent is not sent again"

@@ -14,8 +14,7 @@ from framework.llm import LLM, CacheOptions
 from framework.model.checkpoint import weight_targets
 from framework.model.decoder import Decoder
 from framework.model.hf_config import read_hf_config
-from framework.model.loading import ByteTokenizer
-from framework.model.tokenizer import CheckpointTokenizer, encode, load_tokenizer
+from framework.model.tokenizer import ByteTokenizer, CheckpointTokenizer, encode, load_tokenizer
 from framework.sampling import Sampling
 
 CONFIG = {
@@ -75,42 +74,13 @@ def test_a_prompt_is_made_an_array_once():
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ 'x' * 10**10 }}", "{{ 1 / 0 }}", "{{ '%99999999999d' % 1 }}", "{{ 2 ** 10000 }}",
-     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ 'x' | center(10**10) }}", "{{ 'x'.ljust(10**10) }}",
-     "{{ [1] | tojson(indent=10**10) }}", "{{ '{:99999999999}'.format(1) }}", "{{ '{:{}}'.format(1, 10**11) }}",
-     "{{ '{x:99999999999}'.format_map({'x': 1}) }}", "{{ '%99999999999d' | format(1) }}",
-     "{% for i in range(9999) %}{% for j in range(9999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"],
-)  # fmt: skip
-def test_a_chat_template_without_end_or_sense_is_one_sentence(source):
+    ["{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ ''.__class__.__mro__ }}", "{% x %}"],
+)
+def test_a_chat_template_without_sense_is_one_sentence(source):
     tokenizer = object.__new__(CheckpointTokenizer)
     tokenizer._template, tokenizer._special = source, {}
     with pytest.raises(ModelError, match="the chat template refuses these messages"):
         tokenizer.render_chat([{"role": "user", "content": "x"}])
-
-
-@pytest.mark.parametrize(
-    "doubled",
-    ["{% set n.x = n.x ~ n.x %}", "{% set n.x = n.x + n.x %}", "{% set n.x = [n.x, n.x] | join %}",
-     "{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}", "{% set n.x = '{0}{0}'.format(n.x) %}",
-     "{% set n.x = n.x.replace('x', 'xx') %}"],
-)  # fmt: skip
-def test_a_text_that_a_template_doubles_is_bounded(monkeypatch, doubled):
-    monkeypatch.setattr("framework.model.tokenizer._MOST_CHARACTERS", 1000)
-    tokenizer = object.__new__(CheckpointTokenizer)
-    tokenizer._template = f"{{% set n = namespace(x='x') %}}{{% for i in range(12) %}}{doubled}{{% endfor %}}"
-    tokenizer._special = {}
-    with pytest.raises(ModelError, match="more than 1,000"):
-        tokenizer.render_chat([{"role": "user", "content": "x"}])
-
-
-def test_what_chat_templates_do_with_numbers_is_not_hindered():
-    tokenizer = object.__new__(CheckpointTokenizer)
-    tokenizer._template = (
-        "{{ 1700000000 | string }}{{ 'a' | center(3) }}{{ 'b'.ljust(2) }}{{ [1] | map('string') | join }}"
-        "{{ 1 ~ none ~ 'c' + 'd' }}{{ '{:>3}{x}'.format(1, x=1700000000) }}{{ '%2d' | format(7) }}{{ [1] + [2] }}"
-    )
-    tokenizer._special = {}
-    assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "1700000000 a b 11Nonecd  11700000000 7[1, 2]"
 
 
 @pytest.mark.parametrize("template", [5, ["text"], [{"name": "default", "template": [1]}]])

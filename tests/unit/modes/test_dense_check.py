@@ -129,7 +129,7 @@ def config_of(folder: Path, size: int, kv_dtype: str, **more: Any) -> dict[str, 
     return {
         "workload": {"name": "shared_prefix", "num_requests": 4, "new_tokens": 12},
         "cache": {"kv_dtype": kv_dtype},
-        "engine": {"tensor_parallel_size": size, "collective_timeout_s": 60},
+        "engine": {"tensor_parallel_size": size},
         "device": "cpu",
         "run": {"dir": str(folder / f"{kv_dtype}{size}"), "progress": False},
         **more,

@@ -23,11 +23,11 @@ from framework.engine.request import Request, Status
 from framework.errors import ConfigError, InvalidArgument, RankError
 from framework.interfaces.backend import AttentionBackend, Batch, LayerKV
 from framework.llm import LLM
+from framework.model import ranks as model_ranks
 from framework.model.dense import dense_logits
 from framework.model.loading import LoadedModel, load_model
+from framework.model.ranks import require_devices
 from framework.modes.dense_check import check_dense
-from framework.parallel.ranks import require_devices
-from framework.parallel.spread import spread_over
 from framework.sampling import Sampling
 
 HEAD = list("A prefix that all prompts share: größer, so that tokens of both ranks occur. ".encode())
@@ -49,7 +49,7 @@ def whole() -> LoadedModel:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[LoadedModel]:
     """The tiny model over two ranks, which serve one LLM after another."""
-    model = load_model("tiny", spread=spread_over(2, timeout_s=60))
+    model = load_model("tiny", tensor_parallel_size=2)
     yield model
     model.close()
 
@@ -57,7 +57,7 @@ def pair() -> Iterator[LoadedModel]:
 def make(model: LoadedModel | str, size: int, log: list[Any] | None = None, **options: Any) -> LLM:
     options = {"num_blocks": 80, "block_size": 4, "device": "cpu", "poison": True, "max_model_len": 128, **options}
     record = None if log is None else lambda event, **facts: log.append((event, facts))
-    return make_llm(model, tensor_parallel_size=size, collective_timeout_s=60, log=record, **options)
+    return make_llm(model, tensor_parallel_size=size, log=record, **options)
 
 
 def serve(model: LoadedModel, size: int, **options: Any) -> tuple[LLM, list[Request], list[Any]]:
@@ -186,10 +186,9 @@ def test_a_killed_rank_is_one_prompt_error_and_leaves_no_process() -> None:
     start = time.monotonic()
     with pytest.raises(RankError, match="rank 1 of 2 was killed by SIGKILL"):
         llm.drain()
-    assert time.monotonic() - start < 30, "far less than the timeout of 60 s"
+    assert time.monotonic() - start < 30, "far less than the timeout of 300 s"
     assert ranks.broken
     assert gone(ranks.pids) == []
-    assert not Path(ranks._folder).exists()
     assert any(not request.status.ended for request in requests), answers_of(requests)
     with pytest.raises(RankError, match="killed by SIGKILL"):
         dense_logits(llm.model.decoder, [1, 2])
@@ -197,12 +196,13 @@ def test_a_killed_rank_is_one_prompt_error_and_leaves_no_process() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_keeps_the_others_waiting_is_named_and_ended() -> None:
-    model = load_model("tiny", spread=spread_over(2, timeout_s=2))
+def test_a_rank_that_keeps_the_others_waiting_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_ranks, "TIMEOUT_S", 2.0)
+    model = load_model("tiny", tensor_parallel_size=2)
     assert model.ranks is not None
     llm = make(model, 2)
     os.kill(model.ranks.pids[0], signal.SIGSTOP)
-    with pytest.raises(RankError, match=r"no answer from rank 1 of 2 within 2 s; raise engine\.collective_timeout_s"):
+    with pytest.raises(RankError, match="no answer from rank 1 of 2 within 2 s"):
         llm.generate(PROMPTS, SAMPLINGS)
     assert gone(model.ranks.pids) == []
 
@@ -217,16 +217,14 @@ def test_a_fault_of_rank_0_ends_the_others() -> None:
         raise ValueError("here")
 
     llm.backend.attend = broken  # type: ignore[method-assign]
-    with pytest.raises(Exception, match="ValueError: here"):
+    with pytest.raises(RankError, match=r"the 2 ranks of this model were ended by PluginError: .*ValueError.*here"):
         llm.generate(PROMPTS, SAMPLINGS)
     assert gone(ranks.pids) == []
-    with pytest.raises(RankError, match="the 2 ranks of this model were ended; load it again"):
-        llm.generate(PROMPTS, SAMPLINGS)
 
 
 @pytest.mark.slow
 def test_a_dense_pass_that_rank_0_leaves_ends_the_others() -> None:
-    model = load_model("tiny", spread=spread_over(2, timeout_s=60))
+    model = load_model("tiny", tensor_parallel_size=2)
     ranks, layer = model.ranks, model.decoder.layers[1]
     assert ranks is not None
 
@@ -237,21 +235,8 @@ def test_a_dense_pass_that_rank_0_leaves_ends_the_others() -> None:
     with pytest.raises(KeyboardInterrupt):
         dense_logits(model.decoder, [1, 2, 3])
     assert gone(ranks.pids) == []
-    with pytest.raises(RankError, match="the 2 ranks of this model were ended; load it again"):
+    with pytest.raises(RankError, match="the 2 ranks of this model were ended by KeyboardInterrupt"):
         dense_logits(model.decoder, [1, 2, 3])
-
-
-@pytest.mark.slow
-def test_ranks_may_be_given_more_time_than_the_system_waits_at_once() -> None:
-    model = load_model("tiny", spread=spread_over(2, timeout_s=1e15), device="cpu:0")
-    assert model.ranks is not None
-    assert dense_logits(model.decoder, [1, 2, 3]).shape[0] == 3
-    blocks = model.ranks.call(
-        "blocks_for", fraction=0.1, block_size=4, num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32"
-    )
-    assert blocks[0] > 0, blocks
-    model.close()
-    assert gone(model.ranks.pids) == []
 
 
 @pytest.mark.slow
@@ -259,10 +244,9 @@ def test_ctrl_c_while_the_ranks_begin_is_rank_0_s_affair(tmp_path: Path) -> None
     script = tmp_path / "load.py"
     script.write_text(
         "from framework.model.loading import load_model\n"
-        "from framework.parallel.spread import spread_over\n"
         "if __name__ == '__main__':\n"
         "    print('go', flush=True)\n"
-        "    load_model('tiny', spread=spread_over(2)).close()\n"
+        "    load_model('tiny', tensor_parallel_size=2).close()\n"
     )
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -282,11 +266,11 @@ def test_ctrl_c_while_the_ranks_begin_is_rank_0_s_affair(tmp_path: Path) -> None
 def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
     from framework.testing.checkpoints import make_checkpoint
 
-    folder = make_checkpoint(tmp_path)
+    folder, before = make_checkpoint(tmp_path), multiprocessing.active_children()
     (folder / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(Exception, match="is damaged or no safetensors file"):
-        load_model(folder, spread=spread_over(2))
-    assert multiprocessing.active_children() == []
+        load_model(folder, tensor_parallel_size=2)
+    assert set(multiprocessing.active_children()) <= set(before)
 
 
 @pytest.mark.slow
@@ -305,7 +289,7 @@ def test_sizes_that_cannot_be_are_refused_before_weights_are_read(tmp_path: Path
     with pytest.raises(InvalidArgument, match=r"num_heads 6 is not a multiple of it.*Would work: 1, 2, 6"):
         make(str(tmp_path), 4)
     with pytest.raises(InvalidArgument, match="tensor_parallel_size 3 does not divide this qwen3 model"):
-        load_model("tiny", spread=spread_over(3))
+        load_model("tiny", tensor_parallel_size=3)
     with pytest.raises(ConfigError, match="loaded over 1 ranks; load it with load_model"):
         make(whole, 2)
 
@@ -313,7 +297,7 @@ def test_sizes_that_cannot_be_are_refused_before_weights_are_read(tmp_path: Path
 def test_too_few_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="tensor_parallel_size=2 needs as many CUDA devices, found 1"):
-        load_model("tiny", spread=spread_over(2), device="cuda")
+        load_model("tiny", tensor_parallel_size=2, device="cuda")
     with pytest.raises(ConfigError, match="a device a rank; found cuda:0"):
         require_devices("cuda:0", 2)
     require_devices("cpu", 64)
