@@ -3,7 +3,6 @@
 pytest tests/bench/test_bench_attention.py --benchmark-only --benchmark-group-by=group
 python tests/bench/test_bench_attention.py             # decode, interleaved in one run, beside the read bandwidth
 python tests/bench/test_bench_attention.py prefill     # prefill and chunks, CPU time beside dense SDPA
-python tests/bench/test_bench_attention.py shared      # compiled decode behind a prefix, read once and row by row
 python tests/bench/test_bench_attention.py pools       # native decode over fp8 and int8 pools beside a bf16 one
 """
 
@@ -13,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from statistics import median
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
 from framework.testing.attention_cases import Case, build_problem
-from framework_builtin.backend import torch_tiles
 from framework_builtin.backend.gather import GatherBackend
 from framework_builtin.backend.torch import TorchBackend
 
@@ -184,30 +181,6 @@ def compare_prefill(rounds=9):
             print(f"{work} {dtype}, {torch.get_num_threads()} threads, min CPU time: {shown}")
 
 
-def compare_shared(rounds=35):
-    """CPU time of rows behind 1,024 tokens of the same blocks, read row by row, over that of reading these once.
-
-    The first case stands at the front because what runs right after the compilation is slower.
-    """
-    for rows, shared in ((32, 0), (32, 1024), (16, 1024), (32, 512)):
-        spec, q, pool, batch = paged([shared + 96] * rows, [1] * rows)
-        batch.block_tables[:, : shared // SIZE] = batch.block_tables[0, : shared // SIZE].clone()
-        backends, taken, out = [], ([], []), torch.empty_like(q)
-        for fewest in (torch_tiles._SHARED_ROWS, rows + 1):
-            backends.append(TorchBackend(compile=True))
-            backends[-1].setup(spec, "cpu")
-            with patch.object(torch_tiles, "_SHARED_ROWS", fewest):
-                backends[-1].plan(batch)
-        for _ in range(rounds):
-            for backend, seconds in zip(backends, taken, strict=True):
-                begin = time.process_time()
-                backend.attend(q, pool, batch, out)
-                seconds.append(time.process_time() - begin)
-        once, each = (np.array(seconds[5:]) for seconds in taken)
-        low, middle, high = np.percentile(each / once, [10, 50, 90])
-        print(f"{rows} rows behind {shared}: {middle:.2f} times ({low:.2f} to {high:.2f}), {median(once) * 1e3:.2f} ms")
-
-
 def compare_pools(rounds=9):
     """Print the CPU time of native decode over narrower pools as a share of a bf16 pool's, interleaved in one run."""
     from framework_native.backend import NativeBackend
@@ -234,5 +207,5 @@ def compare_pools(rounds=9):
 
 
 if __name__ == "__main__":
-    known = {"prefill": compare_prefill, "shared": compare_shared, "pools": compare_pools}
+    known = {"prefill": compare_prefill, "pools": compare_pools}
     sys.exit(next((run for name, run in known.items() if name in sys.argv), compare)())

@@ -23,9 +23,6 @@ class TorchBackend(AttentionBackend):
 
     On a CPU, decode rows may instead go to loops compiled by inductor, which read the pool once and copy nothing:
     about twice as fast, after some 10 s of compiling (1 or 2 s when torch's cache on disk has it). `facts` says which.
-    There, in float32 and without a sliding window, a prefix of 512 tokens and more whose blocks 16 rows or more have in
-    their tables is read once for all of them, and what is behind it row by row: such a row's last bits depend on the
-    others.
 
     Args:
         compile: "auto": once a step's decode reads 16 MiB of KV a layer, if there is a C++ compiler; True: always, and

@@ -83,11 +83,7 @@ class TorchAttention:
         self._chunks: list[torch_compiled.Chunks] = []
         self._tiles: list[Tile] = []
         if len(decodes) and not strided and self._compiles(contexts[decodes]):
-            self._shared = list(self._tiler.shared_tiles(batch, decodes, contexts, starts))
-            skipped = np.zeros_like(decodes)
-            for places, tile in self._shared:
-                skipped[places] = tile.keys.shape[1]
-            self._chunks += torch_compiled.cut(self.spec, batch, decodes, contexts, starts, skipped)
+            self._chunks += torch_compiled.cut(self.spec, batch, decodes, contexts, starts)
         else:
             self._tiles += self._tiler.decode_tiles(batch, decodes, contexts, starts)
         if len(decodes):
@@ -105,8 +101,9 @@ class TorchAttention:
         if self._chunks and not (pool.k.is_contiguous() and pool.v.is_contiguous()):
             self.plan(batch, strided=True)
         with torch.no_grad():
-            if self._chunks:
-                self._attend_compiled(q, pool, out, lse)
+            if self._decode is not None:
+                for chunks in self._chunks:
+                    self._decode(q, pool, chunks, out, lse)
             if self._empty is not None:
                 out[self._empty] = 0
                 if lse is not None:
@@ -118,28 +115,6 @@ class TorchAttention:
                 out[tile.tokens], sums = self._running(q[tile.tokens], pool, tile)
                 if lse is not None:
                     lse[tile.tokens] = sums.to(lse.dtype)
-
-    @torch.inference_mode()
-    def _attend_compiled(self, q: Tensor, pool: LayerKV, out: Tensor, lse: Tensor | None) -> None:
-        """Decode rows by the compiled loops; then each common prefix, which those skip, once for all its rows.
-
-        Sums and largest logits stay apart: a log-sum-exp would round a large logit's sum away.
-        """
-        assert self._decode is not None
-        found = [self._decode(q, pool, chunks, out) for chunks in self._chunks]
-        top, total = (torch.cat(parts)[..., None] for parts in zip(*found, strict=True))
-        for places, tile in self._shared:
-            shape = (self.spec.num_kv_heads, -1, len(places))
-            parts = self._summed(q[tile.tokens], pool, tile, sinks=False)
-            peak, more, summed = (part.view(*shape, part.shape[-1]).permute(2, 0, 1, 3) for part in parts)
-            most = torch.maximum(top[places], peak)
-            own, worth = torch.exp(top[places] - most) * total[places], torch.exp(peak - most)
-            top[places], total[places] = most, own + worth * more
-            joined = out[tile.tokens].view(summed.shape) * own + summed * worth
-            out[tile.tokens] = (joined / total[places]).flatten(1, 2)
-        if lse is not None:
-            tokens = torch.cat([chunks.tokens for chunks in self._chunks])
-            lse[tokens] = (top + total.log()).flatten(1).to(lse.dtype)
 
     def _compiles(self, contexts: npt.NDArray[np.int64]) -> bool:
         """Whether decode rows of these contexts go to the compiled loops, which are compiled now if need be."""
@@ -220,21 +195,12 @@ class TorchAttention:
 
     def _running(self, q: Tensor, pool: LayerKV, tile: Tile) -> tuple[Tensor, Tensor]:
         """(R * Tq, H, D) in q's dtype and the log-sum-exp (R * Tq, H), over chunks of keys with a running maximum."""
-        rows, count = tile.queries.shape
-        top, total, summed = self._summed(q, pool, tile)
-        shape = (rows, self.spec.num_kv_heads, -1, count)
-        out = (summed / total).view(*shape, self.spec.head_dim).permute(0, 3, 1, 2, 4)
-        sums = (top + total.log()).view(shape).permute(0, 3, 1, 2)
-        return out.reshape(*q.shape).to(self._out_dtype), sums.reshape(len(q), -1)
-
-    def _summed(self, q: Tensor, pool: LayerKV, tile: Tile, *, sinks: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """A tile's largest logit, sum of exponentials and weighted sum of V, (R, K, G * Tq, 1 or D)."""
-        rows, count = tile.queries.shape
+        (rows, count), dtype = tile.queries.shape, q.dtype
         spec, heads, dim = self.spec, self.spec.num_kv_heads, self.spec.head_dim
         group, wide = spec.num_heads // heads, torch.promote_types(q.dtype, torch.float32)
         q = q.reshape(rows, count, heads, group, dim).permute(0, 2, 3, 1, 4).reshape(rows, heads, group * count, dim)
         q = q.to(wide) * spec.softmax_scale
-        top, total, summed = self._start(pool.sinks if sinks else None, rows, count, q)
+        top, total, summed = self._start(pool.sinks, rows, count, q)
         chunk = self._chunk(rows, count)
         for low in range(0, tile.keys.shape[1], chunk):
             k, v = self._gather(pool, tile.where[..., low : low + chunk])
@@ -248,12 +214,10 @@ class TorchAttention:
             total = total * keep + weights.sum(-1, keepdim=True)
             summed = summed * keep + weights @ v
             top = peak
-        return top, total, summed
-
-    @property
-    def _out_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.spec.dtype)
-        return dtype
+        shape = (rows, heads, group, count)
+        out = (summed / total).view(*shape, dim).permute(0, 3, 1, 2, 4).reshape(rows * count, heads * group, dim)
+        sums = (top + total.log()).view(shape).permute(0, 3, 1, 2)
+        return out.to(dtype), sums.reshape(len(out), -1)
 
     def _start(self, sinks: Tensor | None, rows: int, count: int, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Running maximum and total, (R, K, G * Tq, 1), and weighted sum; a sink is a key seen already, worth 0."""

@@ -56,7 +56,7 @@ def compiler() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Some decode rows, cut into chunks of CHUNK tokens from the first that is seen and not skipped.
+    """Some decode rows, cut into chunks of CHUNK tokens from the first that is seen.
 
     Attributes:
         tokens: (R,) int64, their packed queries.
@@ -79,16 +79,10 @@ class Chunks:
     highest: int
 
 
-def cut(
-    spec: AttentionSpec, batch: Batch, rows: Arrays, contexts: Arrays, starts: Arrays, skipped: Arrays
-) -> Iterator[Chunks]:
-    """The decode rows `rows` of a batch in order, a bounded number of chunks at a time.
-
-    Args:
-        skipped: of each of `rows`, leading tokens that are read elsewhere; zeros under a sliding window.
-    """
+def cut(spec: AttentionSpec, batch: Batch, rows: Arrays, contexts: Arrays, starts: Arrays) -> Iterator[Chunks]:
+    """The decode rows `rows` of a batch in order, a bounded number of chunks at a time."""
     lengths = contexts[rows]
-    spans = lengths - skipped if spec.sliding_window is None else np.minimum(lengths, spec.sliding_window)
+    spans = lengths if spec.sliding_window is None else np.minimum(lengths, spec.sliding_window)
     counts = -(-spans // CHUNK)
     group = np.zeros(len(rows), dtype=np.int64)
     filled = at = 0
@@ -169,10 +163,8 @@ class CompiledDecode:
         if self.compile_s:
             sys.stderr.write(f"torch backend: compiled the decode in {seconds:.1f} s\n")
 
-    def __call__(self, q: Tensor, pool: LayerKV, chunks: Chunks, out: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the rows' part of `out` (T, H, D); returns the largest logit and the sum of exponentials below it.
-
-        Both are (R, K, G), in float32 at least. The pool is contiguous.
+    def __call__(self, q: Tensor, pool: LayerKV, chunks: Chunks, out: Tensor, lse: Tensor | None) -> None:
+        """Write the rows' part of `out` (T, H, D) and, if asked for, of `lse` (T, H). The pool is contiguous.
 
         Raises:
             InvalidArgument: a block table names a block that the pool does not have.
@@ -183,11 +175,12 @@ class CompiledDecode:
         with torch.inference_mode():
             at = chunks.tokens
             where = (chunks.at, chunks.values, chunks.rows, chunks.counts, chunks.offsets, chunks.merge)
-            found, top, total = self._run(
+            found, sums = self._run(
                 _sized(q[at]), _sized(pool.k), _sized(pool.v), *where, pool.sinks, pool.alibi_slopes
             )
             out[at] = found[: len(at)]
-            return top[: len(at)], total[: len(at)]
+            if lse is not None:
+                lse[at] = sums[: len(at)].to(lse.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +200,7 @@ class _Key:
     num_threads: int
 
 
-_Run = Callable[..., tuple[Tensor, Tensor, Tensor]]
+_Run = Callable[..., tuple[Tensor, Tensor]]
 
 
 @functools.lru_cache(maxsize=64)
@@ -218,7 +211,7 @@ def _compiled(key: _Key) -> tuple[_Run, float]:
     """
     begin = time.perf_counter()
 
-    def decode(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def decode(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         return _decode(key, *tensors)  # type: ignore[arg-type]
 
     # A code object of its own: torch counts recompilations by code object, and would refuse the ninth shape of heads.
@@ -256,8 +249,8 @@ def _decode(
     merge: Tensor,
     sinks: Tensor | None,
     slopes: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(R, H, D) in q's dtype, largest logit and sum of exponentials, each (R, K, G): chunk by chunk, then merged.
+) -> tuple[Tensor, Tensor]:
+    """(R, H, D) in q's dtype, and the log-sum-exp (R, H), in float32 at least: chunk by chunk, then merged.
 
     Written as products and sums, which inductor fuses with the indexed reads. The query heads of a group are spelled
     out, so that one loop reads a token once for all of them. Source: flash-decoding, arXiv:2311.01282 section 3.
@@ -319,7 +312,7 @@ def _tokens(key: _Key, pool: Tensor, at: Tensor) -> Tensor:
 
 def _merged(
     key: _Key, q: Tensor, top: Tensor, total: Tensor, summed: Tensor, merge: Tensor, sinks: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """The rows' results from their chunks' maxima, sums of weights, and weighted sums."""
     place = merge.clamp_min(0)
     tops = torch.where((merge >= 0)[:, :, None, None], top[place], -math.inf)  # (R, X, K, G)
@@ -331,4 +324,4 @@ def _merged(
     if sinks is not None:
         denominator = denominator + torch.exp(sinks.to(most.dtype).view(1, *most.shape[1:]) - most)
     out = (worth[..., None] * summed[place]).sum(1) / denominator[..., None]
-    return out.reshape(-1, key.num_heads, key.head_dim).to(q.dtype), most, denominator
+    return out.reshape(-1, key.num_heads, key.head_dim).to(q.dtype), (most + denominator.log()).flatten(1)

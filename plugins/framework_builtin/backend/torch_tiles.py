@@ -21,10 +21,6 @@ _CALL_BYTES = 2**19
 _MASK_ELEMENTS = 2**22
 """Most entries of a tile's mask (queries x keys); 16 MiB in fp32."""
 
-_SHARED_ROWS, _SHARED_TOKENS = 16, 512
-"""Decode rows and tokens of a common prefix from which one product over it is the faster, in float32: fewer break even,
-and in half precision, which must be widened for it, 32 rows do (0.94 to 1.09 times on an AMD EPYC)."""
-
 _RUNNING_QUERIES = 256
 """Queries at a time with a running maximum: their scores leave room for hundreds of keys in a tile."""
 
@@ -71,37 +67,6 @@ class Tiler:
     ) -> Iterator[Tile]:
         """Tiles of rows with one query each; `contexts` and `starts` are of all rows of the batch."""
         return (self._decode_tile(batch, group, contexts, starts) for group in self.groups(rows, contexts))
-
-    def shared_tiles(
-        self, batch: Batch, rows: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[npt.NDArray[np.int64], Tile]]:
-        """Prefixes that several of the decode rows `rows` have in common by their block tables, on the host.
-
-        Each: places in `rows`, and one tile of their queries over the prefix's whole blocks, all seen. Rows are brought
-        together by the block that ends the shortest prefix worth it; the blocks before and behind it are compared.
-        Source: Hydragen, arXiv:2402.05099 section 3.1.
-        """
-        size = self.spec.block_size
-        least = -(-_SHARED_TOKENS // size)
-        if (
-            self.spec.dtype != "float32"
-            or self.spec.sliding_window is not None
-            or batch.block_tables.shape[1] < least
-            or len(rows) < _SHARED_ROWS
-        ):
-            return
-        whole, tables = (contexts[rows] - 1) // size, batch.block_tables.numpy()[rows]
-        long = np.nonzero(whole >= least)[0]
-        for block, count in zip(*np.unique(tables[long, least - 1], return_counts=True), strict=True):
-            if count < _SHARED_ROWS:
-                continue
-            places = long[tables[long, least - 1] == block]
-            alike = (tables[places] == tables[places[0]]).all(0)[: whole[places].min()]
-            length = len(alike) if alike.all() else int(alike.argmin())
-            if length >= least:
-                some = rows[places]
-                keys = np.arange(length * size)[None]
-                yield places, self._tile(batch, some[:1], starts[some], contexts[some][None] - 1, keys, None, False)
 
     def fits(self, tile: Tile) -> bool:
         """Whether the tile's K and V may be gathered at once."""

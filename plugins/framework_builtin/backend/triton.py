@@ -36,12 +36,6 @@ class TritonBackend(AttentionBackend):
             on the other rows; None: by the work that is left, to fill the device.
         arch: a row of the configuration table ("sm_80", "sm_90"); None: the device's own, and on
             a CPU shapes that suit the interpreter.
-        tma: prefill loads K and V by tensor descriptors, in larger tiles, on chips from sm_90 on, where the pool is of
-            half precision, the head dim 64 or 128 and the block size a multiple of 64. Elsewhere it changes nothing.
-        shared_tokens: decode reads a prefix of at least so many tokens that neighbouring rows have in the same blocks
-            once for them, found on the device in each step; as many rows as fill a tile with their heads, and all of
-            them must share it. None: never. Without a sliding window and ALiBi; not with `split_tokens`. The last bits
-            of a row then depend on the others. Source: Hydragen, arXiv:2402.05099; cascade attention in FlashInfer.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -56,26 +50,13 @@ class TritonBackend(AttentionBackend):
         simulated_devices=frozenset({"cpu"}),
     )
 
-    def __init__(
-        self,
-        split_tokens: int | None = None,
-        arch: str | None = None,
-        tma: bool = False,
-        shared_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, split_tokens: int | None = None, arch: str | None = None) -> None:
         if split_tokens is not None and split_tokens < 1:
             raise InvalidArgument(f"split_tokens must be at least 1, found {split_tokens}")
-        if shared_tokens is not None and (shared_tokens < 1 or split_tokens is not None):
-            raise InvalidArgument(
-                f"shared_tokens must be at least 1, found {shared_tokens}, and goes without split_tokens, which "
-                "promises that a row does not depend on others"
-            )
         if arch is not None and arch not in ARCHS:
             raise InvalidArgument(f"no configuration for arch {arch!r}; the table has {', '.join(ARCHS)}")
         self._split_tokens = split_tokens
         self._arch = arch
-        self._tma = tma
-        self._shared_tokens = shared_tokens
         self._launcher: Launcher | None = None
         self._step: StepPlan | None = None
         self._copies: _Copies | None = None
@@ -87,8 +68,6 @@ class TritonBackend(AttentionBackend):
             reasons.append(
                 "the package triton is not installed (Linux x86-64: pip install triton); or use +backend=torch"
             )
-        elif self._tma and importlib.util.find_spec("triton.tools.tensor_descriptor") is None:
-            reasons.append("tma=true needs a triton with tensor descriptors, 3.4 or later; leave it out")
         elif device.split(":")[0] == "cuda" and not reasons:
             reasons += _cuda_reasons(device, self._arch)
         return reasons
@@ -97,9 +76,9 @@ class TritonBackend(AttentionBackend):
         """The decode and prefill kernels on a chip of the table, compiled here."""
         if arch not in ARCHS or self.capabilities.reasons_against(spec, "cuda"):
             return None
-        from framework_builtin.backend.triton_kernels.screen import screened
+        from framework_builtin.backend.triton_kernels.aot import screened
 
-        return screened(spec, arch, tma=self._tma)
+        return screened(spec, arch)
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
         """Choose the configuration; on a CPU say once on stderr that the interpreter runs."""
@@ -119,8 +98,6 @@ class TritonBackend(AttentionBackend):
             arch=arch,
             num_sms=num_sms,
             split_tokens=self._split_tokens,
-            tma=self._tma,
-            shared_tokens=self._shared_tokens,
         )
 
     def plan(self, batch: Batch) -> None:

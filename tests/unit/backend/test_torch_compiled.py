@@ -11,7 +11,7 @@ import torch
 from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.backend import AttentionSpec, LayerKV
 from framework.testing.attention_cases import Case, Problem, build_problem
-from framework.testing.attention_runs import judge, run_attention, wrong_lse
+from framework.testing.attention_runs import judge, run_attention
 from framework.testing.backend import backend_checks
 from framework_builtin.backend import torch_compiled
 from framework_builtin.backend.torch import TorchBackend
@@ -180,42 +180,3 @@ def test_the_contract_holds_when_all_decode_is_compiled(check):
         check(COMPILED, "cpu", "small")
     except unittest.SkipTest as reason:
         pytest.skip(str(reason))
-
-
-PREFIXES = {
-    "all rows": ([(0, 70)] * 17, [(17, 70)]),
-    "the shortest row ends within the prefix": ([(0, 72)] * 16 + [(0, 66)], [(17, 65)]),
-    "the first block alone": ([(0, 1)] * 17, []),
-    "too few rows": ([(0, 70)] * 15, []),
-    "a fork within": ([(0, 70)] * 9 + [(0, 66)] * 8, [(17, 66)]),
-    "another block before the same ones": ([(0, 70)] * 17, []),
-    "two prefixes in turn": ([(at % 2, 66) for at in range(34)], [(17, 66), (17, 66)]),
-    "others among them": ([(0, 66)] * 8 + [(8, 0), (9, 0)] + [(0, 66)] * 8, [(16, 66)]),
-}
-"""Of each row: whose blocks its table begins with, and how many; then the rows and blocks of what is read once."""
-
-
-@needs_compiler
-@pytest.mark.parametrize("changes", [{}, {"alibi": True, "sinks": True, "soft_cap": 3.0}, {"sliding_window": 600}])
-@pytest.mark.parametrize("name", PREFIXES)
-def test_a_prefix_of_many_rows_is_read_once_and_the_output_is_as_in_fp64(name, changes):
-    tables, shared = PREFIXES[name]
-    spec = spec_of(layout="HND" if "two" in name else "NHD", **changes)
-    contexts = [75 * 8 - at for at in range(len(tables))]
-    if "shortest" in name:
-        contexts[-1] = 66 * 8
-    problem = build_problem(Case(spec, tuple(contexts), (1,) * len(contexts), seed=len(contexts)))
-    own = problem.batch.block_tables
-    for row, (source, blocks) in enumerate(tables):
-        own[row, :blocks] = own[source, :blocks].clone()
-    if "before" in name:
-        own[1, 20] = own[1, 71]
-    problem.q[0] *= 30
-    backend = ready(COMPILED, spec)
-    for lse in (False, True):
-        out, sums = run_attention(backend, problem, lse=lse)
-        verdict = judge(out, problem)
-        assert verdict.ok, f"{name}: {verdict}"
-        assert sums is None or not wrong_lse(sums, problem, verdict), name
-    found = [(len(places), tile.keys.shape[1] // 8) for places, tile in backend._attention._shared]
-    assert found == ([] if "sliding_window" in changes else shared), f"{name}: (rows, blocks) read once are {found}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,6 @@ from framework.model.loading import random_model  # noqa: E402
 from framework.sampling import Sampling  # noqa: E402
 from framework.testing.attention_runs import ReplayRecorder  # noqa: E402
 from framework_builtin.backend.triton import TritonBackend  # noqa: E402
-from framework_builtin.backend.triton_kernels import steps  # noqa: E402
 from framework_builtin.backend.triton_kernels.configs import ARCHS  # noqa: E402
 from framework_builtin.backend.triton_kernels.kernels import compiled  # noqa: E402
 from framework_builtin.backend.triton_kernels.launch import Launcher  # noqa: E402
@@ -83,18 +83,16 @@ class OnAnH200(TritonBackend):
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
         super().setup(spec, device)
-        self._launcher = Launcher(
-            spec, device, arch=ARCHS["sm_90"], num_sms=132, split_tokens=None, tma=self._tma, wrap=self.launches
-        )
+        self._launcher = Launcher(spec, device, arch=ARCHS["sm_90"], num_sms=132, split_tokens=None, wrap=self.launches)
 
     def __deepcopy__(self, memo: Any) -> OnAnH200:
-        other = type(self)(tma=self._tma)
+        other = type(self)()
         other.launches = self.launches
         return other
 
 
 def make(model: str = "plain", *, warm_up: bool, graphs: bool = False, **options: Any) -> tuple[LLM, Launches]:
-    backend = OnAnH200(tma=options.pop("tma", False))
+    backend = OnAnH200()
     backend.launches = Launches()
     engine = EngineOptions(
         max_batch_requests=options.pop("max_rows", 80), max_batch_tokens=640, prepack=False, warm_up=False,
@@ -129,7 +127,7 @@ def serve(llm: LLM, seed: int) -> None:
 
 OPTIONS: list[dict[str, Any]] = [
     {}, {"graphs": True}, {"model": "windows"}, {"model": "sinks"}, {"kv_dtype": "float8_e4m3fn"},
-    {"kv_dtype": "int8"}, {"block_size": 64, "tma": True, "layout": "HND"}, {"chunk_size": 48, "max_rows": 300},
+    {"kv_dtype": "int8"}, {"block_size": 64, "layout": "HND"}, {"chunk_size": 48, "max_rows": 300},
 ]  # fmt: skip
 
 
@@ -143,27 +141,9 @@ def test_nothing_is_compiled_after_the_warm_up(options: dict[str, Any]) -> None:
     llm, launches = make(warm_up=True, **options)
     before = set(launches.keys)
     serve(llm, seed=1)
-    assert len(before) >= 8, before
+    assert 8 <= len(before) <= 26, Counter(name for name, _ in before)
     later = set(launches.keys) - before
     assert not later, "\n".join(f"{name}: {key[:400]}" for name, key in later)
-
-
-def precompiled(spec: AttentionSpec, *, tma: bool, max_rows: int) -> Launches:
-    """The launches that `precompile` has Triton compile for."""
-    launches = Launches()
-    launcher = steps.launcher_for(spec, ARCHS["sm_90"], launches, tma=tma)
-    for step in steps.all_of(spec, ARCHS["sm_90"], num_sms=132, max_rows=max_rows, ropes=(None, "halves")):
-        steps.run(step, launcher, spec)
-    return launches
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=described)
-def test_every_launch_of_serving_is_among_those_compiled_ahead_of_time(options: dict[str, Any]) -> None:
-    llm, launches = make(warm_up=False, **options)
-    serve(llm, seed=1)
-    ahead = precompiled(llm.executor.backend.spec, tma=options.get("tma", False), max_rows=options.get("max_rows", 80))  # type: ignore[attr-defined]
-    others = set(launches.keys) - set(ahead.keys)
-    assert not others, "\n".join(f"{name}: {key[:600]}" for name, key in others)
 
 
 def test_without_a_warm_up_serving_compiles() -> None:

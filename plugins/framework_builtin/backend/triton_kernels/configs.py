@@ -52,8 +52,6 @@ class ArchConfig:
         items_per_sm: programs of the decode grid for each multiprocessor; 0: rows are never split.
         chunks_per_sm: programs of the prefill grid that a multiprocessor runs; with fewer the context is split.
         min_split_tokens: a split is at least this long.
-        tma: prefill by tensor descriptors, by head dim, for half-precision pools whose pages hold whole tiles: of these
-            the first whose tile divides the page. Larger tiles than `prefill`'s fit, as no register holds an address.
         halve_when_biased: prefill takes half as many context tokens a tile, at least 16, under a soft cap or ALiBi,
             whose arithmetic would spill.
         biased_registers: `max_registers` of prefill under a soft cap or ALiBi, by (kind, padded head dim): where ptxas
@@ -70,7 +68,6 @@ class ArchConfig:
     min_split_tokens: int = 128
     halve_when_biased: bool = False
     biased_registers: dict[tuple[str, int], int] = field(default_factory=dict)
-    tma: dict[int, tuple[PrefillConfig, ...]] = field(default_factory=dict)
 
 
 # In a paged loop Triton divides num_stages by the depth of the indirection (page id, then page): 3 keeps one K/V tile
@@ -124,13 +121,6 @@ _UNALIGNED_PREFILL = {
     128: PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=1, max_registers=255),
     256: PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=1, max_registers=255),
 }
-_TMA = {
-    64: (PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),),
-    128: (
-        PrefillConfig(block_m=128, block_n=128, num_warps=8, num_stages=3),
-        PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
-    ),
-}
 _KIB = 1024
 
 ARCHS: dict[str, ArchConfig] = {
@@ -168,7 +158,6 @@ ARCHS: dict[str, ArchConfig] = {
             ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
             ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=3),
         },
-        tma=_TMA,
     ),
 }
 """Shipped configurations. A test compiles each, without a spill."""
@@ -197,7 +186,7 @@ def decode_tiles(arch: ArchConfig, spec: AttentionSpec) -> DecodeConfig:
 
 
 def prefill_tiles(arch: ArchConfig, spec: AttentionSpec) -> PrefillConfig:
-    """The tiles of a spec's chunks that are not loaded by tensor descriptors."""
+    """The tiles of a spec's chunks."""
     dim = padded_dim(spec.head_dim)
     if not is_aligned(spec.head_dim):
         return _UNALIGNED_PREFILL[dim]
@@ -219,20 +208,6 @@ def padded_dim(head_dim: int) -> int:
         if head_dim <= dim:
             return dim
     raise InvalidArgument(f"head dim {head_dim} is above 256, the largest tile")
-
-
-def chip(target: str) -> ArchConfig:
-    """The table's row for a chip by name ("sm_90", "sm_86"), with that chip itself as its target.
-
-    Raises:
-        InvalidArgument: no such chip, or one older than the table.
-    """
-    if target in ARCHS:
-        return ARCHS[target]
-    number = target.removeprefix("sm_")
-    if target == number or not number.isdigit() or len(number) < 2:
-        raise InvalidArgument(f"no chip {target!r}; known: {', '.join(ARCHS)} and others from sm_80 on")
-    return replace(ARCHS[arch_of(int(number[:-1]), int(number[-1]))], target=("cuda", int(number), 32))
 
 
 def arch_of(major: int, minor: int) -> str:

@@ -14,52 +14,10 @@ import triton.language as tl
 from framework_builtin.backend.triton_kernels.tiles import Inlined, as_queries, int8_values, page_and_slot, soft_capped
 
 
-def plan_shared(
-    TABLES,
-    LENS,  # (B,) int32
-    SHARED,  # (groups,) int32 out: leading tokens that the rows of a group have in the same blocks; 0: too few
-    num_rows,
-    min_tokens,
-    table_stride,
-    PAGE: tl.constexpr,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,  # neighbouring rows of a group
-    R: tl.constexpr,  # ROWS, padded
-    BLOCKS: tl.constexpr,  # compared at once
-):
-    """What the rows of each group share, in whole tiles, up to the block of the shortest one's own token.
-
-    One group a program. Rows without tokens, as a captured step is padded with, do not count.
-    """
-    r = tl.arange(0, R)
-    row = tl.program_id(0) * ROWS + r
-    context = tl.load(LENS + row, mask=(r < ROWS) & (row < num_rows), other=0)
-    live = context > 0
-    most = 2147483647
-    count = tl.reduce(tl.where(live, 1, 0), 0, tl.standard._sum_combine)
-    limit = tl.reduce(tl.where(live, (context - 1) // PAGE, most), 0, tl.standard._elementwise_min)
-    limit = tl.where(count > 1, limit, 0)
-    leader = tl.reduce(tl.where(live, row, most), 0, tl.standard._elementwise_min)
-    leader = tl.where(count > 1, leader, 0).to(tl.int64)
-    common = limit
-    for first in range(0, limit, BLOCKS):
-        index = first + tl.arange(0, BLOCKS)
-        within = index < limit
-        first_ids = tl.load(TABLES + leader * table_stride + index, mask=within, other=0)
-        read = live[:, None] & within[None, :]
-        ids = tl.load(TABLES + row.to(tl.int64)[:, None] * table_stride + index[None, :], mask=read, other=0)
-        place = tl.where(read & (ids != first_ids[None, :]), index[None, :], most)
-        place = tl.reduce(tl.reduce(place, 1, tl.standard._elementwise_min), 0, tl.standard._elementwise_min)
-        common = tl.minimum(common, place)
-    tokens = common * PAGE // N * N
-    tl.store(SHARED + tl.program_id(0), tl.where(tokens >= min_tokens, tokens, 0))
-
-
 def plan_splits(
     LENS,  # (B,) int32
-    SHARED,  # what plan_shared found, or None
-    WORK,  # (W, 4) int32 out: row or -1, first token, end token, parts of that row
-    ROWS,  # (B, 3) int32 out: the row's first work item, its splits, the tokens that are read with its neighbours
+    WORK,  # (W, 4) int32 out: row or -1, first token, end token, splits of that row
+    ROWS,  # (B, 2) int32 out: the row's first work item, its splits
     num_rows,
     num_work,
     num_at_once,  # work items that the device runs side by side
@@ -71,9 +29,8 @@ def plan_splits(
     N: tl.constexpr,
     B: tl.constexpr,
     W: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,  # neighbouring rows of one entry of SHARED
 ):
-    """Cut all rows, behind what they share, into pieces of at most so many tiles that they end first. One program.
+    """Cut all rows into pieces of at most so many tiles that they end first. One program.
 
     `num_at_once` pieces run at a time. For each choice of how many pieces there may be, the fewest tiles a piece that
     allow it; a piece costs a quarter of a tile beside its tiles. Source: the bisection is FlashInfer's
@@ -85,8 +42,6 @@ def plan_splits(
     skipped = context * 0
     if HAS_WINDOW:
         skipped = tl.maximum(context - window, 0) // N
-    if SHARED is not None:
-        skipped = tl.load(SHARED + row // GROUP_ROWS, mask=context > 0, other=0) // N
     tiles = tl.where(live, tl.maximum((context + N - 1) // N - skipped, 1), 0)
     least = min_tiles + tl.program_id(0)
     longest = tl.maximum(tl.reduce(tiles, 0, tl.standard._elementwise_max), least)
@@ -110,12 +65,8 @@ def plan_splits(
     chunk = tl.maximum((tiles + splits - 1) // splits, 1)
     splits = (tiles + chunk - 1) // chunk
     first = tl.associative_scan(splits, 0, tl.standard._sum_combine) - splits
-    tl.store(ROWS + row * 3, first, mask=live)
-    tl.store(ROWS + row * 3 + 1, splits, mask=live)
-    parts = splits
-    if SHARED is not None:
-        tl.store(ROWS + row * 3 + 2, skipped * N, mask=live)
-        parts = splits + tl.where(skipped > 0, 1, 0)
+    tl.store(ROWS + row * 2, first, mask=live)
+    tl.store(ROWS + row * 2 + 1, splits, mask=live)
     most = tl.reduce(splits, 0, tl.standard._elementwise_max)
     for split in range(most):
         has = split < splits
@@ -124,7 +75,7 @@ def plan_splits(
         tl.store(item, row, mask=has)
         tl.store(item + 1, start, mask=has)
         tl.store(item + 2, tl.minimum(start + chunk * N, context), mask=has)
-        tl.store(item + 3, parts, mask=has)
+        tl.store(item + 3, splits, mask=has)
     total = tl.reduce(splits, 0, tl.standard._sum_combine)
     spare = tl.arange(0, W)
     tl.store(WORK + spare * 4, spare * 0 - 1, mask=(spare >= total) & (spare < num_work))
@@ -153,24 +104,6 @@ def _tokens_of(work, live, LENS, WORK, window, N: tl.constexpr, SPLIT: tl.conste
 
 
 @Inlined
-def _piece_tokens(tokens, num_pieces, N: tl.constexpr):
-    """Of a shared prefix of whole tiles, the tokens that one of at most `num_pieces` work items reads."""
-    return tl.maximum((tokens // N + num_pieces - 1) // num_pieces, 1) * N
-
-
-@Inlined
-def _shared_piece(work, live, SHARED, num_pieces, N: tl.constexpr, ROWS: tl.constexpr):
-    """As `_tokens_of`, of a piece of a prefix that a group of rows shares; its first row stands for all."""
-    group = work // num_pieces
-    tokens = tl.load(SHARED + group, mask=live, other=0)
-    length = _piece_tokens(tokens, num_pieces, N)
-    start = work % num_pieces * length
-    live = live & (start < tokens)
-    stop = tl.where(live, tl.minimum(start + length, tokens), start)
-    return tl.where(live, group * ROWS, 0), live, stop, start, stop, stop * 0 + 2
-
-
-@Inlined
 def _over_n(value, ITEMS: tl.constexpr):
     """An item's value, to be broadcast against (N,) or (I, N)."""
     return value if ITEMS == 1 else value[:, None]
@@ -195,12 +128,8 @@ def decode(
     K_SCALE,
     V_SCALE,
     WORK,
-    SHARED,  # with ROWS above 1: what plan_shared found
     PART,  # (parts, H, HEAD_DIM) float32: a split's own output, not divided by its sum
     PART_SUMS,  # (parts, H, 2) float32: a split's largest logit in base 2, and its sum of exponentials below that
-    num_rows,
-    first_part,  # with ROWS above 1: where its parts begin, ROWS of each work item
-    num_pieces,  # with ROWS above 1: work items a group
     num_items,
     score_scale,
     cap_scale,
@@ -235,7 +164,6 @@ def decode(
     HAS_CAP: tl.constexpr,
     STORED: tl.constexpr,  # 0: q's dtype. 1: e4m3, decoded by bit moves. 2: by the chip. 3: int8, a scale a token, head
     UPCAST: tl.constexpr,  # the interpreter's bfloat16 arithmetic works on raw bits: compute in float32 there
-    ROWS: tl.constexpr,  # neighbouring rows, all their heads, that one work item reads a shared prefix for; else 1
 ):
     """One work item and block of heads a program (`ITEMS` in the interpreter): softmax(q k) v over its tokens."""
     g = tl.arange(0, M)
@@ -249,10 +177,7 @@ def decode(
     kv_head = item // HEAD_BLOCKS % NUM_KV_HEADS
     first_head = item % HEAD_BLOCKS * M
     work = item // (HEAD_BLOCKS * NUM_KV_HEADS)
-    if ROWS > 1:
-        row, live, context, start, stop, splits = _shared_piece(work, live, SHARED, num_pieces, N, ROWS)
-    else:
-        row, live, context, start, stop, splits = _tokens_of(work, live, LENS, WORK, window, N, SPLIT, HAS_WINDOW)
+    row, live, context, start, stop, splits = _tokens_of(work, live, LENS, WORK, window, N, SPLIT, HAS_WINDOW)
     lowest = start
     origin = context * 0
     if HAS_WINDOW:
@@ -260,8 +185,6 @@ def decode(
         lowest = tl.maximum(origin, start)
     # Conditions on an item become numbers of heads: the interpreter makes integers of a scalar comparison's broadcast.
     own_heads = tl.where(live, GROUP, 0)
-    if ROWS > 1:
-        own_heads = tl.where(live, tl.minimum(num_rows - row, ROWS) * GROUP, 0)
     sole_heads = tl.where(splits == 1, own_heads, 0)
     first_heads = tl.where(start <= origin, own_heads, 0)
     row = row.to(tl.int64)
@@ -287,14 +210,8 @@ def decode(
     d_x = d[None, :] if ITEMS == 1 else d[None, None, :]
 
     own_x = g_x < own_heads_x
-    q_row_x = row_x
     q_head_x = head_x * GROUP + g_x
-    part_x = work_x.to(tl.int64)
-    if ROWS > 1:
-        q_row_x = row_x + g_x // GROUP
-        q_head_x = head_x * GROUP + g_x % GROUP
-        part_x = first_part + part_x * ROWS + g_x // GROUP
-    q_offset = q_row_x * q_stride_t + q_head_x * q_stride_h + d_x
+    q_offset = row_x * q_stride_t + q_head_x * q_stride_h + d_x
     q = tl.load(Q + q_offset, mask=own_x & (d_x < HEAD_DIM), other=0.0)
     if UPCAST:
         q = q.to(tl.float32)
@@ -366,7 +283,7 @@ def decode(
     sole = g_x < sole_heads_x
     if SPLIT:
         # The largest logit and the sum stay apart: a log-sum-exp in float32 would round a large logit's sum away.
-        part = part_x * (NUM_KV_HEADS * GROUP) + q_head_x
+        part = work_x.to(tl.int64) * (NUM_KV_HEADS * GROUP) + q_head_x
         shared = own_x & (g_x >= sole_heads_x)
         tl.store(PART + part * HEAD_DIM + d_x, acc, mask=shared & (d_x < HEAD_DIM))
         tl.store(PART_SUMS + part * 2, top, mask=shared)
@@ -381,14 +298,12 @@ def decode(
 def merge_splits(
     PART,
     PART_SUMS,
-    ROWS,  # (B, 3) int32: see plan_splits; None: each has num_splits, num_rows apart
+    ROWS,  # (B, 2) int32: see plan_splits; None: each has num_splits, num_rows apart
     OUT,
     LSE,
     first_row,  # the row of OUT and LSE that the first program writes
     num_rows,
     num_splits,
-    first_part,  # with GROUP_ROWS above 1: see decode
-    num_pieces,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -397,8 +312,6 @@ def merge_splits(
     HEAD_DIM: tl.constexpr,
     M: tl.constexpr,
     D: tl.constexpr,
-    N: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,  # neighbouring rows that may share a prefix; else 1
 ):
     """Add a row's splits, for M heads, each rescaled to the largest logit, then divide. Rows of one split: nothing."""
     row = tl.program_id(0).to(tl.int64)
@@ -409,15 +322,9 @@ def merge_splits(
         splits = num_splits
         step = num_rows
     else:
-        first = tl.load(ROWS + row * 3).to(tl.int64)
-        splits = tl.load(ROWS + row * 3 + 1)
+        first = tl.load(ROWS + row * 2).to(tl.int64)
+        splits = tl.load(ROWS + row * 2 + 1)
         step = 1
-    own = splits
-    if GROUP_ROWS > 1:
-        tokens = tl.load(ROWS + row * 3 + 2)
-        length = _piece_tokens(tokens, num_pieces, N)
-        splits = own + (tokens + length - 1) // length
-        first_shared = first_part + row // GROUP_ROWS * num_pieces * GROUP_ROWS + row % GROUP_ROWS
     if splits > 1:
         known = head < NUM_HEADS
         both = known[:, None] & (d < HEAD_DIM)[None, :]
@@ -425,10 +332,7 @@ def merge_splits(
         total = tl.full((M,), 0.0, tl.float32)
         acc = tl.full((M, D), 0.0, tl.float32)
         for split in range(splits):
-            place = first + split * step  # int64
-            if GROUP_ROWS > 1:
-                place = tl.where(split < own, place, first_shared + (split - own) * GROUP_ROWS)
-            part = place * NUM_HEADS + head
+            part = (first + split * step) * NUM_HEADS + head  # int64
             part_top = tl.load(PART_SUMS + part * 2, mask=known, other=float("-inf"))
             part_total = tl.load(PART_SUMS + part * 2 + 1, mask=known, other=0.0)
             value = tl.load(PART + part[:, None] * HEAD_DIM + d[None, :], mask=both, other=0.0)

@@ -9,15 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from framework_builtin.backend.triton_kernels import plan as plans
-from framework_builtin.backend.triton_kernels.operands import (
-    as_stored,
-    dense,
-    descriptor,
-    descriptors_can,
-    strides,
-    token_strides,
-)
-from framework_builtin.backend.triton_kernels.writes import PoolWriter
+from framework_builtin.backend.triton_kernels.writes import PoolWriter, as_stored, dense, strides, token_strides
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,11 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one batch's launches share over the layers. `work`, `rows` are None when no row is split.
-
-    Attributes:
-        shared: leading tokens that each group of `group_rows` rows reads together, in `num_pieces`; None: none may.
-    """
+    """What one batch's launches share over the layers. `work`, `rows` are None when no row is split."""
 
     batch: Batch
     num_decodes: int
@@ -40,15 +28,6 @@ class StepPlan:
     num_work: int
     work: Tensor | None = None
     rows: Tensor | None = None
-    shared: Tensor | None = None
-    shared_shape: plans.Shape | None = None
-    group_rows: int = 1
-    num_pieces: int = 1
-
-    @property
-    def num_groups(self) -> int:
-        """Of rows that may share a prefix."""
-        return -(-self.num_decodes // self.group_rows)
 
 
 @dataclass(slots=True)
@@ -69,8 +48,6 @@ class Launcher(PoolWriter):
         arch: the configuration's row; None: the interpreter's own shapes (CPU only).
         num_sms: multiprocessors of the device, which the splits of a batch are to fill; 0: never split by work.
         split_tokens: cut every row at multiples of this many tokens instead.
-        tma: prefill by tensor descriptors where the table has a tile for the pages.
-        shared_tokens: read a prefix of so many tokens that neighbouring decode rows share once for them; None: never.
         wrap: as PoolWriter's.
     """
 
@@ -82,12 +59,9 @@ class Launcher(PoolWriter):
         arch: ArchConfig | None,
         num_sms: int,
         split_tokens: int | None,
-        tma: bool = False,
-        shared_tokens: int | None = None,
         wrap: Callable[[Callable[..., None]], Any] | None = None,
     ) -> None:
         super().__init__(spec, device, arch=arch, wrap=wrap)
-        self._tma, self._shared_tokens = tma, shared_tokens
         self._share = num_sms * (arch.items_per_sm if arch else 0) // spec.num_kv_heads
         self._chunk_programs = num_sms * (arch.chunks_per_sm if arch else 0)
         self._min_split_tokens = arch.min_split_tokens if arch else 1
@@ -104,21 +78,17 @@ class Launcher(PoolWriter):
         split = plans.split_of(
             num_rows, batch.max_context_len, shape.n, self._share, self._min_split_tokens, self._split_tokens
         )
-        step = StepPlan(batch, num_rows, shape, split.num_work)
-        self._plan_shared(step)
-        if num_rows == 0 or (split.num_work == num_rows and step.shared is None):
-            step.num_work = num_rows
-            return step
-        step.work = self._workspace("work", split.num_work * 4, "int32")
-        step.rows = self._workspace("rows", num_rows * 3, "int32")
+        if num_rows == 0 or split.num_work == num_rows:
+            return StepPlan(batch, num_rows, shape, num_rows)
+        work = self._workspace("work", split.num_work * 4, "int32")
+        rows = self._workspace("rows", num_rows * 2, "int32")
         capacity = batch.block_tables.shape[1] * spec.block_size
         self._start(
             plan_splits,
             (1,),
             batch.context_lens,
-            step.shared,
-            step.work,
-            step.rows,
+            work,
+            rows,
             num_rows,
             split.num_work,
             split.share,
@@ -130,38 +100,8 @@ class Launcher(PoolWriter):
             N=shape.n,
             B=plans.next_size(num_rows),
             W=plans.next_size(split.num_work),
-            GROUP_ROWS=step.group_rows,
         )
-        return step
-
-    def _plan_shared(self, step: StepPlan) -> None:
-        """Find, on the device, what neighbouring rows share, where that may be enough."""
-        from framework_builtin.backend.triton_kernels.decode import plan_shared
-
-        spec, batch, least = self._spec, step.batch, self._shared_tokens
-        if least is None or step.num_decodes < 2 or batch.max_context_len <= least:
-            return
-        shape, rows = plans.shared_shape(spec, self._arch, step.shape)
-        if rows < 2:
-            return
-        step.shared_shape, step.group_rows = shape, rows
-        step.shared = self._workspace("shared", step.num_groups, "int32")
-        step.num_pieces = plans.num_pieces(step.num_groups, batch.max_context_len, self._share, self._min_split_tokens)
-        self._start(
-            plan_shared,
-            (step.num_groups,),
-            batch.block_tables,
-            batch.context_lens,
-            step.shared,
-            step.num_decodes,
-            max(least, shape.n),
-            batch.block_tables.stride(0),
-            PAGE=spec.block_size,
-            N=shape.n,
-            ROWS=rows,
-            R=plans.next_power(rows),
-            BLOCKS=64,
-        )
+        return StepPlan(batch, num_rows, shape, split.num_work, work, rows)
 
     def attend(self, q: Tensor, pool: LayerKV, step: StepPlan, out: Tensor, lse: Tensor | None) -> None:
         """Decode rows, then chunks; shapes were checked by the backend."""
@@ -183,37 +123,13 @@ class Launcher(PoolWriter):
     def _decode(
         self, q: Tensor, pool: LayerKV, k: Tensor, v: Tensor, step: StepPlan, out: Tensor, lse: Tensor | None
     ) -> None:
-        part = sums = None
-        if step.work is not None:
-            shared_parts = 0 if step.shared is None else step.num_groups * step.num_pieces * step.group_rows
-            part, sums = self._part_workspaces(step.num_work + shared_parts)
-        if step.shared_shape is not None:
-            num_work = step.num_groups * step.num_pieces
-            self._start_decode(q, pool, k, v, step, out, lse, part, sums, step.shared_shape, num_work, step.group_rows)
-        self._start_decode(q, pool, k, v, step, out, lse, part, sums, step.shape, step.num_work, 1)
-        if step.work is not None:
-            self._merge(part, sums, step.rows, out, lse, step.shape, first_row=0, num_rows=step.num_decodes, step=step)
-
-    def _start_decode(
-        self,
-        q: Tensor,
-        pool: LayerKV,
-        k: Tensor,
-        v: Tensor,
-        step: StepPlan,
-        out: Tensor,
-        lse: Tensor | None,
-        part: Tensor | None,
-        sums: Tensor | None,
-        shape: plans.Shape,
-        num_work: int,
-        rows: int,
-    ) -> None:
-        """One launch: over the rows' own work items, or over those of what `rows` of them share."""
         from framework_builtin.backend.triton_kernels.decode import decode
 
-        spec, batch = self._spec, step.batch
-        num_items = num_work * spec.num_kv_heads * shape.head_blocks
+        spec, batch, shape = self._spec, step.batch, step.shape
+        num_items = step.num_work * spec.num_kv_heads * shape.head_blocks
+        part = sums = None
+        if step.work is not None:
+            part, sums = self._part_workspaces(step.num_work)
         self._start(
             decode,
             (-(-num_items // shape.items),),
@@ -226,12 +142,8 @@ class Launcher(PoolWriter):
             batch.context_lens,
             *self._layer_constants(pool),
             step.work,
-            step.shared if rows > 1 else None,
             part,
             sums,
-            step.num_decodes,
-            step.num_work,
-            step.num_pieces,
             num_items,
             *plans.scales(spec),
             spec.sliding_window or 0,
@@ -244,10 +156,11 @@ class Launcher(PoolWriter):
             ITEMS=shape.items,
             SPLIT=step.work is not None,
             UPCAST=self._upcast,
-            ROWS=rows,
             **self._constants,
             **self._options(shape),
         )
+        if step.work is not None:
+            self._merge(part, sums, step.rows, out, lse, shape, first_row=0, num_rows=step.num_decodes)
 
     def _merge(
         self,
@@ -261,7 +174,6 @@ class Launcher(PoolWriter):
         first_row: int,
         num_rows: int,
         num_splits: int = 0,
-        step: StepPlan | None = None,
     ) -> None:
         """Put splits together: of decode rows as `rows` says, else `num_splits` of each of `num_rows` tokens."""
         from framework_builtin.backend.triton_kernels.decode import merge_splits
@@ -279,8 +191,6 @@ class Launcher(PoolWriter):
             first_row,
             num_rows,
             num_splits,
-            0 if step is None else step.num_work,
-            1 if step is None else step.num_pieces,
             out.stride(0),
             out.stride(1),
             *token_strides(lse),
@@ -288,8 +198,6 @@ class Launcher(PoolWriter):
             HEAD_DIM=spec.head_dim,
             M=heads,
             D=shape.d,
-            N=1 if step is None or step.shared is None else shape.n,
-            GROUP_ROWS=1 if step is None else step.group_rows,
         )
 
     def _prefill(
@@ -298,7 +206,7 @@ class Launcher(PoolWriter):
         from framework_builtin.backend.triton_kernels.prefill import prefill
 
         spec, batch = self._spec, step.batch
-        chunks = self._chunks(q, k, v, step)
+        chunks = self._chunks(q, step)
         shape, num_splits = chunks.shape, chunks.num_splits
         part = sums = None
         if chunks.split_len:
@@ -307,8 +215,8 @@ class Launcher(PoolWriter):
             prefill,
             (*plans.prefill_grid(spec, shape, chunks.num_tokens, chunks.num_rows), num_splits),
             q,
-            descriptor(k, shape.n, pool.layout) if shape.tma else k,
-            descriptor(v, shape.n, pool.layout) if shape.tma else v,
+            k,
+            v,
             out,
             lse,
             batch.block_tables,
@@ -332,7 +240,6 @@ class Launcher(PoolWriter):
             N=shape.n,
             D=shape.d,
             UPCAST=self._upcast,
-            TMA=(1 if pool.layout == "NHD" else 2) if shape.tma else 0,
             **self._constants,
             **self._options(shape),
         )
@@ -349,11 +256,10 @@ class Launcher(PoolWriter):
                 num_splits=num_splits,
             )
 
-    def _chunks(self, q: Tensor, k: Tensor, v: Tensor, step: StepPlan) -> ChunkPlan:
+    def _chunks(self, q: Tensor, step: StepPlan) -> ChunkPlan:
         """Tiles for the rows that are no decodes, and how their contexts are cut."""
         spec, batch = self._spec, step.batch
-        tma = self._tma and descriptors_can(k) and descriptors_can(v)
-        shape = plans.prefill_shape(spec, self._arch, batch.max_query_len, batch.max_context_len, tma=tma)
+        shape = plans.prefill_shape(spec, self._arch, batch.max_query_len, batch.max_context_len)
         num_rows = len(batch.context_lens) - step.num_decodes
         num_tokens = q.shape[0] - step.num_decodes
         split_len = plans.chunk_split_len(

@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 from framework.interfaces.backend import AttentionSpec
 from framework_builtin.backend.triton_kernels.configs import (
     ArchConfig,
-    PrefillConfig,
     decode_tiles,
-    is_aligned,
     is_biased,
-    kind_of,
     padded_dim,
     prefill_tiles,
 )
@@ -53,7 +50,6 @@ class Shape:
     num_warps: int = 4
     num_stages: int = 2
     max_registers: int = 0
-    tma: bool = False
 
 
 def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, max_context: int) -> Shape:
@@ -80,49 +76,10 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
     return Shape(m=next_power(group), n=tokens, d=dim, items=items)
 
 
-_INTERPRETED_ROWS = 16
-_SHARED_M = {"half": 32, "fp8": 32}
-"""Query heads of all rows that one tile of a shared prefix serves, by kind; else 16. With more, registers spill."""
-
-
-def shared_shape(spec: AttentionSpec, arch: ArchConfig | None, shape: Shape) -> tuple[Shape, int]:
-    """Tiles of the decode kernel over a prefix that neighbouring rows share, and how many rows; 1: none can.
-
-    Args:
-        shape: of the rows on their own; tiles have as many tokens.
-    """
-    group = spec.num_heads // spec.num_kv_heads
-    if spec.sliding_window is not None or spec.alibi:  # what a key adds depends on the row
-        return shape, 1
-    most = _SHARED_M.get(kind_of(spec.dtype, spec.kv_dtype), 16) if is_aligned(spec.head_dim) else 16
-    rows = _INTERPRETED_ROWS if arch is None else most // group
-    return replace(shape, m=max(next_power(rows * group), 16), items=1, head_blocks=1), max(rows, 1)
-
-
-def tma_config(spec: AttentionSpec, arch: ArchConfig | None) -> PrefillConfig | None:
-    """The tile that tensor descriptors load from this spec's pages; None: none of the table does."""
-    if arch is None or kind_of(spec.dtype, spec.kv_dtype) != "half":
-        return None
-    return next((config for config in arch.tma.get(spec.head_dim, ()) if spec.block_size % config.block_n == 0), None)
-
-
-def prefill_shape(
-    spec: AttentionSpec, arch: ArchConfig | None, max_queries: int, max_context: int, *, tma: bool = False
-) -> Shape:
-    """Tiles of the prefill kernel; rows shrink to what the longest chunk fills. `tma`: descriptors, where they can."""
+def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int, max_context: int) -> Shape:
+    """Tiles of the prefill kernel; rows shrink to what the longest chunk fills."""
     group = spec.num_heads // spec.num_kv_heads
     needed = next_power(max(max_queries, 1) * group)
-    by_tma = tma_config(spec, arch) if tma else None
-    if arch is not None and by_tma is not None:
-        return Shape(
-            m=by_tma.block_m,
-            n=by_tma.block_n,
-            d=spec.head_dim,
-            head_blocks=-(-group // by_tma.block_m),
-            num_warps=by_tma.num_warps,
-            num_stages=by_tma.num_stages,
-            tma=True,
-        )
     if arch is not None:
         dim, config = padded_dim(spec.head_dim), prefill_tiles(arch, spec)
         halved = arch.halve_when_biased and is_biased(spec)
@@ -145,9 +102,9 @@ _SPLIT_ROWS = 64  # of a tile that reads a part of the context: few queries, and
 
 
 def split_shape(spec: AttentionSpec, shape: Shape) -> Shape:
-    """The prefill tile of programs that each read a part of the context. Without tensor descriptors."""
+    """The prefill tile of programs that each read a part of the context."""
     rows = min(shape.m, _SPLIT_ROWS)
-    return replace(shape, m=rows, head_blocks=-(-(spec.num_heads // spec.num_kv_heads) // rows), tma=False)
+    return replace(shape, m=rows, head_blocks=-(-(spec.num_heads // spec.num_kv_heads) // rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,11 +198,6 @@ def split_of(
         return Split(num_rows, num_rows, 1, 1)
     least = -(-num_rows // share) * share
     return Split(least + (_CHOICES - 1) * share, share, _CHOICES, max(min_split_tokens // block_n, 1))
-
-
-def num_pieces(num_groups: int, max_context: int, share: int, min_split_tokens: int) -> int:
-    """Work items a group that read its shared prefix: as many as fill the device. Arguments as of `split_of`."""
-    return max(min(max_context // min_split_tokens, share // num_groups), 1)
 
 
 def block_q(spec: AttentionSpec, shape: Shape) -> int:

@@ -97,7 +97,6 @@ def prefill(
     HAS_CAP: tl.constexpr,
     STORED: tl.constexpr,  # as in decode
     UPCAST: tl.constexpr,
-    TMA: tl.constexpr,  # 0: K and V are pointers. Else descriptors, of NHD (1) or HND (2): a page holds whole tiles
 ):
     """One tile of queries a program; the rows are `first_row` .. `first_row + num_rows - 1`."""
     tile = tl.program_id(0)
@@ -163,21 +162,12 @@ def prefill(
         for tile_start in range(phase_start, phase_stop, N):
             position = tile_start + n
             inside = position < stop
-            if TMA != 0:
-                page = tl.load(TABLES + row * table_stride + tile_start // PAGE)
-            else:
-                page, slot = page_and_slot(
-                    TABLES + row * table_stride, tile_start, position, inside, stop, PAGE, N, BY_TILE=True
-                )
-                k_at = K + (page * k_stride_b + slot * k_stride_s + kv_head * k_stride_h)[None, :] + d[:, None]
-                v_at = V + (page * v_stride_b + slot * v_stride_s + kv_head * v_stride_h)[:, None] + d[None, :]
-            if TMA == 1:
-                k = tl.trans(tl.reshape(K.load([page, tile_start % PAGE, kv_head.to(tl.int32), 0]), (N, D)))
-                v = tl.reshape(V.load([page, tile_start % PAGE, kv_head.to(tl.int32), 0]), (N, D))
-            elif TMA == 2:
-                k = tl.trans(tl.reshape(K.load([page, kv_head.to(tl.int32), tile_start % PAGE, 0]), (N, D)))
-                v = tl.reshape(V.load([page, kv_head.to(tl.int32), tile_start % PAGE, 0]), (N, D))
-            elif phase == 1:
+            page, slot = page_and_slot(
+                TABLES + row * table_stride, tile_start, position, inside, stop, PAGE, N, BY_TILE=True
+            )
+            k_at = K + (page * k_stride_b + slot * k_stride_s + kv_head * k_stride_h)[None, :] + d[:, None]
+            v_at = V + (page * v_stride_b + slot * v_stride_s + kv_head * v_stride_h)[:, None] + d[None, :]
+            if phase == 1:
                 k = tl.load(k_at, mask=inside[None, :] & (d < HEAD_DIM)[:, None], other=0)
                 v = tl.load(v_at, mask=inside[:, None] & (d < HEAD_DIM)[None, :], other=0)
             elif HEAD_DIM == D:
@@ -193,9 +183,6 @@ def prefill(
                 v_scale = tl.load(V_SCALE + scale_offset, mask=inside, other=0.0)[:, None]
             k = as_queries(k, q, STORED, UPCAST)
             v = int8_values(v, v_scale, q) if STORED == 3 else as_queries(v, q, STORED, UPCAST)
-            if TMA != 0 and phase == 1:
-                # A tile is read whole: behind the context may be NaN, and no weight of 0 makes that 0.
-                v = tl.where(inside[:, None], v, 0.0)
             score = tl.dot(q, k, input_precision="ieee") * key_scale
             if HAS_CAP:
                 score = soft_capped(score, cap_scale)

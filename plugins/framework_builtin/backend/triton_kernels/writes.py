@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from framework.errors import InvalidArgument
 from framework_builtin.backend.triton_kernels import plan as plans
 from framework_builtin.backend.triton_kernels.kernels import compiled, interpreted
-from framework_builtin.backend.triton_kernels.operands import as_stored, dense, require, strides, token_strides
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -192,3 +191,36 @@ def _current(device: str) -> AbstractContextManager[Any]:
     import torch
 
     return torch.cuda.device(int(index))
+
+
+def as_stored(stored: Tensor) -> Tensor:
+    """The pool as the kernels take it: e4m3 and int8 as bytes."""
+    if stored.stride(-1) != 1:
+        raise InvalidArgument(f"the head dim of a KV pool must be contiguous, found strides {stored.stride()}")
+    if stored.element_size() == 1:
+        import torch
+
+        return stored.view(torch.uint8)
+    return stored
+
+
+def strides(stored: Tensor, layout: str) -> tuple[int, int, int]:
+    """Elements from block to block, token to token, head to head, of K or V or of their scales."""
+    block, second, third = stored.stride()[:3]
+    return (block, second, third) if layout == "NHD" else (block, third, second)
+
+
+def token_strides(x: Tensor | None) -> tuple[int, int]:
+    """Elements from token to token, head to head."""
+    return (0, 0) if x is None else (x.stride(0), x.stride(1))
+
+
+def require(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    """The kernels trust shapes: what is too small would be read or written beyond its end."""
+    if tuple(x.shape) != shape:
+        raise InvalidArgument(f"{name} is {tuple(x.shape)}, should be {shape}")
+
+
+def dense(x: Tensor, axis: int) -> Tensor:
+    """`x`, or a copy of it, whose elements lie side by side along its last axis."""
+    return x if x.stride(axis) == 1 else x.contiguous()
