@@ -2,27 +2,27 @@
 
     python experiments/gpu/grid.py BACKEND [--dry-run]
 
-A row carries the driver, the clocks just after it was timed, L2, multiprocessors, and, of Triton, the registers and
-spills of the kernels launched. A grid that is stopped has printed every cell that it had done.
+A row carries the device, its driver, and its clocks just after the cell was timed. A grid that is stopped has printed
+every cell that it had done.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from machine import properties, smi
+import torch
 
 from framework import registry
 from framework.config.sections import KernelOptions
 from framework.kernel.cells import for_device
 from framework.kernel.grid import Grid
 
+QUERIES = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
 _NOTES = {
     "flash_attn": "without FA3, pages below 256 take FA4: it has no split-KV on sm_90, a weak yardstick in decode",
 }
@@ -49,24 +49,29 @@ def stages(dry: bool) -> list[dict[str, Any]]:
     ]
 
 
-def launched() -> dict[str, list[int]]:
-    """Registers and spills of each Triton kernel that this process has launched, by kernel, over its variants."""
-    try:
-        from framework_builtin.backend.triton_kernels import decode, prefill
-        from framework_builtin.backend.triton_kernels.kernels import compiled
+def properties() -> dict[str, Any]:
+    """What torch says of the first CUDA device; its runtime alone without one."""
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
+    if not torch.cuda.is_available():
+        return facts
+    device = torch.cuda.get_device_properties(0)
+    return facts | {
+        "device": device.name,
+        "arch": f"sm_{device.major}{device.minor}",
+        "num_sms": device.multi_processor_count,
+        "l2_bytes": device.L2_cache_size,
+        "memory_bytes": device.total_memory,
+    }
 
-        kernels = {"decode": compiled(decode.decode), "prefill": compiled(prefill.prefill)}
-    except ImportError:
+
+def smi() -> dict[str, str]:
+    """What nvidia-smi says of the first device now; empty where it cannot be asked."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader", "-i", "0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
         return {}
-    found: dict[str, list[int]] = {}
-    for name, kernel in kernels.items():
-        caches = getattr(kernel, "device_caches", {})
-        binaries = [binary for entry in list(caches.values()) for binary in getattr(entry[0], "values", list)()]
-        for what in ("n_regs", "n_spills"):
-            values = {getattr(binary, what, None) for binary in binaries} - {None}
-            if values:
-                found[f"{name}_{what}"] = sorted(values)
-    return found
+    return dict(zip(QUERIES, done.stdout.strip().split("\n")[0].split(", "), strict=True))
 
 
 def main() -> int:
@@ -83,7 +88,7 @@ def main() -> int:
         grid = Grid(make, options.backend, device, for_device(KernelOptions(**words), device, 16), "NHD", origin)
         for row in grid.run():
             statuses.add(row["status"])
-            print(json.dumps({**row, **smi(), **launched()}), flush=True)
+            print(json.dumps({**row, **smi()}), flush=True)
     return 1 if "failed" in statuses else 0 if statuses - {"unavailable"} else 4
 
 
