@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
@@ -123,31 +124,23 @@ def _build(component: Any, num_blocks: int, block_size: int, seed: int) -> Evict
 
 
 def _stack_curve(paths: RequestPaths, label: str, capacities: Sequence[int]) -> list[CurvePoint]:
-    distances = reuse_distances(paths)
-    tokens = np.full(paths.num_references, paths.block_tokens, dtype=np.int64)
-    ends = paths.starts[1:][np.diff(paths.starts) > 0]
-    counts = np.diff(paths.starts)[np.diff(paths.starts) > 0]
-    prompts = paths.input_tokens[np.diff(paths.starts) > 0]
-    tokens[ends - 1] = np.minimum(paths.block_tokens, prompts - (counts - 1) * paths.block_tokens)
-    order = np.argsort(distances, kind="stable")
-    ordered = distances[order]
-    first, sums = int(np.searchsorted(ordered, 1)), np.concatenate([[0], np.cumsum(tokens[order])])
-    points = []
+    distances, points = reuse_distances(paths), []
     for capacity in capacities:
-        last = int(np.searchsorted(ordered, capacity, side="right"))
-        points.append(_point(paths, label, capacity, last - first, int(sums[last] - sums[first]), None))
+        hit = (distances > 0) & (distances <= capacity)
+        request_hits = np.bincount(paths.requests, weights=hit, minlength=paths.num_requests).astype(np.int64)
+        points.append(_point(paths, label, capacity, request_hits, None))
     return points
 
 
 def _point(
-    paths: RequestPaths, label: str, num_blocks: int, hit_blocks: int, hit_tokens: int, evictions: int | None
+    paths: RequestPaths, label: str, num_blocks: int, request_hits: npt.NDArray[np.integer], evictions: int | None
 ) -> CurvePoint:
     return CurvePoint(
         policy=label,
         num_blocks=num_blocks,
-        hit_blocks=hit_blocks,
+        hit_blocks=int(request_hits.sum()),
         prompt_blocks=paths.num_references,
-        hit_tokens=hit_tokens,
+        hit_tokens=int(paths.hit_tokens(request_hits).sum()),
         prompt_tokens=int(paths.input_tokens.sum()),
         evictions=evictions,
     )
@@ -156,32 +149,18 @@ def _point(
 _WORTH_A_PROCESS = 1_000_000
 """Block references; below, a new process takes longer to start than the replays take."""
 
-_worker: list[tuple[RequestPaths, int, bool]] = []
-"""What a worker process replays; set once when it starts, so that the trace travels once a worker and not a task."""
-
-
-def _start(paths: RequestPaths, seed: int, leaf_first: bool) -> None:
-    _worker[:] = [(paths, seed, leaf_first)]
-
-
-def _replay_task(task: tuple[str, Any, int]) -> CurvePoint:
-    return _replay(*_worker[0], task)
-
 
 def _replay(paths: RequestPaths, seed: int, leaf_first: bool, task: tuple[str, Any, int]) -> CurvePoint:
     label, component, capacity = task
     policy = _build(component, capacity, paths.block_tokens, seed)
     result = replay(paths, policy, capacity, leaf_first=leaf_first, bypass=policy.bypass)
-    return _point(paths, label, capacity, result.hit_blocks, result.hit_tokens, result.evictions)
+    return _point(paths, label, capacity, result.request_hits, result.evictions)
 
 
 def _replays(paths: RequestPaths, tasks: list[tuple[str, Any, int]], jobs: int, seed: int, leaf_first: bool) -> Any:
     if jobs <= 1 or len(tasks) <= 1 or paths.num_references * len(tasks) < _WORTH_A_PROCESS:
         yield from (_replay(paths, seed, leaf_first, task) for task in tasks)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(jobs, len(tasks)), mp_context=context, initializer=_start, initargs=(paths, seed, leaf_first)
-    ) as pool:
-        for future in as_completed([pool.submit(_replay_task, task) for task in tasks]):
+    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_replay, paths, seed, leaf_first, task) for task in tasks]):
             yield future.result()
