@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +30,24 @@ _RESAMPLES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Fitted costs.
+    """Fitted costs, as a file has them that `replay.costs` reads.
 
     Attributes:
         costs: seconds.
         intervals: 95 % of each cost, by a bootstrap over steps.
         num_steps: that were fitted.
         total_error: relative, of the seconds of all steps together; each half is timed by the other half's costs.
-        step_errors: relative error of single steps there, absolute: median and 95th percentile.
+        step_error_p50, step_error_p95: absolute relative error of single steps there, median and 95th percentile.
         largest: of each kind of work in a step; beyond it the costs are extrapolated.
     """
 
     costs: StepCosts
-    intervals: dict[str, tuple[float, float]]
+    intervals: dict[str, list[float]]
     num_steps: int
     total_error: float
-    step_errors: tuple[float, float]
+    step_error_p50: float
+    step_error_p95: float
     largest: dict[str, float]
-
-    def as_json(self) -> dict[str, Any]:
-        """For a file that `replay.costs` reads."""
-        return {
-            "costs": {name: getattr(self.costs, name) for name in COSTS},
-            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
-            "num_steps": self.num_steps,
-            "total_error": self.total_error,
-            "step_error_p50": self.step_errors[0],
-            "step_error_p95": self.step_errors[1],
-            "largest": self.largest,
-        }
 
 
 @command
@@ -72,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the costs there, for replay.costs=FILE")
     parser.add_argument("--json", action="store_true", help="print JSON alone")
     options = parser.parse_args(arguments)
-    found = calibrate(*read_steps(options.steps)).as_json()
+    found = asdict(calibrate(*read_steps(options.steps)))
     if options.out is not None:
         options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=2) if options.json else _table(found))  # noqa: T201
@@ -122,10 +111,11 @@ def calibrate(work: Floats, seconds: Floats) -> Calibration:
     off = np.abs(predicted - seconds) / seconds.clip(min=1e-9)
     return Calibration(
         costs=StepCosts(**dict(zip(COSTS, costs.tolist(), strict=True))),
-        intervals={name: (low, high) for name, (low, high) in zip(COSTS, ends, strict=True)},
+        intervals=dict(zip(COSTS, ends, strict=True)),
         num_steps=len(work),
         total_error=float(predicted.sum() / seconds.sum() - 1),
-        step_errors=(float(np.percentile(off, 50)), float(np.percentile(off, 95))),
+        step_error_p50=float(np.percentile(off, 50)),
+        step_error_p95=float(np.percentile(off, 95)),
         largest=dict(zip(WORK, work[:, 1:].max(axis=0).tolist(), strict=True)),
     )
 

@@ -46,7 +46,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say_and_the_error_is_th
         found = calibrate(work, work @ TRUE * noise)
         ends = np.array([found.intervals[name] for name in COSTS])
         held += (ends[:, 0] < TRUE) & (ends[:, 1] > TRUE)
-        assert 0.05 < found.step_errors[0] < 0.09  # the median of |N(0, 0.1)| is 0.067
+        assert 0.05 < found.step_error_p50 < 0.09  # the median of |N(0, 0.1)| is 0.067
         assert abs(found.total_error) < 0.02
     assert held.min() >= 7
 
