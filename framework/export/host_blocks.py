@@ -42,8 +42,8 @@ class HostBlocks(NamedBlocks):
         depth, num_tokens, priority, children, key: columns of BlockView, for the host to write.
     """
 
-    def __init__(self, policy: EvictionPolicy, num_blocks: int, most: int | None = None) -> None:
-        super().__init__(policy, num_blocks, most)
+    def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
+        super().__init__(policy, num_blocks)
         rows = len(self.name_of)
         self.depth, self.num_tokens, self.priority, self.children = ([0] * rows for _ in range(4))
         self.key: list[BlockHash | None] = [None] * rows

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import time
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from framework.errors import InvalidArgument, Unsupported
 from framework.export.host_blocks import HostBlocks, build_policy
-from framework.interfaces.eviction import Block, EvictionPolicy, ScoredPolicy
+from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import Component
-from framework.types import BlockHash, BlockId
+from framework.types import BlockHash
 
 INTERFACE = "sglang 0.5.23, sglang/srt/mem_cache/evict_policy.py and radix_cache.py"
 """Where the interface was taken from."""
@@ -27,10 +26,7 @@ def as_sglang(policy: Component, *, num_blocks: int, page_size: int = 1, seed: i
     A node counts as one block: its depth is in nodes, `num_tokens` are those from the root to its end. SGLang evicts
     leaves only, whatever the policy would choose.
 
-    A `ScoredPolicy` that keeps no state of its own maps score by score, times being SGLang's (monotonic seconds)
-    and hits its `hit_count` less the one for inserting the node. A score that adds a time to something else, as
-    `depth_aware` does, thus weighs seconds, where our engine counts accesses: choose its weight accordingly.
-    Any other learns, at the start of each round of evictions, what happened to the tree since the last: nodes that
+    It learns, at the start of each round of evictions, what happened to the tree since the last: nodes that
     are new, were used, locked or evicted, in the order of their last use, uses of one node in between counting as
     one hit. Then it ranks the whole tree by naming victims: each round sorts and copies the facts of all nodes.
     Interface: `INTERFACE`.
@@ -47,10 +43,7 @@ def as_sglang(policy: Component, *, num_blocks: int, page_size: int = 1, seed: i
     """
     if num_blocks < 1 or page_size < 1:
         raise InvalidArgument(f"num_blocks and page_size must be at least 1, found {num_blocks} and {page_size}")
-    made = build_policy(policy, num_blocks, block_size=page_size, seed=seed)
-    if isinstance(made, ScoredPolicy) and _is_stateless(made):
-        return ScoreStrategy(made, num_blocks)
-    return OrderStrategy(made, num_blocks)
+    return OrderStrategy(build_policy(policy, num_blocks, block_size=page_size, seed=seed), num_blocks)
 
 
 def one_page_nodes(tree: Any) -> None:
@@ -81,30 +74,6 @@ def one_page_nodes(tree: Any) -> None:
         return found, node
 
     tree._insert_helper = inserted
-
-
-def _is_stateless(policy: ScoredPolicy) -> bool:
-    """Whether the score is all there is: no callback does more than the base's."""
-    hooks = ("attach", "admit", "hit", "pin", "release", "evicted", "victim")
-    return all(getattr(type(policy), hook) is getattr(ScoredPolicy, hook) for hook in hooks)
-
-
-class ScoreStrategy:
-    """The score of a node's facts; ties go deepest first, then oldest node."""
-
-    def __init__(self, policy: ScoredPolicy, num_blocks: int) -> None:
-        self._policy, self._host = policy, HostBlocks(policy, num_blocks, most=1)
-        self._block = Block(policy.blocks)
-        self._block.id = BlockId(1)
-
-    def get_priority(self, node: Any) -> tuple[Any, int, int]:
-        """(score, -depth, node id), compared in order."""
-        depth, tokens = _place(node)
-        host = self._host
-        host.admitted[1], host.last_access[1] = node.creation_time, node.last_access_time
-        host.hits[1], host.key[1] = max(0, int(node.hit_count) - 1), _key(node)
-        _describe(host, 1, _Place(node, depth, tokens))
-        return (self._policy.score(self._block, time.monotonic()), -depth, node.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +195,6 @@ def _places(node: Any) -> list[_Place]:
             stack.append(_Place(child, above.depth + 1, above.num_tokens + len(child.key)))
             found.append(stack[-1])
     return sorted(found, key=lambda place: place.turn)
-
-
-def _place(node: Any) -> tuple[int, int]:
-    """(nodes between the root and this one, tokens to its end). The root holds no tokens."""
-    depth, tokens = -1, 0
-    while node.parent is not None:
-        depth, tokens, node = depth + 1, tokens + len(node.key), node.parent
-    return depth, tokens
 
 
 def _key(node: Any) -> BlockHash:

@@ -11,7 +11,6 @@ from engine_stand_ins import Node
 from framework import registry
 from framework.errors import InvalidArgument, OutOfBlocks, UnknownPlugin, Unsupported
 from framework.export import as_sglang, one_page_nodes
-from framework.export.sglang import OrderStrategy, ScoreStrategy
 
 
 class Tree:
@@ -105,12 +104,6 @@ def test_every_policy_evicts_the_whole_tree_once_and_children_first(policy):
     assert list(tree.root.children) == [], f"{policy} left {[path(n) for n in tree.nodes()]}"
     last_x = len(gone) - 1 - gone[::-1].index("x")
     assert gone.index("xyz") < last_x, gone
-
-
-def test_a_policy_of_scores_maps_score_by_score_and_one_with_state_by_its_order():
-    assert isinstance(as_sglang("length_aware", num_blocks=9), ScoreStrategy)
-    assert isinstance(as_sglang("gdsf", num_blocks=9), OrderStrategy)
-    assert isinstance(as_sglang("lru", num_blocks=9), OrderStrategy)
 
 
 def test_mru_evicts_the_newest_leaf_and_fifo_the_oldest_whatever_was_used_since():
