@@ -61,9 +61,8 @@ def explain(
     *,
     num_blocks: int,
     policy: str,
-    compare: bool = True,
 ) -> Account:
-    """One cause for each block of a replay that was no hit.
+    """One cause for each block of a replay that was no hit; of evictions, what LRU and the pinned optimum would hit.
 
     A block that no request of its namespace asked for before is new, or another namespace's that held it and all above
     it in the pool; one that was evicted, declined or dropped from a tier since its
@@ -72,8 +71,6 @@ def explain(
 
     Args:
         request_hits: (R,) hit blocks. num_blocks: of the pool, all tiers included, for the comparison.
-        compare: work out too what LRU and the pinned optimum of this size would have hit, and turns where the trace
-            has none.
 
     O(E log E) array work; with several namespaces, O(E) Python steps too.
     """
@@ -108,8 +105,9 @@ def explain(
     tokens = np.bincount(cell, weights=own, minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)
     tokens[:, END] += paths.input_tokens - tokens.sum(axis=1)
     chosen = outcome[missed] == EVICTED
-    evictions = _evictions(paths, missed[chosen], by[event[chosen]], depths, own, num_blocks if compare else None)
-    return Account(blocks=blocks.astype(np.int64), tokens=tokens, evictions=evictions, policy=policy)
+    evictions = _evictions(paths, missed[chosen], by[event[chosen]], depths, own)
+    account = Account(blocks=blocks.astype(np.int64), tokens=tokens, evictions=evictions, policy=policy)
+    return _compared(account, paths, num_blocks)
 
 
 def against_models(account: Account, keys: Sequence[Ints] | None, block_tokens: int, num_blocks: int) -> Account:
@@ -119,8 +117,7 @@ def against_models(account: Account, keys: Sequence[Ints] | None, block_tokens: 
         keys: names of each admitted prompt's full blocks, in order of admission (`Ledger.paths`); None: not kept, and
             the account comes back as it is.
     """
-    lost = account.evictions
-    if not keys or not len(lost):
+    if not keys or not len(account.evictions):
         return account
     lengths = np.array([len(path) for path in keys], dtype=np.int64)
     flat = np.concatenate(keys)
@@ -138,17 +135,22 @@ def against_models(account: Account, keys: Sequence[Ints] | None, block_tokens: 
         tenants=np.zeros(len(keys), dtype=np.int32),
         block_tokens=block_tokens,
     )
-    best = optimum_hits(paths, num_blocks, pinned=True)
-    lru = ((distances := reuse_distances(paths)) > 0) & (distances <= num_blocks)
-    lru_hits = np.add.reduceat(np.append(lru, False), starts[:-1]) * (lengths > 0) if len(keys) else lengths
-    at = lost.admission
+    return _compared(account, paths, num_blocks)
+
+
+def _compared(account: Account, paths: RequestPaths, num_blocks: int) -> Account:
+    """The account, with the tokens of its evictions that LRU and the pinned optimum of this size would have hit."""
+    lost, distances = account.evictions, reuse_distances(paths)
+    in_lru = (distances > 0) & (distances <= num_blocks)
+    lru = np.bincount(paths.requests, weights=in_lru, minlength=paths.num_requests).astype(np.int64)
 
     def tokens(hits: Ints) -> Ints:
-        kept = np.clip(hits[at] - lost.depth, 0, lost.blocks)
-        held: Ints = np.minimum(kept * block_tokens, lost.tokens)
+        kept = np.clip(hits[lost.admission] - lost.depth, 0, lost.blocks)
+        held: Ints = np.minimum(kept * paths.block_tokens, lost.tokens)
         return held
 
-    return replace(account, evictions=replace(lost, lru_tokens=tokens(lru_hits), optimum_tokens=tokens(best)))
+    best = optimum_hits(paths, num_blocks, pinned=True)
+    return replace(account, evictions=replace(lost, lru_tokens=tokens(lru), optimum_tokens=tokens(best)))
 
 
 def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray[np.bool_]:
@@ -192,9 +194,7 @@ def _previous(paths: RequestPaths, missed: Ints, asked: npt.NDArray[np.bool_]) -
     return found
 
 
-def _evictions(
-    paths: RequestPaths, at: Ints, evicted_for: Ints, depths: Ints, own: Ints, num_blocks: int | None
-) -> Evictions:
+def _evictions(paths: RequestPaths, at: Ints, evicted_for: Ints, depths: Ints, own: Ints) -> Evictions:
     """The references `at` (V,), whose content was evicted for the requests `evicted_for`, neighbours put together."""
     requests = paths.requests[at].astype(np.int64)
     cuts = np.ones(len(at), dtype=bool)
@@ -204,15 +204,9 @@ def _evictions(
     def summed(values: Ints) -> Ints:
         return np.add.reduceat(values, first) if len(first) else np.empty(0, dtype=np.int64)
 
-    kept: dict[str, Ints] = {}
-    if num_blocks is not None:
-        best = optimum_hits(paths, num_blocks, pinned=True)
-        distances = reuse_distances(paths)[at]
-        kept["lru_tokens"] = summed(np.where((distances > 0) & (distances <= num_blocks), own[at], 0))
-        kept["optimum_tokens"] = summed(np.where(depths[at] < best[requests], own[at], 0))
     requests, evicted_for, known = requests[first], evicted_for[first], paths.known
     given = known.turn if known is not None else [None] * paths.num_requests
-    turns = given if num_blocks is None else paths.turns.tolist()
+    turns = paths.turns.tolist()
     return Evictions(
         request=requests,
         depth=depths[at][first],
@@ -225,5 +219,4 @@ def _evictions(
         turn=[turns[request] if given[request] is None else given[request] for request in requests.tolist()],
         tenant=[] if known is None else [known.tenant[request] for request in requests.tolist()],
         category=[] if known is None else [known.category[request] for request in requests.tolist()],
-        **kept,
     )
