@@ -10,9 +10,7 @@ from framework.export.host_blocks import HostBlocks, build_policy
 from framework.registry.components import Component
 
 
-def as_libcachesim(
-    policy: Component, cache_size: int, *, object_size: int = 1, seed: int = 0, hashpower: int | None = None
-) -> Any:
+def as_libcachesim(policy: Component, cache_size: int, *, object_size: int = 1, seed: int = 0) -> Any:
     """A `libcachesim.PluginCache` that evicts as `policy` does: for their traces, readers and `process_trace`.
 
     Objects are independent blocks of one size: depth 0, one tenant, one priority, no children. Time is the number of
@@ -23,7 +21,6 @@ def as_libcachesim(
         cache_size: in libcachesim's unit, what `object_size` is given in.
         object_size: of every object; a request of another size is refused while the trace runs.
         seed: for policies that draw.
-        hashpower: of libcachesim's own table; None takes the smallest that fits the cache.
 
     Raises:
         InvalidArgument: no object fits, or no eviction policy.
@@ -49,7 +46,7 @@ def as_libcachesim(
         cache_remove_hook=_Hooks.remove,
         cache_free_hook=_Hooks.free,
         cache_name=type(made).__name__,
-        hashpower=max(4, num_blocks.bit_length()) if hashpower is None else hashpower,
+        hashpower=max(4, num_blocks.bit_length()),
     )
 
 

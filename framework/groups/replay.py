@@ -146,20 +146,14 @@ def steps(asked: Asked, memory: Memory, pauses: Sequence[int], chunk_tokens: int
     """(tokens computed before, after) of each step of a request that resumes at `asked.hit`.
 
     Where groups have states, a prefill chunk ends with a block, at the replay boundary and at each of `pauses`, since a
-    state is there only where a step ends. Of decoding, one token a step, only steps that take or give a block.
+    state is there only where a step ends. Decoding is one token a step.
     """
     at, block = asked.hit, state_tokens(memory)
-    while at < asked.prompt:
-        end = step_end(asked, block, pauses, at, min(at + chunk_tokens, asked.prompt), chunk_tokens)
+    while at < asked.total:
+        most = min(at + chunk_tokens, asked.prompt) if at < asked.prompt else at + 1
+        end = step_end(asked, block, pauses, at, most, chunk_tokens)
         yield at, end
         at = end
-    places = {asked.total, at + 1} if asked.total > at else set()
-    for group in memory.groups:
-        for begin, every in ((0, group.block_tokens), (1, group.block_tokens), (2, group.block_tokens),
-                             (group.length, group.block_tokens), (1, group.length or asked.total)):  # fmt: skip
-            places.update(range(at + 1 + (begin - at - 1) % every, asked.total + 1, every))
-    for end in sorted(places):
-        yield end - 1, end
 
 
 def state_tokens(memory: Memory) -> int:
@@ -244,21 +238,17 @@ class Run:
 
     def publish(self, end: int) -> None:
         """What the first `end` tokens complete can be found, as far as the rule keeps it."""
-        for g in range(len(self.memory.groups)):
-            self._publish(g, end)
-
-    def _publish(self, g: int, end: int) -> None:
-        """Make what is complete findable, up to the last place at which a hit may end, and a block more for a draft."""
-        group, step = self.memory.groups[g], self.memory.step
-        upto = end // step * step
-        if group.lookahead_drop and upto:
-            upto = min(end, upto + group.block_tokens)
-        table, kept, nodes = self.tables[g], self.kept[g], self.memory.pools[g].node
-        for number in range(self.published[g], upto // group.block_tokens):
-            if table[number] and (kept is None or number in kept) and nodes[table[number]] < 0:
-                table[number] = self.memory.publish(g, table[number], self.path, number)
-                self.num_states += group.kind == "state"
-        self.published[g] = max(self.published[g], upto // group.block_tokens)
+        step = self.memory.step
+        for g, group in enumerate(self.memory.groups):
+            upto = end // step * step  # the last place at which a hit may end, and a block more for a draft
+            if group.lookahead_drop and upto:
+                upto = min(end, upto + group.block_tokens)
+            table, kept, nodes = self.tables[g], self.kept[g], self.memory.pools[g].node
+            for number in range(self.published[g], upto // group.block_tokens):
+                if table[number] and (kept is None or number in kept) and nodes[table[number]] < 0:
+                    table[number] = self.memory.publish(g, table[number], self.path, number)
+                    self.num_states += group.kind == "state"
+            self.published[g] = max(self.published[g], upto // group.block_tokens)
 
     def _kept(self, g: int, places: Sequence[int] | None) -> set[int] | None:
         """Blocks that a hit at one of these places needs; None: all."""

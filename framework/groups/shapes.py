@@ -31,10 +31,8 @@ def groups_of(
     *,
     block_tokens: int = 16,
     layout: Literal["by_kind", "one_page"] = "by_kind",
-    kv_bytes: int = 2,
-    num_drafts: int = 0,
 ) -> tuple[KVGroup, ...]:
-    """The groups of a model, full attention first.
+    """The groups of a model, full attention first. A number of K, V and convolutions has 2 bytes, of a state 4.
 
     Args:
         config: as in config.json, the path of one, or a name in `SHAPES`.
@@ -42,14 +40,12 @@ def groups_of(
             holds a state.
         layout: `by_kind` has one group a kind. `one_page` splits kinds into groups of equally many layers, as many as
             the kind with the fewest has, whose blocks all have the bytes of one page; what does not fill it is padding.
-        kv_bytes: a number of K and V. Recurrent states keep 4 for each, convolutions 2.
-        num_drafts: tokens that a draft model proposes, for each of which a convolution keeps one more.
 
     Raises:
         ConfigError: an unknown name, or a configuration that does not name its layers in a way known here.
     """
     try:
-        kinds = _layers(_config(config), kv_bytes, num_drafts)
+        kinds = _layers(_config(config))
     except KeyError as error:
         raise ConfigError(f"the model's configuration has no {error}, which its groups are made from; give the "
                           "config.json of a decoder, or a named shape") from error  # fmt: skip
@@ -132,18 +128,18 @@ def _config(config: Mapping[str, Any] | str) -> Mapping[str, Any]:
     return dict(found.get("text_config", found)) if isinstance(found, Mapping) else {}
 
 
-def _layers(config: Mapping[str, Any], kv_bytes: int, num_drafts: int) -> dict[Kind, _Layers]:
+def _layers(config: Mapping[str, Any]) -> dict[Kind, _Layers]:
     types = _types(config)
     if "kv_lora_rank" in config:  # multi-head latent attention: one vector and its rotary part
-        token = (config["kv_lora_rank"] + config["qk_rope_head_dim"]) * kv_bytes
+        token = (config["kv_lora_rank"] + config["qk_rope_head_dim"]) * 2
     else:
         heads = config["num_attention_heads"]
         dim = config.get("head_dim") or config["hidden_size"] // heads
-        token = 2 * config.get("num_key_value_heads", heads) * dim * kv_bytes
+        token = 2 * config.get("num_key_value_heads", heads) * dim * 2
     found: dict[Kind, _Layers] = {}
     for kind in dict.fromkeys(types):
         if kind == "state":
-            found[kind] = _Layers(types.count(kind), _state(config, num_drafts))
+            found[kind] = _Layers(types.count(kind), _state(config))
         else:
             length = {"full": 0, "window": config.get("sliding_window"), "chunk": config.get("attention_chunk_size")}[
                 kind
@@ -177,7 +173,7 @@ def _types(config: Mapping[str, Any]) -> list[Kind]:
     return ["full"] * count
 
 
-def _state(config: Mapping[str, Any], num_drafts: int) -> int:
+def _state(config: Mapping[str, Any]) -> int:
     """Bytes of one layer's recurrent state: a matrix a head, and what the short convolution looks back to."""
     if linear := config.get("linear_attn_config"):
         heads, key, value = linear["num_heads"], linear["head_dim"], linear["head_dim"]
@@ -186,7 +182,7 @@ def _state(config: Mapping[str, Any], num_drafts: int) -> int:
         heads, key, value = (config[f"linear_{name}"] for name in ("num_value_heads", "key_head_dim", "value_head_dim"))
         channels = 2 * config["linear_num_key_heads"] * key + heads * value
         kernel = config["linear_conv_kernel_dim"]
-    return int(heads * key * value * 4 + (kernel - 1 + num_drafts) * channels * 2)
+    return int(heads * key * value * 4 + (kernel - 1) * channels * 2)
 
 
 def _qwen(num_layers: int, width: int, num_kv_heads: int, num_value_heads: int) -> dict[str, Any]:

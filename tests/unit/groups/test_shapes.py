@@ -56,7 +56,6 @@ def test_one_page_splits_kinds_into_groups_of_equal_pages() -> None:
     groups = groups_of("qwen3.5-4b", layout="one_page")
     assert [group.kind for group in groups] == ["full", *["state"] * 3]
     assert {group.block_tokens for group in groups} == {528}
-    assert groups_of("qwen3.8-27b", layout="one_page", kv_bytes=1, num_drafts=7)[0].block_tokens == 1_648
 
 
 def test_flops_are_those_of_the_layers_that_marconi_counts() -> None:
