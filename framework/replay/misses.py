@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from framework.interfaces.workload import WorkloadRequest
 from framework.misses.account import (
     ELSEWHERE,
     END,
@@ -22,7 +23,7 @@ from framework.misses.account import (
 )
 from framework.misses.ledger import MOST_NAMESPACES
 from framework.replay.optimum import optimum_hits
-from framework.replay.paths import RequestPaths
+from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.stack import reuse_distances
 
 Ints = npt.NDArray[np.int64]
@@ -119,21 +120,10 @@ def against_models(account: Account, keys: Sequence[Ints] | None, block_tokens: 
     """
     if not keys or not len(account.evictions):
         return account
-    lengths = np.array([len(path) for path in keys], dtype=np.int64)
-    flat = np.concatenate(keys)
-    _, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int32)
-    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
-    nodes, starts = rank[inverse], np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    depths = np.arange(len(flat)) - np.repeat(starts[:-1], lengths)
-    paths = RequestPaths(
-        nodes=nodes,
-        starts=starts,
-        parents=np.full(len(first), -1, dtype=np.int32),  # nobody asks for these
-        depths=depths[np.sort(first)].astype(np.int32),
-        input_tokens=lengths * block_tokens,
-        tenants=np.zeros(len(keys), dtype=np.int32),
-        block_tokens=block_tokens,
+    ids = np.unique(np.concatenate(keys), return_inverse=True)[1]
+    paths = build_paths(
+        WorkloadRequest(input_tokens=max(1, len(path) * block_tokens), block_ids=path, block_tokens=block_tokens)
+        for path in np.split(ids, np.cumsum([len(path) for path in keys])[:-1])
     )
     return _compared(account, paths, num_blocks)
 
