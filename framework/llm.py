@@ -45,7 +45,6 @@ from framework.parallel.serving import load_served, serving_executor
 from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
-from framework.registry.components import build_with_policy
 from framework.registry.signatures import convert, known_names, require_names, shown, signature
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
@@ -195,8 +194,8 @@ class LLM:
         }
         why = [f"no groups with {reason}" for reason, holds in reasons.items() if holds]
         if not why:
-            probe, _ = build_with_policy(*self._components, num_blocks=1, block_size=self.spec.block_size,
-                                         max_model_len=1, seed=self.seed)  # fmt: skip
+            probe = build_allocator(*self._components, num_blocks=1, block_size=self.spec.block_size,
+                                    max_model_len=1, seed=self.seed)  # fmt: skip
             why = [reason for reason in (why_no_group(probe),) if reason]
         if states and why:
             raise ConfigError(
@@ -258,10 +257,12 @@ class LLM:
 
     def _build_allocator(self) -> Allocator:
         sizes = {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
-        allocator, self.policy = build_with_policy(*self._components, num_blocks=self.num_blocks, **sizes)
+        kind, eviction, hash = self._components
+        self.policy = build_component("eviction", eviction, {"num_blocks": self.num_blocks, **sizes})
+        allocator = build_allocator(kind, self.policy, hash, num_blocks=self.num_blocks, **sizes)
         if self.further_blocks is None:
             return allocator
-        own, _ = build_with_policy(*self._components, num_blocks=self.further_blocks, **sizes)
+        own = build_allocator(*self._components, num_blocks=self.further_blocks, **sizes)
         return GroupedAllocator(self.groups, (allocator, own))
 
     def _make_engine(self, allocator: Allocator, options: EngineOptions, advice: str) -> Engine:

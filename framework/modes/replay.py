@@ -30,7 +30,7 @@ from framework.misses.ledger import Ledger
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import block_bytes, groups_input, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import KINDS, OnBegin, Session, names_of
-from framework.registry.components import build_component, build_with_policy
+from framework.registry.components import build_allocator, build_component
 from framework.replay.items import Foresight, feed, trace_items
 from framework.replay.roofline import Roofline
 from framework.types import TokenArray
@@ -259,15 +259,9 @@ def build_engine(
         num_blocks = pool_blocks(config.cache, config.replay)
         pool = num_blocks * block_size
         max_len = min(max_len, pool)
-        allocator, policy = build_with_policy(
-            config.allocator.plain(),
-            config.eviction.plain(),
-            config.hash.plain(),
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_model_len=max_len,
-            seed=seed,
-        )
+        sizes = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": max_len, "seed": seed}
+        policy = build_component("eviction", config.eviction.plain(), sizes)
+        allocator = build_allocator(config.allocator.plain(), policy, config.hash.plain(), **sizes)
     else:  # no length is too long for windows and states alone: the allocator says what never fits
         allocator, policy = _over_groups(config)
     executor = _executor(config, recording, outputs, step_clock=step_clock)

@@ -1,11 +1,10 @@
 """Installed plugins: finding them, describing their constructors, making one."""
 
-from framework.registry.construction import build, check_options, checked_options, own_options, parameters
+from framework.registry.components import build, check_options, checked_options, own_options
 from framework.registry.content import content_of, framework_content
-from framework.registry.entry_points import choice, clashes, entries, find, names, points
-from framework.registry.kinds import KINDS, SHARED, Kind, check_kind, groups, interface_of, kinds
-from framework.registry.lookup import load, title
-from framework.registry.plugin import Plugin
+from framework.registry.entry_points import Plugin, entries, points
+from framework.registry.kinds import KINDS, SHARED, Kind, groups, interface_of, kinds
+from framework.registry.lookup import choice, clashes, find, load, names, title
 from framework.registry.sources import Source, read_source, source_path, summary
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "Plugin",
     "Source",
     "build",
-    "check_kind",
     "check_options",
     "checked_options",
     "choice",
@@ -30,7 +28,6 @@ __all__ = [
     "load",
     "names",
     "own_options",
-    "parameters",
     "points",
     "read_source",
     "source_path",

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from framework import __version__
 from framework.registry.contract import DISTRIBUTION
-from framework.registry.entry_points import entries
+from framework.registry.entry_points import Plugin, entries
 from framework.registry.kinds import KINDS
-from framework.registry.places import NOT_INSTALLED
-from framework.registry.plugin import Plugin
+from framework.registry.lookup import NOT_INSTALLED
 
 _CODE = frozenset({".py", ".so", ".pyd", ".dylib", ".dll", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
 """Suffixes of what counts as code. Other files of a package may be what a run writes there."""

@@ -8,16 +8,15 @@ declares anyway: the lowest `kvcache-framework` it asks for. Nothing is written 
 from __future__ import annotations
 
 import importlib.metadata
-import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from framework import __version__
-
-if TYPE_CHECKING:
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import Version
 
 DISTRIBUTION = "kvcache-framework"
 
@@ -25,33 +24,33 @@ SINCE: Mapping[int, str] = MappingProxyType({1: "0.1.0"})
 """The first framework version of each contract, up to `framework.interfaces.CONTRACT`."""
 
 
-def reason_against(distribution: str, *, version: str = __version__, since: Mapping[int, str] = SINCE) -> str:
-    """Why an installed distribution's plugins cannot be used with framework `version`; empty when they can.
+def reason_against(distribution: str) -> str:
+    """Why an installed distribution's plugins cannot be used with this framework; empty when they can."""
+    if canonicalize_name(distribution) == DISTRIBUTION:
+        return ""
+    try:
+        return judge(importlib.metadata.requires(distribution) or ())
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def judge(declared: Iterable[str], *, version: str = __version__, since: Mapping[int, str] = SINCE) -> str:
+    """`reason_against` a distribution with these Requires-Dist lines; lines that cannot be read say nothing.
 
     Refused: a dependency on kvcache-framework that excludes `version`; one without an upper bound whose lowest version
     belongs to another contract. A distribution that declares no such dependency is let in.
     """
-    if re.sub(r"[-_.]+", "-", distribution).lower() == DISTRIBUTION:  # PEP 503; where packaging is absent, too
-        return ""
-    try:
-        declared = importlib.metadata.requires(distribution) or ()
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    return judge(declared, version=version, since=since)
-
-
-def judge(declared: Iterable[str], *, version: str = __version__, since: Mapping[int, str] = SINCE) -> str:
-    """`reason_against` for these Requires-Dist lines; lines that cannot be read say nothing."""
-    from packaging.version import Version
-
     specifier = _specifier_on_us(declared)
     if specifier is None:
         return ""
     asks, here = f"{DISTRIBUTION}{specifier}", Version(version)
     if not (specifier.contains(here, prereleases=True) or specifier.contains(here.base_version)):
         return f"it asks for {asks}, and {version} is installed"
-    made_for, current = contract_of(specifier, since), _contract_at(here, since)
-    if made_for is None or made_for == current or _is_bounded(specifier):
+    lowest = [Version(part.version) for part in specifier if part.operator in (">=", ">")]
+    if not lowest or any(part.operator in ("<", "<=", "~=", "==", "===") for part in specifier):
+        return ""
+    made_for, current = _contract_at(max(lowest), since), _contract_at(here, since)
+    if made_for == current:
         return ""
     return (
         f"it was made for plugin contract {made_for} ({asks}), and {version} has contract {current}; "
@@ -59,31 +58,13 @@ def judge(declared: Iterable[str], *, version: str = __version__, since: Mapping
     )
 
 
-def contract_of(specifier: SpecifierSet, since: Mapping[int, str] = SINCE) -> int | None:
-    """The contract in force at the lowest framework version a specifier admits; None when it names none."""
-    from packaging.version import Version
-
-    lowest = [Version(part.version) for part in specifier if part.operator in (">=", ">", "~=", "==") and
-              not part.version.endswith(".*")]  # fmt: skip
-    return _contract_at(max(lowest), since) if lowest else None
-
-
 def _contract_at(version: Version, since: Mapping[int, str]) -> int:
-    from packaging.version import Version
-
     release = Version(version.base_version)  # a candidate of 1.0 has the contract of 1.0
     begun = [number for number, first in since.items() if Version(first) <= release]
     return max(begun, default=min(since))
 
 
-def _is_bounded(specifier: SpecifierSet) -> bool:
-    return any(part.operator in ("<", "<=", "~=", "==", "===") for part in specifier)
-
-
 def _specifier_on_us(declared: Iterable[str]) -> SpecifierSet | None:
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.utils import canonicalize_name
-
     for line in declared:
         try:
             requirement = Requirement(line)

@@ -1,17 +1,111 @@
-"""Import of a plugin's class by its name. The only place that imports plugins."""
+"""The plugin that a word means, and its class.
+
+Any installed one can be chosen by its name, or as `DISTRIBUTION:NAME`. A name that several distributions offer means
+the built-in plugin, where there is one of that name. A class that is not installed is named by its place, as
+`FILE.py:CLASS` or `MODULE:CLASS`. Only `load` imports plugins.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from framework.errors import ContractMismatch, InvalidPlugin, PluginImportError
+from framework.errors import ContractMismatch, DuplicatePlugin, InvalidPlugin, PluginImportError, UnknownPlugin
 from framework.guard.boundary import OUTSIDE, remember_origin, shown
 from framework.registry.contract import reason_against
-from framework.registry.entry_points import find
-from framework.registry.kinds import interface_of
-from framework.registry.places import NOT_INSTALLED, import_place
-from framework.registry.plugin import Plugin
+from framework.registry.entry_points import Plugin, entries
+from framework.registry.kinds import KINDS, interface_of
+from framework.registry.signatures import did_you_mean, listing
+
+NOT_INSTALLED = "not installed"
+"""Stands for the distribution of a class that is named by its place."""
+
+
+def names(kind: str) -> list[str]:
+    """What can be chosen, sorted, each plugin once: its name, or `DISTRIBUTION:NAME` where the name is another's."""
+    return sorted({choice(plugin) for plugin in entries(kind)})
+
+
+def choice(plugin: Plugin) -> str:
+    """The shortest word that means this plugin."""
+    namesakes = [other for other in entries(plugin.kind) if other.name == plugin.name]
+    return plugin.name if len(namesakes) == 1 or _ours(namesakes) == [plugin] else plugin.full_name
+
+
+def find(kind: str, name: str) -> Plugin:
+    """The one plugin of this kind and name, or `DISTRIBUTION:NAME`, `FILE.py:CLASS`, `MODULE:CLASS`. Imports nothing.
+
+    Raises:
+        UnknownPlugin: none; says what is installed and the nearest name.
+        DuplicatePlugin: several distributions offer it, and none of them is the framework's own.
+    """
+    owner, _, bare = name.rpartition(":")
+    matches = [plugin for plugin in entries(kind) if plugin.name == bare and (not owner or plugin.is_of(owner))]
+    if not matches:
+        elsewhere = located(kind, name)
+        if elsewhere is None:
+            choices = names(kind)
+            near = did_you_mean(name, choices)
+            how = f"; `pip install -e .` makes a new entry point known, {kind}=FILE.py:CLASS needs none"
+            raise UnknownPlugin(f"no {kind} named {name!r}; installed: {listing(choices)}{near or how}")
+        return elsewhere
+    chosen = matches if len(matches) == 1 else _ours(matches)
+    if len(chosen) != 1:
+        owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in matches)
+        words = " or ".join(dict.fromkeys(f"{kind}={plugin.full_name}" for plugin in matches))
+        raise DuplicatePlugin(f"{kind} {name!r} is offered by {owners}; say which: {words}")
+    return chosen[0]
+
+
+def located(kind: str, name: str) -> Plugin | None:
+    """The plugin of a name that is a place; None where it is none. Imports nothing.
+
+    A file is a place whether it exists or not; a module only where one of its top-level name can be found.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        return None
+    if place.endswith(".py"):
+        return Plugin(kind, name, f"{Path(place).absolute()}:{attribute}", NOT_INSTALLED, "")
+    top = place.partition(".")[0]
+    try:
+        is_module = top.isidentifier() and (top in sys.modules or importlib.util.find_spec(top) is not None)
+    except (ImportError, ValueError):
+        return None
+    return Plugin(kind, name, name, NOT_INSTALLED, "") if is_module else None
+
+
+def clashes(config: Mapping[str, Any]) -> list[str]:
+    """Of a configuration's components: who else offers the chosen name, and how to choose theirs. Imports nothing."""
+    chosen = [(kind, config.get(kind)) for kind in KINDS]
+    words = [(kind, node.get("name") if isinstance(node, Mapping) else node) for kind, node in chosen]
+    return [said for kind, name in words if isinstance(name, str) and (said := _clash(kind, name))]
+
+
+def _clash(kind: str, name: str) -> str:
+    others = [plugin for plugin in entries(kind) if plugin.name == name]
+    if len(others) < 2 or len(_ours(others)) != 1:
+        return ""
+    chosen = _ours(others)[0]
+    others.remove(chosen)
+    owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in others)
+    words = " or ".join(f"{kind}={plugin.full_name}" for plugin in others)
+    return f"{kind} {name!r} is also offered by {owners}; this is {chosen.distribution}'s, theirs is {words}"
+
+
+def _ours(plugins: Sequence[Plugin]) -> list[Plugin]:
+    return [plugin for plugin in plugins if plugin.is_built_in]
+
+
+def title(plugin: Plugin) -> str:
+    """A plugin as messages name it: `eviction 'lru' (kvcache-framework 0.1.0)`."""
+    return f"{plugin.kind} {plugin.name!r} ({' '.join(filter(None, (plugin.distribution, plugin.version)))})"
 
 
 def load(kind: str, name: str) -> type:
@@ -24,39 +118,60 @@ def load(kind: str, name: str) -> type:
         PluginError: what it names is no implementation of the kind's interface.
     """
     plugin = find(kind, name)
-    reason = reason_against(plugin.distribution)
-    if reason:
+    if reason := reason_against(plugin.distribution):
         raise ContractMismatch(
             f"{title(plugin)} cannot be used: {reason}; install a version of {plugin.distribution} made for this one"
         )
-    module, _, attribute = plugin.value.rpartition(":")
+    is_installed = plugin.distribution != NOT_INSTALLED
     try:
-        found: Any = import_place(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found = import_class(plugin.value)
     except OUTSIDE:
         raise
     except BaseException as error:
-        advice = "" if plugin.distribution == NOT_INSTALLED else f"; reinstall or uninstall {plugin.distribution}"
+        advice = f"; reinstall or uninstall {plugin.distribution}" if is_installed else ""
         raise PluginImportError(
             f"{title(plugin)} cannot be imported from {plugin.value}: {shown(error)}{advice}"
         ) from error
-    cls = _checked(plugin, found)
-    place = plugin.name.rpartition(":")[0] if plugin.distribution == NOT_INSTALLED else plugin.distribution
-    remember_origin(cls, " ".join(filter(None, (place, plugin.version))))
-    return cls
-
-
-def _checked(plugin: Plugin, found: Any) -> type:
-    interface = interface_of(plugin.kind)
+    interface = interface_of(kind)
     if not (isinstance(found, type) and issubclass(found, interface)):
         raise InvalidPlugin(f"{title(plugin)}: {plugin.value} is not a subclass of {interface.__name__}")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise InvalidPlugin(f"{title(plugin)}: {plugin.value} does not implement {missing}")
+    place = plugin.distribution if is_installed else plugin.name.rpartition(":")[0]
+    remember_origin(found, " ".join(filter(None, (place, plugin.version))))
     return found
 
 
-def title(plugin: Plugin) -> str:
-    """A plugin as messages name it: `eviction 'lru' (kvcache-framework 0.1.0)`."""
-    return f"{plugin.kind} {plugin.name!r} ({' '.join(filter(None, (plugin.distribution, plugin.version)))})"
+def import_class(value: str) -> Any:
+    """What `module:Class` or `file.py:Class` names.
+
+    Raises:
+        ImportError, AttributeError: it is not there. Whatever the module itself raises.
+    """
+    place, _, attributes = value.rpartition(":")
+    found: Any = import_place(place)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute)
+    return found
+
+
+def import_place(place: str) -> ModuleType:
+    """The module of a dotted name or of a path that ends in `.py`.
+
+    A file is imported under its own name, its folder at the end of the path, so that worker processes find it too.
+
+    Raises:
+        ImportError: no such file, or another module has the file's name. Whatever the module itself raises.
+    """
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise ImportError(f"no file {path}")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = importlib.import_module(path.stem)
+    if Path(str(getattr(module, "__file__", None))).resolve() != path:
+        raise ImportError(f"another module is named {path.stem!r}: rename {path.name}")
+    return module

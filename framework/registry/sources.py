@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from framework.registry.entry_points import Plugin
 from framework.registry.kinds import SHARED
-from framework.registry.plugin import Plugin
 
 _HOPS = 6
 """Imports and base classes that are followed from a plugin's entry point, at most."""
@@ -114,23 +114,22 @@ def _find(module: str, name: str, hops: int, within: _Class | None = None) -> _C
         path, tree = within.path, within.tree
     else:
         place = Path(module) if module.endswith(".py") else source_path(module)
-        if place is None or place.suffix != ".py":
+        parsed = _parsed(place) if place is not None and place.suffix == ".py" else None
+        if place is None or parsed is None:
             return None
-        path, parsed = place, _parsed(place)
-        if parsed is None:
-            return None
-        tree = parsed
-    defined = _classes(tree).get(name)
-    if defined is not None:
-        return _Class(defined, module, path, tree)
+        path, tree = place, parsed
     for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return _Class(node, module, path, tree)
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return _find(_absolute(module, path, node), alias.name, hops - 1) if hops else None
-    whole = None if within is not None else _parsed_whole(path)  # a class inside a function
-    inner = _classes(whole).get(name) if whole is not None else None
-    return None if inner is None or whole is None else _Class(inner, module, path, whole)
+    whole = None if within is not None else _parsed_whole(path)
+    for inner in ast.walk(whole) if whole is not None else ():  # a class within a function or a condition
+        if isinstance(inner, ast.ClassDef) and inner.name == name:
+            return _Class(inner, module, path, tree)
+    return None
 
 
 @lru_cache(maxsize=256)
@@ -168,23 +167,6 @@ def _without_bodies(text: str) -> str:
             state = "body"
             kept.append(f"{' ' * indent} pass")
     return "\n".join(kept)
-
-
-_STATEMENTS = ("body", "handlers", "orelse", "finalbody", "cases")
-"""Fields of a tree's nodes that hold statements."""
-
-
-@lru_cache(maxsize=256)
-def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
-    """The classes of a module by name; of namesakes the outermost, then the first."""
-    found: dict[str, ast.ClassDef] = {}
-    nodes: list[ast.AST] = [tree]
-    for node in nodes:  # breadth first, without the expressions: most of a tree, and no class is in one
-        if isinstance(node, ast.ClassDef):
-            found.setdefault(node.name, node)
-        for name in _STATEMENTS:
-            nodes += getattr(node, name, ())
-    return found
 
 
 def _absolute(module: str, path: Path, node: ast.ImportFrom) -> str:

@@ -192,6 +192,6 @@ def test_an_error_of_ours_from_a_constructor_keeps_its_type_and_gains_the_name(d
 
 
 def test_nothing_installed_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("framework.registry.entry_points.entries", lambda kind: [])
+    monkeypatch.setattr("framework.registry.lookup.entries", lambda kind: [])
     with pytest.raises(UnknownPlugin, match=r"pip install -e \."):
         registry.find("allocator", "prefix")

@@ -173,7 +173,7 @@ class EveryPlugin(SearchPathPlugin):
 def preset_folders() -> list[tuple[str, Path]]:
     """Distribution and folder of every readable preset package. Imports none; an unreadable one is named on stderr."""
     folders = []
-    for point, distribution in registry.points(PRESETS):
+    for point, distribution, _ in registry.points(PRESETS):
         path = registry.source_path(point.value)
         folder = path.parent if path is not None and path.is_file() else path
         if folder is None or not folder.is_dir():

@@ -13,7 +13,7 @@ from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
 from framework.groups.replay import replay_groups
 from framework.interfaces.eviction import BlockView
 from framework.registry.components import build_component
-from framework.registry.entry_points import names
+from framework.registry.lookup import names
 from framework.types import BlockHash, BlockId
 from framework_builtin.eviction.lru import Lru
 

@@ -9,8 +9,8 @@ import pytest
 from framework.registry import content as contents
 from framework.registry import find, framework_content
 from framework.registry.content import content_of
-from framework.registry.places import NOT_INSTALLED
-from framework.registry.plugin import Plugin
+from framework.registry.entry_points import Plugin
+from framework.registry.lookup import NOT_INSTALLED
 
 
 def fresh(plugin: Plugin) -> str:

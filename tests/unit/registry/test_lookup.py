@@ -10,7 +10,7 @@ import pytest
 from framework import registry
 from framework.errors import InvalidPlugin, PluginImportError, UnknownPlugin
 from framework.guard.boundary import origin_of
-from framework.registry.places import NOT_INSTALLED, located
+from framework.registry.lookup import NOT_INSTALLED, located
 
 PLUGIN = '''
 from framework.interfaces.eviction import ScoredPolicy
