@@ -228,14 +228,12 @@ class KVEventsOptions(Section):
     section: ClassVar[str] = "kv_events"
 
     file: bool = setting(False, "write kv_events.jsonl in the run directory")
-    publish: bool = setting(False, "send msgpack over ZeroMQ, as vLLM does; needs the extra kv-events")
-    endpoint: str = setting("tcp://127.0.0.1:5557", "publish: where subscribers connect; a port of 0: any free one")
+    publish: str | None = setting(
+        None, "address that batches are sent from over ZeroMQ, as vLLM sends them, such as tcp://127.0.0.1:5557"
+    )
     replay_endpoint: str | None = setting(
         "tcp://127.0.0.1:5558", "publish: where subscribers ask for missed batches; null: nowhere"
     )
-    linger_s: float = setting(0.0, "publish: seconds that replies go on after the run", at_least=0, at_most=3600)
-    int_hashes: bool = setting(False, "publish: hashes as integers of 64 bits, as SGLang has them, not as bytes")
-    token_ids: bool = setting(True, "send each block's tokens; false: empty lists")
     report_hits: bool = setting(False, "also which blocks a request found: vLLM's kv_cache_report_mode full")
 
 

@@ -170,7 +170,7 @@ class EventAllocator(GuardedAllocator):
 
     def _store(self, request: RequestId, keys: Sequence[BlockHash], parent: BlockHash | None, first: int) -> None:
         info, step = self._requests.get(request), 4 * self.block_size
-        held = self._tokens.get(request, b"") if self._stream.token_ids and first >= 0 else b""
+        held = self._tokens.get(request, b"") if first >= 0 else b""
         sent = np.frombuffer(bytes(held[first * step : (first + len(keys)) * step]), dtype=np.int32).tolist()
         adapter, salt = (info.namespace.adapter, info.namespace.salt) if info is not None else ("", "")
         self._stream.add(

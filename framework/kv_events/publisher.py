@@ -12,7 +12,7 @@ from typing import Any
 
 from framework.errors import ConfigError
 from framework.kv_events.schema import Event, EventBatch
-from framework.kv_events.wire import END, SEQUENCE_BYTES, as_integers, encode, package
+from framework.kv_events.wire import END, SEQUENCE_BYTES, encode, package
 
 _POLL_S = 0.02
 _CLOSE_S = 2.0
@@ -32,19 +32,14 @@ class Publisher:
 
     Args:
         endpoint, replay_endpoint: addresses to bind, such as tcp://127.0.0.1:5557; None: no replay.
-        linger_s: how long `close` goes on answering those who missed something.
-        int_hashes: integers of 64 bits for hashes, as SGLang sends them, in place of bytes.
 
     Raises:
         ConfigError: a package is missing, or an address cannot be bound.
     """
 
-    def __init__(
-        self, endpoint: str, replay_endpoint: str | None = None, *, linger_s: float = 0.0, int_hashes: bool = False
-    ) -> None:
+    def __init__(self, endpoint: str, replay_endpoint: str | None = None) -> None:
         zmq = package("zmq")
         package("msgspec")
-        self._linger_s, self._int_hashes = linger_s, int_hashes
         self._queue: queue.Queue[tuple[int, float, Sequence[Event]] | None] = queue.Queue(_MOST_WAITING)
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=_KEPT_BATCHES)
         self._again, self._closing = zmq.Again, False
@@ -53,7 +48,7 @@ class Publisher:
         self._context = zmq.Context()
         try:
             self._sender = self._socket(zmq.PUB, zmq.SNDHWM, _MOST_MESSAGES)
-            self.endpoint = _bind(self._sender, endpoint, "endpoint", zmq)
+            self.endpoint = _bind(self._sender, endpoint, "publish", zmq)
             self._replies, self.replay_endpoint = None, None
             if replay_endpoint is not None:
                 self._replies = self._socket(zmq.ROUTER, zmq.SNDHWM, 2 * (_KEPT_BATCHES + 1))
@@ -77,11 +72,9 @@ class Publisher:
             self.num_dropped += 1
 
     def close(self) -> None:
-        """Send what waits, for a second or two at most after `linger_s`, which Ctrl-C ends, and close. Idempotent."""
+        """Send what waits, for a second or two at most, and close. Idempotent."""
         if self._closing:
             return
-        with suppress(KeyboardInterrupt):
-            time.sleep(self._linger_s)
         self._closing = True
         with suppress(queue.Full):  # the thread sees `_closing` as well
             self._queue.put_nowait(None)
@@ -127,8 +120,6 @@ class Publisher:
             self.first_error = self.first_error or f"{type(error).__name__}: {error}"
 
     def _send(self, sequence: int, now: float, events: Sequence[Event]) -> None:
-        if self._int_hashes:
-            events = [as_integers(event) for event in events]
         number, data = sequence.to_bytes(SEQUENCE_BYTES, "big"), encode(EventBatch(now, events, 0))
         self._kept.append((number, data))
         self._sender.send_multipart((b"", number, data))

@@ -33,14 +33,13 @@ class EventStream:
     Args:
         report_hits: also say which blocks a request found, as a BlockStored without a parent whose blocks are all known
             (vLLM's `kv_cache_report_mode` "full").
-        token_ids: send the tokens; False sends empty lists.
 
     Attributes:
         num_batches: passed on so far: the next batch's number.
     """
 
-    def __init__(self, sinks: Iterable[Sink], *, report_hits: bool = False, token_ids: bool = True) -> None:
-        self.sinks, self.report_hits, self.token_ids = tuple(sinks), report_hits, token_ids
+    def __init__(self, sinks: Iterable[Sink], *, report_hits: bool = False) -> None:
+        self.sinks, self.report_hits = tuple(sinks), report_hits
         self.num_batches = self.num_stored = self.num_removed = self.num_cleared = 0
         self._pending: list[Event] = []
         self._step = 0.0

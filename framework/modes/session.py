@@ -102,16 +102,14 @@ class Session:
             return None
         sinks: list[Sink] = []
         if asked.publish:
-            sinks.append(
-                Publisher(asked.endpoint, asked.replay_endpoint, linger_s=asked.linger_s, int_hashes=asked.int_hashes)
-            )
+            sinks.append(Publisher(asked.publish, asked.replay_endpoint))
         if asked.file:
             cache = self.config.cache
             sinks.append(JsonLines(
                 lambda record: self.run.writer(KV_EVENTS).write(record), clock="steps", block_size=cache.block_size,
-                num_blocks=cache.num_blocks, report_hits=asked.report_hits, token_ids=asked.token_ids,
+                num_blocks=cache.num_blocks, report_hits=asked.report_hits,
             ))  # fmt: skip
-        self._kv_events = EventStream(sinks, report_hits=asked.report_hits, token_ids=asked.token_ids)
+        self._kv_events = EventStream(sinks, report_hits=asked.report_hits)
         self._stack.enter_context(closing(self._kv_events))
         return self._kv_events
 

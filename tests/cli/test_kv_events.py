@@ -72,18 +72,16 @@ def test_a_port_that_is_taken_ends_the_run_before_it_begins(command: Command, el
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, _, errors = command(
-            *SMALL, "kv_events.publish=true", f"kv_events.endpoint=tcp://127.0.0.1:{port}", "run.dir=served"
-        )
+        status, _, errors = command(*SMALL, f"kv_events.publish=tcp://127.0.0.1:{port}", "run.dir=served")
     assert status == 2
-    assert f"kv_events.endpoint=tcp://127.0.0.1:{port} cannot be bound: Address already in use" in errors
+    assert f"kv_events.publish=tcp://127.0.0.1:{port} cannot be bound: Address already in use" in errors
     assert read_result(elsewhere / "served")["status"] == "failed"
 
 
 def test_nobody_needs_to_listen_to_a_run_that_publishes(command: Command, elsewhere: Path) -> None:
     pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
     status, out, errors = command(
-        *SMALL, "kv_events.publish=true", "kv_events.endpoint=tcp://127.0.0.1:0", "kv_events.replay_endpoint=null",
+        *SMALL, "kv_events.publish=tcp://127.0.0.1:0", "kv_events.replay_endpoint=null",
         "run.dir=served",
     )  # fmt: skip
     assert status == 0, errors

@@ -55,8 +55,7 @@ def free_addresses() -> tuple[str, str]:
 
 def published(addresses: tuple[str, str]) -> tuple[str, ...]:
     endpoint, replay = addresses
-    return ("kv_events.publish=true", f"kv_events.endpoint={endpoint}", f"kv_events.replay_endpoint={replay}",
-            "kv_events.linger_s=1.5")  # fmt: skip
+    return (f"kv_events.publish={endpoint}", f"kv_events.replay_endpoint={replay}")
 
 
 def test_another_process_follows_a_serve_run(command: Command, elsewhere: Path) -> None:

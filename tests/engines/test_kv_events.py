@@ -97,23 +97,6 @@ def test_vllms_structs_decode_our_messages_and_what_they_encode_is_read_here() -
     assert wire.encode(again) == wire.encode(BATCH)
 
 
-def test_sglangs_structs_decode_our_messages_with_integer_hashes() -> None:
-    sglang_events = pytest.importorskip("sglang.srt.disaggregation.kv_events")
-    batch = EventBatch(BATCH.ts, [wire.as_integers(event) for event in BATCH.events], 0)
-    found = msgspec.msgpack.Decoder(sglang_events.KVEventBatch).decode(wire.encode(batch))
-    stored, removed, cleared = found.events
-    assert stored.block_hashes == [int.from_bytes(name, "big") & (2**64 - 1) for name in (NAME, NAME[::-1])]
-    assert (stored.token_ids, stored.medium, stored.lora_name, stored.session_id) == ([1, 2, 3, 4], "GPU", "a", "talk")
-    assert removed.block_hashes == stored.block_hashes[:1]
-    assert isinstance(cleared, sglang_events.AllBlocksCleared)
-    again = wire.decode(msgspec.msgpack.encode(found)).events
-    assert [getattr(event, "block_hashes", None) for event in again] == [
-        stored.block_hashes,
-        removed.block_hashes,
-        None,
-    ]
-
-
 @pytest.fixture
 def addresses(tmp_path: Path) -> tuple[str, str]:
     return f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"

@@ -137,13 +137,6 @@ def test_hits_are_reported_only_when_asked_for() -> None:
         assert only(found).token_ids == [1, 2, 3, 4]
 
 
-def test_tokens_can_be_kept_back() -> None:
-    cache = Cache(stream={"token_ids": False})
-    cache.admit(1, [1, 2, 3])
-    cache.commit(1, [1, 2])
-    assert only(cache.events()).token_ids == []
-
-
 def test_tokens_are_those_of_the_call_also_when_the_caller_writes_on_in_its_array() -> None:
     cache = Cache(num_blocks=8)
     cache.admit(1, [1])
