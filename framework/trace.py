@@ -231,12 +231,18 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _record_events(options: argparse.Namespace) -> str:
-    from framework.kv_events.recording import Limits, record
-    from framework.kv_events.subscriber import Subscriber
+    from framework.kv_events.recording import record
+    from framework.kv_events.zeromq import Subscriber
 
-    limits = Limits(seconds=options.seconds, batches=options.batches, idle_s=options.idle)
     with Subscriber(options.source, options.replay, topic=options.topic) as subscriber:
-        found = record(subscriber, Path(options.out), report_hits=options.report_hits, limits=limits)
+        found = record(
+            subscriber,
+            Path(options.out),
+            report_hits=options.report_hits,
+            seconds=options.seconds,
+            batches=options.batches,
+            idle_s=options.idle,
+        )
     return (
         f"{options.out}: {found.num_batches} batches, {found.num_stored} blocks stored; "
         f"{found.num_recovered} batches were missed and had again, {found.num_lost} were lost, "

@@ -21,7 +21,7 @@ from typing import Any
 
 from experiments.live.checkpoint import VOCABULARY
 from framework.kv_events.schema import BlockRemoved
-from framework.kv_events.subscriber import Subscriber
+from framework.kv_events.zeromq import Subscriber
 from framework.registry.components import build_component
 
 START_S = 600.0

@@ -81,7 +81,7 @@ def _accounts(options: argparse.Namespace) -> dict[str, Account]:
 
 
 def _is_stream(file: str) -> bool:
-    from framework.kv_events.reading import is_stream
+    from framework.kv_events.file import is_stream
 
     return is_stream(Path(file))
 

@@ -13,8 +13,8 @@ import numpy as np
 from framework.errors import WorkloadError
 from framework.interfaces.records import FieldError
 from framework.interfaces.workload import WorkloadRequest
+from framework.kv_events.file import header_of, read_batches
 from framework.kv_events.index import BlockIndex
-from framework.kv_events.reading import header_of, read_batches
 from framework.kv_events.schema import GPU, AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
 from framework.misses.account import OUTCOMES, Account
 from framework.misses.ledger import Ledger, chain

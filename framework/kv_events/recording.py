@@ -2,21 +2,94 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from framework.errors import WorkloadError
+from framework.errors import FrameworkError, WorkloadError
 from framework.files.jsonl import dump_line
-from framework.kv_events.follower import Follower
-from framework.kv_events.private import PrivateFile, Veil
-from framework.kv_events.schema import BlockStored, Event, EventBatch
-from framework.kv_events.stream import JsonLines
-from framework.kv_events.subscriber import Subscriber
+from framework.kv_events.file import JsonLines
+from framework.kv_events.index import Follower
+from framework.kv_events.schema import BlockRemoved, BlockStored, Event, EventBatch, Hash
+from framework.kv_events.zeromq import Subscriber
 
 _POLL_S = 0.2
+_NAME_BYTES = 12
+
+
+class Veil:
+    """Replaces every hash and name by a keyed hash of it. The key is drawn anew for each recording and never written.
+
+    Without the key nobody can tell whether a prompt that they guess is in the recording: an engine's own hashes could
+    be computed from it. Equal contents keep equal names within a recording, which is all that a replay needs.
+
+    Args:
+        key: for tests; None draws one.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = secrets.token_bytes(32) if key is None else key
+
+    def name(self, value: Hash) -> str:
+        """24 hexadecimal digits for a hash or a text; equal for equal ones of one type."""
+        data = value if isinstance(value, bytes) else repr(value).encode()
+        return hashlib.blake2b(data, key=self._key, digest_size=_NAME_BYTES).hexdigest()
+
+    def event(self, event: Event) -> Event:
+        """The event with names in place of hashes, adapters and sessions; no tokens, no extra keys."""
+        if isinstance(event, BlockStored):
+            above = event.parent_block_hash
+            return BlockStored(
+                block_hashes=self._names(event.block_hashes),
+                parent_block_hash=None if above is None else self.name(above),
+                token_ids=(),
+                block_size=event.block_size,
+                medium=event.medium,
+                lora_name=None if event.lora_name is None else self.name(event.lora_name),
+                group_idx=event.group_idx,
+                session_id=None if event.session_id is None else self.name(event.session_id),
+            )
+        if isinstance(event, BlockRemoved):
+            return replace(event, block_hashes=self._names(event.block_hashes), ownership=None)
+        return event
+
+    def _names(self, hashes: Sequence[Hash]) -> list[str]:
+        return [self.name(value) for value in hashes]
+
+
+class PrivateFile:
+    """A new file that its owner alone may read; each write is on its way to the disk when it returns.
+
+    Raises:
+        error: the file is there already, or cannot be written.
+    """
+
+    def __init__(self, path: Path, error: type[FrameworkError]) -> None:
+        try:
+            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as fault:
+            raise error(f"{path} is there already; nothing was written: choose another name") from fault
+        except OSError as fault:
+            raise error(f"{path}: cannot be written: {fault.strerror or fault}") from fault
+
+    def write(self, data: bytes) -> None:
+        """All of it.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._handle, left) :]
+
+    def close(self) -> None:
+        """Nothing follows."""
+        os.close(self._handle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,36 +103,45 @@ class Recorded:
     num_damaged: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When a recording ends by itself: after so many seconds or batches, or when none came for so long."""
-
-    seconds: float | None = None
-    batches: int | None = None
-    idle_s: float | None = None
-
-
-def record(subscriber: Subscriber, path: Path, *, report_hits: bool = False, limits: Limits = Limits()) -> Recorded:
-    """Write what comes to a new file until a limit is reached or Ctrl-C.
+def record(
+    subscriber: Subscriber,
+    path: Path,
+    *,
+    report_hits: bool = False,
+    seconds: float | None = None,
+    batches: int | None = None,
+    idle_s: float | None = None,
+) -> Recorded:
+    """Write what comes to a new file until Ctrl-C, or until a limit is reached.
 
     From the first store on, every batch is on the disk when it came.
 
     Args:
         report_hits: whether the publisher reports hits, for the header.
+        seconds, batches, idle_s: end after so many seconds or batches, or when none came for so long.
 
     Raises:
         WorkloadError: the file is there already, or cannot be written; or no store came.
     """
     follower = Follower(replay=subscriber.again)
-    with _Writer(path) as writer:
-        follower.on_batch = lambda number, batch: writer.batch(number, batch, report_hits=report_hits)
+    with _Writer(path, report_hits=report_hits) as writer:
+        follower.on_batch = writer.batch
         began = last = time.monotonic()
+
+        def is_over() -> bool:
+            now = time.monotonic()
+            return (
+                (seconds is not None and now - began >= seconds)
+                or (batches is not None and writer.num_batches >= batches)
+                or (idle_s is not None and now - last >= idle_s)
+            )
+
         try:
-            while not _is_over(limits, began, last, writer.num_batches):
+            while not is_over():
                 for number, batch in subscriber.batches(_POLL_S):
                     follower.take(number, batch)
                     last = time.monotonic()
-                    if _is_over(limits, began, last, writer.num_batches):
+                    if is_over():
                         break
         except KeyboardInterrupt:
             pass  # how a recording ends
@@ -78,27 +160,18 @@ def record(subscriber: Subscriber, path: Path, *, report_hits: bool = False, lim
         )
 
 
-def _is_over(limits: Limits, began: float, last: float, count: int) -> bool:
-    now = time.monotonic()
-    return (
-        (limits.seconds is not None and now - began >= limits.seconds)
-        or (limits.batches is not None and count >= limits.batches)
-        or (limits.idle_s is not None and now - last >= limits.idle_s)
-    )
-
-
 class _Writer:
     """The file of a recording. The header waits for the first store, which says how many tokens a block has."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._veil = path, Veil()
+    def __init__(self, path: Path, *, report_hits: bool) -> None:
+        self._path, self._report_hits, self._veil = path, report_hits, Veil()
         self.num_batches = self.num_stored = 0
         self._epoch: float | None = None
         self._lines: JsonLines | None = None
         self._waiting: list[tuple[int, float, list[Event]]] = []
         self._file = PrivateFile(path, WorkloadError)
 
-    def batch(self, number: int, batch: EventBatch, *, report_hits: bool) -> None:
+    def batch(self, number: int, batch: EventBatch) -> None:
         """Write one batch; times count from the first's."""
         stored = [event for event in batch.events if isinstance(event, BlockStored)]
         self._epoch = batch.ts if self._epoch is None else self._epoch
@@ -107,7 +180,7 @@ class _Writer:
         self.num_batches += 1
         self.num_stored += sum(len(event.block_hashes) for event in stored)
         if self._lines is None and stored:
-            header = {"clock": "seconds", "block_size": stored[0].block_size, "report_hits": report_hits}
+            header = {"clock": "seconds", "block_size": stored[0].block_size, "report_hits": self._report_hits}
             self._lines = JsonLines(self._put, **header, private=True)
         if self._lines is not None:
             for waiting in self._waiting:

@@ -123,6 +123,24 @@ class RequestFinder:
         while self._order:
             yield self._end(self._order.popleft())
 
+    def facts(self) -> dict[str, Any]:
+        """What a run's result says of a recorded stream that is over."""
+        counts = self.counts
+        return {
+            "recorded_requests": counts.num_requests,
+            "recorded_prompt_blocks": counts.prompt_blocks,
+            "recorded_hit_blocks": counts.hit_blocks,
+            "recorded_hit_rate": counts.hit_blocks / counts.prompt_blocks if counts.prompt_blocks else None,
+            "recorded_stored_blocks": counts.stored_blocks,
+            "recorded_lost_blocks": counts.lost_blocks,
+            "recorded_duplicate_blocks": counts.duplicate_blocks,
+            "recorded_removed_blocks": counts.removed_blocks,
+            "recorded_clears": counts.num_clears,
+            "recorded_peak_blocks": counts.peak_blocks,
+            "recorded_final_blocks": self.num_blocks,
+            "recorded_stored_by_medium": dict(sorted(counts.stored_by_medium.items())),
+        }
+
     def _is_over(self, request: SeenRequest, now: float) -> bool:
         idle = _IDLE_S if self._clock == "seconds" else float(_IDLE_BLOCKS * self._block_size)
         return now - request.last_ts > idle
@@ -202,21 +220,3 @@ class RequestFinder:
         else:
             request.output += names
         self._open.setdefault(names[-1], []).append(request)
-
-
-def facts_of(counts: StreamCounts, num_blocks: int) -> dict[str, Any]:
-    """What a run's result says of a recorded stream; `num_blocks` are there at its end."""
-    return {
-        "recorded_requests": counts.num_requests,
-        "recorded_prompt_blocks": counts.prompt_blocks,
-        "recorded_hit_blocks": counts.hit_blocks,
-        "recorded_hit_rate": counts.hit_blocks / counts.prompt_blocks if counts.prompt_blocks else None,
-        "recorded_stored_blocks": counts.stored_blocks,
-        "recorded_lost_blocks": counts.lost_blocks,
-        "recorded_duplicate_blocks": counts.duplicate_blocks,
-        "recorded_removed_blocks": counts.removed_blocks,
-        "recorded_clears": counts.num_clears,
-        "recorded_peak_blocks": counts.peak_blocks,
-        "recorded_final_blocks": num_blocks,
-        "recorded_stored_by_medium": dict(sorted(counts.stored_by_medium.items())),
-    }

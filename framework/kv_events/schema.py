@@ -77,9 +77,6 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 _KINDS: Mapping[str, Callable[..., Event]] = {
     kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)
 }
-_TEXTS = frozenset({"medium", "lora_name", "session_id", "cache_salt"})
-_MOST_TOKENS = 2**20
-"""A block of more is taken for damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +91,10 @@ class EventBatch:
     ts: float
     events: Sequence[Event]
     rank: int | None = None
+
+
+Numbered: TypeAlias = tuple[int, EventBatch]
+"""A batch with its number in the stream of one publisher, from 0."""
 
 
 def as_map(event: Event) -> dict[str, Any]:
@@ -122,34 +123,36 @@ def from_map(record: Any) -> Event:
     for name in names:
         if name not in found and names[name].default is MISSING:
             raise FieldError(name, f"missing in a {record['type']}")
-    _check(found)
+    for name, value in found.items():
+        holds, rule = _RULES.get(name, _ANYTHING)
+        if not holds(value):
+            raise FieldError(name, f"expected {rule}, found {str(value)[:40]}")
     return kind(**found)
 
 
-def _check(found: Mapping[str, Any]) -> None:
-    """The fields that anything here relies on."""
-    hashes = found.get("block_hashes", ())
-    if not isinstance(hashes, (list, tuple)) or not all(map(is_hash, hashes)):
-        raise FieldError("block_hashes", "expected a list of hashes: bytes, integers or text")
-    if "parent_block_hash" in found and not (found["parent_block_hash"] is None or is_hash(found["parent_block_hash"])):
-        raise FieldError("parent_block_hash", "expected a hash or null")
-    if "token_ids" in found and not isinstance(found["token_ids"], (list, tuple)):
-        raise FieldError("token_ids", "expected a list")
-    if "block_size" in found:
-        size = found["block_size"]
-        if type(size) is not int or not 1 <= size <= _MOST_TOKENS:
-            raise FieldError("block_size", f"expected 1 to {_MOST_TOKENS} tokens, found {str(size)[:40]}")
-    for name in found.keys() & _TEXTS:
-        if not isinstance(found[name], (str, type(None))):
-            raise FieldError(name, f"expected text or null, found {type(found[name]).__name__}")
-    group = found.get("group_idx")
-    if group is not None and type(group) is not int:
-        raise FieldError("group_idx", f"expected an integer or null, found {type(group).__name__}")
-
-
-def is_hash(value: object) -> bool:
-    """Whether a value can name a block's content."""
+def _is_hash(value: object) -> bool:
     return isinstance(value, (bytes, str)) or type(value) is int
+
+
+_MOST_TOKENS = 2**20
+"""A block of more is taken for damage."""
+_TEXT: tuple[Callable[[Any], bool], str] = (lambda value: isinstance(value, (str, type(None))), "text or null")
+_ANYTHING: tuple[Callable[[Any], bool], str] = (lambda value: True, "anything")
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "block_hashes": (
+        lambda value: isinstance(value, (list, tuple)) and all(map(_is_hash, value)),
+        "a list of hashes: bytes, integers or text",
+    ),
+    "parent_block_hash": (lambda value: value is None or _is_hash(value), "a hash or null"),
+    "token_ids": (lambda value: isinstance(value, (list, tuple)), "a list"),
+    "block_size": (lambda value: type(value) is int and 1 <= value <= _MOST_TOKENS, f"1 to {_MOST_TOKENS} tokens"),
+    "medium": _TEXT,
+    "lora_name": _TEXT,
+    "session_id": _TEXT,
+    "cache_salt": _TEXT,
+    "group_idx": (lambda value: value is None or type(value) is int, "an integer or null"),
+}
+"""Of the fields that anything here relies on: the test of a value, and the rule in words."""
 
 
 def as_array(batch: EventBatch) -> list[Any]:
@@ -163,25 +166,21 @@ def from_array(record: Any) -> EventBatch:
     Raises:
         FieldError: it is none, or one of its events is not.
     """
-    if not isinstance(record, (list, tuple)) or len(record) < 2 or not isinstance(record[1], (list, tuple)):
+    if not isinstance(record, (list, tuple)) or len(record) < 2:
         raise FieldError("batch", "expected an array of a time, a list of events and a rank")
-    return EventBatch(time_of(record[0]), [from_map(event) for event in record[1]], rank_of(record[2:3]))
+    return batch_of(record[0], record[1], record[2] if len(record) > 2 else None)
 
 
-def time_of(value: Any) -> float:
-    """A batch's time.
+def batch_of(ts: Any, events: Any, rank: Any) -> EventBatch:
+    """The batch of a time, tagged maps and a rank, as they were read.
 
     Raises:
-        FieldError: no finite number, or below 0.
+        FieldError: one of them is none.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise FieldError("ts", f"expected a finite number, at least 0, found {str(value)[:40]}")
-    return float(value)
-
-
-def rank_of(rest: Sequence[Any]) -> int | None:
-    """A batch's rank, of the values after its events."""
-    rank = rest[0] if rest else None
+    if isinstance(ts, bool) or not isinstance(ts, (int, float)) or not 0 <= ts < math.inf:
+        raise FieldError("ts", f"expected a finite number, at least 0, found {str(ts)[:40]}")
+    if not isinstance(events, (list, tuple)):
+        raise FieldError("events", f"expected a list, found {str(events)[:40]}")
     if rank is not None and type(rank) is not int:
-        raise FieldError("data_parallel_rank", f"expected an integer or null, found {type(rank).__name__}")
-    return rank
+        raise FieldError("data_parallel_rank", f"expected an integer or null, found {str(rank)[:40]}")
+    return EventBatch(float(ts), [from_map(event) for event in events], rank)

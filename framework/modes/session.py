@@ -14,8 +14,9 @@ from framework.config.config import Config
 from framework.engine.limits import shortened
 from framework.errors import FrameworkError
 from framework.files.secrets import hidden, masked, secrets_of
-from framework.kv_events.publisher import Publisher
-from framework.kv_events.stream import EventStream, JsonLines, Sink
+from framework.kv_events.file import JsonLines
+from framework.kv_events.stream import EventStream, Sink
+from framework.kv_events.zeromq import Publisher
 from framework.misses.account import Account
 from framework.misses.ledger import Ledger
 from framework.modes.watchdog import Watchdog

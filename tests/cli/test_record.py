@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from framework.kv_events.file import read_batches
 from framework.kv_events.index import BlockIndex
-from framework.kv_events.reading import read_batches
 from framework.tracking import read_result
 
 pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
@@ -32,8 +32,8 @@ SERVED = (
 
 FOLLOW = """
 import sys
-from framework.kv_events.follower import Follower
-from framework.kv_events.subscriber import Subscriber
+from framework.kv_events.index import Follower
+from framework.kv_events.zeromq import Subscriber
 with Subscriber(sys.argv[1], sys.argv[2]) as subscriber:
     follower = Follower(replay=subscriber.again)
     for number, batch in subscriber.batches(60.0):

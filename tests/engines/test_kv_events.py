@@ -21,16 +21,14 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Outcome, Talk, grown
-from framework.kv_events import schema, wire
-from framework.kv_events.follower import Follower
-from framework.kv_events.index import BlockIndex
-from framework.kv_events.publisher import Publisher
+from framework.kv_events import schema, zeromq
+from framework.kv_events.index import BlockIndex, Follower
 from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from framework.kv_events.subscriber import Subscriber
-from framework.workload.kv_events import KVEventStream
+from framework.kv_events.zeromq import Publisher, Subscriber
 from framework.workload.request_log import convert
 from framework.workload.trace_file import TraceFile
 from framework.workload.traces import open_trace
+from framework.workload.traces.kv_events import KVEventStream
 
 pytestmark = pytest.mark.timeout(600)
 NAME = bytes(range(32))
@@ -69,7 +67,7 @@ def test_the_stand_ins_of_the_default_run_are_vllms_structs() -> None:
     path = Path(__file__).parents[1] / "unit" / "kv_events"
     sys.path.insert(0, str(path))
     try:
-        import test_publisher as stand_ins
+        import test_zeromq as stand_ins
     finally:
         sys.path.remove(str(path))
     pairs = {"VllmBatch": "KVEventBatch", "VllmStored": "BlockStored", "VllmRemoved": "BlockRemoved",
@@ -84,7 +82,7 @@ def test_the_stand_ins_of_the_default_run_are_vllms_structs() -> None:
 
 
 def test_vllms_structs_decode_our_messages_and_what_they_encode_is_read_here() -> None:
-    found = msgspec.msgpack.Decoder(vllm_events.KVEventBatch).decode(wire.encode(BATCH))
+    found = msgspec.msgpack.Decoder(vllm_events.KVEventBatch).decode(zeromq.encode(BATCH))
     stored, removed, cleared = found.events
     assert isinstance(stored, vllm_events.BlockStored)
     assert (stored.block_hashes, stored.parent_block_hash) == ([NAME, NAME[::-1]], NAME)
@@ -93,8 +91,8 @@ def test_vllms_structs_decode_our_messages_and_what_they_encode_is_read_here() -
     assert removed == vllm_events.BlockRemoved(block_hashes=[NAME], medium="GPU", group_idx=0)
     assert isinstance(cleared, vllm_events.AllBlocksCleared)
     assert (found.ts, found.data_parallel_rank) == (1.5, 0)
-    again = wire.decode(msgspec.msgpack.encode(found))
-    assert wire.encode(again) == wire.encode(BATCH)
+    again = zeromq.decode(msgspec.msgpack.encode(found))
+    assert zeromq.encode(again) == zeromq.encode(BATCH)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from experiments.fidelity import our_side, sglang_side
 from experiments.fidelity.streams import Outcome, Talk, grown
 from framework.errors import Unsupported
 from framework.export import as_sglang, one_page_nodes
-from framework.kv_events import wire
+from framework.kv_events import zeromq
 from framework.kv_events.index import BlockIndex
 from framework.kv_events.requests import RequestFinder
 
@@ -94,7 +94,7 @@ def test_an_index_of_the_trees_kv_events_is_the_tree_after_every_request(page: i
             before = finder.counts.stored_blocks
             radix.request(number, talk)
             message = msgspec.msgpack.encode(kv_events.KVEventBatch(ts=100.0 * number, events=radix.tree.take_events()))
-            batch = wire.decode(message)
+            batch = zeromq.decode(message)
             index.apply(batch.events)
             assert index.copies.get(("GPU", None), {}) == dict.fromkeys(pages_of(radix, recorder, as_number), 1)
             list(finder.take(batch))

@@ -18,7 +18,6 @@ from framework.errors import ConfigError
 from framework.explain.__main__ import main
 from framework.explain.recorded import explain_stream
 from framework.interfaces.workload import WorkloadRequest
-from framework.kv_events.reading import MAGIC
 from framework.misses.account import ELSEWHERE, EVICTED, HIT, IN_FLIGHT, Account
 from framework.misses.ledger import Ledger
 from framework.report.misses import read_account
@@ -29,17 +28,14 @@ SALTS = (None, "one", "two")
 
 
 class Recorder:
-    """A publisher that writes vLLM's batches down as its own would send them."""
+    """A publisher that writes vLLM's batches down, a JSON line each."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.count = path, 0
-        path.write_bytes(MAGIC)
+        self.path = path
 
     def publish(self, batch: Any) -> None:
-        data = msgspec.msgpack.encode(batch)
         with self.path.open("ab") as file:
-            file.write(self.count.to_bytes(8, "big") + len(data).to_bytes(8, "big") + data)
-        self.count += 1
+            file.write(msgspec.json.encode(batch) + b"\n")
 
     def shutdown(self) -> None:
         pass

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.engine.engine import Engine
-from framework.kv_events.follower import Follower, Numbered
-from framework.kv_events.index import BlockIndex
-from framework.kv_events.schema import BlockStored, Event, EventBatch
+from framework.kv_events.index import BlockIndex, Follower
+from framework.kv_events.schema import BlockStored, Event, EventBatch, Numbered
 from framework.kv_events.stream import EventStream
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Namespace, as_tokens

@@ -1,28 +1,18 @@
-"""Recorded KV events as a trace: the requests that the events show, in full blocks without content."""
+"""Recorded KV events as a trace and as a workload: the requests that they show, in full blocks without content."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-import orjson
 
+from framework.errors import WorkloadError
 from framework.interfaces.trace import MAX_TOKENS, FieldError, Line, Record, TraceReader, WorkloadRequest
-from framework.kv_events.follower import Numbered
-from framework.kv_events.reading import (
-    MAGIC,
-    Header,
-    batch_of,
-    batches_of,
-    header_of,
-    is_header,
-    looks_so,
-    parse_header,
-    read_batches,
-)
+from framework.interfaces.workload import Workload
+from framework.kv_events.file import Header, begins_stream, header_of, is_stream, parsed, read_batches
 from framework.kv_events.requests import RequestFinder, SeenRequest
 from framework.kv_events.schema import BlockStored, EventBatch, Hash
 from framework.workload.traces.own_format import answer
@@ -49,46 +39,86 @@ class KVEventTrace(TraceReader):
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
         """By the header, or by a first line that is a batch."""
-        return bool(head) and (head[0][1] == MAGIC.strip() or looks_so(head[0][1]))
+        return bool(head) and begins_stream(head[0][1])
 
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
         """The header's, or the first store's, or what is asked."""
-        if head and head[0][1] == MAGIC.strip():
-            return asked or self.block_tokens
-        try:
-            size = parse_header(head[0][1]).block_size if head else 0
-            batches = (batch_of(orjson.loads(line), 0)[1] for _, line in head if not is_header(line))
-            stored = (event for batch in batches for event in batch.events)
-            size = size or next((e.block_size for e in stored if isinstance(e, BlockStored)), 0)
-        except ValueError as error:
-            raise FieldError("line", str(error)) from error
+        size = 0
+        for _, found in parsed(head):
+            if isinstance(found, FieldError):
+                raise found
+            if isinstance(found, Header):
+                size = found.block_size
+            elif not size:
+                size = next((event.block_size for event in found[1].events if isinstance(event, BlockStored)), 0)
         if not size and asked is None and len(head) > 1:
             raise FieldError("block_size", "neither a header nor the first batch says it; give block_tokens")
         return size or asked or self.block_tokens
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         requests, number = Requests(header_of(path)), 1
-        for number, found in self._batches(lines, path):
+        for number, found in parsed(lines):
             if isinstance(found, FieldError):
                 yield number, found
-                continue
-            try:
-                for request in requests.take(*found):
-                    yield number, request
-            except FieldError as error:
-                yield number, error
+            elif not isinstance(found, Header):
+                try:
+                    for request in requests.take(*found):
+                        yield number, request
+                except FieldError as error:
+                    yield number, error
         for request in requests.finish():
             yield number, request
 
-    def _batches(self, lines: Iterator[Line], path: Path) -> Iterator[tuple[int, Numbered | FieldError]]:
-        first = next(lines, (1, b""))
-        if first[1] == MAGIC.strip():
-            return enumerate(read_batches(path), start=1)
-        return batches_of(chain((first,), lines))
+
+@dataclass(kw_only=True)
+class KVEventStream(Workload):
+    """Rebuilds the pool of the engine that sent the events, and reports what was hit, lost and duplicated there.
+
+    Its requests are replayed as any trace's. For mode=replay; `framework.kv_events.requests` says what can be found.
+
+    Args:
+        path: kv_events.jsonl of a run, or what `framework.trace record` wrote.
+        medium: of the blocks that count.
+        report_hits: whether the stream says what requests found; null: as its header says, else no.
+    """
+
+    path: Path
+    medium: str = "GPU"
+    report_hits: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._found: Requests | None = None
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        path = Path(self.path)
+        if not path.is_file():
+            raise WorkloadError(
+                f"{path}: no such file; a run with kv_events.file=true writes one, and framework.trace record does"
+            )
+        if not is_stream(path):
+            raise WorkloadError(f"{path}: no stream of KV events: neither a header nor a batch at its beginning")
+        header = header_of(path)
+        if self.report_hits is not None:
+            header = replace(header, report_hits=self.report_hits)
+        found, self._found = Requests(header, self.medium), None
+        try:
+            for number, batch in read_batches(path):
+                yield from found.take(number, batch)
+            yield from found.finish()
+        except FieldError as error:
+            raise WorkloadError(f"{path}: {error}") from error
+        self._found = found
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the stream says of the engine that sent it, once it was read to its end."""
+        found = self._found
+        if found is None:
+            return {}
+        return {**found.finder.facts(), "recorded_gaps": found.num_gaps, "recorded_missing_batches": found.num_missing}
 
 
 class Requests:
-    """Requests of block names from numbered batches. Repetitions are left out.
+    """Requests of block names from numbered batches, with times from the first batch on. Repetitions are left out.
 
     After a gap the pool is unknown: it is rebuilt from what comes.
 
@@ -101,6 +131,7 @@ class Requests:
         self.finder = RequestFinder(report_hits=header.report_hits, clock=header.clock, medium=medium)
         self.num_gaps = self.num_missing = 0
         self._next = 0
+        self._first_ts: float | None = None
         self._last_ts = 0.0
         self._numbers: dict[Hash, int] = {}
 
@@ -115,6 +146,8 @@ class Requests:
         if batch.ts < self._last_ts:
             raise FieldError("ts", f"{batch.ts} s after {self._last_ts} s: the clock went back; part the stream there")
         self._last_ts = batch.ts
+        if self._first_ts is None:
+            self._first_ts = batch.ts
         if number > self._next:
             self.num_gaps += 1
             self.num_missing += number - self._next
@@ -128,11 +161,12 @@ class Requests:
         for request in self.finder.finish():
             yield self._request(request)
 
-    def _number(self, name: Hash | None) -> int:
-        """Its number among names; a new one for None, which names nothing."""
-        if name is None:
-            return self._numbers.setdefault(f"unnamed {len(self._numbers)}", len(self._numbers))
+    def _number(self, name: Hash) -> int:
         return self._numbers.setdefault(name, len(self._numbers))
+
+    def _unnamed(self) -> int:
+        """A number that no block has."""
+        return self._number(f"unnamed {len(self._numbers)}")
 
     def _request(self, seen: SeenRequest) -> WorkloadRequest:
         total = seen.block_size * (len(seen.prompt) + len(seen.output))
@@ -142,10 +176,10 @@ class Requests:
         prompt = np.repeat(ids, size)
         output = np.repeat(np.array([self._number(name) for name in seen.output], dtype=np.int64), size)
         if not seen.ends_full:  # the prompt goes on into the first block that was generated, or into one nobody names
-            rest = output if len(output) else np.array([self._number(None)])
+            rest = output if len(output) else np.array([self._unnamed()])
             prompt, output = np.append(prompt, rest[:1]), rest[1:]
         if seen.output:  # it ended in a block that it did not fill, and its last token was never computed
-            output = np.append(output, [self._number(None)] * 2)
+            output = np.append(output, [self._unnamed()] * 2)
         return WorkloadRequest(
             prompt=prompt.astype(np.int32),
             block_ids=ids,
@@ -153,6 +187,6 @@ class Requests:
             output=output.astype(np.int32) if len(output) else None,
             output_tokens=len(output),
             sampling=answer(len(output)),
-            arrival_s=seen.ts,
+            arrival_s=seen.ts - (self._first_ts or 0.0),
             session=seen.session,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
-from framework.kv_events.private import PrivateFile, Veil
+from framework.kv_events.recording import PrivateFile, Veil
 from framework.kv_events.schema import Hash
 from framework.workload.traces.own_format import FORMAT, VERSION
 

@@ -1,7 +1,8 @@
-"""The publisher of KV events: what subscribers get, what they may lose, and that the run never notices."""
+"""KV events over ZeroMQ: what subscribers get, what they may lose, and that the run never notices."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,11 +13,9 @@ from typing import Any
 import pytest
 
 from framework.errors import ConfigError
-from framework.kv_events import publisher as publisher_module
-from framework.kv_events import wire
-from framework.kv_events.publisher import Publisher
+from framework.kv_events import zeromq
 from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from framework.kv_events.wire import END, decode
+from framework.kv_events.zeromq import END, Publisher, Subscriber, decode, encode
 
 zmq: Any = pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq: pip install -e '.[kv-events]'")
 msgspec: Any = pytest.importorskip("msgspec", reason="KV events over ZeroMQ need msgspec")
@@ -67,7 +66,7 @@ def published(**limits: int) -> Iterator[Publisher]:
     """A publisher, made with these in place of the module's own limits."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in limits.items():
-            patch.setattr(publisher_module, name, value)
+            patch.setattr(zeromq, name, value)
         made = Publisher(ANY, ANY)
     try:
         yield made
@@ -163,10 +162,7 @@ def test_a_port_that_is_taken_is_refused_with_what_to_do() -> None:
 
 
 def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(wire, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ConfigError, match=r"zmq is not installed: pip install 'kvcache-framework\[kv-events\]'"):
         Publisher(ANY)
 
@@ -193,13 +189,13 @@ def test_a_slow_subscriber_loses_messages_and_the_publisher_goes_on() -> None:
 
 
 def test_a_full_queue_loses_batches_whose_numbers_are_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    go, encode = threading.Event(), wire.encode
+    go = threading.Event()
 
     def slowly(batch: EventBatch) -> bytes:
         go.wait(10)
         return encode(batch)
 
-    monkeypatch.setattr(publisher_module, "encode", slowly)
+    monkeypatch.setattr(zeromq, "encode", slowly)
     with published(_MOST_WAITING=2) as made:
         began = time.monotonic()
         for number in range(10):
@@ -236,3 +232,75 @@ def test_an_address_that_needs_no_port_works_as_well(tmp_path: Path) -> None:
         assert made.facts()["kv_event_endpoint"] == f"ipc://{tmp_path}/kv"
     finally:
         made.close()
+
+
+GOOD = encode(EventBatch(1.0, [AllBlocksCleared()], 0))
+
+
+@pytest.fixture
+def sender(tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    context = zmq.Context()
+    socket = context.socket(zmq.PUB)
+    address = f"ipc://{tmp_path}/kv"
+    socket.bind(address)
+    yield address, socket
+    context.destroy(linger=0)
+
+
+def test_damaged_messages_are_counted_and_left_out(sender: tuple[str, Any]) -> None:
+    address, socket = sender
+    messages = [(b"", b"\0" * 8), (b"", b"\0" * 7, GOOD), (b"", b"\0" * 8, b"no msgpack"), (b"", b"\0" * 8, GOOD[:-4])]
+    messages.append((b"", b"\0" * 8, b"\x91" * 100_000))  # lists within lists
+    with Subscriber(address) as subscriber:
+        while not subscriber._messages.poll(20):
+            socket.send_multipart((b"", b"\0" * 8, GOOD))
+        for message in (*messages, (b"topic", (5).to_bytes(8, "big"), GOOD)):
+            socket.send_multipart(message)
+        found = [*subscriber.batches(0.3)]
+        assert found[0] == (0, EventBatch(1.0, [AllBlocksCleared()], 0))
+        assert found[-1][0] == 5
+        assert subscriber.num_damaged == 5
+        assert subscriber.first_damage
+
+
+def test_only_the_topic_that_was_asked_for_comes(sender: tuple[str, Any]) -> None:
+    address, socket = sender
+    with Subscriber(address, topic="kv") as subscriber:
+        while not subscriber._messages.poll(20):
+            socket.send_multipart((b"else", b"\0" * 8, GOOD))
+            socket.send_multipart((b"kv", (7).to_bytes(8, "big"), GOOD))
+        assert {number for number, _ in subscriber.batches(0.2)} == {7}
+
+
+def test_a_publisher_that_does_not_answer_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "_ANSWER_S", 0.2)
+    silent = Subscriber(f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/nobody")
+    with silent, pytest.raises(TimeoutError, match="did not answer within"):
+        [*silent.again(0)]
+    with Subscriber(f"ipc://{tmp_path}/kv") as subscriber, pytest.raises(TimeoutError, match="no replay endpoint"):
+        [*subscriber.again(0)]
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        Subscriber("nowhere")
+
+
+def test_an_answer_of_one_frame_is_damaged(tmp_path: Path) -> None:
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(address := f"ipc://{tmp_path}/replay")
+    with Subscriber(f"ipc://{tmp_path}/kv", address) as subscriber:
+        found = subscriber.again(0)
+        answer = threading.Thread(target=lambda: _answer(router, [b"x"], [(5).to_bytes(8, "big"), GOOD], [END, b""]))
+        answer.start()
+        assert [number for number, _ in found] == [5]
+        answer.join()
+        assert subscriber.num_damaged == 1
+    context.destroy(linger=0)
+
+
+def _answer(router: Any, *messages: list[bytes]) -> None:
+    who = router.recv_multipart()[0]
+    for message in messages:
+        router.send_multipart([who, *message])
