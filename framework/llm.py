@@ -23,7 +23,6 @@ from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes, require_graphs, require_writes_first
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
-from framework.engine.executors.recording import RecordingExecutor
 from framework.engine.kv_scales import require_scales
 from framework.engine.limits import LengthWarning, longest_sequence, pool_blocks, shortened
 from framework.engine.prompts import is_one_prompt, one_each
@@ -145,8 +144,7 @@ class LLM:
             )  # fmt: skip
             self.pool, self.backends = own.pool, own.by_layer
             self._states = own.states
-            self.recorder = RecordingExecutor(executor) if self._trial.record else None
-            self.executor: Executor = self.recorder or executor
+            self.executor: Executor = executor
             self.engine = self._make_engine(built, options, advice)
             weakref.finalize(self, _close_tiers, self.engine, drain=True)
             self.warm_up_s = self._warm_up(options)

@@ -20,6 +20,7 @@ from framework.engine.outputs import Outputs
 from framework.engine.promises import Promises
 from framework.engine.request import (
     BeamGroup,
+    Candidates,
     MakeStopWatch,
     Request,
     Sequence,
@@ -108,7 +109,7 @@ class Trial(Section):
     Attributes:
         seed: requests without a seed of their own derive one from it and their number.
         faults: blocks of NaN (which an executor writes), preemptions.
-        record: keep what a replay cannot compute again, in `LLM.recorder`.
+        record: keep what a replay cannot compute again, in `Engine.candidates`.
         log: receives scheduling and cache events as (event, **facts), the log's version first.
         kv_events: receives what the cache publishes and removes in vLLM's schema, a batch a step; see
             framework.kv_events. The caller closes it.
@@ -161,10 +162,11 @@ class Engine:
             the number of the step, so that what they do can be repeated.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
         tiers: makes what lies below the pool, now and after each reset; None for nothing.
-        trial: the seed, faults and who listens; `record` is for whoever made the executor.
+        trial: the seed, faults and who listens.
 
     Attributes:
         state: what the engine holds; another object after each `reset`.
+        candidates: of each step of a beam search, by request number; kept by a `reset`. None: nothing is recorded.
     """
 
     def __init__(
@@ -198,6 +200,7 @@ class Engine:
         self.seed, self.preempt_every = trial.seed, trial.faults.preempt_every
         self._log, self._kv_events, self._ledger = trial.log, trial.kv_events, trial.ledger
         self._stop_watch, self._make_tiers = stop_watch, tiers
+        self.candidates: dict[int, list[Candidates]] | None = {} if trial.record else None
         self._num_submitted = 0
         self._change = Change(self, (Engine._step, Engine._flush, Engine._queue, Engine._cancel))
         write_log_header(trial.log)
@@ -231,7 +234,7 @@ class Engine:
             chunk_size=chunk_size,
             order=options.scheduling,
         )
-        self._outputs = Outputs(state, life, in_turn=self.scheduler.running_first)
+        self._outputs = Outputs(state, life, self.candidates, in_turn=self.scheduler.running_first)
 
     # Interruption
 

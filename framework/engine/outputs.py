@@ -8,6 +8,7 @@ from framework.engine.executors.base import BoolArray, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import (
     BeamGroup,
+    Candidates,
     Completion,
     Continuation,
     Request,
@@ -24,12 +25,20 @@ class Outputs:
     """Draws each sampled row's next token and acts on it.
 
     Args:
+        candidates: gets those of each step of a beam search, by request number; None: they are not kept.
         in_turn: sequences that end in one step are freed in order of admission, not of rows.
     """
 
-    def __init__(self, state: EngineState, life: Lifecycle, *, in_turn: bool = False) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        life: Lifecycle,
+        candidates: dict[int, list[Candidates]] | None = None,
+        *,
+        in_turn: bool = False,
+    ) -> None:
         self.state, self.life, self._in_turn = state, life, in_turn
-        self.beams = BeamSearch(state, life)
+        self.beams = BeamSearch(state, life, candidates)
 
     def sample(self, step: Step) -> None:
         rows = self.state.rows
@@ -162,8 +171,8 @@ class Outputs:
 class BeamSearch:
     """Moves beam groups one token on."""
 
-    def __init__(self, state: EngineState, life: Lifecycle) -> None:
-        self.state, self.life = state, life
+    def __init__(self, state: EngineState, life: Lifecycle, candidates: dict[int, list[Candidates]] | None) -> None:
+        self.state, self.life, self._candidates = state, life, candidates
 
     def by_group(self, beams: list[tuple[int, Sequence]]) -> list[tuple[BeamGroup, list[tuple[int, Sequence]]]]:
         groups: dict[int, tuple[BeamGroup, list[tuple[int, Sequence]]]] = {}
@@ -180,12 +189,15 @@ class BeamSearch:
         index = np.array([at[seq] for seq in group.live], dtype=np.int64)
         k = group.num_candidates
         _, ids, values = self.state.executor.logprobs(index, np.zeros(len(index), dtype=np.int64), k)
+        found = ids.tolist(), values.tolist()
+        if self._candidates is not None:
+            self._candidates.setdefault(request.number, []).append(found)
         if not np.isfinite(values[:, 0]).all():
             self.life.fail_unsound(request)
             return
         self.life.mark_first_token(request, now)
         length = int(self.state.rows.length[group.live[0].row]) + 1
-        ways = [way for way in group.rank(ids.tolist(), values.tolist()) if np.isfinite(way.cumulative)]
+        ways = [way for way in group.rank(*found) if np.isfinite(way.cumulative)]
         ending, living = group.split(ways, lambda token: self.life.why_stop(request, token, 0) == "stop")
         num_generated = length - len(request.prompt)
         for way in ending:

@@ -216,12 +216,12 @@ def compare(
 
 
 def record(llm: LLM, requests: Sequence[Request], path: Path) -> None:
-    """Write what `llm`, which has a recorder, has served."""
-    assert llm.recorder is not None
+    """Write what `llm`, which records, has served."""
+    assert llm.engine.candidates is not None
     write_recording(
         path,
         requests,
-        llm.recorder,
+        llm.engine.candidates,
         eos_token_ids=llm.model.tokenizer.eos_token_ids,
         max_model_len=llm.engine.max_model_len,
         window=llm.engine.limits.window,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.engine.engine import Engine
-from framework.engine.executors.recording import Candidates, RecordingExecutor
 from framework.engine.executors.replay import OUTPUT_BASE
-from framework.engine.request import Request, Sequence
+from framework.engine.request import Candidates, Request, Sequence
 from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.workload import WorkloadRequest
@@ -200,7 +199,7 @@ def _following(paths: RequestPaths, prompts: npt.NDArray[np.int64]) -> npt.NDArr
 def write_recording(
     path: Path,
     requests: Iterable[Request],
-    executor: RecordingExecutor,
+    candidates: Mapping[int, list[Candidates]],
     *,
     eos_token_ids: Iterable[int],
     max_model_len: int,
@@ -210,6 +209,9 @@ def write_recording(
 
     Of a drained engine; refused ones and those that never arrived are left out. `framework.workload.recording`
     describes the file and reads it.
+
+    Args:
+        candidates: of the beam searches, see `Engine.candidates`.
     """
     with path.open("w", encoding="utf-8") as file:
         header = {
@@ -222,7 +224,7 @@ def write_recording(
         file.write(json.dumps(header) + "\n")
         for request in sorted(requests, key=lambda request: request.number):
             if request.arrival_step is not None:
-                file.write(json.dumps(_row(request, executor.tops.get(request.number, []))) + "\n")
+                file.write(json.dumps(_row(request, candidates.get(request.number, []))) + "\n")
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class ReplayExecutor:
         outputs: (request number, sample) -> recorded tokens, for requests whose output is known; the others generate
             tokens that no prompt and no other request has. May grow while the replay runs; an entry is taken out
             with its last token.
-        tops: (request number, call) -> recorded candidates of a beam search; see `recording`.
+        tops: (request number, call) -> recorded candidates of a beam search; see `Engine.candidates`.
         step_clock: the clock is the number of the step that began last, instead of virtual seconds; for recordings,
             whose arrivals are step numbers.
     """

@@ -156,9 +156,9 @@ def test_a_recording_with_stop_texts_replays_to_the_same_log(tmp_path: Path):
     )
     requests = llm.generate(["Hello 1", "Hello 2"], Sampling(max_tokens=20, stop=("[", "0"), n=2, ignore_eos=True))
     assert "stop" in {c.finish_reason for r in requests for c in r.completions}, "some stop must be met"
-    assert llm.recorder is not None
+    assert llm.engine.candidates is not None
     write_recording(
-        path, requests, llm.recorder, eos_token_ids=llm.model.tokenizer.eos_token_ids,
+        path, requests, llm.engine.candidates, eos_token_ids=llm.model.tokenizer.eos_token_ids,
         max_model_len=llm.max_model_len, window=None,
     )  # fmt: skip
     recording = read_recording(path)
@@ -187,8 +187,10 @@ def test_a_recording_that_leaves_a_refused_request_out_keeps_the_others_answers(
     llm = make_llm("tiny", num_blocks=8, block_size=4, record=True, engine=EngineOptions(max_model_len=20))
     requests = llm.generate(["one", "x" * 60, "three"], Sampling(max_tokens=6, ignore_eos=True))
     assert [request.status.name for request in requests] == ["FINISHED", "REJECTED", "FINISHED"]
-    assert llm.recorder is not None
-    write_recording(path, requests, llm.recorder, eos_token_ids=(), max_model_len=llm.max_model_len, window=None)
+    assert llm.engine.candidates is not None
+    write_recording(
+        path, requests, llm.engine.candidates, eos_token_ids=(), max_model_len=llm.max_model_len, window=None
+    )
     recording = read_recording(path)
     answers = [list(recording.outputs[place, 0]) for place in range(len(recording.requests))]
     assert answers == [list(requests[0].completions[0].tokens), list(requests[2].completions[0].tokens)]
