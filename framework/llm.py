@@ -21,7 +21,7 @@ from framework.engine.block_bytes import as_bytes, parts_of
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
-from framework.engine.executors.build import largest_step_bytes, require_graphs, require_writes_first
+from framework.engine.executors.build import largest_step_bytes, require_writes_first
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
 from framework.engine.limits import LengthWarning, longest_sequence, pool_blocks, shortened
@@ -126,7 +126,7 @@ class LLM:
         if chosen is None:
             chosen = "triton" if self.device.startswith("cuda") else "torch"
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": self.seed})
-        require_graphs(options, self.backend, self.device)
+        graphs.choose(options, self.backend, self.device)  # refused before a model is loaded
         require_writes_first(options, self.backend)
         self._owns_model = not isinstance(model, LoadedModel)
         self.model = load_served(model, self.backend, device=self.device, cache=cache, options=options)
@@ -147,7 +147,9 @@ class LLM:
             self.executor: Executor = executor
             self.engine = self._make_engine(built, options, advice)
             weakref.finalize(self, _close_tiers, self.engine, drain=True)
-            self.warm_up_s = self._warm_up(options)
+            # A window's own table has no warm-up.
+            warms_up = self.device.startswith("cuda") and (not self.groups or self._states is not None)
+            self.warm_up_s = self._warm_up(options) if warms_up else None
         except BaseException:
             self.close()
             raise
@@ -172,18 +174,11 @@ class LLM:
         if not self.groups:
             return
         states = self.model.config.recurrent is not None
-        sizes, _ = (
-            ((), "")
-            if states and options.cuda_graphs == "auto"
-            else graphs.choose(
-                options.cuda_graphs, options.graph_batch_sizes, options.max_batch_requests, self.backend, self.device
-            )
-        )
+        sizes, _ = graphs.choose(options, self.backend, self.device)
         objects = not all(isinstance(part, (str, Mapping, type)) for part in self._components)
         reasons = {
             "several ranks": self.model.ranks is not None,
-            "CUDA graphs (engine.cuda_graphs)": bool(sizes),
-            "a warm-up (engine.warm_up)": self._warms_up(options) and not states,
+            "CUDA graphs (engine.cuda_graphs)": bool(sizes) and not (states and options.cuda_graphs == "auto"),
             "compilation (engine.compile)": options.compile and states,
             "cache events": self._trial.kv_events is not None,
             "an explanation of misses": self._trial.ledger is not None,
@@ -236,17 +231,12 @@ class LLM:
             self.model.decoder, self.backend, self.spec, max_len=longest, options=options, device=self.device
         )
 
-    def _warm_up(self, options: EngineOptions) -> float | None:
-        """Compute a step of every kind where `engine.warm_up` says so; the seconds it took, None without."""
-        if not self._warms_up(options):
-            return None
+    def _warm_up(self, options: EngineOptions) -> float:
+        """Compute a step of every kind; returns the seconds it took."""
         limits = Limits.of(
             options, num_blocks=self.num_blocks, block_size=self.spec.block_size, max_len=self.max_model_len
         )
         return warm_up(self.executor, self.engine.state.rows, limits)[1]
-
-    def _warms_up(self, options: EngineOptions) -> bool:
-        return self.device.startswith("cuda") if options.warm_up == "auto" else options.warm_up
 
     @property
     def allocator(self) -> Allocator:

@@ -143,8 +143,7 @@ class Bench:
         """`mode=serve`, each run a process of its own; times are the engine's."""
 
         def measured(workload: str, speed: float, policy: str = "lru") -> Times:
-            serve = (f"model={self.model}", "+model.dtype=float32", "device=cpu", "engine.warm_up=true",
-                     "run.check_requests=0")  # fmt: skip
+            serve = (f"model={self.model}", "+model.dtype=float32", "device=cpu", "run.check_requests=0")
             return self._run(workload, speed, "mode=serve", f"eviction={policy}", *serve)[0]
 
         def steps() -> Path:

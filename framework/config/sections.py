@@ -76,15 +76,6 @@ class EngineOptions(Section):
         "decode steps as CUDA graphs: auto (where device and backend can) | true (or an error) | false",
         of_a_model=True,
     )
-    graph_batch_sizes: tuple[int, ...] | None = setting(
-        None,
-        "rows of the captured steps, as [1,8,64]; null: 1, 2, 4, ... and max_batch_requests",
-        at_least=1,
-        of_a_model=True,
-    )
-    warm_up: Literal["auto", True, False] = setting(
-        "auto", "steps of every kind before the first request: auto (on a GPU) | true | false", of_a_model=True
-    )
     prepack: bool = setting(
         True, "on a CPU: the weights once more in oneDNN's layout, faster at twice the memory", of_a_model=True
     )
@@ -156,12 +147,10 @@ class TierOptions(Section):
     section: ClassVar[str] = "tiers"
 
     num_blocks: int = setting(doc="blocks it holds", at_least=1, at_most=MAX_BLOCKS)
-    read_bytes_per_s: float | None = setting(
-        25e9, "replay: bytes a second read over its link; null: no limit; 25e9 is PCIe 4.0 x16", above=0, at_most=1e18
-    )
-    write_bytes_per_s: float | None = setting(
-        25e9, "replay: bytes a second written over its link; null: no limit", above=0, at_most=1e18
-    )
+    bytes_per_s: float | None = setting(
+        25e9, "replay: bytes a second over its link, each way; null: no limit; 25e9 is PCIe 4.0 x16",
+        above=0, at_most=1e18,
+    )  # fmt: skip
     operation_s: float = setting(100e-6, "replay: fixed seconds of a load or a store", at_least=0, at_most=10**9)
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from framework.config.sections import EngineOptions
 from framework.engine.executors.base import Step
 from framework.engine.rows import IntArray
 from framework.engine.staging import Staging, layout
@@ -200,23 +201,9 @@ class DecodeGraphs:
         return self._logits[: len(like)]
 
 
-def bucket_sizes(asked: Iterable[int] | None, max_rows: int) -> tuple[int, ...]:
-    """Batch sizes to record: those asked, or the powers of 2 up to `max_rows`, and `max_rows`.
-
-    Raises:
-        ConfigError: none asked, or one outside 1 to `max_rows`.
-    """
-    if asked is None:
-        return tuple(sorted({1 << power for power in range(max_rows.bit_length())} | {max_rows}))
-    sizes = tuple(sorted(set(asked)))
-    outside = [size for size in sizes if not 1 <= size <= max_rows]
-    if outside or not sizes:
-        found = f"found {outside[0]}" if outside else "found none"
-        raise ConfigError(
-            f"engine.graph_batch_sizes must lie from 1 to engine.max_batch_requests ({max_rows}), {found}; null "
-            "records 1, 2, 4 and so on"
-        )
-    return sizes
+def bucket_sizes(max_rows: int) -> tuple[int, ...]:
+    """Batch sizes to record: the powers of 2 up to `max_rows`, and `max_rows`."""
+    return tuple(sorted({1 << power for power in range(max_rows.bit_length())} | {max_rows}))
 
 
 def reasons_against(backend: AttentionBackend, device: str, num_ranks: int = 1) -> list[str]:
@@ -231,26 +218,18 @@ def reasons_against(backend: AttentionBackend, device: str, num_ranks: int = 1) 
     return reasons
 
 
-def choose(
-    wanted: str | bool,
-    asked: Iterable[int] | None,
-    max_rows: int,
-    backend: AttentionBackend,
-    device: str,
-    num_ranks: int = 1,
-) -> tuple[tuple[int, ...], str]:
+def choose(options: EngineOptions, backend: AttentionBackend, device: str) -> tuple[tuple[int, ...], str]:
     """Sizes to capture, and why none are: exactly one of the two is empty.
 
     Raises:
-        ConfigError: `wanted` is true and it cannot be; or the sizes asked are wrong.
+        ConfigError: `engine.cuda_graphs` is true and it cannot be.
     """
-    sizes = bucket_sizes(asked, max_rows)
-    if wanted is False:
+    if options.cuda_graphs is False:
         return (), "engine.cuda_graphs=false"
-    reasons = reasons_against(backend, device, num_ranks)
-    if reasons and wanted is True:
+    reasons = reasons_against(backend, device, options.tensor_parallel_size)
+    if reasons and options.cuda_graphs is True:
         raise ConfigError(
-            f"engine.cuda_graphs=true cannot be: {'; '.join(reasons)}. Take engine.cuda_graphs=auto, or a CUDA device "
-            f"and a graph-safe backend such as +backend=triton{' and one rank' if num_ranks > 1 else ''}"
+            f"engine.cuda_graphs=true cannot be: {'; '.join(reasons)}. Take engine.cuda_graphs=auto, or one rank, a "
+            "CUDA device and a graph-safe backend such as +backend=triton"
         )
-    return ((), "; ".join(reasons)) if reasons else (sizes, "")
+    return ((), "; ".join(reasons)) if reasons else (bucket_sizes(options.max_batch_requests), "")

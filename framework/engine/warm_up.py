@@ -90,7 +90,7 @@ def kinds_of_steps(limits: Limits) -> Iterator[list[Row]]:
     if full > 1:
         yield [(most, 0)] * full + ([(left, 0)] if left and full < limits.max_rows else [])
     for context in dict.fromkeys((limits.longest, min(limits.longest, 2))):
-        for count in reversed(bucket_sizes(None, min(limits.max_rows, limits.max_tokens))):
+        for count in reversed(bucket_sizes(min(limits.max_rows, limits.max_tokens))):
             yield [(1, context - 1)] * count
         for chunk in dict.fromkeys((min(most, context), min(2, most, context))):
             prompt = (chunk, context - chunk)

@@ -12,8 +12,8 @@ from typing import Any
 
 from framework import workload
 from framework.config.config import Choice, Config
+from framework.engine import graphs
 from framework.engine.engine import Engine
-from framework.engine.executors.build import require_graphs
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
 from framework.engine.limits import LengthWarning
@@ -115,7 +115,7 @@ def check_backend(config: Config) -> None:
     backend = build_component("backend", config.backend.plain(), {"seed": config.seed})
     device = default_device(config.device)
     require_backend(backend, spec, device)
-    require_graphs(config.engine, backend, device)
+    graphs.choose(config.engine, backend, device)  # refused before a model is loaded
 
 
 def load_model(config: Config) -> LoadedModel:

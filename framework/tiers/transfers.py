@@ -82,17 +82,12 @@ class Link:
     """Between the pool and one tier. Each direction carries one operation after another, in the order of asking.
 
     Attributes:
-        read_bytes_per_s, write_bytes_per_s: out of the tier and into it; infinity: in no time.
+        bytes_per_s: each way; infinity: in no time.
         operation_s: fixed seconds an operation, which holds all blocks of one load or one store.
     """
 
-    read_bytes_per_s: float = float("inf")
-    write_bytes_per_s: float = float("inf")
+    bytes_per_s: float = float("inf")
     operation_s: float = 0.0
-
-    def block_s(self, way: Way, num_bytes: int) -> float:
-        """Seconds that so many bytes add to an operation."""
-        return num_bytes / (self.read_bytes_per_s if way == "read" else self.write_bytes_per_s)
 
 
 class LinkTransfers:
@@ -120,8 +115,9 @@ class LinkTransfers:
         self._ends: list[tuple[float, int, Copy]] = []
         self._count = 0
 
-    def _block_s(self, way: Way, tier: int) -> float:
-        return self._links[tier - 1].block_s(way, self._bytes)
+    def _block_s(self, tier: int) -> float:
+        """Seconds that a block adds to an operation of the tier's link."""
+        return self._bytes / self._links[tier - 1].bytes_per_s
 
     def submit(self, copies: Sequence[Copy]) -> None:
         """See Transfers: one operation of each link that they use."""
@@ -131,7 +127,7 @@ class LinkTransfers:
             ways = [way for way in ends if way[1]]
             free = [self._free_s[way] for way in ways]
             start = max(self._now(), self._stored_s.get((copy.source, copy.key), 0.0), *free)
-            each = max(self._block_s(*way) for way in ways)
+            each = max(self._block_s(tier) for _, tier in ways)
             if not begun.issuperset(ways):
                 each += max(self._links[tier - 1].operation_s for _, tier in ways)
                 begun.update(ways)
@@ -178,7 +174,7 @@ class LinkTransfers:
             if tier:
                 if tier not in free:
                     free[tier] = max(now, self._free_s["read", tier]) + self._links[tier - 1].operation_s
-                free[tier] += self._block_s("read", tier)
+                free[tier] += self._block_s(tier)
                 done = max(done, free[tier])
             times.append(done - now)
         return tuple(times)

@@ -68,7 +68,7 @@ SERVE: list[tuple[str, ...]] = [
     ("cache.memory_fraction=0.5",), (f"cache.block_size={HUGE}",), ("cache.block_size=1048576",),
     ("cache.kv_dtype=int3",),
     (f"engine.max_model_len={HUGE}",), (f"engine.chunk_size={HUGE}",),
-    ("engine.max_batch_tokens=0",), ("engine.graph_batch_sizes=[0]",), ("engine.graph_batch_sizes=many",),
+    ("engine.max_batch_tokens=0",), ("kernel.batch=[0]",), ("kernel.batch=many",),
     ("engine.tensor_parallel_size=1024",), ("engine.tensor_parallel_size=0",), ("engine.cuda_graphs=true",),
     ("run.stall_timeout_s=nan",), (f"run.timeout_s={LONG}",),
     ("run.timeout_s=0",), ("run.log_every=0",), ("run.check_requests=-1",), ("device=quantum",), ("device=cuda:99",),

@@ -103,7 +103,7 @@ def test_a_slow_link_makes_first_tokens_late_and_a_rule_may_recompute_instead(
     result: Callable[..., dict[str, Any]], elsewhere: Path
 ) -> None:
     def ttft(rule: str, rate: str) -> float:
-        tiers = f"tiers=[{{store: host, num_blocks: 20000, read_bytes_per_s: {rate}}}]"
+        tiers = f"tiers=[{{store: host, num_blocks: 20000, bytes_per_s: {rate}}}]"
         result(*MODES["roofline"], f"+tiering={rule}", tiers)
         last = json.loads((elsewhere / "run" / "requests.jsonl").read_text().splitlines()[-1])
         return float(last["first_token_s"] - last["arrival_s"])

@@ -71,11 +71,11 @@ def serve(llm: LLM, samplings: list[Sampling]) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize(
     "schedule",
-    [{}, {"preempt_every": 3, "chunk_size": 9}, {"num_blocks": 30}, {"graph_batch_sizes": (4, 16)}],
-    ids=["at ease", "preempted", "short of blocks", "two sizes"],
+    [{}, {"preempt_every": 3, "chunk_size": 9}, {"num_blocks": 30}],
+    ids=["at ease", "preempted", "short of blocks"],
 )
 def test_captured_steps_give_the_tokens_of_eager_ones(schedule: dict[str, Any]) -> None:
-    _, wanted = serve(make(cuda_graphs=False, **{k: v for k, v in schedule.items() if k[0] != "g"}), ALL)
+    _, wanted = serve(make(cuda_graphs=False, **schedule), ALL)
     llm = make(cuda_graphs=True, **schedule)
     requests, found = serve(llm, ALL)
     assert found == wanted
@@ -103,8 +103,8 @@ def test_every_backend_that_declares_graph_safe_can_be_captured(name: str, dtype
 
 def test_a_larger_eager_batch_between_replays_does_not_take_a_graphs_workspace_away() -> None:
     """The backend's workspaces grow in the mixed steps of more rows than were captured."""
-    sizes = {"graph_batch_sizes": (1, 2)}
-    llm, eager = make(cuda_graphs=True, **sizes), make(cuda_graphs=False)
+    llm, eager = make(cuda_graphs=False), make(cuda_graphs=False)
+    llm.executor.capture(CudaRecorder("cuda"), (1, 2))
     for samplings in ([GREEDY], ALL + ALL[:2], [GREEDY, WARM], [GREEDY]):
         _, found = serve(llm, samplings)
         junk = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(8)]
@@ -116,10 +116,11 @@ def test_a_larger_eager_batch_between_replays_does_not_take_a_graphs_workspace_a
 def test_sizes_share_one_memory_pool() -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_reserved()
-    one = make(cuda_graphs=True, graph_batch_sizes=(16,))
+    one = make(cuda_graphs=False)
+    one.executor.capture(CudaRecorder("cuda"), (16,))
     alone = torch.cuda.memory_reserved() - before
     before = torch.cuda.memory_reserved()
-    many = make(cuda_graphs=True, graph_batch_sizes=(1, 2, 4, 8, 12, 16))
+    many = make(cuda_graphs=True)
     together = torch.cuda.memory_reserved() - before
     assert together < 2 * alone, (alone, together)
     assert one.executor.graphs is not None
@@ -179,7 +180,7 @@ def test_a_recorder_replays_on_changed_inputs() -> None:
 
 def test_a_compiled_decoder_can_be_captured() -> None:
     _, wanted = serve(make(cuda_graphs=False), [GREEDY, WARM])
-    llm = make(cuda_graphs=True, compile=True, graph_batch_sizes=(2, 16))
+    llm = make(cuda_graphs=True, compile=True)
     _, found = serve(llm, [GREEDY, WARM])
     assert found == wanted
     assert llm.executor.summary()["graph_steps"] > 0

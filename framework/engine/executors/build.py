@@ -78,14 +78,7 @@ def make_executor(
         BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
         for _ in range(1 + (further_blocks is not None))
     )
-    sizes, off = graphs.choose(
-        options.cuda_graphs,
-        options.graph_batch_sizes,
-        options.max_batch_requests,
-        backend,
-        device,
-        num_ranks=decoder.shard.size,
-    )
+    sizes, off = graphs.choose(options, backend, device)
     if states is not None:
         sizes, off = (), "recurrent layers are not captured"
     executor = ModelExecutor(decoder, backend, pool, tables, by_layer, others, states)
@@ -173,19 +166,3 @@ def require_writes_first(options: EngineOptions, backend: AttentionBackend) -> N
             f"{type(backend).__name__} attends to a row before all rows of the step are written (its capabilities say "
             "writes_before_attend=False), so rows of one step cannot share blocks; set engine.share_within_step=false"
         )
-
-
-def require_graphs(options: EngineOptions, backend: AttentionBackend, device: str) -> None:
-    """Raise where CUDA graphs are asked for and cannot be, before a model is loaded.
-
-    Raises:
-        ConfigError: in one sentence, with what would work.
-    """
-    graphs.choose(
-        options.cuda_graphs,
-        options.graph_batch_sizes,
-        options.max_batch_requests,
-        backend,
-        device,
-        num_ranks=options.tensor_parallel_size,
-    )

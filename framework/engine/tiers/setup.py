@@ -185,11 +185,9 @@ def replayed_tiers(
 
 def link_of(entry: TierEntry) -> Link:
     """The model of a tier's link."""
-    read, write = entry.get("read_bytes_per_s"), entry.get("write_bytes_per_s")
+    rate = entry.get("bytes_per_s")
     return Link(
-        read_bytes_per_s=float("inf") if read is None else float(read),
-        write_bytes_per_s=float("inf") if write is None else float(write),
-        operation_s=float(entry.get("operation_s", 0.0)),
+        bytes_per_s=float("inf") if rate is None else float(rate), operation_s=float(entry.get("operation_s", 0.0))
     )
 
 

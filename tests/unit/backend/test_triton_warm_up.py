@@ -95,7 +95,7 @@ def make(model: str = "plain", *, warm_up: bool, graphs: bool = False, **options
     backend = OnAnH200()
     backend.launches = Launches()
     engine = EngineOptions(
-        max_batch_requests=options.pop("max_rows", 80), max_batch_tokens=640, prepack=False, warm_up=False,
+        max_batch_requests=options.pop("max_rows", 80), max_batch_tokens=640, prepack=False,
         chunk_size=options.pop("chunk_size", None),
     )  # fmt: skip
     llm = make_llm(
@@ -106,7 +106,7 @@ def make(model: str = "plain", *, warm_up: bool, graphs: bool = False, **options
     if graphs:
         llm.executor.capture(ReplayRecorder(check=False), (1, 8, 64))  # type: ignore[attr-defined]
     if warm_up:
-        llm._warm_up(replace(engine, warm_up=True))
+        llm._warm_up(engine)
     return llm, backend.launches
 
 

@@ -82,7 +82,7 @@ def test_a_name_alone_is_a_component() -> None:
         ({"cache": 3}, "cache must be a mapping, found 3; set its keys, as in cache.KEY=VALUE"),
         ({"cache": {"num_block": 3}}, "unknown key 'cache.num_block'; keys: "),
         ({"cache": {"memory_fraction": 0}}, "cache.memory_fraction must be above 0, found 0"),
-        ({"engine": {"graph_batch_sizes": [4, 0]}}, "engine.graph_batch_sizes must be at least 1, found 0"),
+        ({"kernel": {"batch": [4, 0]}}, "kernel.batch must be at least 1, found 0"),
         ({"run": {"dir": "x", "timeout_s": math.nan}}, "run.timeout_s must be a finite number, found nan"),
         ({"run": {"dir": "x", "timeout_s": 10**400}}, "run.timeout_s must be float or null, found"),
         ({"run": {}}, "run.dir has no value; set run.dir=..."),
@@ -144,7 +144,7 @@ def test_engine_settings_that_a_mode_never_reads_are_named() -> None:
 
 
 def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> None:
-    settings = {"warm_up": True, "prepack": False, "tensor_parallel_size": 2, "cuda_graphs": False}
+    settings = {"compile": True, "prepack": False, "tensor_parallel_size": 2, "cuda_graphs": False}
     (said,) = without_effect(parse({**HERE, "mode": "replay", "engine": settings}))
     assert all(f"engine.{name}=" in said for name in settings), said
 
@@ -174,7 +174,7 @@ def test_groups_of_kv_are_of_a_replay_without_what_one_group_has() -> None:
 
 CACHE_ONLY = {"mode": "replay", "executor": "cache_only", "run": {"dir": "somewhere"}}
 HOST = {"store": "host", "num_blocks": 4}
-PCIE = {"read_bytes_per_s": 25e9, "write_bytes_per_s": 25e9, "operation_s": 1e-4}
+PCIE = {"bytes_per_s": 25e9, "operation_s": 1e-4}
 
 
 def test_a_tier_has_a_store_a_size_and_a_policy_and_parses_again_as_itself() -> None:
@@ -212,7 +212,7 @@ def test_the_command_line_takes_a_list_of_tiers() -> None:
         ({"tiers": [{**HOST, "eviction": "lrv"}]}, UnknownPlugin, "did you mean 'lru'"),
         ({"tiers": [{**HOST, "store": "disk"}]}, ConfigError, "store 'disk' needs a value for 'path'"),
         ({"tiers": [HOST] * 5}, ConfigError, "tiers has 5 entries; at most 4"),
-        ({"tiers": [{**HOST, "read_bytes_per_s": 0}]}, ConfigError, "read_bytes_per_s must be above 0"),
+        ({"tiers": [{**HOST, "bytes_per_s": 0}]}, ConfigError, "bytes_per_s must be above 0"),
         ({"tiers": [HOST], "mode": "kernel", "executor": None}, ConfigError, "mode=kernel, which has no cache"),
     ],
 )

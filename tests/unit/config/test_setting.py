@@ -12,9 +12,9 @@ from framework.errors import ConfigError
 
 
 def test_values_are_converted_to_their_types() -> None:
-    options = EngineOptions(graph_batch_sizes=[1, 8])  # type: ignore[arg-type]
-    assert options.graph_batch_sizes == (1, 8)
-    assert options.plain()["graph_batch_sizes"] == [1, 8]
+    kernel = KernelOptions(batch=[1, 8])  # type: ignore[arg-type]
+    assert kernel.batch == (1, 8)
+    assert kernel.plain()["batch"] == [1, 8]
     assert type(RunOptions(dir="x", timeout_s=5).timeout_s) is float
 
 

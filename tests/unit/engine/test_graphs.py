@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -186,32 +187,21 @@ def test_a_backend_that_reads_lengths_on_the_host_is_caught() -> None:
 # Which sizes, and why none
 
 
-@pytest.mark.parametrize(
-    ("asked", "rows", "sizes"),
-    [(None, 1, (1,)), (None, 6, (1, 2, 4, 6)), (None, 64, (1, 2, 4, 8, 16, 32, 64)), ((8, 3, 8), 9, (3, 8))],
-)
-def test_sizes_are_powers_of_two_and_the_most_rows_or_those_asked(
-    asked: Any, rows: int, sizes: tuple[int, ...]
-) -> None:
-    assert bucket_sizes(asked, rows) == sizes
-
-
-@pytest.mark.parametrize("asked", [(0, 4), (65,), ()])
-def test_sizes_that_no_step_can_have_are_refused(asked: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.graph_batch_sizes .*max_batch_requests \(64\), found"):
-        bucket_sizes(asked, 64)
+def test_sizes_are_powers_of_two_and_the_most_rows() -> None:
+    assert [bucket_sizes(rows) for rows in (1, 6, 16)] == [(1,), (1, 2, 4, 6), (1, 2, 4, 8, 16)]
 
 
 def test_graphs_asked_for_where_they_cannot_be_are_an_error_and_auto_says_why_not() -> None:
     assert reasons_against(StaticBackend(), "cuda") == []
-    assert choose("auto", None, 4, StaticBackend(), "cuda:1") == ((1, 2, 4), "")
-    assert choose(False, None, 4, StaticBackend(), "cuda") == ((), "engine.cuda_graphs=false")
-    sizes, why = choose("auto", None, 4, TorchBackend(), "cpu")
+    four = EngineOptions(max_batch_requests=4)
+    assert choose(four, StaticBackend(), "cuda:1") == ((1, 2, 4), "")
+    assert choose(replace(four, cuda_graphs=False), StaticBackend(), "cuda") == ((), "engine.cuda_graphs=false")
+    sizes, why = choose(four, TorchBackend(), "cpu")
     assert sizes == ()
     assert "device cpu has no CUDA graphs" in why
     assert "TorchBackend does not declare graph_safe" in why
     with pytest.raises(ConfigError, match="ranks"):
-        choose(True, None, 4, StaticBackend(), "cuda", num_ranks=2)
+        choose(EngineOptions(cuda_graphs=True, tensor_parallel_size=2), StaticBackend(), "cuda")
     with pytest.raises(ConfigError, match="device cpu has no CUDA graphs"):
         LLM("no/such/model", backend=StaticBackend(), device="cpu", engine=EngineOptions(cuda_graphs=True))
 

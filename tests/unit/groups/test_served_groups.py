@@ -84,7 +84,7 @@ GREEDY = Sampling(max_tokens=24, ignore_eos=True)
         {"num_blocks": 34, "faults": FaultOptions(poison=True, preempt_every=7)},
         {"engine": EngineOptions(chunk_size=5, max_batch_tokens=11, max_batch_requests=3)},
         {"engine": EngineOptions(scheduling="running_first", chunk_size=16, max_batch_requests=8)},
-        {"engine": EngineOptions(warm_up=False, compile=False, share_within_step=False)},
+        {"engine": EngineOptions(compile=False, share_within_step=False)},
     ],
     ids=["hits", "prefix", "naive", "preemption", "small chunks", "running first", "no sharing within a step"],
 )
@@ -227,7 +227,8 @@ def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(st
 
 
 def test_a_prompt_of_one_token_begins_with_no_state(states: LoadedModel) -> None:
-    llm = LLM(states, cache=CacheOptions(block_size=SIZE, num_blocks=60), engine=EngineOptions(warm_up=True))
+    llm = LLM(states, cache=CacheOptions(block_size=SIZE, num_blocks=60))
+    llm._warm_up(EngineOptions())
     for prompt in ([9], [10], [9]):
         assert tokens_of(llm.generate([prompt], GREEDY)) == [[greedy(states.decoder, prompt, 24).tokens]]
 

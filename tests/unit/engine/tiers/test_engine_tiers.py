@@ -101,7 +101,7 @@ def test_an_exclusive_tier_gives_up_what_was_loaded_and_an_inclusive_one_keeps_i
 
 
 def test_a_load_takes_the_time_of_its_link_and_holds_nobody_up() -> None:
-    engine = replayed(OnEviction(), num_blocks=8, link=Link(read_bytes_per_s=1.0, operation_s=2.0))  # 8 s a block
+    engine = replayed(OnEviction(), num_blocks=8, link=Link(bytes_per_s=1.0, operation_s=2.0))  # 8 s a block
     serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
     start = engine.executor.now()
     loading = engine.submit(prompt(0), ONE)
@@ -252,7 +252,7 @@ def test_what_an_earlier_process_left_is_found_by_its_key_alone() -> None:
 
 def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
     def moved() -> list[Any]:
-        engine = replayed(OnEviction(), link=Link(read_bytes_per_s=3.0, write_bytes_per_s=2.0, operation_s=0.5))
+        engine = replayed(OnEviction(), link=Link(bytes_per_s=3.0, operation_s=0.5))
         lines: list[Any] = []
         engine.state.log = lambda event, **facts: lines.append((event, sorted(facts.items())))
         draw = np.random.default_rng(0)
@@ -292,7 +292,7 @@ def test_a_run_without_tiers_calls_nothing_of_theirs() -> None:
 
 @pytest.mark.parametrize(("load_s", "loaded"), [(0.01, 3), (1.5, 0)], ids=["fast link", "slow link"])
 def test_a_prompt_is_loaded_where_that_is_faster_and_computed_where_it_is_not(load_s: float, loaded: int) -> None:
-    engine = replayed(LoadOrRecompute(), link=Link(read_bytes_per_s=8 / load_s))
+    engine = replayed(LoadOrRecompute(), link=Link(bytes_per_s=8 / load_s))
     setup = below(engine).placement.setup
     below(engine).placement.setup = replace(setup, recompute_s=lambda cached, tokens: 0.2 * (tokens - cached))
     serve(engine, prompt(0), prompt(100))
@@ -350,7 +350,7 @@ def test_a_request_that_waits_for_room_has_its_blocks_brought_up_meanwhile(prefe
             asked.append(offer)
             return super().prefetch(offer, now)
 
-    slow = Link(read_bytes_per_s=8 / 20)
+    slow = Link(bytes_per_s=8 / 20)
     engine = replayed(Asked(prefetch=prefetch), num_blocks=8, counts=(6, 64), links=[Link(), slow])
     serve(engine, *(prompt(100 * number) for number in range(8)))
     tiers, wanted = below(engine), prompt(0)
