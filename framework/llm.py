@@ -18,21 +18,20 @@ from framework.config.sections import FaultOptions as FaultOptions
 from framework.config.setting import Section
 from framework.engine import graphs
 from framework.engine.block_bytes import as_bytes, parts_of
-from framework.engine.engine import Engine, ModelLimits
+from framework.engine.engine import Engine, MakeTiers, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes, require_writes_first
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
-from framework.engine.limits import LengthWarning, longest_sequence, pool_blocks, shortened
 from framework.engine.prompts import is_one_prompt, one_each
 from framework.engine.request import Request, StopWatch
+from framework.engine.sizes import LengthWarning, Sizes, longest_sequence, pool_blocks, shortened
 from framework.engine.streaming import RequestStream, abandon
 from framework.engine.text import StopTexts, add_texts
 from framework.engine.tiers.engine_tiers import tier_maker
-from framework.engine.tiers.records import MakeTiers
 from framework.engine.tiers.setup import require_one_rank, tier_opener
-from framework.engine.warm_up import Limits, warm_up
+from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
 from framework.groups.serving import GroupedAllocator, groups_of_model, reach, running_blocks, why_no_group
 from framework.groups.tiers import grouped_tier_maker
@@ -138,9 +137,8 @@ class LLM:
             advice = self._settle_sizes(options)
             built = self._build_allocator()
             executor, own = serving_executor(
-                self.model, self.backend, self.spec, chosen=chosen, seed=self.seed, device=self.device, options=options,
-                num_blocks=self.num_blocks, max_len=self.max_model_len, poison=self._trial.faults.poison,
-                kv_scales=cache.kv_scales, **({"further_blocks": self.further_blocks} if self.groups else {}),
+                self.model, self.backend, self.sizes, options, self.device, chosen=chosen, seed=self.seed,
+                poison=self._trial.faults.poison, kv_scales=cache.kv_scales,
             )  # fmt: skip
             self.pool, self.backends = own.pool, own.by_layer
             self._states = own.states
@@ -170,7 +168,7 @@ class LLM:
         Raises:
             ConfigError: what a model with recurrent layers is not served with.
         """
-        self.groups, self.kv_groups_off = groups_of_model(self.model.config, self.spec, self.kv_dtype), ""
+        self.groups, self.kv_groups_off = groups_of_model(self.model.config, self.spec), ""
         if not self.groups:
             return
         states = self.model.config.recurrent is not None
@@ -200,57 +198,55 @@ class LLM:
 
     def _settle_sizes(self, options: EngineOptions) -> str:
         """The pool's blocks and the longest sequence; returns what to change where that is too short."""
-        config, block_size = self.model.config, self.spec.block_size
-        num_blocks, memory_fraction = self.cache.num_blocks, self.cache.memory_fraction
-        self.num_blocks = pool_blocks(
-            num_blocks, memory_fraction, device=self.device, ranks=self.model.ranks, block_size=block_size,
-            num_layers=len(config.attention_layers), num_kv_heads=self.spec.num_kv_heads,
-            head_dim=self.spec.head_dim, dtype=self.kv_dtype, needed=lambda: self._largest_step_bytes(options),
+        config, spec, positions = self.model.config, self.spec, self.model.config.max_position_embeddings
+        sizes = Sizes(
+            spec=spec, num_layers=len(config.attention_layers), num_blocks=1,
+            max_len=min(options.max_model_len or positions, positions),
         )  # fmt: skip
-        self.further_blocks = None
+        num_blocks = pool_blocks(
+            self.cache, spec, sizes.num_layers, self.device, self.model.ranks,
+            needed=lambda: largest_step_bytes(self.model.decoder, self.backend, sizes, options, self.device),
+        )  # fmt: skip
+        further_blocks = None
         if self.groups:
             full, other = self.groups
             rows = options.max_batch_requests * (1 + bool(self._tiers))  # as many may wait for loads
-            self.further_blocks = running_blocks(other, self.num_blocks, rows, options.max_batch_tokens)
-            if memory_fraction is not None or (self.device.startswith("cuda") and num_blocks is None):
+            further_blocks = running_blocks(other, num_blocks, rows, options.max_batch_tokens)
+            if self.cache.num_blocks is None and (self.cache.memory_fraction or self.device.startswith("cuda")):
                 # Memory decides: it holds more of the others, of whose bytes windows were part and states were not.
-                spared = (self.num_blocks * (other.kind == "window") - self.further_blocks) * other.block_bytes
-                self.num_blocks = max(1, self.num_blocks + spared // full.block_bytes)
-        self.max_model_len, advice = longest_sequence(
-            options.max_model_len, positions=config.max_position_embeddings,
-            num_blocks=self.num_blocks, block_size=block_size, model=self.model.name,
+                spared = (num_blocks * (other.kind == "window") - further_blocks) * other.block_bytes
+                num_blocks = max(1, num_blocks + spared // full.block_bytes)
+        max_len, advice = longest_sequence(
+            options.max_model_len, positions=positions, num_blocks=num_blocks, block_size=spec.block_size,
+            model=self.model.name,
         )  # fmt: skip
-        if said := shortened(options.max_model_len, self.max_model_len, advice):
+        if said := shortened(options.max_model_len, max_len, advice):
             warnings.warn(said, LengthWarning, stacklevel=3)
+        self.sizes = replace(sizes, num_blocks=num_blocks, max_len=max_len, further_blocks=further_blocks)
+        self.num_blocks, self.further_blocks, self.max_model_len = num_blocks, further_blocks, max_len
         return advice
-
-    def _largest_step_bytes(self, options: EngineOptions) -> int:
-        positions = self.model.config.max_position_embeddings
-        longest = min(options.max_model_len or positions, positions)
-        return largest_step_bytes(
-            self.model.decoder, self.backend, self.spec, max_len=longest, options=options, device=self.device
-        )
 
     def _warm_up(self, options: EngineOptions) -> float:
         """Compute a step of every kind; returns the seconds it took."""
-        limits = Limits.of(
-            options, num_blocks=self.num_blocks, block_size=self.spec.block_size, max_len=self.max_model_len
-        )
-        return warm_up(self.executor, self.engine.state.rows, limits)[1]
+        return warm_up(self.executor, self.engine.state.rows, self.sizes, options)
 
     @property
     def allocator(self) -> Allocator:
         """Of the blocks that are in use now; another object after `reset`."""
         return self.engine.allocator
 
+    @property
+    def _shared(self) -> dict[str, int]:
+        """What allocators, policies, hashes and tiering rules may all ask for."""
+        return {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
+
     def _build_allocator(self) -> Allocator:
-        sizes = {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
         kind, eviction, hash = self._components
-        self.policy = build_component("eviction", eviction, {"num_blocks": self.num_blocks, **sizes})
-        allocator = build_allocator(kind, self.policy, hash, num_blocks=self.num_blocks, **sizes)
+        self.policy = build_component("eviction", eviction, {"num_blocks": self.num_blocks, **self._shared})
+        allocator = build_allocator(kind, self.policy, hash, num_blocks=self.num_blocks, **self._shared)
         if self.further_blocks is None:
             return allocator
-        own = build_allocator(*self._components, num_blocks=self.further_blocks, **sizes)
+        own = build_allocator(*self._components, num_blocks=self.further_blocks, **self._shared)
         return GroupedAllocator(self.groups, (allocator, own))
 
     def _make_engine(self, allocator: Allocator, options: EngineOptions, advice: str) -> Engine:
@@ -278,8 +274,8 @@ class LLM:
     def _tier_maker(self, allocator: Allocator) -> MakeTiers:
         """What makes the tiers, now and after each reset."""
         open_tiers, parts = tier_opener(
-            self._tiering, allocator, self._components[2], self.pool, self.model.decoder,
-            self.executor.now, max_model_len=self.max_model_len, seed=self.seed,
+            self._tiering, allocator, self._components[2], self._shared, self.pool, self.model.decoder,
+            self.executor.now,
         ), parts_of(self.pool)  # fmt: skip
         tiers = self._tiers  # what the engine keeps must not hold this object: see `_close_tiers`
         if self.further_blocks is None:

@@ -22,6 +22,7 @@ from framework.engine.block_bytes import parts_of, pool_bytes
 from framework.engine.pool import KVPool
 from framework.engine.tiers.setup import open_store
 from framework.errors import StoreFailed
+from framework.interfaces.attention import AttentionSpec
 from framework.interfaces.store import BlockFormat
 from framework.kernel.bench import last_level_cache_bytes
 from framework.replay.roofline import ROOFLINE_SHAPES
@@ -128,8 +129,9 @@ def main() -> int:
     budget_s, block_size = (0.01, 4) if dry else (2.0, 16)
 
     def pool_of(tokens: int) -> KVPool:
-        facts = (shape.num_layers, 1, shape.kv_numbers_per_token // 2, "bfloat16", device)
-        return KVPool(POOL_BLOCKS, tokens, *facts)
+        width = shape.kv_numbers_per_token // 2
+        spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=width, dtype="bfloat16", block_size=tokens)
+        return KVPool(spec, shape.num_layers, POOL_BLOCKS, device)
 
     points = list(of_the_host_store(pool_of, block_size, budget_s))
     models = {way: fitted([point for one, point in points if one == way]) for way in ("read", "write")}

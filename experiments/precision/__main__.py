@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.shared import panels, parse, publish, save, table, write_provenance, write_rows
 from framework.api import run
+from framework.engine.executors.checks import attention_spec
 from framework.engine.pool import block_bytes
 from framework.model.loading import TINY_CONFIG
 
@@ -41,8 +42,8 @@ def num_blocks(dtype: str, float32_blocks: int) -> int:
 
 
 def _bytes(dtype: str) -> int:
-    config = TINY_CONFIG
-    return block_bytes(BLOCK_SIZE, config.num_layers, config.num_kv_heads, config.head_dim, dtype)
+    spec = attention_spec(TINY_CONFIG, "float32", BLOCK_SIZE, "NHD", dtype)
+    return block_bytes(spec, TINY_CONFIG.num_layers)
 
 
 def measured(dtype: str, float32_blocks: int, workload: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from framework.engine.request import Sequence as Row
 from framework.interfaces.allocator import Hit
-from framework.types import BlockHash, RequestId
 
 
 class Below:
@@ -17,10 +16,7 @@ class Below:
         full: no sequence may begin to wait for blocks from below.
         ready: (sequence, tokens cached) of sequences with a table, all its blocks, and no row.
         busy: a load is under way: time alone brings something on.
-        heard: receives the allocator's events; None to be sent none.
     """
-
-    heard: Callable[[Any], object] | None = None
 
     def __init__(self) -> None:
         self.ready: list[tuple[Row, int]] = []
@@ -76,31 +72,18 @@ class Below:
     def wait(self, until: float | None) -> None:
         """Let time pass until a copy ends, at most to `until`."""
 
-    def drop(self, seq: Row, *, returning: bool = False) -> bool:
-        """Free what `seq`, which has no row, holds: at once, or when its loads have ended. False if it holds nothing.
+    def drop(self, seq: Row, *, returning: bool = False) -> None:
+        """Free what `seq`, which has no row, holds, if anything: at once, or when its loads have ended.
 
         Args:
             returning: it waits again after that.
         """
-        return False
-
-    def yield_room(self) -> bool:
-        """Let one sequence without a row give its blocks up, the latest first; False if none could."""
-        return False
 
     def holding(self) -> Sequence[Row]:
         """The sequences that hold a table and no row."""
         return ()
 
-    def relying(self, requests: set[RequestId]) -> list[Row]:
-        """Those of these that hold a table and no row."""
-        return [seq for seq in self.holding() if seq.id in requests]
-
     # Facts, and the end
-
-    def lies_below(self, key: BlockHash) -> bool:
-        """Whether a tier below the pool has this content, or it is on its way from one."""
-        return False
 
     def check(self, *, settle: bool = False) -> None:
         """The blocks add up, and nothing is pinned for no copy.

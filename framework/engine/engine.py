@@ -13,6 +13,7 @@ import numpy as np
 
 from framework.config.sections import EngineOptions, FaultOptions
 from framework.config.setting import Section, setting
+from framework.engine.below import Below
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
@@ -31,7 +32,6 @@ from framework.engine.request import (
 from framework.engine.rows import Rows
 from framework.engine.scheduler import Scheduler
 from framework.engine.state import EngineState, Log, listen, write_log_header
-from framework.engine.tiers.records import MakeTiers
 from framework.errors import (
     EngineInterrupted,
     FrameworkError,
@@ -48,6 +48,9 @@ from framework.misses.ledger import Ledger
 from framework.registry.signatures import convert, shown, signature
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
+
+MakeTiers = Callable[[EngineState, Lifecycle, EventStream | None], Below]
+"""Makes what lies below the pool of a new state."""
 
 
 class Change:
@@ -215,14 +218,14 @@ class Engine:
         guarded = GuardedAllocator(allocator, longest) if stream is None else EventAllocator(allocator, longest, stream)
         rows = Rows(options.max_batch_requests, self.max_model_len)
         metrics = Metrics(guarded.num_blocks, guarded.block_size)
-        state = EngineState(guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, log=self._log)
+        state = EngineState(
+            guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, log=self._log, ledger=self._ledger
+        )
         life = Lifecycle(state, eos, self._stop_watch)
+        if self._ledger is not None:
+            self._ledger.reset()
         if self._make_tiers is not None:
             state.tiers = self._make_tiers(state, life, stream)
-        if self._ledger is not None:
-            state.ledger = self._ledger
-            self._ledger.reset()
-            self._ledger.lies_below = state.tiers.lies_below
         listen(state)
         promises = state.promises = Promises(state, life, chunk_size) if options.share_within_step else None
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics

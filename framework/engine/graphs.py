@@ -87,7 +87,6 @@ class DecodeGraphs:
 
     Args:
         compute: gives logits; waits for no device and reads no lengths on the host.
-        block_size: tokens.
         sizes: batch sizes to record, see `bucket_sizes`.
 
     Attributes:
@@ -96,11 +95,9 @@ class DecodeGraphs:
         capture_s: seconds that warming up and recording took.
     """
 
-    def __init__(
-        self, compute: Compute, tables: BlockTables, block_size: int, sizes: Iterable[int], recorder: Recorder
-    ) -> None:
+    def __init__(self, compute: Compute, tables: BlockTables, sizes: Iterable[int], recorder: Recorder) -> None:
         start = time.perf_counter()
-        self._compute, self._tables, self._block_size = compute, tables, block_size
+        self._compute, self._tables = compute, tables
         self.sizes = tuple(sorted(set(sizes)))
         self.num_replays = self.num_padded_rows = 0
         largest = self.sizes[-1]
@@ -173,7 +170,7 @@ class DecodeGraphs:
             query_starts=torch.from_numpy(starts).to(self._tables.device),
             slot_mapping=slots,
             max_query_len=1,
-            max_context_len=self._tables.max_blocks * self._block_size,
+            max_context_len=self._tables.max_blocks * self._tables.block_size,
             num_decodes=size,
             host_context_lens=np.zeros(size, dtype=np.int32),
             host_query_starts=starts,

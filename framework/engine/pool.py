@@ -11,7 +11,7 @@ import torch
 
 from framework.errors import InvalidArgument, OutOfMemory
 from framework.guard.backend import GuardedBackend
-from framework.interfaces.backend import LAYOUTS, AttentionBackend, LayerKV
+from framework.interfaces.backend import AttentionBackend, AttentionSpec, LayerKV
 from framework.model.memory import free_bytes
 from framework.types import BlockCopy
 
@@ -23,11 +23,11 @@ class KVPool:
     """K and V of `num_blocks` blocks in every layer, and of block 0, the null block: zeros, always.
 
     Args:
+        spec: heads, layout ("NHD" or "HND", see LayerKV), block size, and the dtype of K and V: "float8_e4m3fn" pools
+            store value / scale, with a scale of 1 a head until set on the layers; "int8" pools hold a float32 scale for
+            each token and head beside it.
+        num_layers: with attention.
         num_blocks: usable blocks, ids 1 to `num_blocks`.
-        block_size: tokens a block.
-        dtype: torch's name. "float8_e4m3fn" pools store value / scale, with a scale of 1 a head until set on the
-            layers; "int8" pools hold a float32 scale for each token and head beside it.
-        layout: "NHD" or "HND", see LayerKV.
         poison: fill everything but the null block with NaN, and blocks again in `freed`: a read of
             what was never written then shows.
         further: (usable blocks, layers) of each group of KV after the first, which has the layers that none names.
@@ -36,46 +36,34 @@ class KVPool:
         group_of: the group of each layer.
 
     Raises:
-        InvalidArgument: a size below 1, an unknown dtype or layout.
+        InvalidArgument: an unknown dtype.
         OutOfMemory: the device has too little; with bytes asked and free.
     """
 
     def __init__(
         self,
-        num_blocks: int,
-        block_size: int,
+        spec: AttentionSpec,
         num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: str,
+        num_blocks: int,
         device: str | torch.device = "cpu",
-        layout: str = "NHD",
         poison: bool = False,
         further: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> None:
-        _require_sizes(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_layers=num_layers,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-        )
-        if layout not in LAYOUTS:
-            raise InvalidArgument(f"KV layout {layout!r} is unknown; known: {', '.join(LAYOUTS)}")
-        self.num_blocks, self.block_size, self.layout = num_blocks, block_size, layout
-        self.dtype, self.device, self.poison = dtype, torch.device(device), poison
+        self.block_size, self.layout, self.dtype = spec.block_size, spec.layout, spec.kv_dtype or spec.dtype
+        self.num_blocks, self.device, self.poison = num_blocks, torch.device(device), poison
         self.group_of, self._sizes = [0] * num_layers, [num_blocks, *(count for count, _ in further)]
         for group, (_, layers) in enumerate(further, 1):
             for layer in layers:
                 self.group_of[layer] = group
-        each = block_bytes(block_size, 1, num_kv_heads, head_dim, dtype)
+        each = block_bytes(spec, 1)
         self.bytes = sum((self._sizes[group] + 1) * each for group in self.group_of)
         free = free_bytes(self.device)
         if self.bytes > free:
             raise _too_large(self.bytes, free, num_blocks, self.device)
-        inner = (block_size, num_kv_heads) if layout == "NHD" else (num_kv_heads, block_size)
-        shapes = [(self._sizes[group] + 1, *inner, head_dim) for group in self.group_of]
-        scales = [{_FP8: (num_kv_heads,), _INT8: shape[:-1]}.get(dtype) for shape in shapes]
+        heads = spec.num_kv_heads
+        inner = (self.block_size, heads) if self.layout == "NHD" else (heads, self.block_size)
+        shapes = [(self._sizes[group] + 1, *inner, spec.head_dim) for group in self.group_of]
+        scales = [{_FP8: (heads,), _INT8: shape[:-1]}.get(self.dtype) for shape in shapes]
         try:
             self.layers = list(map(self._layer, shapes, scales))
         except (RuntimeError, MemoryError) as error:
@@ -105,19 +93,10 @@ class KVPool:
             scale[blocks] = math.nan
 
     def copy(self, backend: AttentionBackend | GuardedBackend, copies: Sequence[BlockCopy]) -> None:
-        """Do these block copies, in order, in every layer of their group.
-
-        Raises:
-            InvalidArgument: a block outside 1 to `num_blocks`. Nothing was copied.
-        """
-        pairs_of = [
-            np.array([(copy.source, copy.destination) for copy in copies if copy.group == group], dtype=np.int64)
-            for group in range(len(self._sizes) if copies else 0)
-        ]
-        for group, pairs in enumerate(pairs_of):
-            self._require_blocks(pairs, group)
-        for group, pairs in enumerate(pairs_of):
-            for distinct in _distinct_destinations(pairs) if len(pairs) else ():
+        """Do these block copies, in order, in every layer of their group."""
+        for group in range(len(self._sizes) if copies else 0):
+            pairs = [(copy.source, copy.destination) for copy in copies if copy.group == group]
+            for distinct in _distinct_destinations(np.array(pairs, dtype=np.int64)) if pairs else ():
                 index = torch.from_numpy(distinct)  # on the host, where a backend can check it without a wait
                 index = index.pin_memory() if self.device.type == "cuda" else index
                 for layer in self.layers_of(group):
@@ -128,42 +107,23 @@ class KVPool:
         return [layer for layer, own in zip(self.layers, self.group_of, strict=True) if own == group]
 
     def freed(self, blocks: npt.NDArray[np.integer], group: int = 0) -> None:
-        """These blocks hold no request's KV any more. With `poison` they become NaN, else nothing happens.
-
-        Raises:
-            InvalidArgument: a block outside 1 to `num_blocks`. Nothing was changed.
-        """
+        """These blocks hold no request's KV any more. With `poison` they become NaN, else nothing happens."""
         if not self.poison or len(blocks) == 0:
             return
-        ids = np.asarray(blocks, dtype=np.int64)
-        self._require_blocks(ids, group)
-        index = torch.from_numpy(ids).to(self.device)
+        index = torch.from_numpy(np.asarray(blocks, dtype=np.int64)).to(self.device)
         for layer in self.layers_of(group):
             self._poison(layer, index)
 
-    def _require_blocks(self, ids: npt.NDArray[np.int64], group: int) -> None:
-        outside = ids[(ids < 1) | (ids > self._sizes[group])]
-        if outside.size:
-            raise InvalidArgument(
-                f"block {int(outside.flat[0])} is not in the pool: blocks are 1 to {self._sizes[group]}"
-            )
 
-
-def block_bytes(block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
-    """Bytes of one block's K and V in all layers, with the scales that belong to its tokens (int8)."""
-    each = head_dim * torch_dtype(dtype).itemsize + (4 if dtype == _INT8 else 0)
-    return 2 * num_layers * block_size * num_kv_heads * each
+def block_bytes(spec: AttentionSpec, num_layers: int) -> int:
+    """Bytes of one block's K and V in so many layers, with the scales that belong to its tokens (int8)."""
+    dtype = spec.kv_dtype or spec.dtype
+    each = spec.head_dim * torch_dtype(dtype).itemsize + (4 if dtype == _INT8 else 0)
+    return 2 * num_layers * spec.block_size * spec.num_kv_heads * each
 
 
 def num_blocks_for(
-    fraction: float,
-    device: str | torch.device,
-    block_size: int,
-    num_layers: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: str,
-    needed: int = 0,
+    fraction: float, device: str | torch.device, spec: AttentionSpec, num_layers: int, needed: int = 0
 ) -> int:
     """How many usable blocks fit into `fraction` (0 to 1] of the device's free memory, the null block paid for.
 
@@ -171,21 +131,17 @@ def num_blocks_for(
         needed: bytes of the free ones that something else will take: what the largest step holds beside the pool.
 
     Raises:
-        InvalidArgument: a fraction outside (0, 1], or a size below 1.
         OutOfMemory: not even one block fits.
     """
-    if not 0.0 < fraction <= 1.0:
-        raise InvalidArgument(f"the memory fraction must be above 0 and at most 1, found {fraction}")
-    _require_sizes(block_size=block_size, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
-    each = block_bytes(block_size, num_layers, num_kv_heads, head_dim, dtype)
+    each = block_bytes(spec, num_layers)
     free = max(0, free_bytes(device) - needed)
     count = int(fraction * free) // each - 1
     if count < 1:
         beside = f" (the largest step takes {needed:,} more)" if needed else ""
-        smaller = ", shrink block_size or lower engine.max_batch_tokens" if needed else " or shrink block_size"
         raise OutOfMemory(
             f"cache.memory_fraction={fraction:g} of the {free:,} bytes free on {device}{beside} holds no block of "
-            f"{each:,} bytes beside the null block; raise the fraction{smaller}"
+            f"{each:,} bytes beside the null block; raise the fraction, or lower cache.block_size or "
+            "engine.max_batch_tokens"
         )
     return count
 
@@ -201,12 +157,6 @@ def torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def _require_sizes(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise InvalidArgument(f"{name} must be a whole number of at least 1, found {value!r}")
 
 
 def _too_large(asked: int, free: int, num_blocks: int, device: torch.device) -> OutOfMemory:

@@ -94,8 +94,9 @@ class Promises:
         for other in list(self._state.rows.sequences):
             if other is not None and other is not seq and other.id in relying and other.row >= 0:
                 self._life.preempt(other)
-        for other in self._state.tiers.relying(relying - {seq.id}):
-            self._state.tiers.drop(other, returning=True)
+        for other in self._state.tiers.holding():
+            if other is not seq and other.id in relying:
+                self._state.tiers.drop(other, returning=True)
 
     def _withdraw(self, seq: Sequence) -> set[RequestId]:
         guarded = self._state.guarded

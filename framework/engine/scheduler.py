@@ -336,7 +336,8 @@ class Scheduler:
     def _preempt_for(self, seq: Sequence) -> bool:
         """Preempt the least important, newest request; False if `seq`'s own is the only one that runs."""
         rows, tiers = self.state.rows, self.state.tiers
-        if tiers.yield_room():
+        if tiers.ready:  # the latest that waits for a row gives its blocks up first
+            tiers.drop(tiers.ready[-1][0], returning=True)
             return True
         active = rows.active()
         victim = rows.sequence(int(active[-1]))

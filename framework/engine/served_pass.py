@@ -74,10 +74,7 @@ class _Pass:
         guarded = {id(own): GuardedBackend(own) for own in backends}
         self._backends, self._planners = [guarded[id(own)] for own in backends], list(guarded.values())
         num_blocks = -(-num_tokens // spec.block_size)
-        self._pool = KVPool(
-            num_blocks, spec.block_size, len(pool.layers), spec.num_kv_heads, spec.head_dim, pool.dtype, pool.device,
-            pool.layout,
-        )  # fmt: skip
+        self._pool = KVPool(spec, len(pool.layers), num_blocks, pool.device)
         for own, served in zip(self._pool.layers, pool.layers, strict=True):
             own.sinks, own.alibi_slopes = served.sinks, served.alibi_slopes
             if pool.dtype == SCALED:

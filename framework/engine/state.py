@@ -89,6 +89,7 @@ class EngineState:
         groups: of beam searches that have arrived.
         promises: blocks that rows of this step share before they are computed; None where that is off.
         tiers: what lies below the pool.
+        listeners: of the tiers, which hear the allocator's events.
         reserved_rows: kept free for samples that will be forked off.
         step_number: steps begun.
         now: of the step that began last, on the clock that policies see.
@@ -105,6 +106,7 @@ class EngineState:
     on_end: Callable[[Request], object] | None = None
     promises: StepPromises | None = None
     tiers: Below = field(default_factory=Below)
+    listeners: list[Callable[[CacheEvent], object]] = field(default_factory=list)
     requests: dict[int, Request] = field(default_factory=dict)
     arrivals: list[tuple[float, int, Request]] = field(default_factory=list)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
@@ -143,11 +145,9 @@ class EngineState:
 
 def listen(state: EngineState) -> None:
     """Pass the allocator's events on to the log, the tiers and the ledger; where there is none, it sends none."""
-    listeners: list[Callable[[CacheEvent], object]] = []
+    listeners = list(state.listeners)
     if state.log is not None:
-        listeners.append(lambda event: _log_cache_event(state, event))
-    if state.tiers.heard is not None:
-        listeners.append(state.tiers.heard)
+        listeners.insert(0, lambda event: _log_cache_event(state, event))
     if state.ledger is not None:
         listeners.append(state.ledger.heard)
 

@@ -296,7 +296,7 @@ def _room(hit: Hit) -> int:
     return ((isinstance(hit, WindowedHit) and hit.reach) or hit.num_tokens) + 1
 
 
-def groups_of_model(config: ModelConfig, spec: AttentionSpec, kv_dtype: str) -> tuple[KVGroup, ...]:
+def groups_of_model(config: ModelConfig, spec: AttentionSpec) -> tuple[KVGroup, ...]:
     """Full attention, and the sliding window or recurrent state of a model that has layers of both; empty of any other.
 
     States are counted in the model's dtype, that of `spec`.
@@ -306,7 +306,7 @@ def groups_of_model(config: ModelConfig, spec: AttentionSpec, kv_dtype: str) -> 
         bytes_of_states = sum(states.layers) * states.state_bytes(getattr(torch, spec.dtype).itemsize)
         return (
             KVGroup(name="full", kind="full", block_tokens=spec.block_size,
-                    block_bytes=block_bytes(spec.block_size, count, spec.num_kv_heads, spec.head_dim, kv_dtype)),
+                    block_bytes=block_bytes(spec, count)),
             KVGroup(name="state", kind="state", block_tokens=spec.block_size, block_bytes=bytes_of_states),
         )  # fmt: skip
     slides, window = sum(map(config.slides, range(config.num_layers))), config.sliding_window
@@ -314,7 +314,7 @@ def groups_of_model(config: ModelConfig, spec: AttentionSpec, kv_dtype: str) -> 
         return ()
 
     def group(kind: Kind, num_layers: int, length: int) -> KVGroup:
-        size = block_bytes(spec.block_size, num_layers, spec.num_kv_heads, spec.head_dim, kv_dtype)
+        size = block_bytes(spec, num_layers)
         return KVGroup(name=kind, kind=kind, block_tokens=spec.block_size, block_bytes=size, length=length)
 
     return group("full", config.num_layers - slides, 0), group("window", slides, window)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from framework.engine.engine import MakeTiers
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import Sequence as Row
 from framework.engine.state import EngineState
-from framework.engine.tiers.engine_tiers import EngineTiers
-from framework.engine.tiers.records import Load, MakeTiers, Plan, TierSetup, Wanted
+from framework.engine.tiers.engine_tiers import EngineTiers, Load, Plan, Wanted
+from framework.engine.tiers.placement import TierSetup
 from framework.engine.tiers.setup import OpenTiers, TierEntry
 from framework.errors import InvalidArgument
 from framework.groups.kinds import find_hit

@@ -16,9 +16,9 @@ from framework.engine import graphs
 from framework.engine.engine import Engine
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
-from framework.engine.limits import LengthWarning
 from framework.engine.pool import block_bytes
 from framework.engine.request import Completion, Request
+from framework.engine.sizes import LengthWarning
 from framework.errors import ConfigError
 from framework.guard.backend import GuardedBackend
 from framework.guard.facts import Reporting, reported
@@ -232,8 +232,8 @@ def what_fewer_bits_buy(config: Config, llm: LLM, requests: Sequence[Request]) -
     """See `equal_bytes`: the run is replayed over a pool of the model's dtype. Empty where that is the pool's."""
     if llm.kv_dtype == llm.spec.dtype:
         return {}
-    shape = (llm.spec.block_size, len(llm.pool.layers), llm.spec.num_kv_heads, llm.spec.head_dim)
-    stored, own = (block_bytes(*shape, dtype) for dtype in (llm.kv_dtype, llm.spec.dtype))
+    num_layers = len(llm.pool.layers)
+    stored, own = (block_bytes(spec, num_layers) for spec in (llm.spec, replace(llm.spec, kv_dtype=None)))
     with tempfile.TemporaryDirectory(prefix="kvlab-") as folder:
         path = Path(folder) / RECORDING
         record(llm, requests, path)

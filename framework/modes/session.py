@@ -11,7 +11,7 @@ from typing import Any
 from framework import tracking
 from framework.cli.exit import complain, describe, interrupts
 from framework.config.config import Config
-from framework.engine.limits import shortened
+from framework.engine.sizes import shortened
 from framework.errors import FrameworkError
 from framework.files.secrets import hidden, masked, secrets_of
 from framework.kv_events.file import JsonLines

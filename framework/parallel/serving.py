@@ -19,6 +19,7 @@ from framework.engine.executors.model import ModelExecutor
 from framework.engine.kv_scales import require_scales
 from framework.engine.rows import IntArray, Rows
 from framework.engine.served_pass import Gaps, served_pass
+from framework.engine.sizes import Sizes
 from framework.errors import ConfigError, RankError, Unsupported
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.loading import LoadedModel, load_model, read_model_config
@@ -150,17 +151,19 @@ class Serving:
     rows: Rows
 
 
-def serve(worker: Worker, chosen: Component, spec: AttentionSpec, seed: int, facts: dict[str, Any]) -> None:
+def serve(
+    worker: Worker, chosen: Component, sizes: Sizes, options: EngineOptions, seed: int, facts: dict[str, Any]
+) -> None:
     """On another rank: make the executor, with a backend, a pool and tables of its own. A former one is dropped.
 
     Args:
-        spec: of one rank's heads. facts: of `make_executor`.
+        sizes: of one rank's heads. facts: of `make_executor`.
     """
     worker.serving = None
     backend = build_component("backend", chosen, {"seed": seed})
-    require_backend(backend, spec, worker.device)
-    executor = make_executor(worker.decoder, backend, spec, device=worker.device, **facts)
-    worker.serving = Serving(executor, spec, Rows(facts["options"].max_batch_requests, facts["max_len"]))
+    require_backend(backend, sizes.spec, worker.device)
+    executor = make_executor(worker.decoder, backend, sizes, options, worker.device, **facts)
+    worker.serving = Serving(executor, sizes.spec, Rows(options.max_batch_requests, sizes.max_len))
 
 
 def execute(worker: Worker, name: str, *arguments: Any) -> None:
@@ -215,11 +218,12 @@ def load_served(
 def serving_executor(
     model: LoadedModel,
     backend: AttentionBackend,
-    spec: AttentionSpec,
+    sizes: Sizes,
+    options: EngineOptions,
+    device: str,
     *,
     chosen: Component,
     seed: int,
-    device: str,
     **facts: Any,
 ) -> tuple[Executor, ModelExecutor]:
     """What the engine steps, and this process's own executor, which it leads where there are other ranks.
@@ -230,10 +234,10 @@ def serving_executor(
     """
     ranks, decoder = model.ranks, model.decoder
     if ranks is None:
-        own = make_executor(decoder, backend, spec, device=device, **facts)
+        own = make_executor(decoder, backend, sizes, options, device, **facts)
         return own, own
-    ranks.post(serve, chosen, spec, seed, facts)
+    ranks.post(serve, chosen, sizes, options, seed, facts)
     with ranks.in_step():
-        own = make_executor(decoder, backend, spec, device=device, **facts)
+        own = make_executor(decoder, backend, sizes, options, device, **facts)
         ranks.answers()
     return LeaderExecutor(own, ranks), own

@@ -120,7 +120,8 @@ class History:
 
     def lies_below(self, content: Content) -> bool:
         assert self.engine is not None
-        return content in self.key and self.engine.state.tiers.lies_below(self.key[content])
+        tiers = self.engine.state.tiers
+        return content in self.key and isinstance(tiers, EngineTiers) and tiers.lies_below(self.key[content])
 
     def has_row(self, number: int) -> bool:
         """Whether a sequence runs: one whose blocks are being loaded computes nothing yet."""

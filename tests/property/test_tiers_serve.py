@@ -14,8 +14,7 @@ from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Step
 from framework.engine.tiers.engine_tiers import EngineTiers, tier_maker
-from framework.engine.tiers.placement import Placement
-from framework.engine.tiers.records import TierSetup
+from framework.engine.tiers.placement import Placement, TierSetup
 from framework.errors import FrameworkError, PluginError, StoreFailed
 from framework.guard.store import GuardedStore
 from framework.interfaces.store import BlockFormat, Store

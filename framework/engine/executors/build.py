@@ -12,12 +12,13 @@ from framework.engine.kv_scales import set_scales
 from framework.engine.opaque_group import opaque_group
 from framework.engine.pool import KVPool
 from framework.engine.rows import Rows
+from framework.engine.sizes import Sizes
 from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
-from framework.engine.warm_up import Limits, warm_up
+from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, Unsupported
 from framework.guard.backend import GuardedBackend
-from framework.interfaces.backend import AttentionBackend, AttentionSpec
+from framework.interfaces.backend import AttentionBackend
 from framework.model import memory
 from framework.model.decoder import Decoder, DecoderLayer
 
@@ -25,63 +26,45 @@ from framework.model.decoder import Decoder, DecoderLayer
 def make_executor(
     decoder: Decoder,
     backend: AttentionBackend,
-    spec: AttentionSpec,
-    *,
-    num_blocks: int,
-    max_len: int,
+    sizes: Sizes,
     options: EngineOptions,
     device: str,
+    *,
     poison: bool = False,
     kv_scales: str | None = None,
-    further_blocks: int | None = None,
 ) -> ModelExecutor:
     """Set the backend up, allocate the pool and the tables, and make the decoder fast.
 
     Args:
-        spec: of the attention that `decoder` holds: one rank's heads where the model is spread over several.
-        max_len: longest sequence, tokens.
+        decoder: with the heads that `sizes` counts: one rank's where the model is spread over several.
         kv_scales: file with the scales of an fp8 pool; None calibrates them.
-        further_blocks: of the layers with a sliding window or a recurrent state, which then are a group of KV with
-            tables of its own; None: all layers share one table.
 
     Raises:
         PluginError, Unsupported: the backend's setup failed.
         OutOfMemory: the pool does not fit.
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
-    by_layer = _backends(decoder, backend, spec, device)
-    config, states = decoder.config, None
-    attending = config.attention_layers
+    config, further_blocks, states = decoder.config, sizes.further_blocks, None
+    backends = _backends(decoder, backend, sizes, device)
     sliding = [layer for layer in range(config.num_layers) if config.slides(layer)]
     further = [] if further_blocks is None or not sliding else [(further_blocks, sliding)]
     if config.recurrent is not None:
         further_blocks = further_blocks or 1  # a step that is only measured
-        states = StatePool(decoder, further_blocks, spec.block_size, device, poison)
-    pool = KVPool(
-        num_blocks=num_blocks,
-        block_size=spec.block_size,
-        num_layers=len(attending),
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=spec.kv_dtype or spec.dtype,
-        device=device,
-        layout=spec.layout,
-        poison=poison,
-        further=further,
-    )
-    for at, kv in zip(attending, pool.layers, strict=True):
+        states = StatePool(decoder, further_blocks, sizes.spec.block_size, device, poison)
+    pool = KVPool(sizes.spec, sizes.num_layers, sizes.num_blocks, device, poison, further)
+    for at, kv in zip(config.attention_layers, pool.layers, strict=True):
         layer = decoder.layers[at]
         assert isinstance(layer, DecoderLayer)
         kv.sinks = None if layer.sinks is None else layer.sinks.float()
     set_scales(pool, decoder, kv_scales)
     tables, *others = (
-        BlockTables(options.max_batch_requests, -(-max_len // spec.block_size), device)
+        BlockTables(options.max_batch_requests, sizes.blocks_of(sizes.max_len), sizes.spec.block_size, device)
         for _ in range(1 + (further_blocks is not None))
     )
-    sizes, off = graphs.choose(options, backend, device)
+    captured, off = graphs.choose(options, backend, device)
     if states is not None:
-        sizes, off = (), "recurrent layers are not captured"
-    executor = ModelExecutor(decoder, backend, pool, tables, by_layer, others, states)
+        captured, off = (), "recurrent layers are not captured"
+    executor = ModelExecutor(decoder, backends, pool, tables, others, states)
     if options.compile:
         if decoder.group is not None:
             decoder.join(opaque_group(decoder.group))
@@ -89,69 +72,50 @@ def make_executor(
     elif options.prepack:
         decoder.prepack(options.max_batch_requests)
     executor.graphs_off = off
-    if sizes:
-        executor.capture(graphs.CudaRecorder(device), sizes)
+    if captured:
+        executor.capture(graphs.CudaRecorder(device), captured)
     return executor
 
 
 def largest_step_bytes(
-    decoder: Decoder,
-    backend: AttentionBackend,
-    spec: AttentionSpec,
-    *,
-    max_len: int,
-    options: EngineOptions,
-    device: str,
+    decoder: Decoder, backend: AttentionBackend, sizes: Sizes, options: EngineOptions, device: str
 ) -> int:
     """What steps of every kind hold at most beside weights and pool, measured over a pool just large enough for one.
 
-    Args, errors: as `make_executor`; `backend` is not set up, a copy of it is.
+    Args, errors: as `make_executor`; the pool of `sizes` is not made, and `backend` not set up: a copy of it is.
     """
-    num_blocks = -(-min(max_len, options.max_batch_tokens) // spec.block_size)
+    if not memory.counts(device):
+        return 0
+    num_blocks = sizes.blocks_of(min(sizes.max_len, options.max_batch_tokens))
+    small = replace(sizes, num_blocks=num_blocks, max_len=min(sizes.max_len, num_blocks * sizes.spec.block_size))
     plain = replace(options, cuda_graphs=False, compile=False, prepack=False)
-    longest = min(max_len, num_blocks * spec.block_size)
-    limits = Limits.of(options, num_blocks=num_blocks, block_size=spec.block_size, max_len=longest)
-
-    def measured() -> int:
-        executor = make_executor(
-            decoder, _copy_of(backend), spec, num_blocks=num_blocks, max_len=longest, options=plain, device=device
-        )
-        rows = Rows(options.max_batch_requests, longest)
-        return memory.peak_bytes(device, lambda: warm_up(executor, rows, limits))
-
-    return measured() if memory.counts(device) else 0
+    executor = make_executor(decoder, _copy_of(backend, "a step is measured first"), small, plain, device)
+    rows = Rows(options.max_batch_requests, small.max_len)
+    return memory.peak_bytes(device, lambda: warm_up(executor, rows, small, options))
 
 
-def _copy_of(backend: AttentionBackend) -> AttentionBackend:
+def _copy_of(backend: AttentionBackend, why: str) -> AttentionBackend:
     try:
         return copy.deepcopy(backend)
     except Exception as error:
         raise Unsupported(
-            f"{type(backend).__name__} cannot be copied ({error}), so what a step holds beside the pool cannot be "
-            "measured; give cache.num_blocks, or the backend by name"
+            f"{type(backend).__name__} cannot be copied ({error}), and {why}; give the backend by name"
         ) from error
 
 
-def _backends(decoder: Decoder, backend: AttentionBackend, spec: AttentionSpec, device: str) -> list[AttentionBackend]:
+def _backends(decoder: Decoder, backend: AttentionBackend, sizes: Sizes, device: str) -> list[AttentionBackend]:
     """The backend of each layer with attention, set up: `backend`, and a copy where layers differ in their window.
 
     Raises:
         PluginError, Unsupported: the setup failed, or the backend cannot be copied.
     """
     windows = [decoder.config.window(layer) for layer in decoder.config.attention_layers]
-    found = {spec.sliding_window: backend}
-    for window in dict.fromkeys(windows):
-        if window in found:
-            continue
-        try:
-            found[window] = copy.deepcopy(backend)
-        except Exception as error:
-            raise Unsupported(
-                f"{type(backend).__name__} cannot be copied ({error}), and this model has layers with and without a "
-                "sliding window, each of which needs one; give the backend by name"
-            ) from error
+    found = {sizes.spec.sliding_window: backend}
+    for window in windows:
+        if window not in found:
+            found[window] = _copy_of(backend, "this model has layers with and without a sliding window")
     for window, own in found.items():
-        GuardedBackend(own).setup(replace(spec, sliding_window=window), device)
+        GuardedBackend(own).setup(replace(sizes.spec, sliding_window=window), device)
     return [found[window] for window in windows]
 
 

@@ -34,10 +34,9 @@ class ModelExecutor:
     A step's integers go to the device in one copy, and only `sample` and `logprobs` wait for it: once each.
 
     Args:
-        backend: already set up for this model's AttentionSpec.
+        by_layer: the backend of each layer with attention, each set up.
         pool, tables: on the decoder's device.
         further: tables of the pool's groups after the first; with `states` of theirs alone.
-        by_layer: the backend of each layer with attention, each set up, where they differ; None: `backend` everywhere.
         states: of the recurrent layers, where the decoder has any.
 
     Attributes:
@@ -49,15 +48,14 @@ class ModelExecutor:
     def __init__(
         self,
         decoder: Decoder,
-        backend: AttentionBackend,
+        by_layer: Sequence[AttentionBackend],
         pool: KVPool,
         tables: BlockTables,
-        by_layer: Sequence[AttentionBackend] | None = None,
         further: Sequence[BlockTables] = (),
         states: StatePool | None = None,
     ) -> None:
         self.states = states
-        self.decoder, self.backend, self.pool, self.tables, self._further = decoder, backend, pool, tables, further
+        self.decoder, self.by_layer, self.pool, self.tables, self._further = decoder, by_layer, pool, tables, further
         self.device = torch.device(tables.device)
         self.graphs: DecodeGraphs | None = None
         self.graphs_off = ""
@@ -65,14 +63,13 @@ class ModelExecutor:
         self._forward: Callable[..., Any] = decoder
         self._attention: Attention = self._attend
         self._batches: Sequence[Batch] = ()  # a group each
-        self._guarded = GuardedBackend(backend)
         self._kv_of = {layer: at for at, layer in enumerate(decoder.config.attention_layers)}
-        self.by_layer = list(by_layer or [backend] * len(self._kv_of))
-        guarded = {id(own): GuardedBackend(own) for own in self.by_layer}
-        groups = {id(own): group for own, group in zip(self.by_layer, pool.group_of, strict=True)}
+        guarded = {id(own): GuardedBackend(own) for own in by_layer}
+        groups = {id(own): group for own, group in zip(by_layer, pool.group_of, strict=True)}
         self._planners = [(one, groups[own]) for own, one in guarded.items()]
-        self._layer_backends = [guarded[id(own)] for own in self.by_layer]
-        self._backend_rotates = "rope" in self._guarded.capabilities.features and decoder.config.rotary_dim is None
+        self._layer_backends = [guarded[id(own)] for own in by_layer]
+        features = self._layer_backends[0].capabilities.features
+        self._backend_rotates = "rope" in features and decoder.config.rotary_dim is None
         self._rope: tuple[Rope, Rope] | None = None  # of layers without and with a window
         self._inputs, self._drawing = Staging(self.device), Staging(self.device)
         self._logits: Tensor = torch.empty(0)
@@ -81,7 +78,7 @@ class ModelExecutor:
     @torch.inference_mode()
     def capture(self, recorder: Recorder, sizes: Sequence[int]) -> None:
         """From here on replay decode steps of up to max(`sizes`) rows. Only while nothing runs."""
-        self.graphs = DecodeGraphs(self._compute, self.tables, self.pool.block_size, sizes, recorder)
+        self.graphs = DecodeGraphs(self._compute, self.tables, sizes, recorder)
         self.graphs_off = ""
 
     def compile(self) -> None:
@@ -166,7 +163,7 @@ class ModelExecutor:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """See Executor."""
-        self.pool.copy(self._guarded, copies)
+        self.pool.copy(self._layer_backends[0], copies)
         if self.states is not None:
             self.states.copy([(copy.source, copy.destination) for copy in copies if copy.group == 1])
 
@@ -181,7 +178,7 @@ class ModelExecutor:
         row_of = np.repeat(step.rows, step.num_new)
         positions = np.arange(ends[-1]) + np.repeat(step.computed - (ends - step.num_new), step.num_new)
         tokens = rows.tokens[row_of, positions].astype(np.int64)
-        slots = self.tables.slots(row_of, positions, self.pool.block_size)
+        slots = self.tables.slots(row_of, positions)
         size = self.graphs.size_for(step) if self.graphs else None
         if self.graphs is None or size is None:
             self.num_eager_steps += 1
@@ -204,14 +201,14 @@ class ModelExecutor:
             self.states.begin(step, self._further[0].host)
         for further in self._further if self.states is None else ():
             row_of = np.repeat(step.rows, step.num_new)
-            more += further.slots(row_of, positions, self.pool.block_size), *further.take_changes()
+            more += further.slots(row_of, positions), *further.take_changes()
         sent = self._inputs.upload(
             tokens, positions, slots, context, starts, step.rows, ends[step.sampled] - 1, *changes, *more
         )
         if len(changes[0]):
             self.tables.apply(sent[7], sent[8])
         batch = Batch(
-            block_tables=self.tables.gather(sent[5], -(-longest // self.pool.block_size)),
+            block_tables=self.tables.gather(sent[5], -(-longest // self.tables.block_size)),
             context_lens=sent[3],
             query_starts=sent[4],
             slot_mapping=sent[2],

@@ -3,26 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from framework.engine.below import Below
+from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import Sequence as Row
-from framework.engine.tiers.placement import Placement
-from framework.engine.tiers.records import Load, MakeTiers, Plan, TierSetup, Wanted
+from framework.engine.state import EngineState
+from framework.engine.tiers.placement import Placement, TierSetup
 from framework.errors import FrameworkError, InvariantViolation
 from framework.interfaces.allocator import Hit
+from framework.kv_events.stream import EventStream
 from framework.tiers.tier import Tier
 from framework.tiers.transfers import Copy
 from framework.types import BlockCopy as PoolCopy
 from framework.types import BlockHash, BlockId, RequestId
 
-if TYPE_CHECKING:
-    from framework.engine.lifecycle import Lifecycle
-    from framework.engine.state import EngineState
-    from framework.kv_events.stream import EventStream
-
 _SOON_S = 0.01
 _TOTALS = ("bytes_in", "bytes_out", "failed_loads", "failed_stores")
+
+
+@dataclass(slots=True)
+class Wanted:
+    """Blocks of one group of KV that are to be loaded, a run of a prompt's.
+
+    Attributes:
+        at: what lies where in this group.
+        first: their first index in the request's table.
+        keys, places: of each, its content and its tier; 0 for one that the pool holds, and this table does not.
+    """
+
+    at: Placement
+    first: int
+    keys: list[BlockHash]
+    places: list[int]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What of a prompt, beyond the pool's hit, is to be loaded.
+
+    Attributes:
+        hit: to allocate with: the pool's part, of whole blocks.
+        found: leading blocks that need no load.
+        places: the tier of each of the leading blocks, 0 for the pool; all that the request will have.
+        parts: what to load, of each group of KV.
+    """
+
+    hit: Hit
+    found: int
+    places: list[int]
+    parts: Sequence[Wanted]
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A sequence whose blocks are on their way: it has a table, and no row.
+
+    Attributes:
+        copies: of each part's blocks, in order; None for one that was copied within the pool.
+        left: copies under way.
+        dropped: the sequence is to get nothing of it: it ended, or goes back to wait (`returns`).
+        parked: sequences that wait for contents that this one loads.
+    """
+
+    seq: Row
+    plan: Plan
+    copies: list[list[Copy | None]]
+    left: int
+    begun_s: float
+    dropped: bool = False
+    returns: bool = False
+    parked: list[Row] = field(default_factory=list)
 
 
 class EngineTiers(Below):
@@ -46,7 +98,9 @@ class EngineTiers(Below):
         self.placement = Placement(state, setup, stream)
         self.placements = [self.placement, *(Placement(state, other, first=self.placement) for other in further)]
         self._waiting: RequestId | None = None  # last asked about for a prefetch
-        self.heard = self.placement.heard
+        state.listeners.append(self.placement.heard)
+        if state.ledger is not None:
+            state.ledger.lies_below = self.lies_below
         self.transfers, self._lower = self.placement.transfers, self.placement.lower
         self.loading: dict[RequestId, Load] = {}
         self.dropped: list[Load] = []
@@ -113,12 +167,12 @@ class EngineTiers(Below):
                 tier.unpin(keys, at.now)
 
     def park(self, seq: Row, plan: Plan) -> bool:
-        coming = (part.at.arriving.get(key) for part in plan.parts for key in part.keys)
-        load = next(filter(None, coming), None)
-        if load is None:
-            return False
-        load.parked.append(seq)
-        return True
+        for part in plan.parts:
+            for key in part.keys:
+                if key in part.at.arriving:
+                    part.at.arriving[key].load.parked.append(seq)
+                    return True
+        return False
 
     def begin(self, seq: Row, hit: Hit, plan: Plan | None) -> bool:
         try:
@@ -156,6 +210,7 @@ class EngineTiers(Below):
         self._hits[seq.id] = path[:full]
 
     def lies_below(self, key: BlockHash) -> bool:
+        """Whether a tier below the pool has this content, or it is on its way from one."""
         return self._lower.where(key) > 0 or key in self.placement.arriving
 
     def _load(self, seq: Row, plan: Plan) -> None:
@@ -167,7 +222,7 @@ class EngineTiers(Below):
         for part, coming in zip(plan.parts, wanted, strict=True):
             for copy in coming:
                 copy.load = load
-                part.at.arriving[copy.key] = load
+                part.at.arriving[copy.key] = copy
         self.loading[seq.id] = load
         self.num_loads += 1
         self._state.note("load", seq, blocks=load.left)
@@ -196,18 +251,14 @@ class EngineTiers(Below):
             executor.copy_blocks(within)
         return copies
 
-    def drop(self, seq: Row, *, returning: bool = False) -> bool:
+    def drop(self, seq: Row, *, returning: bool = False) -> None:
         at = next((at for at, (other, _) in enumerate(self.ready) if other is seq), None)
         if at is not None:
             del self.ready[at]
             self._free(seq, returning=returning)
-            return True
-        load = self.loading.pop(seq.id, None)
-        if load is None:
-            return False
-        load.dropped, load.returns = True, returning
-        self.dropped.append(load)
-        return True
+        elif (load := self.loading.pop(seq.id, None)) is not None:
+            load.dropped, load.returns = True, returning
+            self.dropped.append(load)
 
     def _free(self, seq: Row, *, returning: bool) -> None:
         self._life.free_table(seq)
@@ -215,12 +266,6 @@ class EngineTiers(Below):
             self._state.waiting.push(seq)
         else:
             self._hits.pop(seq.id, None)
-
-    def yield_room(self) -> bool:
-        if not self.ready:
-            return False
-        self.drop(self.ready[-1][0], returning=True)
-        return True
 
     def ending(self, seq: Row) -> None:
         keys = self._hits.pop(seq.id, ())
@@ -314,12 +359,6 @@ class EngineTiers(Below):
         for transfers in busy[:1]:
             transfers.wait(until)
 
-    def settle(self) -> None:
-        """Wait for all copies under way: nothing is pinned after that."""
-        while any(at.transfers.num_pending for at in self.placements):
-            self.wait(None)
-            self.poll()
-
     def holding(self) -> list[Row]:
         return [load.seq for load in self.loading.values()] + [seq for seq, _ in self.ready]
 
@@ -328,25 +367,15 @@ class EngineTiers(Below):
             at.transfers.close(drain=drain)
 
     def check(self, *, settle: bool = False) -> None:
-        if settle:
-            self.settle()
+        while settle and any(at.transfers.num_pending for at in self.placements):
+            self.wait(None)
+            self.poll()
         try:
             for at in self.placements:
                 if not at.off:
-                    self._check(at)
+                    at.check(idle=not (at.transfers.num_pending or self.loading or self.dropped))
         except AssertionError as error:
             raise InvariantViolation(f"EngineTiers: T1: {error}") from error
-
-    def _check(self, at: Placement) -> None:
-        at.lower.check()
-        stale = [block for key, block in at.pool.items() if at.names.get(block) != key]
-        assert not stale, f"blocks {stale} count as holding what they are not published with"
-        if not (at.transfers.num_pending or self.loading or self.dropped):
-            assert not at.arriving, at.arriving
-            assert not at.reading, at.reading
-            for tier in at.lower.tiers:
-                pinned = [key for key in tier.block_of if tier.is_pinned(key)]
-                assert not pinned, f"tier {tier.number}: {len(pinned)} blocks are pinned for no copy"
 
     def summary(self) -> dict[str, Any]:
         measured: dict[str, Any] = {
@@ -374,8 +403,8 @@ class EngineTiers(Below):
         return {**held, "loading": len(self.loading)}
 
 
-def tier_maker(setup: Callable[[], TierSetup]) -> MakeTiers:
-    """Makes the tiers of one group of KV."""
+def tier_maker(setup: Callable[[], TierSetup]) -> Callable[[EngineState, Lifecycle, EventStream | None], EngineTiers]:
+    """Makes the tiers of one group of KV, see `engine.MakeTiers`."""
     return lambda state, life, stream: EngineTiers(state, life, stream, setup())
 
 

@@ -5,26 +5,50 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from framework.engine.metrics import Metrics
 from framework.engine.request import Sequence as Row
-from framework.engine.tiers.records import Load, TierSetup
+from framework.engine.state import EngineState
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.tiering import Tiering
 from framework.kv_events.schema import BlockRemoved, BlockStored
+from framework.kv_events.stream import EventStream
 from framework.paged.pool import PromptEnds, facts_of
 from framework.tiers.movement import LowerTiers
 from framework.tiers.tier import Tier
-from framework.tiers.transfers import Copy
+from framework.tiers.transfers import Copy, Transfers
 from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts, RequestId, RequestInfo
 
-if TYPE_CHECKING:
-    from framework.engine.metrics import Metrics
-    from framework.engine.state import EngineState
-    from framework.kv_events.stream import EventStream
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSetup:
+    """What an engine's tiers are made of, all of it fresh.
+
+    Attributes:
+        tiers: (num_blocks, policy) from tier 1 on.
+        transfers: carry the copies out.
+        media: what KV events call the place of each tier.
+        holds_kv: of each tier, whether what is stored there can be loaded; else it only counts what it would have hit.
+        found: of each tier, the contents that an earlier process left, least recently used first.
+        recompute_s: (tokens cached, tokens in all) -> predicted seconds of prefilling the rest; None where unknown.
+        block_bytes: bytes a block.
+        kind: of a further group of KV, as its results are called; empty of the first.
+    """
+
+    tiers: Sequence[tuple[int, EvictionPolicy]]
+    rule: Tiering
+    transfers: Transfers
+    holds_kv: Sequence[bool]
+    media: Sequence[str] = ()
+    found: Sequence[Sequence[BlockHash]] = ()
+    recompute_s: Callable[[int, int], float] | None = None
+    block_bytes: int = 0
+    kind: str = ""
 
 
 class Placement:
@@ -40,7 +64,7 @@ class Placement:
         group: of KV.
         names: contents of the pool's published blocks, promised ones included.
         pool: contents whose KV the pool holds, and the block of each.
-        arriving: contents on their way from a tier to a request that waits.
+        arriving: contents on their way from a tier to a request that waits, each with its copy.
         reading: blocks of the pool with stores under way.
         off: why the tiers were turned off; empty while they work.
     """
@@ -64,7 +88,7 @@ class Placement:
         self.names: dict[int, BlockHash] = {}
         self.pool: dict[BlockHash, int] = {}
         self._evicted: list[tuple[int, BlockHash, bool]] = []
-        self.arriving: dict[BlockHash, Load] = {}
+        self.arriving: dict[BlockHash, Copy] = {}
         self.reading: dict[int, list[Copy]] = {}
         self._unsound: set[tuple[int, BlockHash]] = set()  # (tier, content) to lose once no copy pins it
         self.failed_loads, self.failed_stores = [0] * len(tiers), [0] * len(tiers)
@@ -252,6 +276,18 @@ class Placement:
                 self._unsound.discard((tier.number, copy.key))
                 tier.lose(copy.key, self.now)
                 self.remove(copy.key, tier.number)
+
+    def check(self, *, idle: bool) -> None:
+        """Raise AssertionError where the blocks do not add up, or, with nothing under way, something is pinned."""
+        self.lower.check()
+        stale = [block for key, block in self.pool.items() if self.names.get(block) != key]
+        assert not stale, f"blocks {stale} count as holding what they are not published with"
+        if idle:
+            assert not self.arriving, self.arriving
+            assert not self.reading, self.reading
+            for tier in self.lower.tiers:
+                pinned = [key for key in tier.block_of if tier.is_pinned(key)]
+                assert not pinned, f"tier {tier.number}: {len(pinned)} blocks are pinned for no copy"
 
 
 class _Sound:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.engine.tiers.records import TierSetup
+from framework.engine.tiers.placement import TierSetup
 from framework.errors import ConfigError, FrameworkError
 from framework.guard.allocator import GuardedAllocator
 from framework.guard.store import GuardedStore
@@ -199,14 +199,15 @@ def tier_opener(
     tiering: Component,
     allocator: Allocator,
     hash: Component,
+    shared: Mapping[str, Any],
     pool: KVPool,
     decoder: Decoder,
     now: Callable[[], float],
-    *,
-    max_model_len: int,
-    seed: int,
 ) -> OpenTiers:
     """What opens the tiers of a serve run, at first and after each reset.
+
+    Args:
+        shared: what policies and rules may ask for: block_size, max_model_len, seed.
 
     Raises:
         ConfigError: blocks cannot be found by their hash alone.
@@ -214,9 +215,8 @@ def tier_opener(
     from framework.engine.block_bytes import block_format, pool_bytes
     from framework.model.loading import fingerprint
 
-    scheme = type(require_tiers(allocator, hash, seed))
+    scheme = type(require_tiers(allocator, hash, shared["seed"]))
     named = fingerprint(decoder), f"{scheme.__module__}.{scheme.__qualname__}"
-    shared = {"block_size": allocator.block_size, "max_model_len": max_model_len, "seed": seed}
 
     def open(parts: Sequence[Tensor], tiers: Sequence[TierEntry], kind: str = "") -> TierSetup:
         format = block_format(pool, parts, *named, kind)

@@ -16,6 +16,7 @@ from framework.engine.block_bytes import CudaPoolBytes, HostPoolBytes, parts_of,
 from framework.engine.pool import KVPool
 from framework.engine.tiers import setup
 from framework.errors import InvalidArgument
+from framework.interfaces.attention import AttentionSpec
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
 from framework.tiers.transfers import Copy
@@ -33,7 +34,8 @@ LATE = {
 
 
 def on_device(cuda: Cuda, dtype: str = "float32") -> tuple[KVPool, CudaPoolBytes]:
-    pool = KVPool(BLOCKS, 4, 3, 2, 8, dtype)
+    spec = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4, kv_dtype=dtype)
+    pool = KVPool(spec, 3, BLOCKS)
     for layer in pool.layers:
         for part in (layer.k, layer.v, layer.k_scale, layer.v_scale):
             if part is not None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fake_engines import FakeModel, drive, expected, fake_engine, make_llm, prompts, tokens_of
 
-from framework.engine.limits import LengthWarning
 from framework.engine.request import Status
+from framework.engine.sizes import LengthWarning
 from framework.errors import InvalidArgument
 from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.sampling import Sampling

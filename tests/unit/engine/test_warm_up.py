@@ -15,8 +15,9 @@ from torch._dynamo.utils import counters
 from framework.engine import pool
 from framework.engine.executors.model import ModelExecutor
 from framework.engine.pool import block_bytes
-from framework.engine.warm_up import Limits, kinds_of_steps
+from framework.engine.warm_up import kinds_of_steps
 from framework.errors import OutOfMemory
+from framework.interfaces.attention import AttentionSpec
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model import memory
 from framework.sampling import Sampling
@@ -24,23 +25,21 @@ from framework.sampling import Sampling
 
 @settings(max_examples=200, deadline=None)
 @given(
-    num_blocks=st.integers(1, 50), block_size=st.integers(1, 20), max_len=st.integers(1, 600),
-    max_tokens=st.integers(1, 300), max_rows=st.integers(1, 70), chunk_size=st.integers(1, 400),
+    longest=st.integers(1, 600), max_tokens=st.integers(1, 300), max_rows=st.integers(1, 70),
+    chunk_size=st.integers(1, 400),
 )  # fmt: skip
-def test_no_step_passes_a_limit_of_the_engine(**sizes: int) -> None:
-    limits = Limits(**sizes)
-    steps = list(kinds_of_steps(limits))
+def test_no_step_passes_a_limit_of_the_engine(longest: int, max_tokens: int, max_rows: int, chunk_size: int) -> None:
+    limits = EngineOptions(max_batch_tokens=max_tokens, max_batch_requests=max_rows, chunk_size=chunk_size)
+    steps = list(kinds_of_steps(longest, limits))
     assert len(steps) >= 3
     for step in steps:
-        assert 0 < len(step) <= limits.max_rows, (step, limits)
-        assert sum(new for new, _ in step) <= limits.max_tokens, (step, limits)
+        assert 0 < len(step) <= max_rows, (step, limits)
+        assert sum(new for new, _ in step) <= max_tokens, (step, limits)
         for new, before in step:
-            assert 0 < new <= limits.chunk_size
+            assert 0 < new <= chunk_size
             assert before >= 0
-            assert new + before <= limits.longest
-    assert max(sum(new for new, _ in step) for step in steps[:2]) >= min(
-        limits.max_tokens, limits.longest, limits.chunk_size
-    )
+            assert new + before <= longest
+    assert max(sum(new for new, _ in step) for step in steps[:2]) >= min(max_tokens, longest, chunk_size)
 
 
 def test_a_warm_up_leaves_no_trace() -> None:
@@ -108,7 +107,7 @@ def test_a_memory_fraction_is_of_what_the_largest_step_leaves(monkeypatch: pytes
         forward(self, step, rows)
 
     monkeypatch.setattr(ModelExecutor, "forward", watched)
-    each = block_bytes(8, 2, 2, 16, "float32")
+    each = block_bytes(AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=16, dtype="float32", block_size=8), 2)
     counter = _Counter(monkeypatch, free=1000 * each, peak=400 * each)
     engine = EngineOptions(max_batch_requests=4, max_batch_tokens=72, max_model_len=500)
     llm = LLM("tiny", cache=CacheOptions(num_blocks=None, block_size=8, memory_fraction=0.5), engine=engine)
@@ -120,7 +119,7 @@ def test_a_memory_fraction_is_of_what_the_largest_step_leaves(monkeypatch: pytes
 
 def test_a_step_that_leaves_no_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     _Counter(monkeypatch, free=2_000_000, peak=1_999_000)
-    with pytest.raises(OutOfMemory, match=r"the largest step takes 1,999,000 more.*lower engine\.max_batch_tokens"):
+    with pytest.raises(OutOfMemory, match=r"the largest step takes 1,999,000 more.*engine\.max_batch_tokens"):
         LLM("tiny", cache=CacheOptions(num_blocks=None, block_size=8, memory_fraction=0.5))
 
 

@@ -15,7 +15,7 @@ from stepped_worker import Stepped, load, stepped, store
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor
 from framework.engine.tiers.engine_tiers import tier_maker
-from framework.engine.tiers.records import TierSetup
+from framework.engine.tiers.placement import TierSetup
 from framework.interfaces.tiering import Event, TierBlock, Tiering
 from framework.registry.components import build_allocator
 from framework.replay.reference import replay

@@ -14,7 +14,7 @@ from fake_engines import make_engine
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.tiers.engine_tiers import EngineTiers, tier_maker
-from framework.engine.tiers.records import TierSetup
+from framework.engine.tiers.placement import TierSetup
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
@@ -384,7 +384,7 @@ def test_hits_are_counted_once_though_a_loaded_request_yields_its_room() -> None
     waiting = engine.submit(prompt(0), ONE)
     engine.step()
     engine.step()
-    assert below(engine).yield_room()
+    below(engine).drop(waiting.sequences[0], returning=True)
     engine.run()
     assert below(engine).placement.lower.tiers[0].counts.hits == 3
     assert waiting.num_cached_tokens == 12

@@ -1,17 +1,49 @@
-"""Sizes that follow from the request and the machine: blocks of the pool, tokens of the longest sequence."""
+"""Sizes of an engine's pool and tables: what is asked and what the machine and the model allow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from framework.config.sections import CacheOptions
 from framework.errors import ConfigError
+from framework.interfaces.attention import AttentionSpec
 
 if TYPE_CHECKING:
     from framework.model.ranks import Ranks, Worker
 
 DEFAULT_BLOCKS = 1024  # on a CPU, where nothing is asked
 _DEFAULT_FRACTION = 0.9  # of a GPU's free memory, where nothing is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of a model's pool and block tables: settled once, the same on every rank, and handed on whole.
+
+    Attributes:
+        spec: of the attention: heads of one rank, dtypes, layout, and the block size.
+        num_layers: with attention.
+        num_blocks: usable blocks of the pool.
+        max_len: longest sequence, tokens.
+        further_blocks: of the layers with a sliding window or a recurrent state, which then are a group of KV with
+            tables of its own; None: all layers share one table.
+    """
+
+    spec: AttentionSpec
+    num_layers: int
+    num_blocks: int
+    max_len: int
+    further_blocks: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of context that one row can have."""
+        return min(self.max_len, self.num_blocks * self.spec.block_size)
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.spec.block_size)
 
 
 class LengthWarning(UserWarning):
@@ -49,48 +81,46 @@ def shortened(asked: int | None, found: int, advice: str, *, what: str = "engine
 
 
 def pool_blocks(
-    asked: int | None,
-    fraction: float | None,
-    *,
+    cache: CacheOptions,
+    spec: AttentionSpec,
+    num_layers: int,
     device: str,
     ranks: Ranks | None,
     needed: Callable[[], int] = lambda: 0,
-    **sizes: Any,
 ) -> int:
     """Blocks of the pool: as many as asked, or what fits into a fraction of the device's free memory.
 
     Args:
-        asked: cache.num_blocks; fraction: cache.memory_fraction, in (0, 1].
         ranks: those that share the model; each has as many blocks as the one with the least memory can hold.
         needed: measures what the largest step holds beside the pool, bytes; asked where a fraction decides, and of a
             model on one rank: several take the fraction of all that is free.
-        sizes: of a block, as `num_blocks_for` takes them.
 
     Raises:
-        ConfigError: both, or less than one block. InvalidArgument, OutOfMemory: see `num_blocks_for`.
+        ConfigError: both a number and a fraction. OutOfMemory: see `num_blocks_for`.
     """
     from framework.engine.pool import num_blocks_for  # replays need the rest of this file, and no torch
 
-    if asked is not None and fraction is not None:
-        raise ConfigError("cache.num_blocks and cache.memory_fraction are both set; give one, set the other to null")
-    if asked is not None:
-        if asked < 1:
-            raise ConfigError(f"cache.num_blocks must be at least 1, found {asked}")
-        return asked
+    fraction = cache.memory_fraction
+    if cache.num_blocks is not None:
+        if fraction is not None:
+            raise ConfigError(
+                "cache.num_blocks and cache.memory_fraction are both set; give one, set the other to null"
+            )
+        return cache.num_blocks
     if fraction is None and device.startswith("cuda"):
         fraction = _DEFAULT_FRACTION
     if fraction is None:
         return DEFAULT_BLOCKS
     if ranks is None:
-        return num_blocks_for(fraction, device, needed=needed(), **sizes)
+        return num_blocks_for(fraction, device, spec, num_layers, needed())
     if device.startswith("cpu"):
         fraction /= ranks.size  # they share the host's memory
-    others: list[int] = ranks.call(_blocks_of, fraction, sizes)
-    return min(num_blocks_for(fraction, device, **sizes), *others)
+    others: list[int] = ranks.call(_blocks_of, fraction, spec, num_layers)
+    return min(num_blocks_for(fraction, device, spec, num_layers), *others)
 
 
-def _blocks_of(worker: Worker, fraction: float, sizes: dict[str, Any]) -> int:
+def _blocks_of(worker: Worker, fraction: float, spec: AttentionSpec, num_layers: int) -> int:
     """On another rank: see `num_blocks_for`, of its device."""
     from framework.engine.pool import num_blocks_for
 
-    return num_blocks_for(fraction, worker.device, **sizes)
+    return num_blocks_for(fraction, worker.device, spec, num_layers)
