@@ -4,8 +4,8 @@
 
 The host store as a serve run uses it (pinned memory, a stream for each direction): loads of 1 to 32 blocks and as many
 stores, at three sizes of a block, because each stored block is an operation of its own and one size could not tell
-bandwidth from latency. Each direction is measured alone. A model is seconds an operation and bytes a second; tiers take one
-of both directions (`bytes_per_s`, `operation_s`); points that it misses by more than 15 % are named.
+bandwidth from latency. Each direction is measured alone. A model is seconds an operation and bytes a second; tiers take
+one of both directions (`bytes_per_s`, `operation_s`); points that it misses by more than 15 % are named.
 """
 
 from __future__ import annotations

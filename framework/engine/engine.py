@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import heapq
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from threading import get_ident
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,58 +49,6 @@ from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_token
 
 MakeTiers = Callable[[EngineState, Lifecycle, EventStream | None], Below]
 """Makes what lies below the pool of a new state."""
-
-
-class Change:
-    """A change of an engine's state, from `begin` to `end`: left by an exception of any kind, the engine is torn.
-
-    Not a context manager: it costs a step and a submission a third of this.
-
-    Args:
-        owner: the engine.
-        inner: its methods that run within a change, and nowhere else.
-
-    Attributes:
-        torn: a change has begun and not ended well.
-    """
-
-    def __init__(self, owner: object, inner: Iterable[Callable[..., Any]]) -> None:
-        self.torn = False
-        self._owner, self._thread = owner, 0
-        self._inner = {method.__code__ for method in inner}
-
-    def begin(self) -> None:
-        """A change begins.
-
-        Raises:
-            EngineInterrupted: one is under way, or did not end.
-        """
-        if self.torn:
-            self._refuse()
-        self._thread = get_ident()
-        self.torn = True
-
-    def end(self) -> None:
-        """The change is whole."""
-        self.torn = False
-
-    def is_under_way(self) -> bool:
-        """Whether a change is being made, by the frames that run: an interrupt could leave a flag behind."""
-        frame = sys._current_frames().get(self._thread)
-        while frame is not None:
-            if frame.f_code in self._inner and frame.f_locals.get("self") is self._owner:
-                return True
-            frame = frame.f_back
-        return False
-
-    def _refuse(self) -> NoReturn:
-        if not self.is_under_way():
-            raise EngineInterrupted(
-                "a step of this engine was interrupted: its blocks and tables cannot be trusted until it is reset"
-            )
-        if self._thread == get_ident():
-            raise EngineInterrupted("this engine was called from within one of its own steps; wait until it has ended")
-        raise EngineInterrupted("this engine is in a step in another thread; use it from one thread at a time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +102,7 @@ class Engine:
 
     NOTE: whatever ends a step or a submission early, a KeyboardInterrupt above all, leaves rows, tables and blocks half
     changed. So each begins by marking the engine as torn and ends by unmarking it; a torn engine refuses to go on until
-    `reset` has replaced its whole state. It is not
-    rolled back: that code would run least and be wrong most.
+    `reset` has replaced its whole state. It is not rolled back: that code would run least and be wrong most.
 
     Args:
         options: how to batch; running_first not with tiers. The longest sequence is that of `limits`.
@@ -205,7 +150,7 @@ class Engine:
         self._stop_watch, self._make_tiers = stop_watch, tiers
         self.candidates: dict[int, list[Candidates]] | None = {} if trial.record else None
         self._num_submitted = 0
-        self._change = Change(self, (Engine._step, Engine._flush, Engine._queue, Engine._cancel))
+        self._torn = self._changing = False
         write_log_header(trial.log)
         self._begin_anew(allocator)
 
@@ -244,7 +189,26 @@ class Engine:
     @property
     def interrupted(self) -> bool:
         """Whether a step or a submission was ended early, so that only `reset` helps."""
-        return self._change.torn and not self._change.is_under_way()
+        return self._torn and not self._changing
+
+    def _change(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Change the state by `work`: left by an exception of any kind, the engine is torn.
+
+        Raises:
+            EngineInterrupted: it is, or a change is under way.
+        """
+        if self._torn:
+            if self._changing:
+                raise EngineInterrupted("this engine is in a step: it was called from within it, or by another thread")
+            raise EngineInterrupted(
+                "a step of this engine was interrupted: its blocks and tables cannot be trusted until it is reset"
+            )
+        try:
+            self._torn = self._changing = True
+            work(*arguments)
+            self._torn = False
+        finally:
+            self._changing = False
 
     def reset(self, allocator: Allocator) -> None:
         """Fail all requests that have not ended, and begin anew with an empty cache; counts start at 0 again.
@@ -255,7 +219,7 @@ class Engine:
         Raises:
             RankError: the other ranks of the model were ended by what interrupted this one.
         """
-        self._change.torn = True
+        self._torn = True
         old, numbered = list(self.state.requests.values()), (self.state.last_id, self.state.step_number)
         self.state.tiers.close(drain=False)
         self.executor.reset()
@@ -265,7 +229,7 @@ class Engine:
         self.state.last_id, self.state.step_number = numbered
         for request in old:
             request.status, request.reason = Status.FAILED, "the engine was reset"
-        self._change.torn = False
+        self._torn = False
 
     # Requests
 
@@ -291,20 +255,11 @@ class Engine:
                 was queued.
             EngineInterrupted: the engine must be reset first.
         """
-        arrival_s = self.executor.now() if arrival_s is None else arrival_s
-        require_facts(
-            sampling=sampling, arrival_s=arrival_s, priority=priority, tenant=tenant, key=key, session=session,
-            category=category, hint=hint, turn=turn, namespace=namespace,
-        )  # fmt: skip
-        tokens = as_tokens(prompt)
-        self._change.begin()
-        number = self._num_submitted
-        self._num_submitted += 1
         request = Request(
-            number=number,
-            prompt=tokens,
+            number=self._num_submitted,
+            prompt=as_tokens(prompt),
             sampling=sampling,
-            arrival_s=float(arrival_s),
+            arrival_s=self.executor.now() if arrival_s is None else arrival_s,
             namespace=namespace,
             priority=priority,
             tenant=tenant,
@@ -313,14 +268,16 @@ class Engine:
             category=category,
             hint=hint,
             turn=turn,
-            seed=derived_seed(self.seed, number) if sampling.seed is None else sampling.seed,
         )
-        self._queue(request)
-        self._change.end()
+        require_facts(request)
+        self._change(self._queue, request)
         return request
 
     def _queue(self, request: Request) -> None:
-        state = self.state
+        state, seed = self.state, request.sampling.seed
+        self._num_submitted += 1
+        request.seed = derived_seed(self.seed, request.number) if seed is None else seed
+        request.arrival_s = float(request.arrival_s)
         state.metrics.submitted(request)
         seq = Sequence(RequestId(0), request, stream=0, tokens=request.prompt)
         seq.forks_due = request.width - 1
@@ -382,9 +339,7 @@ class Engine:
                 raise InvalidArgument(
                     f"request {request.number} was not submitted to this engine; cancel it where it was"
                 )
-            self._change.begin()
-            self._cancel(request, reason)
-            self._change.end()
+            self._change(self._cancel, request, reason)
 
     def _cancel(self, request: Request, reason: str) -> None:
         self.life.drop(request)
@@ -410,11 +365,9 @@ class Engine:
         Raises:
             EngineInterrupted: an earlier step was interrupted, or another thread is in one.
         """
-        self._change.begin()
-        self._step()
+        self._change(self._step)
         if self._kv_events is not None:
-            self._flush(self._kv_events)
-        self._change.end()
+            self._change(self._flush, self._kv_events)
 
     def _flush(self, events: EventStream) -> None:
         """Send the step's cache events, unless what it promised is still to be computed."""

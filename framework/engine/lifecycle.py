@@ -255,16 +255,11 @@ class Lifecycle:
 
     # How requests end
 
-    def fail(self, seq: Sequence, error: FrameworkError) -> None:
-        """End the request of `seq`, and no other, because of `error`."""
+    def fail(self, seq: Sequence, error: Exception) -> None:
+        """End the request of `seq`, and no other, because of `error`; also of one that nobody raised on purpose."""
         self.drop(seq.request)
-        self.end(seq.request, Status.FAILED, f"{type(error).__name__}: {error}")
-
-    def fail_unforeseen(self, seq: Sequence, error: Exception) -> None:
-        """`fail`, for an error that nobody raised on purpose: it costs one request, not the run."""
-        named = FrameworkError(f"internal error: {type(error).__name__}: {error}")
-        named.__cause__ = error
-        self.fail(seq, named)
+        ours = "" if isinstance(error, FrameworkError) else "FrameworkError: internal error: "
+        self.end(seq.request, Status.FAILED, f"{ours}{type(error).__name__}: {error}")
 
     def fail_unsound(self, request: Request) -> None:
         """End `request`, whose logits are not finite. What it attended to leaves the cache and the tiers: some of it is

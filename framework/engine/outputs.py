@@ -58,7 +58,7 @@ class Outputs:
             except FrameworkError:
                 raise
             except Exception as error:
-                self.life.fail_unforeseen(entries[0][1], error)
+                self.life.fail(entries[0][1], error)
 
     def _expand(self, where: IntArray) -> tuple[IntArray, IntArray, list[tuple[int, Sequence]]]:
         """Index into the sampled rows, and stream, of each token to draw; beam rows apart."""

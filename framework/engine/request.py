@@ -277,77 +277,51 @@ def derived_seed(run_seed: int, number: int) -> int:
     return (value ^ (value >> 31)) >> 1
 
 
-def require_facts(
-    *,
-    sampling: Any,
-    arrival_s: Any,
-    priority: Any,
-    tenant: Any,
-    key: Any,
-    session: Any,
-    category: Any,
-    hint: Any,
-    turn: Any,
-    namespace: Any,
-) -> None:
-    """Raise unless these are of their types and within what arrays, policies and files can hold.
+def require_facts(request: Request) -> None:
+    """Raise unless what is asked of a request is of its type and within what arrays, policies and files can hold.
 
     Raises:
         InvalidArgument: names the first that is not.
     """
-    if (
-        type(sampling) is Sampling
-        and type(arrival_s) is float
-        and -_LATEST_S <= arrival_s <= _LATEST_S
-        and type(priority) is int
-        and -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY
-        and (namespace is ROOT_NAMESPACE or _is_ascii_namespace(namespace))
-        and type(tenant) is str
-        and tenant.isascii()
-        and type(key) is str
-        and key.isascii()
-        and (session is None or (type(session) is str and session.isascii()))
-        and (category is None or (type(category) is str and category.isascii()))
-        and (turn is None or type(turn) is int)
-        and (hint is None or type(hint) is Hint)
-    ):
-        return  # as nearly all are: a third of what the sentences below cost
-    if not isinstance(sampling, Sampling):
-        raise InvalidArgument(f"sampling must be a Sampling, found {_short(sampling)}")
-    numeric = type(arrival_s) is float or (isinstance(arrival_s, (int, float)) and not isinstance(arrival_s, bool))
-    if not numeric or not -_LATEST_S <= arrival_s <= _LATEST_S:  # NaN is not
-        raise InvalidArgument(f"arrival_s must be seconds, at most {_LATEST_S:g}, found {_short(arrival_s)}")
-    whole = type(priority) is int or (isinstance(priority, int) and not isinstance(priority, bool))
-    if not whole or abs(priority) > _LARGEST_PRIORITY:
-        raise InvalidArgument(f"priority must be an integer between -2**31 and 2**31, found {_short(priority)}")
-    if turn is not None and (isinstance(turn, bool) or not hasattr(turn, "__index__")):
-        raise InvalidArgument(f"turn must be an integer or None, found {_short(turn)}")
-    if hint is not None and not isinstance(hint, Hint):
-        raise InvalidArgument(f"hint must be a Hint or None, found {_short(hint)}")
-    if not isinstance(namespace, Namespace):
-        raise InvalidArgument(f"namespace must be a Namespace, found {_short(namespace)}")
-    for name, value in (("key", key), ("category", "" if category is None else category)):
-        if not isinstance(value, str):
-            raise InvalidArgument(f"{name} must be text, found {_short(value)}")
-    for name, value in (
-        ("tenant", tenant),
-        ("session", "" if session is None else session),
-        ("namespace.model", namespace.model),
-        ("namespace.adapter", namespace.adapter),
-        ("namespace.salt", namespace.salt),
-    ):
-        if not isinstance(value, str) or not (value.isascii() or _is_unicode(value)):
-            raise InvalidArgument(f"{name} must be Unicode text, found {_short(value)}")
+    asked, space = request, request.namespace
+    checks: list[tuple[str, Any, bool, str]] = [
+        ("sampling", asked.sampling, isinstance(asked.sampling, Sampling), "a Sampling"),
+        (
+            "arrival_s",
+            asked.arrival_s,
+            _within(asked.arrival_s, (int, float), _LATEST_S),
+            f"at most {_LATEST_S:g} seconds",
+        ),
+        ("priority", asked.priority, _within(asked.priority, int, _LARGEST_PRIORITY), "an integer of 32 bits"),
+        ("turn", asked.turn, asked.turn is None or _is_index(asked.turn), "an integer or None"),
+        ("hint", asked.hint, asked.hint is None or isinstance(asked.hint, Hint), "a Hint or None"),
+        ("key", asked.key, isinstance(asked.key, str), "text"),
+        ("category", asked.category, asked.category is None or isinstance(asked.category, str), "text or None"),
+        ("tenant", asked.tenant, _is_unicode(asked.tenant), "Unicode text"),
+        ("session", asked.session, asked.session is None or _is_unicode(asked.session), "Unicode text or None"),
+        (
+            "namespace",
+            space,
+            isinstance(space, Namespace) and all(map(_is_unicode, (space.model, space.adapter, space.salt))),
+            "a Namespace of Unicode texts",
+        ),
+    ]
+    for name, value, holds, what in checks:
+        if not holds:
+            raise InvalidArgument(f"{name} must be {what}, found {_short(value)}")
 
 
-def _is_ascii_namespace(namespace: Any) -> bool:
-    if type(namespace) is not Namespace:
+def _within(value: Any, kinds: type | tuple[type, ...], most: float) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and -most <= value <= most  # NaN is not
+
+
+def _is_index(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _is_unicode(text: Any) -> bool:
+    if not isinstance(text, str):
         return False
-    parts = (namespace.model, namespace.adapter, namespace.salt)
-    return all(type(part) is str and part.isascii() for part in parts)
-
-
-def _is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -124,11 +124,8 @@ class Scheduler:
                     waiting.pop()
                     continue
                 self.life.place(seq, hit.num_tokens, room=room)
-            except FrameworkError as error:
+            except Exception as error:  # it costs one request, not the run
                 self.life.fail(seq, error)
-                continue
-            except Exception as error:
-                self.life.fail_unforeseen(seq, error)
                 continue
             waiting.pop()
             self.life.admitted(seq, hit.num_tokens)

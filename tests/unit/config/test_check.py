@@ -144,7 +144,7 @@ def test_engine_settings_that_a_mode_never_reads_are_named() -> None:
 
 
 def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> None:
-    settings = {"compile": True, "prepack": False, "tensor_parallel_size": 2, "cuda_graphs": False}
+    settings = {"compile": True, "prepack": False, "cuda_graphs": False}
     (said,) = without_effect(parse({**HERE, "mode": "replay", "engine": settings}))
     assert all(f"engine.{name}=" in said for name in settings), said
 

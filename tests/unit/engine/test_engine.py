@@ -190,7 +190,7 @@ def test_an_engine_in_a_step_refuses_another_thread_and_its_own_callbacks() -> N
     request = engine.submit([1, 2, 3], Sampling(max_tokens=1))
     engine.run()
     assert request.status is Status.FINISHED, request.reason
-    assert ["from within one of its own steps" in str(caught[0]), "in another thread" in str(caught[1])] == [True] * 2
+    assert ["is in a step" in str(error) for error in caught] == [True, True], caught
 
 
 def test_ranks_that_were_left_in_a_step_are_a_clear_refusal() -> None:
