@@ -284,35 +284,25 @@ def require_facts(request: Request) -> None:
         InvalidArgument: names the first that is not.
     """
     asked, space = request, request.namespace
+    at_s: Any = asked.arrival_s
+    in_time = isinstance(at_s, (int, float)) and not isinstance(at_s, bool) and abs(at_s) <= _LATEST_S  # NaN is not
+    small = type(asked.priority) is int and abs(asked.priority) <= _LARGEST_PRIORITY
+    texts = isinstance(space, Namespace) and all(map(_is_unicode, (space.model, space.adapter, space.salt)))
     checks: list[tuple[str, Any, bool, str]] = [
         ("sampling", asked.sampling, isinstance(asked.sampling, Sampling), "a Sampling"),
-        (
-            "arrival_s",
-            asked.arrival_s,
-            _within(asked.arrival_s, (int, float), _LATEST_S),
-            f"at most {_LATEST_S:g} seconds",
-        ),
-        ("priority", asked.priority, _within(asked.priority, int, _LARGEST_PRIORITY), "an integer of 32 bits"),
+        ("arrival_s", at_s, in_time, f"at most {_LATEST_S:g} seconds"),
+        ("priority", asked.priority, small, "an integer of 32 bits"),
         ("turn", asked.turn, asked.turn is None or _is_index(asked.turn), "an integer or None"),
         ("hint", asked.hint, asked.hint is None or isinstance(asked.hint, Hint), "a Hint or None"),
         ("key", asked.key, isinstance(asked.key, str), "text"),
         ("category", asked.category, asked.category is None or isinstance(asked.category, str), "text or None"),
         ("tenant", asked.tenant, _is_unicode(asked.tenant), "Unicode text"),
         ("session", asked.session, asked.session is None or _is_unicode(asked.session), "Unicode text or None"),
-        (
-            "namespace",
-            space,
-            isinstance(space, Namespace) and all(map(_is_unicode, (space.model, space.adapter, space.salt))),
-            "a Namespace of Unicode texts",
-        ),
+        ("namespace", space, texts, "a Namespace of Unicode texts"),
     ]
     for name, value, holds, what in checks:
         if not holds:
             raise InvalidArgument(f"{name} must be {what}, found {_short(value)}")
-
-
-def _within(value: Any, kinds: type | tuple[type, ...], most: float) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool) and -most <= value <= most  # NaN is not
 
 
 def _is_index(value: Any) -> bool:
