@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from groups_plain import LAYOUTS, branching, brute_hit, group, lru, memories, paths_of
@@ -11,10 +12,10 @@ from framework.errors import InvalidArgument, OutOfBlocks, Unsupported
 from framework.groups.checkpoints import CheckpointRule, Dense, EveryFew, Retention
 from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
 from framework.groups.replay import replay_groups
-from framework.interfaces.eviction import BlockView
+from framework.interfaces.eviction import EvictionPolicy
+from framework.registry import load, names
 from framework.registry.components import build_component
-from framework.registry.lookup import names
-from framework.types import BlockHash, BlockId
+from framework.types import BlockId
 from framework_builtin.eviction.lru import Lru
 
 WAYS = ("one pool", "pool per group", "two levels")
@@ -66,14 +67,8 @@ def test_every_hit_is_what_the_resident_contents_of_its_own_branch_allow(
         for pool in dict.fromkeys(memory.pools):
             assert not any(pool.ref), "requests that ended hold nothing"
             resident = sum(node >= 0 for node in pool.node)
-            assert (
-                pool.unreferenced
-                == resident
-                == sum(pool.candidate)
-                + sum(
-                    1 for block, node in enumerate(pool.node) if node >= 0 and pool.leaf_only and pool.children[block]
-                )
-            )
+            inner = sum(node >= 0 and pool.leaf_only and pool.children[at] > 0 for at, node in enumerate(pool.node))
+            assert pool.unreferenced == resident == sum(pool.candidate) + inner
         assert sum(memory.bytes_by_group()) <= budget * len(groups)
         assert counts.evictions > 0 or budget == 400, "the smaller budgets must evict"
         assert counts.hits.sum() > 0 or counts.refused, counts
@@ -158,58 +153,49 @@ def test_ways_refuse_what_they_cannot_hold() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_policy_evicts_has_the_name_under_which_it_was_admitted(way: str) -> None:
-    class Remembers(Lru):
-        def attach(self, blocks: BlockView) -> None:
-            super().attach(blocks)
-            self.named: dict[BlockId, BlockHash | None] = {}
+def test_a_policy_gets_lists_deepest_block_first_and_blocks_keep_their_names_until_they_go(way: str) -> None:
+    class Looks(Lru):
+        def look(self, blocks: Sequence[BlockId], now: float) -> None:
+            depths.append([self.blocks.depth[block] for block in blocks])
 
         def admit(self, blocks: Sequence[BlockId], now: float) -> None:
-            self.named.update((block, self.blocks.key[block]) for block in blocks)
+            named.update((block, self.blocks.key[block]) for block in blocks)
 
-        def evicted(self, block: BlockId, now: float) -> None:
-            super().evicted(block, now)
-            gone.append((self.named[block], self.blocks.key[block]))
-
-    gone: list[tuple[BlockHash | None, BlockHash | None]] = []
-    paths = paths_of(branching(60, 2))
-    replay_groups(paths, memories(LAYOUTS["full"], 140, paths, Remembers)[way], Dense())
-    assert gone, "nothing was evicted"
-    assert all(before == now is not None for before, now in gone), gone[:3]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_policy_gets_every_list_deepest_block_first(way: str) -> None:
-    class Looks(Lru):
         def hit(self, blocks: Sequence[BlockId], now: float) -> None:
-            found.append([self.blocks.depth[block] for block in blocks])
+            self.look(blocks, now)
 
         def pin(self, blocks: Sequence[BlockId], now: float) -> None:
             super().pin(blocks, now)
-            self.hit(blocks, now)
+            self.look(blocks, now)
 
         def release(self, blocks: Sequence[BlockId], now: float) -> None:
             super().release(blocks, now)
-            self.hit(blocks, now)
+            self.look(blocks, now)
 
-    found: list[list[int]] = []
+        def evicted(self, block: BlockId, now: float) -> None:
+            super().evicted(block, now)
+            gone.append((named[block], self.blocks.key[block]))
+
+    depths, named, gone = list[list[int]](), dict[BlockId, Any](), list[tuple[Any, Any]]()
     paths = paths_of(branching(60, 2))
     replay_groups(paths, memories(LAYOUTS["full"], 140, paths, Looks)[way], Dense(), refresh="path")
-    assert max(map(len, found)) > 3, "no list to order"
-    assert all(depths == sorted(depths, reverse=True) for depths in found), found
+    assert max(map(len, depths)) > 3, "no list to order"
+    assert all(own == sorted(own, reverse=True) for own in depths), depths
+    assert gone, "nothing was evicted"
+    assert all(before == now is not None for before, now in gone), gone[:3]
 
 
 @pytest.mark.parametrize("name", sorted(names("eviction")))
 def test_policies_written_before_lead_every_way(name: str) -> None:
     paths = paths_of(branching(80, 2))
-    policy = build_component("eviction", name, {"num_blocks": 60, "block_size": 4, "seed": 0})
-    if policy.needs_future:
+    if load("eviction", name).needs_future:
         return
 
-    def fresh() -> object:
-        return build_component("eviction", name, {"num_blocks": 60, "block_size": 4, "seed": 0})
+    def fresh() -> EvictionPolicy:
+        policy: EvictionPolicy = build_component("eviction", name, {"num_blocks": 60, "block_size": 4, "seed": 0})
+        return policy
 
-    for way, memory in memories(LAYOUTS["all"], 720, paths, fresh).items():  # type: ignore[arg-type]
+    for way, memory in memories(LAYOUTS["all"], 720, paths, fresh).items():
         Watched(memory)
         counts = replay_groups(paths, memory, Dense(), chunk_tokens=8)
         assert counts.evictions > 20, (way, counts.evictions)

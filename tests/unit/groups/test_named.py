@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from groups_plain import LAYOUTS, branching, group, lru, paths_of
+from groups_plain import group, lru, paths_of
 
 from framework.errors import ConfigError
 from framework.groups.checkpoints import Dense, EveryFew, Retention
@@ -122,15 +122,6 @@ def test_threads_on_engines_are_replayed(repository: Path, monkeypatch: pytest.M
         tokens = round(1648 * units / 0.975)
         assert [round(hit * tokens), round(dropped * tokens)] == [1648 * units, 1648 * (units - 1)], "vllm#53670"
         assert (round(hit, 3), least) == (0.975, int(100 * dropped) / 100), (hit, dropped)
-
-
-@pytest.mark.parametrize("refresh", ["consumed", "path"])
-def test_refreshing_the_whole_path_keeps_states_that_no_hit_needs(refresh: Any) -> None:
-    paths = paths_of(branching(80, 7))
-    memory = OnePool(LAYOUTS["state"], lru, num_bytes=400, parents=paths.parents.tolist(), unit=4)
-    counts = replay_groups(paths, memory, EveryFew(4), refresh=refresh)
-    assert counts.hits.sum() > 0
-    assert not any(memory.pools[0].ref)
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)

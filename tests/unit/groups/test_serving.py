@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.errors import FrameworkError, InvalidArgument, InvariantViolation, OutOfBlocks, PluginError, StaleHit
+from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks, PluginError, StaleHit
 from framework.groups.kinds import KVGroup
 from framework.groups.serving import GroupedAllocator, WindowedHit, reach
 from framework.interfaces.allocator import Hit
@@ -38,13 +38,12 @@ def grouped(
     kind: str = "window",
     blocks: tuple[int, int] = (24, 12),
     eviction: Any = "lru",
-    cls: type[GroupedAllocator] = GroupedAllocator,
 ) -> GroupedAllocator:
     parts = [
         build_allocator(allocator, eviction, "sha256", num_blocks=count, block_size=SIZE, max_model_len=256)
         for count in blocks
     ]
-    return cls((FULL, group(window, kind)), parts)
+    return GroupedAllocator((FULL, group(window, kind)), parts)
 
 
 def info(number: int, total: int = 60) -> RequestInfo:
@@ -236,55 +235,6 @@ def test_a_fork_behind_the_state_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="whose state is after 11"):
         allocator.fork(RequestId(1), info(2), 9)
     allocator.check()
-
-
-class WindowTooShort(GroupedAllocator):
-    """A window off by one block: what a token at its far end reads is gone."""
-
-    def unref_leading(self, request: RequestId, num_tokens: int) -> int:
-        return super().unref_leading(request, num_tokens + SIZE)
-
-
-class HitsPastTheWindow(GroupedAllocator):
-    """What full attention has is a hit, though the window's last block is all that is there."""
-
-    def __init__(self, groups: Any, parts: Any) -> None:
-        super().__init__(groups, parts)
-        self.groups = (self.groups[0], group(2))
-
-
-class LeavesTheFullGroups(GroupedAllocator):
-    """An allocate that the window refuses leaves the other's table behind."""
-
-    def _window_fits(self, request: RequestInfo, tokens: Any, own: Hit, room: int) -> bool:
-        return True
-
-
-class ForgetsCopies(GroupedAllocator):
-    """The copies of the window's blocks are not passed on."""
-
-    def extend(self, request: RequestId, num_tokens: int) -> Any:
-        return self.full.extend(request, num_tokens) if self.window.extend(request, num_tokens) else None
-
-
-class KeepsUnsound(GroupedAllocator):
-    """A name outlives its block."""
-
-    def _note(self, event: Any) -> None:
-        if event.kind == "admit":
-            super()._note(event)
-
-
-@pytest.mark.parametrize(
-    "mutant", [WindowTooShort, HitsPastTheWindow, LeavesTheFullGroups, ForgetsCopies, KeepsUnsound]
-)
-def test_a_broken_one_is_noticed(mutant: type[GroupedAllocator]) -> None:
-    def stories() -> None:
-        for seed in range(6):
-            Memory(grouped(window=9, cls=mutant), 9, seed).run(150)
-
-    with pytest.raises((AssertionError, FrameworkError)):
-        stories()
 
 
 class Failing(Lru):
