@@ -12,7 +12,7 @@ from framework.errors import InvalidArgument, OutOfBlocks, Unsupported
 from framework.groups.checkpoints import CheckpointRule, Dense, EveryFew, Retention
 from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
 from framework.groups.replay import replay_groups
-from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.registry import load, names
 from framework.registry.components import build_component
 from framework.types import BlockId
@@ -155,11 +155,15 @@ def test_ways_refuse_what_they_cannot_hold() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_policy_gets_lists_deepest_block_first_and_blocks_keep_their_names_until_they_go(way: str) -> None:
     class Looks(Lru):
+        def attach(self, blocks: BlockView) -> None:
+            super().attach(blocks)
+            self.named: dict[BlockId, Any] = {}
+
         def look(self, blocks: Sequence[BlockId], now: float) -> None:
             depths.append([self.blocks.depth[block] for block in blocks])
 
         def admit(self, blocks: Sequence[BlockId], now: float) -> None:
-            named.update((block, self.blocks.key[block]) for block in blocks)
+            self.named.update((block, self.blocks.key[block]) for block in blocks)
 
         def hit(self, blocks: Sequence[BlockId], now: float) -> None:
             self.look(blocks, now)
@@ -174,9 +178,9 @@ def test_a_policy_gets_lists_deepest_block_first_and_blocks_keep_their_names_unt
 
         def evicted(self, block: BlockId, now: float) -> None:
             super().evicted(block, now)
-            gone.append((named[block], self.blocks.key[block]))
+            gone.append((self.named[block], self.blocks.key[block]))
 
-    depths, named, gone = list[list[int]](), dict[BlockId, Any](), list[tuple[Any, Any]]()
+    depths, gone = list[list[int]](), list[tuple[Any, Any]]()
     paths = paths_of(branching(60, 2))
     replay_groups(paths, memories(LAYOUTS["full"], 140, paths, Looks)[way], Dense(), refresh="path")
     assert max(map(len, depths)) > 3, "no list to order"
