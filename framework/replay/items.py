@@ -22,7 +22,7 @@ from framework.replay.paths import RequestPaths, build_paths
 from framework.sampling import Sampling
 from framework.types import TokenArray
 from framework.workload.traces.own_format import name_blocks
-from framework.workload.traces.recorded import FORMAT, VERSION, WITH_WINDOW
+from framework.workload.traces.recorded import FORMAT, VERSION
 
 
 def feed(engine: Engine, items: Iterable[WorkloadRequest], *, progress: bool = False) -> Iterator[None]:
@@ -216,21 +216,15 @@ def write_recording(
     with path.open("w", encoding="utf-8") as file:
         header = {
             "format": FORMAT,
-            "version": VERSION if window is None else WITH_WINDOW,
+            "version": VERSION,
             "eos_token_ids": sorted(int(i) for i in eos_token_ids),
             "max_model_len": max_model_len,
-            **({} if window is None else {"window": window}),
+            "window": window,
         }
         file.write(json.dumps(header) + "\n")
         for request in sorted(requests, key=lambda request: request.number):
             if request.arrival_step is not None:
                 file.write(json.dumps(_row(request, candidates.get(request.number, []))) + "\n")
-
-
-def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """Its fields; `stop` only where there is one, so that readers from before it read the rest."""
-    fields = asdict(sampling)
-    return fields if fields["stop"] else {key: value for key, value in fields.items() if key != "stop"}
 
 
 def _row(request: Request, tops: list[Candidates]) -> dict[str, Any]:
@@ -239,7 +233,7 @@ def _row(request: Request, tops: list[Candidates]) -> dict[str, Any]:
         "key": request.key,
         "arrival_step": request.arrival_step,
         "prompt": request.prompt.tolist(),
-        "sampling": _sampling(request.sampling),
+        "sampling": asdict(request.sampling),
         "seed": request.seed,
         "priority": request.priority,
         "tenant": request.tenant,

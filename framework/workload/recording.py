@@ -1,8 +1,8 @@
 """A serve run written down, read back so that a replay without its model makes the same decisions.
 
-File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_token_ids": [...], "max_model_len": ...}`
-(version 3 where every layer of the model has a sliding window: `window` is its tokens), then one object a request, in
-order of submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of Sampling), `seed`,
+File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_token_ids": [...], "max_model_len": ...,
+"window": ...}` (tokens of the sliding window that every layer has, or null), then one object a request, in order of
+submission: `number`, `arrival_step`, `prompt` (token ids), `sampling` (fields of Sampling), `seed`,
 `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops` (for beam search: the ids and
 log-probabilities of the candidates at each of its steps), and `key`, `session`, `turn`, `category` and `hint` where
 they are known. A reader refuses a version it does not know. `framework.replay.items` writes it.
@@ -19,7 +19,7 @@ from typing import Any
 from framework.errors import WorkloadError
 from framework.interfaces.workload import Namespace, Sampling, Workload, WorkloadRequest
 from framework.types import Hint, TokenArray, as_tokens
-from framework.workload.traces.recorded import FORMAT, VERSION, WITH_WINDOW
+from framework.workload.traces.recorded import FORMAT, VERSION
 
 Candidates = tuple[list[list[int]], list[list[float]]]
 
@@ -78,14 +78,15 @@ def read_recording(path: Path) -> Recording:
     number = 1
     try:
         header = json.loads(lines[0]) if lines else {}
-        version = header.get("version")
-        if header.get("format") != FORMAT or version not in (VERSION, WITH_WINDOW):
+        if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
             raise WorkloadError(
-                f"{path}:1: expected format {FORMAT!r} version {VERSION} or {WITH_WINDOW}, found "
-                f"{header.get('format')!r} version {version!r}"
+                f"{path}:1: expected format {FORMAT!r} version {VERSION}, found {header.get('format')!r} version "
+                f"{header.get('version')!r}"
             )
-        window = int(header["window"]) if version == WITH_WINDOW else None
-        found = Recording(tuple(header["eos_token_ids"]), int(header["max_model_len"]), window, ())
+        window = header.get("window")
+        found = Recording(
+            tuple(header["eos_token_ids"]), int(header["max_model_len"]), None if window is None else int(window), ()
+        )
         requests: list[WorkloadRequest] = []
         for line in lines[1:]:
             number += 1

@@ -24,10 +24,8 @@ from framework.interfaces.trace import (
 from framework.workload.traces.block_ids import first_object
 from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, answer, check_header, name_blocks
 
-FORMAT, VERSION, WITH_WINDOW = "kvlab-recording", 2, 3
-"""Of the header; framework.replay.items writes the file. WITH_WINDOW is the version of a header with `window`:
-who does not know it would replay other evictions.
-"""
+FORMAT, VERSION = "kvlab-recording", 2
+"""Of the header; framework.replay.items writes the file."""
 
 
 class RecordedRun(JsonLinesReader):
@@ -62,8 +60,7 @@ class RecordedRun(JsonLinesReader):
 
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
         """What is asked, since prompts are tokens."""
-        header = first_object(head)
-        check_header(header, FORMAT, WITH_WINDOW if header.get("version") == WITH_WINDOW else VERSION)
+        check_header(first_object(head), FORMAT, VERSION)
         return super().block_size(head, asked)
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
